@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading import donation, turns
 from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
 from gracepoint.checkpoint.loading.reading_together import damage_in_any
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
@@ -165,7 +165,8 @@ def restore_listed(
     for step in listing.steps:
 
         def read(step: int = step) -> Restored:
-            together = ReplicaAgreement(gang, f"{key}/step/{step}/read")
+            may_take_turns = turns.may_be_taken(gang, paths.root, restore_args, options)
+            together = ReplicaAgreement(gang, f"{key}/step/{step}/read", meets_first=may_take_turns)
             return read_step(
                 paths,
                 step,

@@ -17,7 +17,7 @@ import jax
 
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading import donation, turns
 from gracepoint.checkpoint.loading.handled_restore import is_handled, restore_handled
 from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_like
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
@@ -148,13 +148,18 @@ def read_into(
     ]
     if problems := differ + missing + extra:
         raise CheckpointMismatch(f"{stored.folder}: {_shown(problems)}")
+    asked = list(targets.values())
+    if together is not None and together.meets_first:
+        asked = turns.taken(asked, together.ready(turns.limit_bytes(), deadline))
+        if any(isinstance(target.placement, OnOneReplica) for target in asked):
+            together.expects_tell()
     if options.donate and like is not None:
         named = [(pytree.name_of(keys), leaf) for keys, leaf in keyed]
         donation.take(
             (named[position] for position in targets),
             (leaf for position, leaf in enumerate(named) if position not in targets),
         )
-    found = read_leaves(stored, list(targets.values()), options, deadline, together)
+    found = read_leaves(stored, asked, options, deadline, together)
     found += restore_handled(stored, list(handled.values()), options.handlers, deadline)
     leaves = [donation.kept(leaf) for leaf in leaves]
     for position, value in zip([*targets, *handled], found, strict=True):
@@ -216,7 +221,7 @@ def telling(
     together: ReplicaAgreement | None, restore_args: Any, deadline: Deadline
 ) -> contextlib.AbstractContextManager[None]:
     """Returns a context that reports an error to the other processes, if they will wait for this process's report."""
-    if together is None or not asks_one_replica(restore_args):
+    if together is None or not (together.meets_first or asks_one_replica(restore_args)):
         return contextlib.nullcontext()
     return together.telling_failure(deadline)
 
