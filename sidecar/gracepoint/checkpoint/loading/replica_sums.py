@@ -19,6 +19,7 @@ import numpy as np
 
 from gracepoint.checkpoint.loading.value_bits import from_bits
 from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +79,12 @@ class Sums:
         """Returns when ``compile`` has ended.
 
         Raises:
-            TimeoutError: It has not ended by the deadline.
+            CheckpointError: It has not ended by the deadline.
         """
         if self._thread is not None:
             self._thread.join(deadline.remaining_s())
             if self._thread.is_alive():
-                raise TimeoutError("the program that sends arrays to other replicas was not compiled in time")
+                raise CheckpointError("the program that sends arrays to other replicas was not compiled in time")
 
     def of(self, start: int, stop: int) -> Callable[[tuple[jax.Array, ...]], Any]:
         """Returns the program of one batch."""

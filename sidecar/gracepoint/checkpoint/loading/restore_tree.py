@@ -189,31 +189,33 @@ def read_leaves(
             unsafe[0],
         )
     parts: list[list[Any]] = [[] for _ in targets]
+    shared = [position for position, target in enumerate(targets) if isinstance(target.placement, OnOneReplica)]
+    others = [position for position in range(len(targets)) if not isinstance(targets[position].placement, OnOneReplica)]
 
-    def read() -> None:
+    def read(then: Callable[[], None]) -> None:
         started_s = time.monotonic()
-        requests = (target.request(into) for target, into in zip(targets, parts, strict=True))
-        wanted = (request for request in requests if request is not None)
+        requests = (targets[position].request(parts[position]) for position in (*shared, *others))
         total_bytes = read_all(
-            wanted,
+            (request for request in requests if request is not None),
             stored.source,
             limit_bytes=options.limit_bytes,
             deadline=deadline,
             far=not stored.folder.backend.renames,
+            first=len(shared),
+            then=then,
         )
         metrics.tell_read(total_bytes, time.monotonic() - started_s, stored.folder)
 
-    shared = [target.placement for target in targets if isinstance(target.placement, OnOneReplica)]
-    if shared:
-        shared_parts = [
-            into for target, into in zip(targets, parts, strict=True) if isinstance(target.placement, OnOneReplica)
-        ]
-        arrays = iter(hand_to_all(shared, shared_parts, read, options.single_replica, together, deadline))
-    else:
-        read()
+    if not shared:
+        read(lambda: None)
+        return [target.build(into) for target, into in zip(targets, parts, strict=True)]
+    placements = [placement for target in targets if isinstance(placement := target.placement, OnOneReplica)]
+    shared_parts = [parts[position] for position in shared]
+    arrays = hand_to_all(placements, shared_parts, read, options.single_replica, together, deadline)
+    found = dict(zip(shared, arrays, strict=True))
     return [
-        target.finish(next(arrays)) if isinstance(target.placement, OnOneReplica) else target.build(into)
-        for target, into in zip(targets, parts, strict=True)
+        target.finish(found[position]) if position in found else target.build(parts[position])
+        for position, target in enumerate(targets)
     ]
 
 

@@ -5,8 +5,8 @@ one index of that axis, read from storage. Arrays may have different primary rep
 hold zeros. A sum over the replicas then gives all of them the values of the primary replica. The bits of the values are
 summed as unsigned integers, so that no value changes.
 
-Every process makes the same call. Before a collective operation on the devices, all processes report whether reading
-succeeded (``together``). If they have agreed on their memory before they read, the sums are compiled meanwhile.
+Every process makes the same call. Before a collective operation on the devices, all processes report whether they have
+read their part of these arrays (``together``). Other arrays are read meanwhile. If the processes have agreed on their memory before they read, the sums are compiled meanwhile.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class OnOneReplica:
 def hand_to_all(
     placements: Sequence[OnOneReplica],
     parts: Sequence[list[Any]],
-    read: Callable[[], None],
+    read: Callable[[Callable[[], None]], None],
     replica: SingleReplica,
     together: ReplicaAgreement | None,
     deadline: Deadline,
@@ -172,7 +172,8 @@ def hand_to_all(
     Args:
         placements: Placements of the arrays. The same in all processes.
         parts: One list for each array, which ``read`` fills.
-        read: Reads this process's part.
+        read: Reads this process's part. It calls its argument when the lists are filled, and may read other arrays
+            meanwhile. The caller reports its errors (``ReplicaAgreement.telling_failure``).
         replica: How the replica reads for all others.
         together: The processes that restore together. None: this process restores alone.
         deadline: When the processes must have reported.
@@ -188,53 +189,41 @@ def hand_to_all(
             "one replica can read for all only where the processes restore together: found none to agree with"
         )
     started_s = time.monotonic()
-    sums, failure = Sums(placements), None
-    agreed_bytes = None if together is None else together.agreed_bytes
-    try:
-        if agreed_bytes is not None:
-            sums.compile(agreed_bytes)
-        read()
+    sums, arrays = Sums(placements), list[jax.Array]()
+    if together is not None and together.agreed_bytes is not None:
+        sums.compile(together.agreed_bytes)
+
+    def hand() -> None:
         sums.wait(deadline)
-    except Exception as error:  # noqa: BLE001 - told to the others, then raised
-        failure = error
-    metrics.tell_replica_read(time.monotonic() - started_s)
-    limit_bytes = _agree(failure, replica, together, deadline)
-    started_s = time.monotonic()
-    arrays: list[jax.Array] = []
-    for start, stop in sums.batches(limit_bytes):
-        zeros: Zeros = {}
-        stacked = tuple(placements[i].build(parts[i], zeros) for i in range(start, stop))
-        for i in range(start, stop):
-            parts[i].clear()
-        arrays += jax.block_until_ready(sums.of(start, stop)(stacked))
-    elapsed_s = time.monotonic() - started_s
-    metrics.tell_broadcast(elapsed_s)
-    who = {placement.primary for placement in placements}
-    logger.info(
-        "replica %s handed %d arrays to all in %.3f s", ", ".join(map(str, sorted(who))), len(arrays), elapsed_s
-    )
+        metrics.tell_replica_read(time.monotonic() - started_s)
+        limit_bytes = _agree(replica, together, deadline)
+        read_s = time.monotonic()
+        for start, stop in sums.batches(limit_bytes):
+            zeros: Zeros = {}
+            stacked = tuple(placements[i].build(parts[i], zeros) for i in range(start, stop))
+            for i in range(start, stop):
+                parts[i].clear()
+            arrays.extend(jax.block_until_ready(sums.of(start, stop)(stacked)))
+        elapsed_s = time.monotonic() - read_s
+        metrics.tell_broadcast(elapsed_s)
+        who = ", ".join(map(str, sorted({placement.primary for placement in placements})))
+        logger.info("replica %s handed %d arrays to all in %.3f s", who, len(arrays), elapsed_s)
+
+    read(hand)
     return arrays
 
 
-def _agree(
-    failure: Exception | None, replica: SingleReplica, together: ReplicaAgreement | None, deadline: Deadline
-) -> int:
-    """Returns how many bytes of each device's part are sent at once, the same in all processes.
+def _agree(replica: SingleReplica, together: ReplicaAgreement | None, deadline: Deadline) -> int:
+    """Reports that this process has read its part. Returns how many bytes of each device's part are sent at once.
 
     Raises an error if reading failed in some process.
     """
-    if together is not None and together.agreed_bytes is not None:
-        limit_bytes = together.agreed_bytes
-    else:
-        limit_bytes = limit_of(replica)
-    if together is not None:
-        told = together.tell(failure, limit_bytes, deadline)
-        if failure is None:
-            raise_failure_in(told)
-        limit_bytes = min(said.limit_bytes for said in told)
-    if failure is not None:
-        raise failure
-    return limit_bytes
+    if together is None:
+        return limit_of(replica)
+    limit_bytes = limit_of(replica) if together.agreed_bytes is None else together.agreed_bytes
+    told = together.tell(None, limit_bytes, deadline)
+    raise_failure_in(told)
+    return min(said.limit_bytes for said in told)
 
 
 def limit_of(replica: SingleReplica) -> int:
