@@ -11,6 +11,7 @@ All processes come to the same result, as all of it depends on the shardings and
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,12 +56,14 @@ def taken(targets: Sequence[LeafTarget], largest_bytes: int) -> list[LeafTarget]
     """
     found: dict[int, tuple[OnDevices, int]] = {}
     meshes: dict[Any, int] = {}  # the bytes that are not read again, by mesh
+    axis_of = functools.cache(_axis_of)  # a state has many arrays, in few ways on few meshes of many devices
     for position, target in enumerate(targets):
         placement = target.placement
-        axis = _axis_of(placement, largest_bytes) if isinstance(placement, OnDevices) else None
+        if not isinstance(placement, OnDevices) or not _may_be_sent(placement, largest_bytes):
+            continue
+        axis = axis_of(placement.sharding.mesh, frozenset(axes_of(placement.sharding.spec)))
         if axis is None:
             continue
-        assert isinstance(placement, OnDevices)
         found[position] = placement, axis
         mesh = placement.sharding.mesh
         meshes[mesh] = meshes.get(mesh, 0) + placement.bytes * (mesh.devices.shape[axis] - 1)
@@ -101,10 +104,14 @@ def turns(arrays: Mapping[int, tuple[int, int]], shape: Sequence[int]) -> dict[i
 def replicated_axis(processes: np.ndarray[Any, Any], is_sharded: Sequence[bool]) -> int | None:
     """Returns the longest axis of a mesh along which an array is replicated over processes. None if there is none.
 
+    There is none either if the mesh does not have devices of all processes, as all of them run the program that sends.
+
     Args:
         processes: The process of each device of the mesh.
         is_sharded: Whether the array is sharded over each axis of the mesh.
     """
+    if len(np.unique(processes)) < jax.process_count():
+        return None
     crossing = [
         axis
         for axis, sharded in enumerate(is_sharded)
@@ -118,18 +125,15 @@ def process_of(device: Any) -> int:
     return int(device.process_index)
 
 
-def _axis_of(placement: OnDevices, largest_bytes: int) -> int | None:
-    """Returns the axis of the mesh along which the replicas of an array take turns. None if they do not."""
+def _axis_of(mesh: Any, sharded: frozenset[str]) -> int | None:
+    processes = np.vectorize(process_of, otypes=[int])(mesh.devices)
+    return replicated_axis(processes, [name in sharded for name in mesh.axis_names])
+
+
+def _may_be_sent(placement: OnDevices, largest_bytes: int) -> bool:
     sharding = placement.sharding
     if not isinstance(sharding, jax.sharding.NamedSharding) or placement.layout is not None:
-        return None
-    devices = sharding.mesh.devices
-    if sharding.memory_kind not in (None, devices.flat[0].default_memory().kind):
-        return None
-    if placement.bytes < LEAST_BYTES or placement.bytes_per_device > largest_bytes:
-        return None
-    processes = np.vectorize(process_of, otypes=[int])(devices)
-    if len(np.unique(processes)) < jax.process_count():  # all processes run the program
-        return None
-    sharded = axes_of(sharding.spec)
-    return replicated_axis(processes, [name in sharded for name in sharding.mesh.axis_names])
+        return False
+    if sharding.memory_kind not in (None, sharding.mesh.devices.flat[0].default_memory().kind):
+        return False
+    return placement.bytes >= LEAST_BYTES and placement.bytes_per_device <= largest_bytes
