@@ -113,13 +113,14 @@ class _Reading:
 
     def first_are_handed_out(self) -> None:
         """Notes that what is handed out from now on is not awaited by ``then``."""
+        self._threads.flush()
         self._first = set(self._handed_out)
 
     def finish(self) -> None:
         """Returns when everything is delivered."""
-        self._threads.flush()
         if self._first is None:
             self.first_are_handed_out()
+        self._threads.flush()
         self._go_on()
         while self._handed_out:
             self._wait(next(iter(self._handed_out)))
