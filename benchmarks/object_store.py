@@ -158,9 +158,11 @@ class _Bench:
 
     def _many_connections(self, found: Sequence[Measured], names: list[str]) -> list[Figure]:
         told, what = list[Figure](), "many connections"
-        for act, of in (("save", lambda m: m.committed_s), ("restore", lambda m: m.restore_s)):
+        taken = {"save": [m.committed_s for m in found], "restore": [m.restore_s for m in found]}
+        for act, of_processes in taken.items():
             seconds = {
-                name: statistics.median(_slowest([of(m)[name] for m in found])) / self._flags.slower for name in names
+                name: statistics.median(_slowest([each[name] for each in of_processes])) / self._flags.slower
+                for name in names
             }
             told += [Figure(f"{what}: {act}, {name}", value, "s") for name, value in seconds.items()]
             told += _ahead(f"{what}: {act}", seconds, goal=_AHEAD_GOAL if act == "restore" else None)

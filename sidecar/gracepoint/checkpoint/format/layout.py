@@ -32,7 +32,6 @@ A checkpoint that has a path of its own is the train state alone, without items.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import re
 import secrets
@@ -117,10 +116,12 @@ class Layout:
         item: Name of the train state's folder below the checkpoint's folder. ``NO_ITEM`` if they are the same folder.
     """
 
-    def __init__(self, root: StoragePath, *, name: str | None = None, item: str = STATE_ITEM) -> None:
+    def __init__(
+        self, root: StoragePath, *, name: str | None = None, item: str = STATE_ITEM, seen: list[Child] | None = None
+    ) -> None:
         """Makes the layout of the steps below ``root``, with the train state in their item ``item``.
 
-        With ``name``, makes the layout of the checkpoint ``root/name``, which has no items.
+        With ``name``, makes the layout of the checkpoint ``root/name``, which has no items. ``seen``: the root's names.
         """
         self.root = root
         self.item = item if name is None else NO_ITEM
@@ -128,7 +129,7 @@ class Layout:
         final = _STEP if name is None else re.escape(name)
         self._final = re.compile(final, re.ASCII)
         self._marked_name = re.compile(f"(?P<final>{final}){_MARK}", re.ASCII)
-        self._seen: list[Child] | None = None  # None: the root is listed anew each time
+        self._seen = seen  # None: the root is listed anew each time
 
     def seen(self) -> Layout:
         """Returns this layout as it is now: its methods that list the root all go by one listing.
@@ -136,9 +137,7 @@ class Layout:
         Raises:
             FileNotFoundError: There is no root.
         """
-        found = copy.copy(self)
-        found._seen = self.root.children()
-        return found
+        return Layout(self.root, name=self._name, item=self.item, seen=self.root.children())
 
     def step(self, step: int | None) -> StoragePath:
         """Returns the folder of a committed step. If ``step`` is None, that of the single checkpoint."""

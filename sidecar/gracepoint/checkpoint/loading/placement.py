@@ -97,7 +97,7 @@ class OnDevices:
     @property
     def bytes_per_device(self) -> int:
         """Bytes of each device's part."""
-        return math.prod(self.sharding.shard_shape(self.shape)) * self.dtype.itemsize
+        return int(math.prod(self.sharding.shard_shape(self.shape)) * self.dtype.itemsize)
 
     def put(self, values: Values) -> Any:
         """Returns the array if ``values`` has all regions, which is several times as fast.

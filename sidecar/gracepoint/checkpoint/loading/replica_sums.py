@@ -1,4 +1,4 @@
-"""The programs that give the values of primary replicas to all replicas, as a sum over the replicas (``single_replica``).
+"""The programs that give the values of primary replicas to all replicas, as a sum over them (``single_replica``).
 
 A thread ("gracepoint: compiling", a daemon) compiles them if the caller asks for that, while the caller reads. Until
 ``wait`` returns, only the thread uses what it has compiled. A compilation cannot be ended: if it takes too long, the
@@ -88,7 +88,8 @@ class Sums:
 
     def of(self, start: int, stop: int) -> Callable[[tuple[jax.Array, ...]], Any]:
         """Returns the program of one batch."""
-        return self._compiled.get((start, stop)) or self._program(start, stop)
+        found: Callable[[tuple[jax.Array, ...]], Any] = self._compiled.get((start, stop)) or self._program(start, stop)
+        return found
 
     def _compile(self, limit_bytes: int) -> None:
         for start, stop in self.batches(limit_bytes):

@@ -189,8 +189,9 @@ def read_leaves(
             unsafe[0],
         )
     parts: list[list[Any]] = [[] for _ in targets]
-    shared = [position for position, target in enumerate(targets) if isinstance(target.placement, OnOneReplica)]
-    others = [position for position in range(len(targets)) if not isinstance(targets[position].placement, OnOneReplica)]
+    by_target = [target.placement for target in targets]
+    shared = [position for position, placement in enumerate(by_target) if isinstance(placement, OnOneReplica)]
+    others = [position for position, placement in enumerate(by_target) if not isinstance(placement, OnOneReplica)]
 
     def read(then: Callable[[], None]) -> None:
         started_s = time.monotonic()
@@ -209,7 +210,7 @@ def read_leaves(
     if not shared:
         read(lambda: None)
         return [target.build(into) for target, into in zip(targets, parts, strict=True)]
-    placements = [placement for target in targets if isinstance(placement := target.placement, OnOneReplica)]
+    placements = [placement for placement in by_target if isinstance(placement, OnOneReplica)]
     shared_parts = [parts[position] for position in shared]
     arrays = hand_to_all(placements, shared_parts, read, options.single_replica, together, deadline)
     found = dict(zip(shared, arrays, strict=True))

@@ -6,7 +6,8 @@ hold zeros. A sum over the replicas then gives all of them the values of the pri
 summed as unsigned integers, so that no value changes.
 
 Every process makes the same call. Before a collective operation on the devices, all processes report whether they have
-read their part of these arrays (``together``). Other arrays are read meanwhile. If the processes have agreed on their memory before they read, the sums are compiled meanwhile.
+read their part of these arrays (``together``). Other arrays are read meanwhile. If the processes have agreed on their
+memory before they read, the sums are compiled while they read.
 """
 
 from __future__ import annotations
@@ -134,8 +135,12 @@ class OnOneReplica:
             sharding=jax.sharding.NamedSharding(self.sharding.mesh, spec),
         )
 
-    def build(self, parts: Sequence[Any], zeros: Zeros) -> jax.Array:
-        """Returns the bits of all replicas, with zeros in all replicas but the primary one. Adds to ``zeros``."""
+    def build(self, parts: Sequence[Any], zeros: Zeros | None = None) -> jax.Array:
+        """Returns the bits of all replicas, with zeros in all replicas but the primary one.
+
+        ``zeros`` has zeros that were made before. Those that are missing are added.
+        """
+        zeros = {} if zeros is None else zeros
         held = {
             device: array
             for part in parts

@@ -173,7 +173,7 @@ def test_what_comes_first_is_handed_on_while_others_are_read(first: int, limit_b
         seen.append([bool(into) for into in found])
         handed_on.set()
 
-    source.read = read  # type: ignore[method-assign]
+    source.read = read  # type: ignore[method-assign, assignment]
     requests = [source.request(str(i), [((0, 8), (0, 8))], into) for i, into in enumerate(found)]
     read_all(requests, source, limit_bytes=limit_bytes, deadline=soon(), first=first, then=then)
     assert seen == [[i < first for i in range(4)]]
