@@ -83,7 +83,8 @@ def test_a_restore_costs_what_the_docs_say(far: Bucket, store_proxy: FaultProxy)
     second.close(PATIENCE_S)
     chunks = [target for target in of(store_proxy.exchanges, "read") if "/3/default/" in target and ".z" not in target]
     assert len(set(chunks)) == len(chunks) > 0
-    assert len(store_proxy.exchanges) - len(chunks) <= 20 + 5 * len(steps) + HEDGES
+    of_the_step = len(chunks) + 2  # the manifest and the host state
+    assert len(store_proxy.exchanges) - of_the_step <= 11 + 4 * len(steps) + HEDGES
 
 
 def test_a_restore_asks_little_before_it_reads_values(far: Bucket, store_proxy: FaultProxy) -> None:
