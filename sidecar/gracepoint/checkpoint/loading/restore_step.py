@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gracepoint.checkpoint import metrics
+from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading import donation, turns
 from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
 from gracepoint.checkpoint.loading.reading_together import damage_in_any
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
@@ -164,7 +165,8 @@ def restore_listed(
     for step in listing.steps:
 
         def read(step: int = step) -> Restored:
-            together = ReplicaAgreement(gang, f"{key}/step/{step}/read")
+            may_take_turns = turns.may_be_taken(gang, paths.root, restore_args, options)
+            together = ReplicaAgreement(gang, f"{key}/step/{step}/read", meets_first=may_take_turns)
             return read_step(
                 paths,
                 step,
@@ -253,7 +255,8 @@ def read_step(
     """
     folder = paths.step(step)
     with in_time(folder, deadline), telling(together, restore_args, deadline):
-        stored = open_tree(folder, deadline, preferred=paths.item)
+        own_file = layout.host_state_file(together.gang.process_index)
+        stored = open_tree(folder, deadline, preferred=paths.item, also=[own_file] if with_host_state else [])
         own: dict[str, Any] = {}
         if with_host_state:
             own = own_host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
