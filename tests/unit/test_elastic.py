@@ -46,9 +46,7 @@ def moved(before: list[ElasticData[Any]], after: list[ElasticData[Any]]) -> None
         data.set_state(same_in_all(states, index, len(after)))
 
 
-@given(
-    sizes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=2, max_size=5), done=st.lists(st.integers(0, 4))
-)
+@given(sizes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=2, max_size=5), done=st.lists(st.integers(0, 4)))
 def test_a_kept_global_batch_is_the_same_records_for_any_size(sizes: list[int], done: list[int]) -> None:
     found: list[list[int]] = []
     running = gang(sizes[0], global_batch=12)

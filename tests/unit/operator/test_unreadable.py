@@ -283,6 +283,9 @@ class Operator:
     async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
         return InstalledApi()
 
+    async def places(self, namespace: str, labels: Any) -> dict[str, Any]:
+        return {}
+
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset({"node-1"})
 

@@ -90,6 +90,8 @@ def test_a_suspended_job_starts_again_under_the_same_number() -> None:
 
 
 def test_saves_are_training_in_a_comparison() -> None:
-    rows = {category: (own, theirs) for category, own, theirs in compared({"training": 9}, {"training": 7, "saving": 2})}
+    rows = {
+        category: (own, theirs) for category, own, theirs in compared({"training": 9}, {"training": 7, "saving": 2})
+    }
     assert rows["training"] == (9, 9)
     assert list(rows) == list(CATEGORIES)
