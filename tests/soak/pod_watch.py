@@ -27,7 +27,7 @@ from tests.leftovers import processes_with
 from tests.soak.account import PodTimes
 
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
-_WATCH_S = 30
+_WATCH_S = 10
 _AGAIN_S = 0.5
 _PROCESS_END_S = 3600.0
 
