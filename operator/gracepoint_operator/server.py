@@ -45,7 +45,7 @@ from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
 from gracepoint_operator.webhooks.installed_api import CRD_NAME
-from gracepoint_operator.webhooks.present_size import Place, SharedReads, of_workload
+from gracepoint_operator.webhooks.present_size import MemberPlace, SharedReads, of_workload
 from gracepoint_operator.workloads.jobset import JOBSETS
 
 log = logging.getLogger(__name__)
@@ -91,13 +91,13 @@ class Admission:
             self._served_until = now + _WORKLOAD_API_S
         return self._served
 
-    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, Place]:
+    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
         of_jobset = labels.get(JOBSET_LABEL_NAME)
         name = of_jobset or labels[LABEL_JOB_NAME]
         async with asyncio.timeout(_PLACES_S):
             return await self._places.get((JOBSETS if of_jobset else kinds.JOBS, namespace, name))
 
-    async def _read_places(self, key: tuple[kinds.Kind, str, str]) -> dict[str, Place]:
+    async def _read_places(self, key: tuple[kinds.Kind, str, str]) -> dict[str, MemberPlace]:
         return of_workload(await self._api.get(*key))
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:

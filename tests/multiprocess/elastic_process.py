@@ -48,7 +48,7 @@ def main() -> None:
     here().initialize_jax()
     session = gracepoint.attach(directory, grace_period_s=20.0)
     process, processes = jax.process_index(), jax.process_count()
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     split, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
 
     data = ElasticData(batches, process=process, processes=processes, global_batch=GLOBAL_BATCH)

@@ -25,7 +25,7 @@ V = TypeVar("V")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class MemberPlace:
     """Where the pods of one member of a gang stand among its processes.
 
     Attributes:
@@ -39,14 +39,14 @@ class Place:
     pods_per_job: int
 
 
-def of_workload(workload: Json) -> dict[str, Place]:
+def of_workload(workload: Json) -> dict[str, MemberPlace]:
     """Returns the places that the members of an injected JobSet or Job have now.
 
     They are keyed by the name of the replicatedJob. A Job has one member, with an empty name.
     """
     if workload.get("kind") == "Job":
         pods = _pods(workload["spec"])
-        return {"": Place(pods, 0, pods)}
+        return {"": MemberPlace(pods, 0, pods)}
     members = [
         (job["name"], int(job.get("replicas", 1)), _pods(job["template"]["spec"]))
         for job in workload["spec"]["replicatedJobs"]
@@ -55,7 +55,7 @@ def of_workload(workload: Json) -> dict[str, Place]:
     count = sum(replicas * pods for _, replicas, pods in members)
     places, offset = {}, 0
     for name, replicas, pods in members:
-        places[name] = Place(count, offset, pods)
+        places[name] = MemberPlace(count, offset, pods)
         offset += replicas * pods
     return places
 
@@ -69,7 +69,7 @@ def is_elastic(pod: Json) -> bool:
     )
 
 
-def resized_pod(pod: Json, places: dict[str, Place]) -> Json:
+def resized_pod(pod: Json, places: dict[str, MemberPlace]) -> Json:
     """Returns the pod with the place that it has now. A pod whose member is not known is not changed."""
     labels = pod.get("metadata", {}).get("labels") or {}
     place = places.get(labels.get(names.JOBSET_LABEL_REPLICATED_JOB, ""))

@@ -35,7 +35,7 @@ from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_wor
 from gracepoint_operator.webhooks.installed_api import InstalledApi
 from gracepoint_operator.webhooks.kept_fields import keep_fields
 from gracepoint_operator.webhooks.node_affinity import avoid_nodes
-from gracepoint_operator.webhooks.present_size import Place, is_elastic, resized_pod
+from gracepoint_operator.webhooks.present_size import MemberPlace, is_elastic, resized_pod
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
 from gracepoint_operator.webhooks.request_bodies import RequestBodies
 from gracepoint_operator.webhooks.training_jobs import Json, is_job
@@ -81,7 +81,7 @@ class AdmissionContext(Protocol):
     def disrupted_nodes(self) -> frozenset[str]:
         """Returns the names of the nodes that new pods should avoid."""
 
-    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, Place]:
+    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
         """Returns the places that the members of a pod's gang have now, read after this call. Bounded in time.
 
         Args:

@@ -11,7 +11,7 @@ from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
 from gracepoint_operator.webhooks.injected_annotation import shown
 from gracepoint_operator.webhooks.kept_fields import keep_fields
-from gracepoint_operator.webhooks.present_size import Place, SharedReads, is_elastic, of_workload, resized_pod
+from gracepoint_operator.webhooks.present_size import MemberPlace, SharedReads, is_elastic, of_workload, resized_pod
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
@@ -39,14 +39,14 @@ def gang() -> Json:
 
 def test_only_members_of_the_gang_count() -> None:
     made = gang()
-    assert of_workload(made) == {"a": Place(10, 0, 3), "b": Place(10, 6, 1)}
+    assert of_workload(made) == {"a": MemberPlace(10, 0, 3), "b": MemberPlace(10, 6, 1)}
     job_of(made, 0).update(parallelism=1, completions=1)
-    assert of_workload(made) == {"a": Place(6, 0, 1), "b": Place(6, 2, 1)}
+    assert of_workload(made) == {"a": MemberPlace(6, 0, 1), "b": MemberPlace(6, 2, 1)}
 
 
 def test_a_job_by_itself_is_its_own_gang() -> None:
-    assert of_workload({"kind": "Job", "spec": {"parallelism": 5}}) == {"": Place(5, 0, 5)}
-    assert of_workload({"kind": "Job", "spec": {}}) == {"": Place(1, 0, 1)}
+    assert of_workload({"kind": "Job", "spec": {"parallelism": 5}}) == {"": MemberPlace(5, 0, 5)}
+    assert of_workload({"kind": "Job", "spec": {}}) == {"": MemberPlace(1, 0, 1)}
 
 
 def test_a_pod_gets_its_place_and_nothing_else() -> None:
@@ -54,7 +54,7 @@ def test_a_pod_gets_its_place_and_nothing_else() -> None:
     labels = {"jobset.sigs.k8s.io/replicatedjob-name": "b"}
     pod = {"metadata": {"labels": labels}, "spec": pod_of(made, 2)}
     assert is_elastic(pod)
-    now = environment(resized_pod(pod, {"b": Place(7, 5, 2)})["spec"]["containers"][0])
+    now = environment(resized_pod(pod, {"b": MemberPlace(7, 5, 2)})["spec"]["containers"][0])
     before = environment(pod["spec"]["containers"][0])
     changed = {Env.PROCESS_COUNT: "7", Env.PROCESS_OFFSET: "5", Env.PODS_PER_JOB: "2"}
     assert now == {**before, **changed}

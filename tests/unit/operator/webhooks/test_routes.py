@@ -22,7 +22,7 @@ from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, request_bodies
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
 from gracepoint_operator.webhooks.injected_annotation import ANNOTATION
-from gracepoint_operator.webhooks.present_size import Place
+from gracepoint_operator.webhooks.present_size import MemberPlace
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
 from tests.unit.operator.fakes.samples import Json, environment, jobset, pod_of, policy, replicated_job
 
@@ -41,7 +41,7 @@ class Operator:
         self.evictions: list[tuple[str, str, str | None]] = []
         self.waits_for: str | None = None
         self.refused: list[str] = []
-        self.now: dict[str, Place] | Exception = {}
+        self.now: dict[str, MemberPlace] | Exception = {}
         self.jobset_api: list[InstalledApi | Exception] = [InstalledApi()]  # as it is read, one reading after another
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
@@ -64,7 +64,7 @@ class Operator:
     def disrupted_nodes(self) -> frozenset[str]:
         return self.nodes
 
-    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, Place]:
+    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
         if isinstance(self.now, Exception):
             raise self.now
         return self.now
@@ -234,17 +234,17 @@ ELASTIC = {"training": {"minProcesses": 2}}
 @pytest.mark.parametrize(
     ("policy_fields", "now", "expected"),
     [
-        pytest.param(ELASTIC, {"workers": Place(6, 0, 3)}, ("6", "3"), id="the size was changed"),
+        pytest.param(ELASTIC, {"workers": MemberPlace(6, 0, 3)}, ("6", "3"), id="the size was changed"),
         pytest.param(ELASTIC, TimeoutError(), ("2", "1"), id="the size cannot be read"),
         pytest.param(ELASTIC, {}, ("2", "1"), id="another replicatedJob"),
-        pytest.param({}, {"workers": Place(6, 0, 3)}, ("2", "1"), id="the size is fixed"),
+        pytest.param({}, {"workers": MemberPlace(6, 0, 3)}, ("2", "1"), id="the size is fixed"),
     ],
 )
 async def test_a_pod_gets_the_size_that_its_gang_has_now(
     client: Client,
     operator: Operator,
     policy_fields: Json,
-    now: dict[str, Place] | Exception,
+    now: dict[str, MemberPlace] | Exception,
     expected: tuple[str, str],
 ) -> None:
     operator.policies["team", "default"] = policy(**policy_fields)
