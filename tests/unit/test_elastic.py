@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import grain
+import grain  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from hypothesis import given
