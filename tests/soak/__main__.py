@@ -35,11 +35,10 @@ def main() -> int:
     parser.add_argument("--disruptions", type=int, default=100, help="how many (%(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="what the plan is made from (default: any)")
     parser.add_argument("--spacing", type=int, default=SPACING, help="most steps between two (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=None, help="begin no disruption after so many")
+    parser.add_argument("--minutes", type=float, default=None, help="begin no disruption after so many of the run")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="only these")
     parser.add_argument("--json", type=Path, default=None, help="write what was found into this file")
     flags = parser.parse_args()
-    until_s = float("inf") if flags.minutes is None else time.monotonic() + 60 * flags.minutes
     seed = secrets.randbelow(10**6) if flags.seed is None else flags.seed
     say = Narrator()
     say(f"seed {seed}")
@@ -48,6 +47,7 @@ def main() -> int:
         with testcluster.open(nodes=2) as cluster:
             images = install.build_images(cluster, say)
             install.install_operator(cluster, images.operator)
+            until_s = float("inf") if flags.minutes is None else time.monotonic() + 60 * flags.minutes
             found = Soak(cluster, images, made, seed=seed, say=say, logs=_LOGS).run(until_s=until_s)
     except ClusterError as error:
         say(f"stopped, with seed {seed}: {error}\nlogs are in {_LOGS}")
