@@ -30,6 +30,7 @@ from gracepoint_operator.webhooks.admission_review import (
     refused,
     unknown,
 )
+from gracepoint_operator.webhooks.eviction_responders import add_responder
 from gracepoint_operator.webhooks.injected_annotation import not_understood, overruled, shown
 from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
 from gracepoint_operator.webhooks.installed_api import InstalledApi
@@ -243,7 +244,9 @@ def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
     pod = request.object
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
-            pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+            settings = context.settings
+            pod = avoid_nodes(refresh_pod(pod, settings), context.disrupted_nodes())
+            pod = add_responder(pod) if settings.responds_to_evictions else pod
     except CAUSES:
         # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("pod in %s cannot be read", request.namespace, exc_info=True)

@@ -170,7 +170,9 @@ def _merged(old: Any, patch: Any) -> Any:
 
 
 def _apply(status: JsonObject, applied: JsonObject) -> None:
-    """Entries of the list map ``replicas``, keyed by name; an entry is wholly its writer's."""
-    entries = {entry["name"]: entry for entry in status.get("replicas", [])}
-    entries.update({entry["name"]: entry for entry in applied["replicas"]})
-    status["replicas"] = list(entries.values())
+    """Entries of list maps that are keyed by name. The fields that the writer does not name stay others'."""
+    for field, wanted in applied.items():
+        entries = {entry["name"]: entry for entry in status.get(field, [])}
+        for entry in wanted:
+            entries[entry["name"]] = {**(entries.get(entry["name"], {}) if field == "responders" else {}), **entry}
+        status[field] = list(entries.values())
