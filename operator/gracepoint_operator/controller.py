@@ -57,6 +57,7 @@ from gracepoint_operator.recording.connection_writer import ConnectionWriter
 from gracepoint_operator.recording.eviction_responder import EvictionResponder
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
+from gracepoint_operator.recording.pod_protector import PodProtector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
@@ -166,6 +167,7 @@ class Controller:
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
         self._eviction_responder = EvictionResponder(api, self.cache, metrics, clock, write_interval_s)
+        self._pod_protector = PodProtector(api, self.cache, metrics, clock, write_interval_s)
         self._decisions = DecisionQueue(lambda workload_uid: self._decider.decide(workload_uid), clock)
         self.evictions = EvictionHold(
             api, self.cache, self._take_body, self._decisions.decide_now, lambda: self.ready, metrics, clock
@@ -179,6 +181,7 @@ class Controller:
             self._fresh_looks,
             self._request_writer,
             self._eviction_responder,
+            self._pod_protector,
             self._preemption_writer,
             clock,
             self._policy_writer.goodput.observe,
@@ -227,7 +230,7 @@ class Controller:
             await self.connection_writer.close(_LEAVES_S)
             writers = (
                 *(self._preemption_writer, self._policy_writer, self._stall_recorder),
-                *(self._request_writer, self._eviction_responder, self._first_seen_writer),
+                *(self._request_writer, self._eviction_responder, self._pod_protector, self._first_seen_writer),
             )
             await asyncio.gather(*(writer.close(_LAST_WRITES_S) for writer in writers))
 
@@ -272,6 +275,7 @@ class Controller:
         self._policy_writer.forget(uid)  # a workload
         self._stall_recorder.forget(uid)
         self._eviction_responder.forget(uid)
+        self._pod_protector.forget(uid)
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._acknowledgements.forget(place[1:])
             self._preemption_writer.forget(place[1:])

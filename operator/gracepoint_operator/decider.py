@@ -20,6 +20,7 @@ from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.recording.eviction_responder import EvictionResponder
+from gracepoint_operator.recording.pod_protector import PodProtector
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import PreemptionSpec
@@ -37,6 +38,7 @@ class Decider:
         fresh_looks: Asks the API server why pods were deleted.
         request_writer: Writes answers to requests.
         eviction_responder: Answers Evictions.
+        pod_protector: Protects pods from autoscalers.
         preemption_writer: Knows which records this replica created.
         clock: Seconds since the epoch.
         observe: Called with each gang that is decided about. Returns when it wants to be called again; None: after an
@@ -56,6 +58,7 @@ class Decider:
         fresh_looks: FreshLooks,
         request_writer: RequestWriter,
         eviction_responder: EvictionResponder,
+        pod_protector: PodProtector,
         preemption_writer: PreemptionWriter,
         clock: Callable[[], float],
         observe: Callable[[GangSnapshot], float | None],
@@ -68,6 +71,7 @@ class Decider:
         self._fresh_looks = fresh_looks
         self._request_writer = request_writer
         self._eviction_responder = eviction_responder
+        self._pod_protector = pod_protector
         self._preemption_writer = preemption_writer
         self._clock = clock
         self._observe = observe
@@ -102,8 +106,8 @@ class Decider:
             )
         observe_at = self._observe(gang)  # last, so that no notice waits for it
         decided = dataclasses.replace(gang, epochs=tuple(self._cache.preemptions.epochs_of(uid)))
-        respond_at = self._eviction_responder.respond(decided)
-        times = (next_decision_at(decided, now), observe_at, respond_at)
+        answer_at = self._eviction_responder.respond(decided)
+        times = (next_decision_at(decided, now), observe_at, answer_at, self._pod_protector.protect(decided))
         return min((at for at in times if at is not None), default=None)
 
     def tell_hints(self, uid: str) -> None:

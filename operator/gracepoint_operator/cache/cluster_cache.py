@@ -106,7 +106,7 @@ class ClusterCache:
                 before = self.policies.get(found.key)
                 self.policies[found.key] = policy
                 same = before is not None and before.spec == policy.spec
-                return set() if same else self.objects.workloads_with_policy(found.key)
+                return policy.newly_saved(before) if same else self.objects.workloads_with_policy(found.key)
             case PreemptionRecord() as epoch:
                 self.preemptions.join(epoch)
                 return {epoch.spec.workload.uid}

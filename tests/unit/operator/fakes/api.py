@@ -109,6 +109,13 @@ class MemoryApi(client.KubeClient):
             raise client.Conflict(f"{method} {path}: version {wanted} is not the newest")
         whole = [part for part in body if part not in ("metadata", "status")]
         parts = ["status"] if path.endswith("/status") else whole
+        if (uid := body.get("metadata", {}).get("uid")) not in (None, stored["metadata"].get("uid")):
+            raise client.Conflict(
+                f"{method} {path}: another object, with the UID {stored['metadata']['uid']}, not {uid}"
+            )
+        if "annotations" in body.get("metadata", {}):
+            annotations = _merged(stored["metadata"].get("annotations", {}), body["metadata"]["annotations"])
+            stored["metadata"]["annotations"] = annotations
         if content_type == APPLY_PATCH:
             _apply(stored.setdefault("status", {}), body["status"])
         else:
