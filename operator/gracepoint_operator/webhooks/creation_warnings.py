@@ -9,6 +9,9 @@ from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
 
+#: The values of managedBy that mean the usual controller.
+_CONTROLLERS = {"JobSet": "jobset.sigs.k8s.io/jobset-controller", "Job": "kubernetes.io/job-controller"}
+
 
 def warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
     """Returns the warnings about a JobSet or a Job.
@@ -19,7 +22,19 @@ def warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
     """
     members = gang(copy.deepcopy(made), policy.spec.training, Problems())
     name = str((made.get("metadata") or {}).get("name") or "")
-    return [*_lost_checkpoints(members), *_short_bounds(members, "Job" if is_job(made) else "JobSet", name, policy)]
+    kind = "Job" if is_job(made) else "JobSet"
+    return [*_run_elsewhere(made, kind), *_lost_checkpoints(members), *_short_bounds(members, kind, name, policy)]
+
+
+def _run_elsewhere(made: Json, kind: str) -> list[str]:
+    """Warns of a workload that another controller runs, usually in another cluster (Kueue's MultiKueue)."""
+    manager = (made.get("spec") or {}).get("managedBy")
+    if manager in (None, _CONTROLLERS[kind]):
+        return []
+    return [
+        f"spec.managedBy: found {manager}, which is not {kind}'s own controller. If it runs the pods in another "
+        "cluster, Gracepoint and the policy must be there too; here nothing is saved or recorded"
+    ]
 
 
 def _lost_checkpoints(members: list[TrainingJob]) -> list[str]:

@@ -116,3 +116,20 @@ def test_times_below_the_forecast_are_warned_of(needs: dict[str, float], words: 
     assert len(found) == len(words), found
     for text, word in zip(found, words, strict=True):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("manager", "warned"),
+    [
+        pytest.param(None, False, id="not set"),
+        pytest.param("jobset.sigs.k8s.io/jobset-controller", False, id="JobSet's own"),
+        pytest.param("kueue.x-k8s.io/multikueue", True, id="another"),
+    ],
+)
+def test_jobset_that_another_controller_runs_is_warned_of(manager: str | None, warned: bool) -> None:
+    body = jobset()
+    if manager is not None:
+        body["spec"]["managedBy"] = manager
+    found = [text for text in of(body, policy("gs://bucket/{jobset}")) if text.startswith("spec.managedBy")]
+    assert bool(found) is warned
+    assert all("Gracepoint and the policy must be there too" in text for text in found)
