@@ -40,9 +40,6 @@ RULE_NAME = "gracepoint_preemption"
 RULE_ACTION = "RestartJobSetAndIgnoreMaxRestarts"
 RULE_REASON = "PodFailurePolicy"
 RULES = "spec.failurePolicy.rules"
-#: What a rule of the user may do when a Job of the gang fails: the gang ends, or starts again as a whole. JobSet has
-#: actions that replace one Job alone (0.11 and newer), and may get others.
-_WHOLE_ACTIONS = ("FailJobSet", "RestartJobSet", RULE_ACTION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +75,6 @@ def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | 
         _run_at_once(member, members, problems)
     _hostnames(made, problems)
     _restarts_elsewhere(made, problems)
-    _restarts_as_a_whole(made, members, problems)
     if problems:
         return ContractViolation(tuple(problems))
     _restart_uncounted(made["spec"], members, policy)
@@ -177,19 +173,6 @@ def _restarts_elsewhere(jobset: Json, problems: Problems) -> None:
             "containers where they are, and needs another backoffLimit)",
             fix="Remove it",
         )
-
-
-def _restarts_as_a_whole(jobset: Json, members: list[TrainingJob], problems: Problems) -> None:
-    names = {member.name for member in members}
-    for i, rule in enumerate((jobset.get("spec", {}).get("failurePolicy") or {}).get("rules") or []):
-        targets = set(rule.get("targetReplicatedJobs") or names)
-        if rule.get("action") not in _WHOLE_ACTIONS and targets & names:
-            problems.add(
-                f"{RULES}[{i}].action",
-                found=rule.get("action"),
-                expected=f"one of {', '.join(_WHOLE_ACTIONS)}: a Job that is replaced alone cannot join a running gang",
-                fix="Use one of them, or name in targetReplicatedJobs only those that do not train",
-            )
 
 
 def _hostnames(jobset: Json, problems: Problems) -> None:

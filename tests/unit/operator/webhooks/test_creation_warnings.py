@@ -133,3 +133,22 @@ def test_jobset_that_another_controller_runs_is_warned_of(manager: str | None, w
     found = [text for text in of(body, policy("gs://bucket/{jobset}")) if text.startswith("spec.managedBy")]
     assert bool(found) is warned
     assert all("Gracepoint and the policy must be there too" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "warned"),
+    [
+        pytest.param({"action": "RestartJob"}, True, id="any Job"),
+        pytest.param(
+            {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": ["workers"]}, True, id="the gang's"
+        ),
+        pytest.param({"action": "RestartJob", "targetReplicatedJobs": ["reader"]}, False, id="another's"),
+        pytest.param({"action": "RestartJobSet"}, False, id="the whole JobSet"),
+        pytest.param({"action": "FailJobSet"}, False, id="the end"),
+    ],
+)
+def test_rule_that_replaces_one_job_is_warned_of(rule: Json, warned: bool) -> None:
+    body = jobset(failurePolicy={"rules": [{"name": "mine", **rule}]})
+    found = [text for text in of(body, policy("gs://bucket/{jobset}")) if text.startswith("spec.failurePolicy")]
+    assert bool(found) is warned
+    assert all("Use RestartJobSet" in text for text in found)

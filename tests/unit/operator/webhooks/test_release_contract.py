@@ -229,30 +229,3 @@ def test_completions_that_kubernetes_would_ask_for_are_filled_in() -> None:
     body = jobset(replicated_job(pods=4))
     del job_of(body)["completions"]
     assert job_of(contracted(body))["completions"] == 4
-
-
-@pytest.mark.parametrize("action", ["RestartJob", "RestartJobAndIgnoreMaxRestarts", "RestartPodOfAFutureJobSet"])
-def test_rule_that_replaces_one_job_of_the_gang_is_refused(action: str) -> None:
-    body = jobset()
-    body["spec"]["failurePolicy"] = {"rules": [{"name": "mine", "action": action}]}
-    message = refusal(body)
-    assert f"spec.failurePolicy.rules[0].action: found {action}" in message
-    assert "cannot join a running gang" in message
-    body["spec"]["failurePolicy"]["rules"][0]["targetReplicatedJobs"] = ["workers"]
-    assert "cannot join a running gang" in refusal(body)
-
-
-@pytest.mark.parametrize("action", ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"])
-def test_rule_about_the_whole_jobset_stays(action: str) -> None:
-    body = jobset()
-    rule = {"name": "mine", "action": action, "onJobFailureReasons": ["DeadlineExceeded"]}
-    body["spec"]["failurePolicy"] = {"rules": [rule]}
-    assert contracted(body)["spec"]["failurePolicy"]["rules"][1:] == [rule]
-
-
-def test_rule_that_replaces_a_job_that_does_not_train_stays() -> None:
-    body = jobset(replicated_job("workers"), replicated_job("reader"))
-    rule = {"name": "mine", "action": "RestartJob", "targetReplicatedJobs": ["reader"]}
-    body["spec"]["failurePolicy"] = {"rules": [rule]}
-    made = contracted(body, policy_spec(training={"replicatedJobs": ["workers"]}))
-    assert made["spec"]["failurePolicy"]["rules"][1:] == [rule]
