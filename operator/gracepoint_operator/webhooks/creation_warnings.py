@@ -51,8 +51,8 @@ def _restarted_alone(made: Json, members: list[TrainingJob]) -> list[str]:
         targets = set(rule.get("targetReplicatedJobs") or names)
         if rule.get("action") not in _WHOLE_ACTIONS and targets & names:
             found.append(
-                f"spec.failurePolicy.rules[{i}].action: found {rule.get('action')}; if one process of the gang fails, all "
-                "end, and each Job counts for itself. Use RestartJobSet, which restarts the gang as a whole"
+                f"spec.failurePolicy.rules[{i}].action: found {rule.get('action')}; if one process of the gang fails, "
+                "all end, and each Job counts for itself. Use RestartJobSet, which restarts the gang as a whole"
             )
     return found
 
