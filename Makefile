@@ -9,8 +9,8 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Two tests at a time: their processes wait more than they work. The tests on a cluster are in two parts, each on a
 # cluster of its own, one at a time (tests/cluster/conftest.py).
-WITHOUT := -n 2 --dist worksteal -m 'not cluster and not promtool and not mounts and not installs'
-FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool and not mounts and not installs'
+WITHOUT := -n 2 --dist worksteal -m 'not cluster and not newest and not promtool and not mounts and not installs'
+FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not newest and not promtool and not mounts and not installs'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
@@ -19,7 +19,7 @@ ON_CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cl
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,6 +89,10 @@ dashboard-picture: $(STAMP) ## build/dashboard.png: the dashboard with six recor
 test-workloads: parts ## The kinds of jobs that need other controllers: the Kubeflow Trainer, Kueue (builds them first).
 	$(PY) -m tests.testcluster build --parts trainer kueue
 	$(PYTEST) -n 0 -v -m controllers tests/cluster
+
+test-newest: servers ## APIs that only the newest Kubernetes has, on its API server alone (builds it first: ten minutes; needs Go).
+	$(PY) -m tests.testcluster build --parts etcd kubernetes kubernetes-1.37
+	$(PYTEST) -n 0 -v -m newest tests/api_server
 
 mount-tools: $(STAMP) ## Installs the programs that make and mount the file systems of test-mounts (as root).
 	$(PY) -m tests.testcluster install --tools

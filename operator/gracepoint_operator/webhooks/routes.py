@@ -30,6 +30,7 @@ from gracepoint_operator.webhooks.admission_review import (
     refused,
     unknown,
 )
+from gracepoint_operator.webhooks.eviction_responders import add_responder
 from gracepoint_operator.webhooks.injected_annotation import not_understood, overruled, shown
 from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
 from gracepoint_operator.webhooks.installed_api import InstalledApi
@@ -255,7 +256,9 @@ async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Js
     pod = request.object
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
-            pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+            settings = context.settings
+            pod = avoid_nodes(refresh_pod(pod, settings), context.disrupted_nodes())
+            pod = add_responder(pod) if settings.responds_to_evictions else pod
             if is_elastic(pod):
                 pod = await _resized(request, pod, context)
     except CAUSES:

@@ -231,8 +231,8 @@ class Session:
         if self._saves.begins(number):
             with self._saves.stopped():
                 self._checkpointer.save_in_background(number, state, self._values.get())
-        if (figures := self._forecaster.news(self._checkpointer.executor.last_save)) is not None:
-            self._coordinator.report_forecast(figures)
+        if (figures := self._forecaster.news(last := self._checkpointer.executor.last_save)) is not None:
+            self._coordinator.report_forecast(figures, None if last is None else last.step)
 
     def poll(self, state: Any) -> None:
         """Passes a sync point that is no step, such as in an evaluation loop. Saves as the last step if it is time.
@@ -288,8 +288,7 @@ class Session:
         """
         if not 0 < duration_s < math.inf:
             raise SettingsError(f"own_save_took(): expected seconds above 0, found {duration_s}")
-        self._saves.saved_by_the_loop(checked(step))
-        self._forecaster.own_save_took(duration_s)
+        self._saves.saved_by_the_loop(checked(step), self._forecaster.own_save_took(duration_s))
 
     def saved(self, step: int) -> None:
         """Notes that the caller has saved the step at which ``reached_preemption`` returned True. Ends the process.
