@@ -19,7 +19,7 @@ ON_CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cl
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo try format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -115,6 +115,9 @@ soak: parts ## Disrupts one job a hundred times, at random, in nine ways (an hou
 
 demo: $(STAMP) ## A cluster trains, loses a node, and goes on from the very step (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
 	$(PY) -m demo --provider=$(or $(CLUSTER),$(if $(STORAGE),local,auto)) $(if $(STORAGE),--storage=$(STORAGE))
+
+try: $(STAMP) ## A cluster that stays, with a protected job in it, and the commands to try with it (CLUSTER=kind or local).
+	$(PY) -m demo.tryout --provider=$(or $(CLUSTER),auto)
 
 cluster-up: parts ## Brings the local test cluster up and leaves it running.
 	$(PY) -m tests.testcluster up
