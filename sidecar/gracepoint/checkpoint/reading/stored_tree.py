@@ -117,7 +117,8 @@ def open_tree(
     if folder.backend.renames:
         manifest = commit.read_manifest(folder)
     else:
-        ahead = _read_ahead(folder, [*(layout.in_item(preferred, name) for name in _SMALL), *also])
+        likely = preferred if folder.name.isdecimal() else layout.NO_ITEM  # steps have items
+        ahead = _read_ahead(folder, [*(layout.in_item(likely, name) for name in _SMALL), *also])
         manifest = commit.manifest_in(ahead.pop(layout.MANIFEST, b""), folder) if layout.MANIFEST in ahead else None
     if manifest is not None:
         item_name = manifest.item
