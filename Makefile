@@ -19,7 +19,7 @@ ON_CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cl
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -112,6 +112,9 @@ mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (hal
 
 cuts: $(STAMP) servers ## Cuts saves in object stores after every single request (half an hour).
 	CUT_EVERY=1 RACES=500 $(PY) -m pytest -p no:xdist --timeout 3600 -q tests/unit/checkpoint/steps/test_cuts.py
+
+soak: parts ## Disrupts one job a hundred times, at random, in nine ways (an hour; SOAK="--disruptions 9 --seed 7").
+	$(PY) -m tests.soak $(SOAK)
 
 demo: $(STAMP) ## A cluster trains, loses a node, and goes on from the very step (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
 	$(PY) -m demo --provider=$(or $(CLUSTER),$(if $(STORAGE),local,auto)) $(if $(STORAGE),--storage=$(STORAGE))

@@ -63,6 +63,9 @@ class Training(Model):
     """Name of the container that calls gracepoint.attach(). Empty: the first container of the pod template."""
     coordinator_port: Annotated[int, Field(ge=1, le=65535)] = 8476
     """Port of the JAX coordination service in process 0's pod."""
+    min_processes: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """The least number of processes with which a JobSet or Job may start again after its size was changed by a person,
+    Kueue or an autoscaler. Gracepoint changes no sizes. 0: the number of processes is fixed at the creation."""
 
 
 class DeadlinePolicy(Model):
