@@ -54,6 +54,7 @@ class Settings:
     process_count: int | None = None
     process_offset: int = 0
     pods_per_job: int | None = None
+    min_processes: int = 0  # the least number of processes, if their number may change; 0: it may not
     completion_index: int | None = None  # the Job controller's JOB_COMPLETION_INDEX
     coordinator_job: str | None = None
     coordinator_port: int | None = None
@@ -139,8 +140,8 @@ class Settings:
             raise SettingsError(
                 f"{Env.PROCESS_COUNT}: expected more than this pod's process id, found {count} where offset "
                 f"{self.process_offset}, job index {self.job_index}, {self.pods_per_job} pods a job and "
-                f"completion index {index} give {process_id}. The JobSet's replicas or parallelism were changed "
-                f"after the pod was injected, or these variables are set by hand: remove them"
+                f"completion index {index} give {process_id}. The job's size was changed without the policy's "
+                f"spec.training.minProcesses, or while it ran; or these variables are set by hand: remove them"
             )
         return process_id
 
@@ -270,6 +271,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.PROCESS_COUNT: ("process_count", _integer(1)),
     Env.PROCESS_OFFSET: ("process_offset", _integer(0)),
     Env.PODS_PER_JOB: ("pods_per_job", _integer(1)),
+    Env.MIN_PROCESSES: ("min_processes", _integer(1)),
     ENV_JOB_COMPLETION_INDEX: ("completion_index", _integer(0)),
     Env.COORDINATOR_JOB: ("coordinator_job", _text),
     Env.COORDINATOR_PORT: ("coordinator_port", _integer(1, 65535)),

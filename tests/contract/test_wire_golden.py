@@ -33,18 +33,17 @@ def read(path: Path) -> Message:
     return Frame.read(text) if issubclass(cls, Frame) else cls.from_json(text)
 
 
+def known_part(written: Any, golden: Any) -> Any:
+    """What was written, without the fields that are younger than the file, also in messages within the message."""
+    if isinstance(written, dict) and isinstance(golden, dict):
+        return {key: known_part(value, golden[key]) for key, value in written.items() if key in golden}
+    return written
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_golden_message_is_read_whole(path: Path) -> None:
-    message = read(path)
     golden = json.loads(path.read_text())
-    assert _as_far_as(golden, json.loads(message.to_json())) == golden
-
-
-def _as_far_as(golden: Any, written: Any) -> Any:
-    """Returns what is written without the fields that a message, or a part of one, got later."""
-    if not isinstance(golden, dict) or not isinstance(written, dict):
-        return written
-    return {key: _as_far_as(golden[key], written[key]) for key in golden}
+    assert known_part(json.loads(read(path).to_json()), golden) == golden
 
 
 def test_every_message_has_a_golden_file() -> None:

@@ -132,9 +132,11 @@ class Reporter:
         left_s = remaining_s + _AFTER_DEADLINE_S if math.isfinite(remaining_s) else _UNHURRIED_S
         self._sender.send(message, within_s=left_s)
 
-    def forecast(self, figures: Figures, margin: float, step: int) -> None:
-        """Reports what an emergency save would take now, at this step."""
+    def forecast(self, figures: Figures, margin: float, step: int, saved_step: int | None) -> None:
+        """Reports what an emergency save would take now, at this step, and that ``saved_step`` is committed."""
         self.time_spent.passed(step)
+        if saved_step is not None:
+            self.time_spent.committed(saved_step)
         log.info(
             "forecast state_bytes=%d step_s=%.4f drain_s=%.4f save_s=%.4f",
             figures.state_bytes,

@@ -46,6 +46,8 @@ class TimeSpent:
         self._saving_s = 0.0
         self._periodic = (0, 0.0)  # number of periodic saves, and their seconds
         self._passed: dict[int, float] = {}  # step -> seconds of training when it was passed
+        self._passed_s: dict[int, float] = {}  # step -> when it was passed
+        self._saved_s: float | None = None  # when the newest step was passed that is committed
 
     def restored(self, step: int | None) -> None:
         """Notes that the state of this step is restored. None: there was no checkpoint."""
@@ -88,6 +90,12 @@ class TimeSpent:
         """Notes that this step was passed, and training went on."""
         self._pass(step, self._clock())
 
+    def committed(self, step: int) -> None:
+        """Notes that this step, which was passed before, is in a committed checkpoint."""
+        passed_s = self._passed_s.get(step)
+        if passed_s is not None and (self._saved_s is None or passed_s > self._saved_s):
+            self._saved_s = passed_s
+
     def left(self) -> None:
         """Notes that training has ended for a preemption."""
         self.goes_on()
@@ -113,9 +121,13 @@ class TimeSpent:
             saves=self._periodic[0],
             saves_s=self._periodic[1],
             passed={str(step): seconds for step, seconds in self._passed.items()},
+            saved_s=self._since_began(self._saved_s),
         )
 
     def _pass(self, step: int, now_s: float) -> None:
+        newest_s = dict(list(self._passed_s.items())[1 - _STEPS :])
+        newest_s.setdefault(step, now_s)
+        self._passed_s = newest_s
         if self._trained_s is not None:
             newest = dict(list(self._passed.items())[1 - _STEPS :])
             newest[step] = max(0.0, now_s - self._trained_s - self._saving_s)

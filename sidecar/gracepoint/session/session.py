@@ -272,8 +272,8 @@ class Session(OwnLoop):
         if self._saves.begins(number):
             with self._saves.stopped():
                 self._checkpointer.save_in_background(number, state, self._values.get())
-        if (figures := self._forecaster.news(self._checkpointer.executor.last_save)) is not None:
-            self._coordinator.report_forecast(figures)
+        if (figures := self._forecaster.news(last := self._checkpointer.executor.last_save)) is not None:
+            self._coordinator.report_forecast(figures, None if last is None else last.step)
 
     def poll(self, state: Any) -> None:
         """Passes a sync point that is no step, such as in an evaluation loop. Saves as the last step if it is time.

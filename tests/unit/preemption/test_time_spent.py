@@ -92,3 +92,26 @@ def test_a_loop_that_saves_by_itself_began_before_its_first_step(clock: Clock) -
     assert own.spent().first_step == 40
     own.passed(50)
     assert own.spent().passed == {"50": 0.0}
+
+
+def test_checkpoint_is_as_old_as_its_step(training: TimeSpent, clock: Clock) -> None:
+    assert training.spent().saved_s is None
+    for step in (10, 20):
+        clock.at_s += 10.0
+        training.stops(step)
+        training.goes_on(periodic=True)
+    training.committed(10)
+    assert training.spent().saved_s == 40.0
+    training.committed(20)
+    training.committed(10)  # its save took longer
+    training.committed(5)  # of which it is not known when it was passed
+    assert training.spent().saved_s == 50.0
+
+
+def test_step_that_is_passed_again_keeps_its_first_time(training: TimeSpent, clock: Clock) -> None:
+    training.stops(10)
+    training.goes_on()
+    clock.at_s += 10.0
+    training.passed(10)
+    training.committed(10)
+    assert training.spent().saved_s == 30.0
