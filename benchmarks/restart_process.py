@@ -33,7 +33,7 @@ def main(address: str, process: str, began_unix_s: str, *flags: str) -> None:
             taken = {"cpu_s": time.process_time(), "wall_s": time.time() - float(began_unix_s)}
             print("told", json.dumps({"step": number, "compiled": programs.compiled, **taken}), flush=True)
 
-    Session.step = step_and_tell  # type: ignore[method-assign]
+    Session.step = step_and_tell  # type: ignore[assignment, method-assign]
     sys.path.insert(0, str(TRAIN.parent))
     sys.argv = [str(TRAIN), *flags]
     runpy.run_path(str(TRAIN), run_name="__main__")
