@@ -13,6 +13,7 @@ import pytest
 
 from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
+from gracepoint_cli.commands import drill
 from gracepoint_cli.doctor.checks import State
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
@@ -43,8 +44,14 @@ async def replica(gang: Gang) -> AsyncIterator[Replica]:
         yield made
 
 
-async def rehearse(replica: Replica, *phases: Phase) -> str:
-    """Does what the operator's watches and the gang do in a drill; returns the name of the record."""
+async def rehearse(replica: Replica, *phases: Phase, acknowledging: int = 2) -> str:
+    """Does what the operator's watches and the gang do in a drill; returns the name of the record.
+
+    Args:
+        replica: The operator's.
+        phases: What the gang reports.
+        acknowledging: How many of its two processes acknowledge the notice.
+    """
     subscribers = [await replica.connect(index) for index in (0, 1)]
 
     async def requested() -> bool:
@@ -55,6 +62,8 @@ async def rehearse(replica: Replica, *phases: Phase) -> str:
     await replica.watch()
     notices = [await told(subscriber) for subscriber in subscribers]
     assert {notice.mode for notice in notices} == {Mode.DRILL}
+    for index in range(acknowledging):
+        await replica.acknowledge(index, notices[index].preemption)
     for phase in phases:
         await replica.report(phase, notices[0].preemption)
     return notices[0].preemption
@@ -70,12 +79,16 @@ async def test_a_drill_is_requested_awaited_and_reported(gang: Gang, replica: Re
     assert "all frozen" in done.err
 
 
-async def test_a_drill_that_saves_nothing_ends_with_one(gang: Gang, replica: Replica) -> None:
+async def test_a_drill_that_saves_nothing_ends_with_one(
+    gang: Gang, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drill, "_ACKNOWLEDGED_WITHIN_S", 1.0)
     waits = asyncio.create_task(ask(gang, "drill", "train"))
-    await rehearse(replica, Phase.FAILED)
+    await rehearse(replica, Phase.FAILED, acknowledging=1)
     done = await ended(waits, replica)
     assert done.code == 1
     assert "did NOT go well: Failed" in done.out
+    assert f"did not acknowledge: {gang.pod(1)}" in done.out
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,12 @@ _UNTIL = {
     "committed": (Kind.COMMIT, "commits the checkpoint"),
     "exited": (Kind.EXIT, "leaves"),
     "podsBack": (Kind.PODS, "new pods start"),
+    "started": (Kind.PODS, "new processes start"),
+    "attaching": (Kind.IMPORTS, "imports modules"),
+    "joined": (Kind.JOIN, "joins the other processes"),
     "restored": (Kind.RESTORE, "restores the state"),
-    "training": (Kind.TRAINING, "compiles and does the first step"),
+    "compiled": (Kind.COMPILE, "compiles or loads programs"),
+    "training": (Kind.TRAINING, "does the first step"),
 }
 
 

@@ -34,6 +34,7 @@ _NO_BACKOFF_LIMIT = 2**31 - 1
 _RESTARTS_IN_PLACE = {"OnFailure": "OnFailure", "Always": "Always (the default where it is not set)"}
 #: Kueue reads it to admit a Job with fewer pods.
 PARTIAL_ADMISSION = "kueue.x-k8s.io/job-min-parallelism"
+_WITH_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
 
 
 def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
@@ -68,12 +69,35 @@ def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPo
     _replace_uncounted(member, policy, problems)
     check_template(member, exit_codes(policy), problems)
     _finds_process_0(member, problems)
-    if PARTIAL_ADMISSION in ((workload.get("metadata") or {}).get("annotations") or {}):
+    _partly_admitted((workload.get("metadata") or {}).get("annotations") or {}, policy.training.min_processes, problems)
+
+
+def _partly_admitted(annotations: Json, least: int, problems: Problems) -> None:
+    """Adds a problem if Kueue may admit the Job with a size with which it could not train."""
+    if PARTIAL_ADMISSION not in annotations:
+        return
+    if not least:
         problems.add(
             f"metadata.annotations[{PARTIAL_ADMISSION}]",
             found="partial admission",
             expected="nothing: the number of processes is written into the pods when the Job is created",
-            fix="Remove it, or give the Job the size that it shall run with",
+            fix="Remove it, or allow other sizes by the policy's spec.training.minProcesses",
+        )
+        return
+    wanted = str(annotations[PARTIAL_ADMISSION])
+    if not wanted.isdecimal() or int(wanted) < least:
+        problems.add(
+            f"metadata.annotations[{PARTIAL_ADMISSION}]",
+            found=wanted,
+            expected=f"at least {least}, the policy's spec.training.minProcesses",
+            fix="Write a number that is not smaller",
+        )
+    if annotations.get(_WITH_COMPLETIONS) != "true":
+        problems.add(
+            f"metadata.annotations[{_WITH_COMPLETIONS}]",
+            found=annotations.get(_WITH_COMPLETIONS, "nothing"),
+            expected="true: with fewer pods than completions, the Job would not be complete when they end",
+            fix='Write "true"',
         )
 
 

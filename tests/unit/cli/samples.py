@@ -18,7 +18,11 @@ STAGES = {
     "committed": 0.5,
     "exited": 2.5,
     "podsBack": 4.0,
+    "started": 3.9,
+    "attaching": 4.3,
+    "joined": 4.6,
     "restored": 5.0,
+    "compiled": 7.0,
     "training": 9.0,
 }
 

@@ -22,8 +22,8 @@ def text_of(made: Timeline, width: int = 100) -> list[str]:
 def test_the_gang_does_one_thing_after_the_other() -> None:
     spans = [span for span in timeline_of(preemption()).spans if span.lane == GANG]
     assert [span.kind for span in spans] == [
-        Kind.TRAINING, Kind.FREEZE, Kind.DRAIN, Kind.SAVE, Kind.SAVE, Kind.COMMIT, Kind.EXIT, Kind.PODS, Kind.RESTORE,
-        Kind.TRAINING,
+        Kind.TRAINING, Kind.FREEZE, Kind.DRAIN, Kind.SAVE, Kind.SAVE, Kind.COMMIT, Kind.EXIT, Kind.PODS, Kind.PODS,
+        Kind.IMPORTS, Kind.JOIN, Kind.RESTORE, Kind.COMPILE, Kind.TRAINING,
     ]  # fmt: skip
     assert [span.start_s for span in spans[1:]] == [span.end_s for span in spans[:-1]]
 
