@@ -31,7 +31,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 ...")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade "pip>=24" "setuptools>=77"
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@# setuptools warns of folders that shadow packages at every editable installation.
+	PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 env: $(STAMP) ## Makes the Python environment (.venv).

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 import gracepoint
 
@@ -46,6 +48,18 @@ def test_images_and_charts_that_pages_name_with_a_version_have_this_one() -> Non
             r"gracepoint-operator:v?(\d[\w.]*)|image\.tag=v?(\d[\w.]*)", page.read_text(encoding="utf-8")
         )
         assert {tag for pair in named for tag in pair if tag} <= {version}, page
+
+
+def test_pinned_versions_run_on_the_oldest_python_that_is_promised() -> None:
+    oldest = project()["project"]["requires-python"].removeprefix(">=") + ".0"
+    pinned = {name.lower() for name in re.findall(r"^([\w.-]+)==", read("constraints.txt"), re.M)}
+    too_new = {
+        f"{found.name} {found.version} needs Python {needed}"
+        for found in metadata.distributions()
+        if found.name.lower() in pinned and (needed := found.metadata["Requires-Python"])
+        if not SpecifierSet(needed).contains(oldest)
+    }
+    assert not too_new, f"expected versions that Python {oldest} can have, as `make env` installs them there"
 
 
 def test_the_hooks_before_a_commit_are_the_checks_of_make_check() -> None:
