@@ -36,7 +36,7 @@ def injected(body: Json, policy: CheckpointPolicySpec = POLICY) -> Json:
 
 def test_every_variable_of_the_wire_is_set() -> None:
     wanted = {value for name, value in vars(Env).items() if not name.startswith("_")}
-    wanted -= {Env.HOST_MEMORY_LIMIT_BYTES, Env.GCE_NOTICE_S}  # the container's own business
+    wanted -= {Env.HOST_MEMORY_LIMIT_BYTES, Env.GCE_NOTICE_S, Env.TRACE}  # the container's own business
     policy = policy_spec(
         cloudMetadata=["Auto"],
         checkpoint={
@@ -50,6 +50,7 @@ def test_every_variable_of_the_wire_is_set() -> None:
         deadline={"headStartSeconds": 10},
         stalls={"afterSeconds": 60, "action": "Restart"},
         compilationCache={"enabled": True, "maxBytes": 1 << 30, "unusedDays": 7},
+        training={"minProcesses": 2},
     )
     assert set(environment(pod_of(injected(jobset(), policy))["containers"][0])) == wanted
 
