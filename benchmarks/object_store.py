@@ -1,7 +1,7 @@
 """Saving to and restoring from an object store, beside Orbax in the same run, and with requests that fail.
 
     python -m benchmarks.object_store [--short] [--mib 512] [--repeats 5] [--faulty-saves 20] [--connections 4]
-                                      [--slower 16] [--schemes gs s3] [--parts saves-and-restores many-connections
+                                      [--slower 8] [--schemes gs s3] [--parts saves-and-restores many-connections
                                       faults] [--json FILE]
 
 ``--short`` is for a first look in about two minutes: 64 MiB, two repeats, five saves while requests fail, and the
@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5, help="saves and restores by each engine (%(default)s)")
     parser.add_argument("--faulty-saves", type=int, default=20, help="saves while requests fail (%(default)s)")
     parser.add_argument("--connections", type=int, default=4, help="how many have full bandwidth at once (%(default)s)")
-    parser.add_argument("--slower", type=float, default=16.0, help="of many connections, how many times (%(default)s)")
+    parser.add_argument("--slower", type=float, default=8.0, help="of many connections, how many times (%(default)s)")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--schemes", nargs="+", choices=_OPENED, default=list(_OPENED))
     flags = parser.parse_args()
