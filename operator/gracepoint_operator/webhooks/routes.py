@@ -10,7 +10,6 @@ request for any other path is refused before its body is read.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,6 +29,7 @@ from gracepoint_operator.webhooks.admission_review import (
     refused,
     unknown,
 )
+from gracepoint_operator.webhooks.eviction_responders import add_responder
 from gracepoint_operator.webhooks.injected_annotation import not_understood, overruled, shown
 from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
 from gracepoint_operator.webhooks.installed_api import InstalledApi
@@ -39,6 +39,7 @@ from gracepoint_operator.webhooks.present_size import MemberPlace, is_elastic, r
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
 from gracepoint_operator.webhooks.request_bodies import RequestBodies
 from gracepoint_operator.webhooks.training_jobs import Json, is_job
+from gracepoint_operator.webhooks.trainjob import label_handed_on
 
 PATH_JOBSETS = "/mutate/jobsets"
 PATH_JOBS = "/mutate/jobs"
@@ -222,11 +223,8 @@ def _updated(request: AdmissionRequest, old: Json) -> Json:
 
 async def mutate_trainjob(request: AdmissionRequest, context: AdmissionContext) -> Json:
     """A TrainJob is created: its label goes on to the JobSet that the Kubeflow Trainer makes of it."""
-    name, made = request.labels.get(LABEL_POLICY), copy.deepcopy(request.object)
     try:
-        if name is not None:
-            labels = made["spec"].setdefault("labels", {})
-            labels.setdefault(LABEL_POLICY, name)
+        made = label_handed_on(request.object)
     except CAUSES:
         logger.warning("TrainJob in %s cannot be read", request.namespace, exc_info=True)
         made = request.object
@@ -255,7 +253,9 @@ async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Js
     pod = request.object
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
-            pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+            settings = context.settings
+            pod = avoid_nodes(refresh_pod(pod, settings), context.disrupted_nodes())
+            pod = add_responder(pod) if settings.responds_to_evictions else pod
             if is_elastic(pod):
                 pod = await _resized(request, pod, context)
     except CAUSES:

@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 
 import gracepoint
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
@@ -357,6 +359,26 @@ def test_notice_is_acted_upon_by_the_head_start_before_its_deadline(
     assert "before the deadline" in preempted.reason
 
 
+def test_newest_committed_step_is_told(tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path, save_every_steps=2) as session:
+        spent = session._coordinator.reporter.time_spent.spent
+        assert spent().saved_s is None
+        train_slowly(session, until=lambda: spent().saved_s is not None)
+        first_s = spent().saved_s or 0.0
+        train_slowly(session, until=lambda: (spent().saved_s or 0.0) > first_s, first=1000)
+        assert (spent().saved_s or 0.0) <= spent().now_s
+
+
+def test_own_save_of_a_loop_is_told(tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path) as session:
+        spent = session._coordinator.reporter.time_spent.spent
+        for step in range(1, 10):
+            assert not session.reached_preemption(step)
+        assert spent().saved_s is None
+        session.own_save_took(0.1, 9)
+        assert spent().saved_s is not None
+
+
 def test_a_notice_that_is_retracted_before_the_freeze_changes_nothing(
     tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -502,6 +524,22 @@ def test_error_during_own_save_exits_with_the_unsaved_code(
     session._coordinator._exit.cancel()
 
 
+def test_a_preempted_process_leaves_the_directory_to_other_jobs_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: Notices, exit_handlers: list[Callable[[], None]]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    session = gracepoint.attach(tmp_path, receiver=notices)
+    lease = Layout(storage_path(tmp_path)).lease()
+    notices.post()
+    train_until_preempted(session)
+    assert lease.entry() is not None, "until the process exits"
+    exit_handlers[-1]()
+    assert codes == [77]
+    assert lease.entry() is None
+    session._coordinator._exit.cancel()
+
+
 def test_saved_is_for_what_was_asked(tmp_path: Path, notices: Notices) -> None:
     with gracepoint.attach(tmp_path, receiver=notices) as session:
         with pytest.raises(SettingsError, match=r"saved\(1\): .* found that nowhere"):
@@ -549,7 +587,7 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
     is_due = SaveInterval.is_due
 
     def preempted_meanwhile(interval: SaveInterval, number: int) -> bool:
-        notices.post(remaining_s=20.0)
+        notices.post(remaining_s=11.0)  # 1 s is left for training
         wait_until(lambda: "the freeze begins" in caplog.text)
         return is_due(interval, number)
 

@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from gracepoint import trace
 from gracepoint.checkpoint import metrics
+from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading import donation, turns
 from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
 from gracepoint.checkpoint.loading.reading_together import damage_in_any
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
@@ -113,7 +115,8 @@ def restore_newest(
             paths, attempt=attempt, deadline=until, sleep=sleep, holds_lease=holds_lease
         ).to_text()
 
-    listing = Listing.from_text(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
+    with trace.span("list the steps"):
+        listing = Listing.from_text(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
     for remark in listing.remarks:
         logger.info("restore: %s", remark)
     if only is not None:
@@ -167,7 +170,8 @@ def restore_listed(
     for step in listing.steps:
 
         def read(step: int = step) -> Restored:
-            together = ReplicaAgreement(gang, f"{key}/step/{step}/read")
+            may_take_turns = turns.may_be_taken(gang, paths.root, restore_args, options)
+            together = ReplicaAgreement(gang, f"{key}/step/{step}/read", meets_first=may_take_turns)
             return read_step(
                 paths,
                 step,
@@ -226,10 +230,13 @@ def read_together(
     metrics.tell_restore_started()
     began_s = time.monotonic()
     try:
-        result = read()
+        with trace.span(f"read {what}"):
+            result = read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
-    if damage := damage_in_any(what, failure, gang=gang, key=key, deadline=deadline):
+    with trace.span("wait for all to have read"):
+        damage = damage_in_any(what, failure, gang=gang, key=key, deadline=deadline)
+    if damage:
         return None, damage
     metrics.tell_restored(time.monotonic() - began_s)
     return result, ""
@@ -256,7 +263,8 @@ def read_step(
     """
     folder = paths.step(step)
     with in_time(folder, deadline), telling(together, restore_args, deadline):
-        stored = open_tree(folder, deadline, preferred=paths.item)
+        own_file = layout.host_state_file(together.gang.process_index)
+        stored = open_tree(folder, deadline, preferred=paths.item, also=[own_file] if with_host_state else [])
         own: dict[str, Any] = {}
         if with_host_state:
             own = own_host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
