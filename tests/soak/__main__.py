@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None, help="write what was found into this file")
     flags = parser.parse_args()
     seed = secrets.randbelow(10**6) if flags.seed is None else flags.seed
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the cluster is removed, and the report printed
+    signal.signal(signal.SIGTERM, _interrupt)
     say = Narrator()
     say(f"seed {seed}")
     made = plan(seed, flags.disruptions, flags.kinds, spacing=flags.spacing)
@@ -54,15 +54,21 @@ def main() -> int:
             try:
                 found = soak.run(until_s=until_s)
             except BaseException:
-                print(rendered(soak.found()))
+                print(rendered(soak.found()), flush=True)
                 raise
     except (ClusterError, KeyboardInterrupt) as error:
-        say(f"stopped, with seed {seed}: {error or 'interrupted'}\nlogs are in {_LOGS}")
+        say(f"stopped, with seed {seed}: {error}\nlogs are in {_LOGS}")
         return 1
     print(rendered(found))
     if flags.json is not None:
         flags.json.write_text(json.dumps(found.to_json(), indent=2) + "\n")
     return 1 if found.problems else 0
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Lets the report be printed and the cluster be removed, undisturbed by a second signal."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt("interrupted")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ CATEGORIES = (
 )
 #: Categories of the operator's account that are one here.
 _TOGETHER = {"saving": "training"}
-_RESTORED = re.compile(r"restored step=(\d+)|no checkpoint was restored")
+_RESTORED = re.compile(r"resumed restored_step=(\d+|None) training=False")
 _LEFT = re.compile(r"preempted saved=")
 _JOINED = re.compile(r"attached process=")
 
@@ -145,7 +145,7 @@ def _life(pods: Sequence[PodTimes], words: Mapping[str, Sequence[Word]], recorde
         trained_s=min(steps.values(), default=None),
         stopped_s=min(ends) if left is None else min(left.unix_s, *ends),
         gone_s=gone_s,
-        restored_step=int(found[1] or 0) if found else None,
+        restored_step=(0 if found[1] == "None" else int(found[1])) if found else None,
         steps=steps,
     )
 

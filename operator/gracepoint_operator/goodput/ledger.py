@@ -213,24 +213,27 @@ def _is_next(life: Life, seen: Sighting) -> bool:
 def _joined(life: Life, told: Tiding) -> Life:
     """Returns the life with what its process says. What is known already stays, but for what adds up.
 
-    Messages take different times to arrive. So all of a process's times count from the first of them.
+    Messages take different times to arrive. So all of a process's times count from the one that took least.
     """
-    attached = told.attached_ms if life.attached_ms is None else life.attached_ms
-    late = told.attached_ms - attached
+    before = told.attached_ms if life.attached_ms is None else life.attached_ms
+    attached = min(before, told.attached_ms)
+    late, early = told.attached_ms - attached, before - attached
     first_step = told.first_step
     if life.restored_ms is not None or life.trained_ms is not None:
         first_step = life.first_step
     started = life.started_ms
+    if started is not None and started == life.attached_ms:  # no more was known of it
+        started = attached
     return dataclasses.replace(
         life,
         session=told.session,
         attached_ms=attached,
         started_ms=attached if started is None and life.bound_ms is not None else started,
-        joined_ms=_known(life.joined_ms, told.joined_ms, late),
-        restored_ms=_known(life.restored_ms, told.restored_ms, late),
+        joined_ms=_known(life.joined_ms, told.joined_ms, late, early),
+        restored_ms=_known(life.restored_ms, told.restored_ms, late, early),
         first_step=first_step,
-        trained_ms=_known(life.trained_ms, told.trained_ms, late),
-        left_ms=_known(life.left_ms, told.left_ms, late),
+        trained_ms=_known(life.trained_ms, told.trained_ms, late, early),
+        left_ms=_known(life.left_ms, told.left_ms, late, early),
         saving_ms=max(life.saving_ms, told.saving_ms),
         saves=max(life.saves, told.saves),
         saves_ms=max(life.saves_ms, told.saves_ms),
@@ -245,8 +248,10 @@ def _moved(spent: Spent, lost_ms: int) -> Spent:
     return added(spent, {Category.TRAINING: -lost_ms, Category.RECOMPUTATION: lost_ms}) if lost_ms > 0 else spent
 
 
-def _known(first: int | None, told: int | None, late: int) -> int | None:
-    return first if first is not None or told is None else told - late
+def _known(first: int | None, told: int | None, late: int, early: int) -> int | None:
+    if first is not None:
+        return first - early
+    return None if told is None else told - late
 
 
 def _newest(known: int | None, told: int | None) -> int | None:

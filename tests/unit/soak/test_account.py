@@ -18,7 +18,7 @@ def said(began: float, joined: float, restored: float, step: int, left: float | 
     words = [
         Word(began, trainer.BEGAN),
         Word(joined, "attached process=0 of=2 attempt=a directory=/d"),
-        Word(restored, f"restored step={step}" if step else "no checkpoint was restored, training begins at step 0"),
+        Word(restored, f"resumed restored_step={step or None} training=False"),
     ]
     return words if left is None else [*words, Word(left, "preempted saved=True drill=False step=9 steps_lost=0")]
 

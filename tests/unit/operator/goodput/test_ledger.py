@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import pytest
+
 from gracepoint_operator.goodput.categories import Category, total_ms
 from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.goodput.life import StepMark
@@ -170,3 +172,16 @@ def test_a_pod_made_anew_while_training_delays_no_start() -> None:
 def test_a_process_of_an_attempt_that_was_not_seen_changes_nothing() -> None:
     ledger = ledger_of(*FIRST[:1], dataclasses.replace(FIRST[1], left_ms=None))
     assert ledger.heard(says("b", 60_000, attempt=1)) == ledger
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the late message first", "the late message last"])
+def test_times_are_those_of_the_message_that_took_least(order: tuple[int, int]) -> None:
+    seen, punctual, ended = FIRST
+    first = dataclasses.replace(punctual, trained_ms=None, left_ms=None, saving_ms=0, marks=())
+    late = {
+        name: getattr(first, name) + 700
+        for name in ("attached_ms", "joined_ms", "restored_ms")  # it took 0.7 s longer than the other
+    }
+    messages = (dataclasses.replace(first, **late), punctual)
+    ledger = ledger_of(seen, *(messages[number] for number in order), ended)
+    assert ledger.spent(40_000) == ledger_of(*FIRST).spent(40_000)
