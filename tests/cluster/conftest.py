@@ -42,11 +42,15 @@ HARNESS = "test_harness.py"
 #: About as long together as the other files are longer than the harness's.
 BESIDE = (
     HARNESS,
+    "test_chart_life.py",
     "test_contract.py",
     "test_core_signals.py",
     "test_epochs.py",
     "test_eviction_hold.py",
     "test_injection.py",
+    "test_placement.py",
+    "test_record.py",
+    "test_resources.py",
     "test_signals.py",
     "test_throttle.py",
 )
