@@ -9,8 +9,8 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Three tests at a time, as they wait for a third of their time, on two cores. The tests on a cluster are in two parts,
 # each on a cluster of its own, one at a time (tests/cluster/conftest.py).
-WITHOUT := -n 3 --dist worksteal -m 'not cluster and not promtool and not mounts and not installs'
-FAST    := -n 3 --dist worksteal -m 'not cluster and not multiprocess and not long and not promtool and not mounts and not installs'
+WITHOUT := -n 3 --dist worksteal -m 'not cluster and not newest and not promtool and not mounts and not installs'
+FAST    := -n 3 --dist worksteal -m 'not cluster and not multiprocess and not long and not newest and not promtool and not mounts and not installs'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
@@ -22,7 +22,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-alerts dashboard-picture mount-tools test-mounts test-install mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo try format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -93,6 +93,10 @@ test-workloads: parts ## The kinds of jobs that need other controllers: the Kube
 	$(PY) -m tests.testcluster build --parts trainer kueue
 	$(PYTEST) -n 0 -v -m controllers tests/cluster
 
+test-newest: servers ## APIs that only the newest Kubernetes has, on its API server alone (builds it first: ten minutes; needs Go).
+	$(PY) -m tests.testcluster build --parts etcd kubernetes kubernetes-1.37
+	$(PYTEST) -n 0 -v -m newest tests/api_server
+
 mount-tools: $(STAMP) ## Installs the programs that make and mount the file systems of test-mounts (as root).
 	$(PY) -m tests.testcluster install --tools
 
@@ -109,8 +113,14 @@ mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (hal
 cuts: $(STAMP) servers ## Cuts saves in object stores after every single request (half an hour).
 	CUT_EVERY=1 RACES=500 $(PY) -m pytest -p no:xdist --timeout 3600 -q tests/unit/checkpoint/steps/test_cuts.py
 
+soak: parts ## Disrupts one job a hundred times, at random, in nine ways (an hour; SOAK="--disruptions 9 --seed 7").
+	$(PY) -m tests.soak $(SOAK)
+
 demo: $(STAMP) ## A cluster trains, loses a node, and goes on from the very step (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
 	$(PY) -m demo --provider=$(or $(CLUSTER),$(if $(STORAGE),local,auto)) $(if $(STORAGE),--storage=$(STORAGE))
+
+try: $(STAMP) ## A cluster that stays, with a protected job in it, and the commands to try with it (CLUSTER=kind or local).
+	$(PY) -m demo.tryout --provider=$(or $(CLUSTER),auto)
 
 cluster-up: parts ## Brings the local test cluster up and leaves it running.
 	$(PY) -m tests.testcluster up

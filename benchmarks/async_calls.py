@@ -8,6 +8,10 @@ Orbax's ``AsyncCheckpointer``. The slow-down is the median step during the write
 turns alone before and after it. The step is a jitted computation on one CPU device with one thread, as a step on an
 accelerator leaves most of the CPU alone.
 
+How much a step slows down beside any writer depends on the machine: cores share memory, caches, and often the host's
+I/O threads. So one more process takes turns, which has no JAX and no Gracepoint and only writes as many bytes from
+touched memory in the same way. Its slow-down is the machine's limit, and the worker's goal is a ratio to it.
+
 The hand-over is compared with a copy of as many bytes within this process, in the same run.
 """
 
@@ -18,8 +22,10 @@ import itertools
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +49,7 @@ from gracepoint.process_group import SingleProcess
 _STEP_S = 0.005
 _ALONE_S = 2.0
 _TIMEOUT_S = 300.0
+_LIMIT = "limit, a process that only writes"
 
 
 def main() -> int:
@@ -77,6 +84,8 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
     for name, engine in engines.items():
         ways[f"Gracepoint, {name}"] = _saves(engine, arrays)
     ways["Orbax"] = _orbax(state, folder)
+    plain = _PlainWriter(state, folder / "plain")
+    ways[_LIMIT] = plain.start
     for turn in range(repeats + 1):  # the first touches memory, and does not count
         alone_before = _steps(step, lambda: False)
         for name, start in ways.items():
@@ -99,13 +108,28 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
         caller.close()
     for engine in engines.values():
         engine.close(_TIMEOUT_S)
+    plain.close()
     if jax_loaded:
         raise RuntimeError("the worker process has loaded JAX")
     return [
-        *(Figure(f"{name}: a save blocks training", statistics.median(blocked[name]), "s") for name in ways),
         *(
-            Figure(f"{name}: training step during the write / alone", statistics.median(slow[name]), "x", goal)
-            for name, goal in {name: 1.02 if "worker" in name else None for name in ways}.items()
+            Figure(f"{name}: a save blocks training", statistics.median(blocked[name]), "s")
+            for name in ways
+            if name != _LIMIT
+        ),
+        *(
+            Figure(f"{name}: training step during the write / alone", statistics.median(slow[name]), "x")
+            for name in ways
+        ),
+        *(
+            Figure(
+                f"{name}: training step during the write / during the limit's",
+                statistics.median(ours / limit for ours, limit in zip(slow[name], slow[_LIMIT], strict=True)),
+                "x",
+                1.02 if "worker" in name else None,
+            )
+            for name in ways
+            if name != _LIMIT
         ),
         Figure("copy within the process", statistics.median(copies), "s"),
         Figure(
@@ -177,8 +201,6 @@ def _saves(engine: StepCheckpointer, state: dict[str, Any]) -> Callable[[], Call
 
 
 def _orbax(state: dict[str, Any], folder: Path) -> Callable[[], Callable[[], bool]]:
-    import threading
-
     import orbax.checkpoint as ocp
 
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
@@ -192,6 +214,34 @@ def _orbax(state: dict[str, Any], folder: Path) -> Callable[[], Callable[[], boo
         return lambda: not waits.is_alive()
 
     return start
+
+
+class _PlainWriter:
+    """A process that holds as many bytes as the state has, and writes them whenever it is told to."""
+
+    def __init__(self, state: dict[str, Any], path: Path) -> None:
+        sizes = [str(array.nbytes) for array in state.values()]
+        command = [sys.executable, "-m", "benchmarks.async_calls_writing", str(path), *sizes]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._line()
+
+    def start(self) -> Callable[[], bool]:
+        """Lets it write once; returns what says whether it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("write\n")
+        self._process.stdin.flush()
+        waits = threading.Thread(target=self._line)
+        waits.start()
+        return lambda: not waits.is_alive()
+
+    def _line(self) -> None:
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise RuntimeError("the process that only writes has ended")
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.communicate(timeout=_TIMEOUT_S)
 
 
 def _copy_s(state: dict[str, Any]) -> float:

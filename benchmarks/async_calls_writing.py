@@ -26,3 +26,19 @@ def write_memory(path: str) -> None:
     private_kib = sum(int(rollup[name].split()[0]) for name in ("Private_Clean", "Private_Dirty"))
     shared_kib = int(rollup.get("Pss_Shmem", "0 kB").split()[0])
     Path(path).write_text(f"{(private_kib - shared_kib) * 1024} {int('jax' in sys.modules)}")
+
+
+def _write_when_told() -> None:
+    """Reads the path and the arrays' sizes from the command line, says that it is ready, and writes at each line."""
+    import sys
+
+    path, sizes = sys.argv[1], [int(size) for size in sys.argv[2:]]
+    arrays = {str(n): bytearray(b"\1" * size) for n, size in enumerate(sizes)}
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        write(arrays, path)
+        print("written", flush=True)
+
+
+if __name__ == "__main__":
+    _write_when_told()

@@ -1,7 +1,8 @@
 """Saving to and restoring from an object store, beside Orbax in the same run, and with requests that fail.
 
     python -m benchmarks.object_store [--short] [--mib 512] [--repeats 5] [--faulty-saves 20] [--connections 4]
-                                      [--schemes gs s3] [--json FILE]
+                                      [--slower 16] [--schemes gs s3] [--parts saves-and-restores many-connections
+                                      faults] [--json FILE]
 
 ``--short`` is for a first look in about two minutes: 64 MiB, two repeats, five saves while requests fail, and the
 bandwidth of two connections.
@@ -10,6 +11,11 @@ Two JAX processes of four CPU devices each save to a server on this machine thro
 MB/s a connection, and so much in all as ``--connections`` of them have. The servers are fake-gcs-server and versitygw,
 which keep in memory what they get. The engines take turns (``object_store_process``); Orbax has no ``s3://``. A
 turn's time is that of the process that took longest, a figure the median over the turns.
+
+In the part ``many-connections``, nothing limits all connections together: as in a real store, each engine has as much
+bandwidth as it opens connections. This machine cannot pass the bytes of so many connections. So there the network is
+``--slower`` times as slow in every respect (time of a round trip, bandwidth of a connection), and all times are divided
+by that. This is what a machine that is so many times as fast would measure at 50 ms and 40 MB/s a connection.
 
 The limit is the time of the bytes at the bandwidth of all connections, and two round trips: one of the data, one of the
 commit. The ceiling of the proxy and the server, without a shape, is measured first: if it is not well above the
@@ -46,6 +52,7 @@ _MIB = 1 << 20
 _MEMORY = Path("/dev/shm")
 _TIMEOUT_S = 1800.0
 _ROUND_TRIP_S, _CONNECTION_RATE = 0.05, 40e6
+_PARTS = ("saves-and-restores", "many-connections", "faults")
 _FAILING_SHARE = 0.02
 _CEILING_MIB = 256
 _CEILING_PIECE = 16 * _MIB
@@ -66,6 +73,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5, help="saves and restores by each engine (%(default)s)")
     parser.add_argument("--faulty-saves", type=int, default=20, help="saves while requests fail (%(default)s)")
     parser.add_argument("--connections", type=int, default=4, help="how many have full bandwidth at once (%(default)s)")
+    parser.add_argument("--slower", type=float, default=16.0, help="of many connections, how many times (%(default)s)")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--schemes", nargs="+", choices=_OPENED, default=list(_OPENED))
     flags = parser.parse_args()
     if flags.short:
@@ -92,6 +101,7 @@ class _Bench:
         self._flags = flags
         self._rate = flags.connections * _CONNECTION_RATE
         self._shape = Shape(_ROUND_TRIP_S, _CONNECTION_RATE, self._rate)
+        self._thin = Shape(_ROUND_TRIP_S * flags.slower, _CONNECTION_RATE / flags.slower)
 
     def measure(self) -> list[Figure]:
         scheme, flags = self._server.scheme, self._flags
@@ -104,24 +114,29 @@ class _Bench:
         say("the ceiling of proxy and server")
         with open_proxy(self._server.url) as proxy:
             ceiling = self._ceiling(proxy)
-        say(f"saves and restores: {', '.join(names)}")
-        with open_proxy(self._server.url, self._shape) as proxy:
-            found = self._run(proxy, names, flags.repeats, restores=True)
-            counts = proxy.counts()
-        say("saves while requests fail")
-        with open_proxy(self._server.url, self._shape) as proxy:
-            stall, answer = Fault(How.STALL_REQUEST), Fault(How.ANSWER, 503)
-            half = _FAILING_SHARE / 2
-            proxy.set_rules(Rule(stall, share=half, seed=1), Rule(answer, share=half, seed=2))
-            faulty = self._run(proxy, [GRACEPOINT], flags.faulty_saves, restores=False)
         told = [
             Figure("proxy and server without a shape / bandwidth", ceiling / self._rate, "", _CEILING_GOAL, Better.MORE)
         ]
-        told += self._saves(found, names)
-        told += self._restores(found, names)
-        told += self._faulty(faulty)
-        told.append(Figure("extra memory of a process", _extra_mib(found), "MiB", _MEMORY_GOAL_MIB))
-        told += _requests(counts, len(names), flags.repeats)
+        if "saves-and-restores" in flags.parts:
+            say(f"saves and restores: {', '.join(names)}")
+            with open_proxy(self._server.url, self._shape) as proxy:
+                found = self._run(proxy, names, flags.repeats, restores=True)
+                counts = proxy.counts()
+            told += self._saves(found, names)
+            told += self._restores(found, names)
+            told.append(Figure("extra memory of a process", _extra_mib(found), "MiB", _MEMORY_GOAL_MIB))
+            told += _requests(counts, len(names), flags.repeats)
+        if "many-connections" in flags.parts:
+            say(f"many connections: {', '.join(names)}")
+            with open_proxy(self._server.url, self._thin) as proxy:
+                told += self._many_connections(self._run(proxy, names, flags.repeats, restores=True), names)
+        if "faults" in flags.parts:
+            say("saves while requests fail")
+            with open_proxy(self._server.url, self._shape) as proxy:
+                stall, answer = Fault(How.STALL_REQUEST), Fault(How.ANSWER, 503)
+                half = _FAILING_SHARE / 2
+                proxy.set_rules(Rule(stall, share=half, seed=1), Rule(answer, share=half, seed=2))
+                told += self._faulty(self._run(proxy, [GRACEPOINT], flags.faulty_saves, restores=False))
         return [dataclasses.replace(figure, name=f"{scheme}: {figure.name}") for figure in told]
 
     def _saves(self, found: Sequence[Measured], names: list[str]) -> list[Figure]:
@@ -135,9 +150,23 @@ class _Bench:
     def _restores(self, found: Sequence[Measured], names: list[str]) -> list[Figure]:
         seconds = {name: statistics.median(_slowest([m.restore_s[name] for m in found])) for name in names}
         told = [Figure(f"restore, {name}", value, "s") for name, value in seconds.items()]
-        # Each process reads what its devices hold. The proxy's limit is for all of them.
         told.append(Figure("restore / limit of a save", seconds[GRACEPOINT] / self._limit_s(found), ""))
+        if len(names) > 1:
+            others_s = min(value for name, value in seconds.items() if name != GRACEPOINT)
+            told.append(Figure("restore: the better of Orbax / limit of a save", others_s / self._limit_s(found), ""))
         return told + _ahead("restore", seconds)
+
+    def _many_connections(self, found: Sequence[Measured], names: list[str]) -> list[Figure]:
+        told, what = list[Figure](), "many connections"
+        taken = {"save": [m.committed_s for m in found], "restore": [m.restore_s for m in found]}
+        for act, of_processes in taken.items():
+            seconds = {
+                name: statistics.median(_slowest([each[name] for each in of_processes])) / self._flags.slower
+                for name in names
+            }
+            told += [Figure(f"{what}: {act}, {name}", value, "s") for name, value in seconds.items()]
+            told += _ahead(f"{what}: {act}", seconds, goal=_AHEAD_GOAL if act == "restore" else None)
+        return told
 
     def _limit_s(self, found: Sequence[Measured]) -> float:
         return float(found[0].bytes / self._rate + 2 * _ROUND_TRIP_S)
@@ -194,13 +223,11 @@ class _Bench:
         return _CEILING_MIB * _MIB / seconds
 
 
-def _ahead(what: str, seconds: dict[str, float]) -> list[Figure]:
+def _ahead(what: str, seconds: dict[str, float], *, goal: float | None = _AHEAD_GOAL) -> list[Figure]:
     others = [value for name, value in seconds.items() if name != GRACEPOINT]
     if not others:
         return []
-    return [
-        Figure(f"{what}: the better of Orbax / ours", min(others) / seconds[GRACEPOINT], "", _AHEAD_GOAL, Better.MORE)
-    ]
+    return [Figure(f"{what}: the better of Orbax / ours", min(others) / seconds[GRACEPOINT], "", goal, Better.MORE)]
 
 
 def _requests(counts: dict[str, Count], engines: int, repeats: int) -> list[Figure]:

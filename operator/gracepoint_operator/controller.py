@@ -43,7 +43,7 @@ from gracepoint_operator.channel.subscribers import Subscribers
 from gracepoint_operator.channel.trust_notifier import TrustNotifier
 from gracepoint_operator.decider import Decider
 from gracepoint_operator.decision_queue import DecisionQueue
-from gracepoint_operator.decisions import rate_limit, request_answers
+from gracepoint_operator.decisions import rate_limit
 from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
@@ -54,8 +54,10 @@ from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.connection_writer import ConnectionWriter
+from gracepoint_operator.recording.eviction_responder import EvictionResponder
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
+from gracepoint_operator.recording.pod_protector import PodProtector
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
@@ -70,8 +72,6 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 _LAST_WRITES_S = 2.0
 _LEAVES_S = 1.0
-#: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
-_WORKLOAD_COMES_S = 5.0
 
 
 class Controller:
@@ -166,10 +166,13 @@ class Controller:
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, clock, write_interval_s)
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
+        self._eviction_responder = EvictionResponder(api, self.cache, metrics, clock, write_interval_s)
+        self._pod_protector = PodProtector(api, self.cache, metrics, clock, write_interval_s)
         self._decisions = DecisionQueue(lambda workload_uid: self._decider.decide(workload_uid), clock)
         self.evictions = EvictionHold(
             api, self.cache, self._take_body, self._decisions.decide_now, lambda: self.ready, metrics, clock
         )
+        self.reports.on_end = self._decisions.add
         self._fresh_looks = FreshLooks(api, self.cache, self._decisions.decide_now)
         self._decider = Decider(
             self.cache,
@@ -177,6 +180,8 @@ class Controller:
             HintNotifier(self.subscribers),
             self._fresh_looks,
             self._request_writer,
+            self._eviction_responder,
+            self._pod_protector,
             self._preemption_writer,
             clock,
             self._policy_writer.goodput.observe,
@@ -223,13 +228,11 @@ class Controller:
         finally:
             self._fresh_looks.cancel()
             await self.connection_writer.close(_LEAVES_S)
-            await asyncio.gather(
-                self._preemption_writer.close(_LAST_WRITES_S),
-                self._policy_writer.close(_LAST_WRITES_S),
-                self._stall_recorder.close(_LAST_WRITES_S),
-                self._request_writer.close(_LAST_WRITES_S),
-                self._first_seen_writer.close(_LAST_WRITES_S),
+            writers = (
+                *(self._preemption_writer, self._policy_writer, self._stall_recorder),
+                *(self._request_writer, self._eviction_responder, self._pod_protector, self._first_seen_writer),
             )
+            await asyncio.gather(*(writer.close(_LAST_WRITES_S) for writer in writers))
 
     def _take_body(self, kind: kinds.Kind, body: JsonObject) -> None:
         """Like ``feed`` for an object that was modified, on the controller's loop."""
@@ -271,6 +274,8 @@ class Controller:
         self.subscribers.forget(uid)  # a pod
         self._policy_writer.forget(uid)  # a workload
         self._stall_recorder.forget(uid)
+        self._eviction_responder.forget(uid)
+        self._pod_protector.forget(uid)
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._acknowledgements.forget(place[1:])
             self._preemption_writer.forget(place[1:])
@@ -335,13 +340,8 @@ class Controller:
             if self.ready:
                 self._decisions.add_due()
                 self._decisions.add(self._decider.held_back)
-                self._answer_homeless()
+                self._request_writer.answer_homeless(self.cache.homeless_requests(), self._clock())
                 joined, self.notifier.joined = self.notifier.joined, set()
                 for workload_uid in joined:
                     self._decider.tell_hints(workload_uid)
                     await asyncio.sleep(0)  # after the loss of a replica these are all workloads
-
-    def _answer_homeless(self) -> None:
-        for request in self.cache.homeless_requests():
-            if self._clock() - request.created_at > _WORKLOAD_COMES_S:
-                self._request_writer.answer(request_answers.without_workload(request))

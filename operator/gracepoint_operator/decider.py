@@ -19,6 +19,8 @@ from gracepoint_operator.decisions.next_decision import next_decision_at
 from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.observability.logs import about
+from gracepoint_operator.recording.eviction_responder import EvictionResponder
+from gracepoint_operator.recording.pod_protector import PodProtector
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import PreemptionSpec
@@ -35,6 +37,8 @@ class Decider:
         hint_notifier: Tells hints.
         fresh_looks: Asks the API server why pods were deleted.
         request_writer: Writes answers to requests.
+        eviction_responder: Answers Evictions.
+        pod_protector: Protects pods from autoscalers.
         preemption_writer: Knows which records this replica created.
         clock: Seconds since the epoch.
         observe: Called with each gang that is decided about. Returns when it wants to be called again; None: after an
@@ -53,6 +57,8 @@ class Decider:
         hint_notifier: HintNotifier,
         fresh_looks: FreshLooks,
         request_writer: RequestWriter,
+        eviction_responder: EvictionResponder,
+        pod_protector: PodProtector,
         preemption_writer: PreemptionWriter,
         clock: Callable[[], float],
         observe: Callable[[GangSnapshot], float | None],
@@ -64,6 +70,8 @@ class Decider:
         self._hint_notifier = hint_notifier
         self._fresh_looks = fresh_looks
         self._request_writer = request_writer
+        self._eviction_responder = eviction_responder
+        self._pod_protector = pod_protector
         self._preemption_writer = preemption_writer
         self._clock = clock
         self._observe = observe
@@ -98,7 +106,9 @@ class Decider:
             )
         observe_at = self._observe(gang)  # last, so that no notice waits for it
         decided = dataclasses.replace(gang, epochs=tuple(self._cache.preemptions.epochs_of(uid)))
-        return min((at for at in (next_decision_at(decided, now), observe_at) if at is not None), default=None)
+        answer_at = self._eviction_responder.respond(decided)
+        times = (next_decision_at(decided, now), observe_at, answer_at, self._pod_protector.protect(decided))
+        return min((at for at in times if at is not None), default=None)
 
     def tell_hints(self, uid: str) -> None:
         """Tells new subscribers of a workload the hints that they have missed."""

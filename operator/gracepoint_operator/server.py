@@ -22,10 +22,11 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
 
+from gracepoint.wire.names import JOBSET_LABEL_NAME
 from gracepoint_operator.channel.canary import Canary
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S, close_runner
@@ -35,6 +36,7 @@ from gracepoint_operator.gc_schedule import collect_in_portions
 from gracepoint_operator.health import Health
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.objects import LABEL_JOB_NAME
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import CheckpointPolicy
@@ -43,10 +45,13 @@ from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
 from gracepoint_operator.webhooks.installed_api import CRD_NAME
+from gracepoint_operator.webhooks.present_size import MemberPlace, SharedReads, of_workload
+from gracepoint_operator.workloads.jobset import JOBSETS
 
 log = logging.getLogger(__name__)
 
 _WORKLOAD_API_S = 60.0
+_PLACES_S = 1.0
 _START_TIMEOUT_S = 30.0
 _CERTIFICATE_AGAIN_S = 1.0
 _STOP_TIMEOUT_S = 8.0
@@ -65,10 +70,15 @@ class Admission:
         self._service_url = service_url
         self._served: InstalledApi | None = None
         self._served_until = 0.0
+        self._places = SharedReads(self._read_places)
 
     @property
     def settings(self) -> AdmissionSettings:
-        return AdmissionSettings(operator_url=self._service_url, ca_certificate=self._certificates.ca)
+        return AdmissionSettings(
+            operator_url=self._service_url,
+            ca_certificate=self._certificates.ca,
+            responds_to_evictions=kinds.EVICTIONS in self._core.watches.ages(),
+        )
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         """Read live: a policy and its first workload are often applied together."""
@@ -84,6 +94,15 @@ class Admission:
             self._served = read_installed_api(await self._api.get(kinds.CRDS, None, CRD_NAME))
             self._served_until = now + _WORKLOAD_API_S
         return self._served
+
+    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
+        of_jobset = labels.get(JOBSET_LABEL_NAME)
+        name = of_jobset or labels[LABEL_JOB_NAME]
+        async with asyncio.timeout(_PLACES_S):
+            return await self._places.get((JOBSETS if of_jobset else kinds.JOBS, namespace, name))
+
+    async def _read_places(self, key: tuple[kinds.Kind, str, str]) -> dict[str, MemberPlace]:
+        return of_workload(await self._api.get(*key))
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
         held = await self._core.evictions.attempted(namespace, pod, uid)

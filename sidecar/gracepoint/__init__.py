@@ -79,7 +79,7 @@ __all__ = [
 ]
 
 _LAZY = {"Session": "gracepoint.session.session", "attach": "gracepoint.session.attach"}
-_PACKAGES = frozenset({"async_calls", "checkpoint", "multihost"})
+_PACKAGES = frozenset({"async_calls", "checkpoint", "elastic", "multihost"})
 
 
 def __getattr__(name: str) -> Any:

@@ -54,6 +54,7 @@ class Settings:
     process_count: int | None = None
     process_offset: int = 0
     pods_per_job: int | None = None
+    min_processes: int = 0  # the least number of processes, if their number may change; 0: it may not
     completion_index: int | None = None  # the Job controller's JOB_COMPLETION_INDEX
     coordinator_job: str | None = None
     coordinator_port: int | None = None
@@ -86,6 +87,7 @@ class Settings:
     compilation_cache: str | None = None  # off, on, or the directory of compiled programs; None: off
     compilation_cache_bytes: int = DEFAULT_COMPILATION_CACHE_BYTES  # of all compiled programs together
     compilation_cache_days: int = DEFAULT_COMPILATION_CACHE_DAYS  # without use, after which one is deleted
+    trace: str | None = None  # path of the folder in which each process writes where its time goes
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -138,8 +140,8 @@ class Settings:
             raise SettingsError(
                 f"{Env.PROCESS_COUNT}: expected more than this pod's process id, found {count} where offset "
                 f"{self.process_offset}, job index {self.job_index}, {self.pods_per_job} pods a job and "
-                f"completion index {index} give {process_id}. The JobSet's replicas or parallelism were changed "
-                f"after the pod was injected, or these variables are set by hand: remove them"
+                f"completion index {index} give {process_id}. The job's size was changed without the policy's "
+                f"spec.training.minProcesses, or while it ran; or these variables are set by hand: remove them"
             )
         return process_id
 
@@ -269,6 +271,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.PROCESS_COUNT: ("process_count", _integer(1)),
     Env.PROCESS_OFFSET: ("process_offset", _integer(0)),
     Env.PODS_PER_JOB: ("pods_per_job", _integer(1)),
+    Env.MIN_PROCESSES: ("min_processes", _integer(1)),
     ENV_JOB_COMPLETION_INDEX: ("completion_index", _integer(0)),
     Env.COORDINATOR_JOB: ("coordinator_job", _text),
     Env.COORDINATOR_PORT: ("coordinator_port", _integer(1, 65535)),
@@ -298,6 +301,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.COMPILATION_CACHE: ("compilation_cache", _cache),
     Env.COMPILATION_CACHE_BYTES: ("compilation_cache_bytes", _integer(1)),
     Env.COMPILATION_CACHE_DAYS: ("compilation_cache_days", _integer(1)),
+    Env.TRACE: ("trace", _text),
 }
 _NAMES = {field: name for name, (field, _) in _READERS.items()}
 _BY_FIELD = dict(_READERS.values())

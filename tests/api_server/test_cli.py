@@ -94,9 +94,9 @@ async def test_a_drill_that_saves_nothing_ends_with_one(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["drill", "nobody"], "jobsets: found none named 'nobody'", id="no such JobSet"),
+        pytest.param(["drill", "nobody"], "found no JobSet, Job or TrainJob named 'nobody'", id="no such job"),
         pytest.param(["timeline", "nothing"], "preemptions: found none named 'nothing'", id="no such Preemption"),
-        pytest.param(["lint", "nobody"], "jobsets: found none named 'nobody'", id="no JobSet to lint"),
+        pytest.param(["lint", "nobody"], "found no JobSet, Job or TrainJob named 'nobody'", id="no job to lint"),
         pytest.param(["signals", "--node", "nowhere"], "nodes: found none named 'nowhere'", id="no such node"),
     ],
 )
@@ -134,13 +134,13 @@ async def test_status_shows_jobs_their_policies_and_what_is_wrong(gang: Gang, re
 
     await until(ready, "the policy to be ready")
     found = (await ask(gang, "status", "-o", "json")).json
-    assert [(job["name"], job["policy"], job["running"]) for job in found["jobSets"]] == [("train", "careful", 2)]
+    assert [(job["name"], job["policy"], job["running"]) for job in found["workloads"]] == [("train", "careful", 2)]
     assert [(policy["name"], policy["conditions"]["Ready"]) for policy in found["policies"]] == [("careful", "True")]
     await gang.api.merge(JOBSETS, gang.name, "train", {"metadata": {"labels": {names.LABEL_POLICY: "gone"}}})
     text = await ask(gang, "status")
     assert text.code == 0
     assert "LAST PREEMPTION" in text.out
-    assert "jobset train: there is no CheckpointPolicy 'gone'" in text.out
+    assert "jobset/train: there is no CheckpointPolicy 'gone'" in text.out
 
 
 def test_status_of_an_empty_namespace_says_where_to_look(server: ApiServer) -> None:
@@ -154,7 +154,7 @@ async def test_lint_reads_a_jobset_its_policy_and_claims_from_the_cluster(gang: 
     await gang.make()
     done = await ask(gang, "lint", "train", "-o", "json")
     (report,) = done.json
-    assert report["jobSet"] == "train"
+    assert (report["kind"], report["name"]) == ("JobSet", "train")
     assert "at-creation" in {finding["rule"] for finding in report["findings"]}  # no volume at /checkpoints
     assert report["effects"]
 
@@ -244,8 +244,8 @@ async def test_the_time_of_a_job_is_a_table_or_json(gang: Gang, replica: Replica
     assert (account["name"], account["policy"]) == ("train", "careful")
     assert sum(account["seconds"].values()) == pytest.approx(account["totalSeconds"])
     table = await ask(gang, "goodput")
-    assert table.out.splitlines()[0].split()[:3] == ["JOBSET", "GOODPUT", "TOTAL"]
-    whole = await ask(gang, "goodput", "train")
+    assert table.out.splitlines()[0].split()[:3] == ["JOB", "GOODPUT", "TOTAL"]
+    whole = await ask(gang, "goodput", "jobset/train")
     assert [line.split()[0] for line in whole.out.splitlines()[2:13]] == list(account["seconds"])
     nobody = await ask(gang, "goodput", "nobody")
-    assert (nobody.code, "no account of a JobSet 'nobody'" in nobody.err) == (3, True)
+    assert (nobody.code, "no account of a JobSet or Job 'nobody'" in nobody.err) == (3, True)

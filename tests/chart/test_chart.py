@@ -55,7 +55,7 @@ def test_helm_finds_nothing_to_say_about_it(helm: Helm) -> None:
 
 
 def test_the_role_is_exactly_this(render: Render) -> None:
-    """No secrets, and of what is not ours nothing is written but reviews and Events."""
+    """No secrets, and of what is not ours nothing is written but reviews, Events and answers to Evictions."""
     watch = {"list", "watch"}
     read = {"get"} | watch
     granted: dict[str, set[str]] = {}
@@ -74,7 +74,9 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "policy/poddisruptionbudgets": {"list"},
         "events.k8s.io/events": {"create"},
         "karpenter.sh/nodeclaims": watch,
-        "kueue.x-k8s.io/workloads": watch,
+        "kueue.x-k8s.io/workloads": read,
+        "lifecycle.k8s.io/evictions": read,
+        "lifecycle.k8s.io/evictions/status": {"patch"},
         "batch/jobs": read,
         "jobset.x-k8s.io/jobsets": read,
         "gracepoint.dev/checkpointpolicies": read,

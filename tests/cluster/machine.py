@@ -49,6 +49,11 @@ def local(cluster: Cluster) -> LocalCluster:
     return cluster
 
 
+def restart_api_server(cluster: Cluster, *, down_s: float) -> None:
+    """Kills the API server, and starts it again after so many seconds."""
+    local(cluster)._control_plane.restart_api_server(down_s=down_s)
+
+
 def _with(run: TrainingRun, variable: str, value: str) -> Iterator[psutil.Process]:
     """This machine's processes that have the variable, of pods in the run's namespace."""
     for process in psutil.process_iter():

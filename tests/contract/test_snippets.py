@@ -69,3 +69,15 @@ def test_saving_and_restoring_as_the_page_shows_it(tmp_path: Path) -> None:
     code = f"{_STATE}{_STEP}{shown}\nprint(step, sorted(state), type(arrays['params']).__name__)"
     assert run(code.replace('"/data/', f'"{tmp_path}/'), tmp_path) == "7 ['ema', 'params'] ndarray\n"
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} >= {"init", "small", "epoch-1", "epoch-2"}
+
+
+def test_data_of_an_elastic_job_goes_on_at_the_next_record(tmp_path: Path) -> None:
+    code = f"""{block("docs/elastic.md", "open_at")}
+before = loader(4)
+used = [int(record) for _ in range(3) for record in next(before)]
+after = loader(6)
+after.set_state(before.get_state())
+used += [int(record) for record in next(after)]
+print(len(set(used)), after.changed)
+"""
+    assert run(code, tmp_path) == "18 global batch: 4 -> 6, batch of a process: 4 -> 6\n"

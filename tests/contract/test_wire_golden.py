@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,17 @@ def read(path: Path) -> Message:
     return Frame.read(text) if issubclass(cls, Frame) else cls.from_json(text)
 
 
+def known_part(written: Any, golden: Any) -> Any:
+    """What was written, without the fields that are younger than the file, also in messages within the message."""
+    if isinstance(written, dict) and isinstance(golden, dict):
+        return {key: known_part(value, golden[key]) for key, value in written.items() if key in golden}
+    return written
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_golden_message_is_read_whole(path: Path) -> None:
-    message = read(path)
-    written = json.loads(message.to_json())
     golden = json.loads(path.read_text())
-    assert {key: written[key] for key in golden} == golden
+    assert known_part(json.loads(read(path).to_json()), golden) == golden
 
 
 def test_every_message_has_a_golden_file() -> None:

@@ -35,7 +35,7 @@ class MetadataServer:
         garbled: Answer every GET with this body in place of the right one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         self.changed = threading.Condition()
         self.requests: list[str] = []
         self._changed_at = 0  # how many requests had come at the test's last change
@@ -44,12 +44,13 @@ class MetadataServer:
         self.garbled: str | None = None
         self._values: dict[str, str | None] = {}
         self._ended = False
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _Server((address, 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -123,8 +124,8 @@ class GceServer(MetadataServer):
     _ROOT = "/computeMetadata/v1/"
     _DIRECTORIES = frozenset({"instance/upcoming-maintenance"})
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        super().__init__(address)
         self.waits: dict[str, int] = {}
         self.set("instance/preempted", "FALSE")
         self.set("instance/maintenance-event", "NONE")

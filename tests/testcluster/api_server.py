@@ -37,6 +37,8 @@ class ApiServer:
         etcd_flags: More flags of etcd.
         fill: Called with etcd's URL while the API server does not run yet, to write objects into etcd.
         ready_s: How long the API server may take to be ready, in seconds. It reads all objects before.
+        other: The version of the API server, where it is not the usual one (``parts.NEWEST_KUBERNETES``).
+        flags: More flags of the API server.
 
     Attributes:
         url: Where the API server listens.
@@ -53,8 +55,12 @@ class ApiServer:
         etcd_flags: Sequence[str] = (),
         fill: Callable[[str], None] | None = None,
         ready_s: float = _READY_S,
+        other: str = "",
+        flags: Sequence[str] = (),
     ) -> None:
         self._folder = folder
+        self._other = other
+        self._flags = flags
         self._service_accounts = service_accounts
         self._etcd_flags = etcd_flags
         self._fill = fill
@@ -110,6 +116,8 @@ class ApiServer:
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-key-file={folder}/service-accounts.pub",
             f"--service-account-signing-key-file={folder}/service-accounts.key",
+            *self._flags,
+            other=self._other,
         )
         wait_until("the API server", self._is_ready, timeout_s=self._ready_s, hint=self._logs)
         if ended := self._ended():
@@ -182,10 +190,10 @@ class ApiServer:
         path.chmod(0o600)
         return path
 
-    def _spawn(self, program: str, *args: str) -> None:
+    def _spawn(self, program: str, *args: str, other: str = "") -> None:
         with (self._folder / f"{program}.log").open("ab") as log:
             self._processes[program] = subprocess.Popen(
-                [parts.program(program), *args],
+                [parts.program(program, other), *args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -209,10 +217,12 @@ class ApiServer:
         return "".join(log_tail(self._folder / f"{program}.log") for program in _PROGRAMS)
 
 
-def why_not() -> str:
-    """Why there can be none on this machine; empty where there can."""
-    missing = [part.name for part in parts.missing(("kubernetes", "etcd"))]
-    return f"not built: {', '.join(missing)}; run: make parts" if missing else ""
+def why_not(other: str = "") -> str:
+    """Why there can be none on this machine, in that version; empty where there can."""
+    wanted = ("kubernetes", "etcd", *((f"kubernetes-{other}",) if other else ()))
+    missing = [name for name in wanted if parts.missing((name,))]
+    how = f"python -m tests.testcluster build --parts {' '.join(missing)}"
+    return f"not built: {', '.join(missing)}; run: {how}" if missing else ""
 
 
 @contextlib.contextmanager
@@ -223,13 +233,23 @@ def open_api_server(
     etcd_flags: Sequence[str] = (),
     fill: Callable[[str], None] | None = None,
     ready_s: float = _READY_S,
+    other: str = "",
+    flags: Sequence[str] = (),
 ) -> Iterator[ApiServer]:
     """Starts an ``ApiServer``, and stops it in the end. The arguments are its own.
 
     Raises:
         ClusterError: As ``ApiServer.start`` says.
     """
-    server = ApiServer(folder, service_accounts=service_accounts, etcd_flags=etcd_flags, fill=fill, ready_s=ready_s)
+    server = ApiServer(
+        folder,
+        service_accounts=service_accounts,
+        etcd_flags=etcd_flags,
+        fill=fill,
+        ready_s=ready_s,
+        other=other,
+        flags=flags,
+    )
     try:
         server.start()
         yield server

@@ -7,13 +7,16 @@ Processes: the four of them, in the control plane's machine, with which they end
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.testcluster import parts, pki
 from tests.testcluster.network import KUBERNETES_IP, SERVICE_CIDR
-from tests.testcluster.sandbox import Sandbox
+from tests.testcluster.sandbox import Sandbox, processes
 from tests.testcluster.shell import log_tail, run, wait_until
 
 ADMIN = "admin"
@@ -95,6 +98,15 @@ class ControlPlane:
             "--bind-address=127.0.0.1",
             "--leader-elect=false",
         )
+
+    def restart_api_server(self, *, down_s: float) -> None:
+        """Kill the API server, and start it again after so many seconds; returns when it is ready."""
+        own = f"--token-auth-file={self.folder}/tokens.csv"
+        for pid, argv in processes():
+            if own in argv and argv[0] != "nsenter":
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(down_s)
+        self._start_api_server()
 
     def _start_etcd(self) -> None:
         self._spawn(

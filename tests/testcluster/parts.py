@@ -2,7 +2,8 @@
 
 Each part is a Go module under ``parts/`` whose go.mod says the version and whose go.sum holds it to the
 very bytes; they are apart because their dependencies clash. A part is built once for each state of these
-files and kept in the cache.
+files and kept in the cache. Some parts have other versions beside the usual one, in folders of their own
+(``parts/kubernetes-1.37``): ``TESTCLUSTER_KUBERNETES=1.37`` chooses that one for everything.
 
 Processes: one ``go build`` at a time, killed when the caller is interrupted. Threads: one that says every
 ten seconds how long the build has taken; it ends with the build.
@@ -41,11 +42,12 @@ class Part:
     """A Go module under ``parts/`` and the programs built from it.
 
     Attributes:
-        name: The folder under ``parts/``.
+        name: The folder under ``parts/``, without the version that may follow it.
         programs: Name of each program and its package.
         module: The module whose version is the part's; none for our own code.
         stamps: Variables (packages' paths) that hold the version, for programs that tell it.
         tags: Build tags.
+        other: Which version it is, where it is always another one than the usual: the end of its folder's name.
     """
 
     name: str
@@ -53,11 +55,21 @@ class Part:
     module: str = ""
     stamps: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    other: str = ""
 
     @property
     def source(self) -> Path:
-        """The folder with go.mod."""
-        return _MODULES / self.name
+        """The folder with go.mod.
+
+        Raises:
+            ClusterError: The environment chooses a version that is not there.
+        """
+        chosen = self.other or os.environ.get(f"TESTCLUSTER_{self.name.upper()}", "")
+        folder = _MODULES / (f"{self.name}-{chosen}" if chosen else self.name)
+        if not folder.exists():
+            known = sorted(path.name for path in _MODULES.glob(f"{self.name}-*"))
+            raise ClusterError(f"TESTCLUSTER_{self.name.upper()}={chosen}: found {known}, expected {folder.name}")
+        return folder
 
     @property
     def version(self) -> str:
@@ -107,6 +119,8 @@ PARTS = (
     ),
     Part("versitygw", {"versitygw": "github.com/versity/versitygw/cmd/versitygw"}, "github.com/versity/versitygw"),
 )
+NEWEST_KUBERNETES = "1.37"
+"""Of which the API server alone is used, for APIs that are new there."""
 OBJECT_STORES = ("fake-gcs-server", "versitygw")
 """The parts that need nothing but Go, for tests without a cluster."""
 OPTIONAL_PARTS = (
@@ -114,6 +128,13 @@ OPTIONAL_PARTS = (
         "trainer",
         {"trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"},
         "github.com/kubeflow/trainer/v2",
+    ),
+    Part(
+        "kubernetes",
+        {"kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver"},
+        "k8s.io/kubernetes",
+        ("k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"),
+        other=NEWEST_KUBERNETES,
     ),
     Part("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, "sigs.k8s.io/kueue"),
     Part(
@@ -127,8 +148,8 @@ OPTIONAL_PARTS = (
     ),
 )
 """What one command alone needs: ``make test-workloads`` (controllers), ``test-alerts``, ``test-mounts``."""
-CONTROLLERS = tuple(part.name for part in OPTIONAL_PARTS if part.name not in {"prometheus", "gcsfuse"})
-_BY_NAME = {part.name: part for part in (*PARTS, *OPTIONAL_PARTS)}
+CONTROLLERS = ("trainer", "kueue")
+_BY_NAME = {part.name + (f"-{part.other}" if part.other else ""): part for part in (*PARTS, *OPTIONAL_PARTS)}
 NAMES = tuple(_BY_NAME)
 """Of all parts."""
 _ALWAYS = tuple(part.name for part in PARTS)
@@ -139,18 +160,18 @@ def part(name: str) -> Part:
     return _BY_NAME[name]
 
 
-def program(name: str) -> Path:
-    """Path of a built program.
+def program(name: str, other: str = "") -> Path:
+    """Path of a built program, in another version than the usual one if ``other`` names it.
 
     Raises:
         ClusterError: It is not built.
     """
-    for candidate in (*PARTS, *OPTIONAL_PARTS):
-        if name in candidate.programs:
+    for key, candidate in _BY_NAME.items():
+        if name in candidate.programs and candidate.other == other:
             path = candidate.built / name
             if path.exists():
                 return path
-            raise ClusterError(f"{name} is not built; run: python -m tests.testcluster build")
+            raise ClusterError(f"{name} is not built; run: python -m tests.testcluster build --parts {key}")
     raise KeyError(name)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from gracepoint_operator import signals
+from gracepoint_operator.cache.eviction_index import EvictionIndex
 from gracepoint_operator.cache.first_seen import FirstSeen
 from gracepoint_operator.cache.gang_objects import GangObjects
 from gracepoint_operator.cache.object_reader import CacheReader, ObjectReading
@@ -22,9 +23,12 @@ from gracepoint_operator.cache.pod_marks import marks_of_pods
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
+from gracepoint_operator.cache.suspensions import Suspensions
+from gracepoint_operator.cache.untold_times import untold_since
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.left_out import LeftOut
+from gracepoint_operator.model.eviction_requests import EvictionAsked
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
@@ -56,8 +60,10 @@ class ClusterCache:
         self.first_seen = FirstSeen(clock)
         self.reader = CacheReader(rows)
         self._signal_index = SignalIndex(self.first_seen)
+        self.evictions = EvictionIndex(self.first_seen)
         self.versions = ResourceVersions(clock)
         self._checked: set[str] = set()
+        self.suspensions = Suspensions(self.objects, self._signal_index, self.first_seen, self.place)
         self._places: dict[kinds.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.readable}  # UID -> place
         self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
 
@@ -100,7 +106,7 @@ class ClusterCache:
                 before = self.policies.get(found.key)
                 self.policies[found.key] = policy
                 same = before is not None and before.spec == policy.spec
-                return set() if same else self.objects.workloads_with_policy(found.key)
+                return policy.newly_saved(before) if same else self.objects.workloads_with_policy(found.key)
             case PreemptionRecord() as epoch:
                 self.preemptions.join(epoch)
                 return {epoch.spec.workload.uid}
@@ -108,6 +114,9 @@ class ClusterCache:
                 wanted = self.preemptions.put_request(request)
                 self.first_seen.see(uid, {request.mark: request.created_at}, listed=listed)
                 return self.objects.workloads_named(wanted)
+            case EvictionAsked() as asked:
+                changed = self.evictions.put(asked, listed=listed)
+                return self.objects.workload_of_pod(asked.pod_uid) if changed else set()
             case str() as owner:
                 return self._store_attached(found, owner, listed)
         raise AssertionError(f"{where}: found {found.value!r}, expected a value of {kind.plural}")
@@ -131,6 +140,7 @@ class ClusterCache:
         self.versions.drop(uid, version)
         self.first_seen.forget(uid)
         attached_to = self._signal_index.forget(uid)
+        self.suspensions.forget(uid)
         self._doomed.discard(uid)
         self.left_out.forget(uid)
         place = self.place(uid)
@@ -145,6 +155,8 @@ class ClusterCache:
             return self.objects.workloads_on(attached_to)
         if kind is kinds.KUEUE_WORKLOADS:
             return self.objects.queued_as(attached_to)
+        if kind is kinds.EVICTIONS:
+            return self.objects.workload_of_pod(self.evictions.drop(uid))
         if kind is kinds.PODS:
             self._checked.discard(uid)
             return self.objects.drop_pod(uid)
@@ -164,20 +176,8 @@ class ClusterCache:
         return set() if workload_uid is None else {workload_uid}
 
     def untold_since(self, *, of_pods: bool = True) -> dict[str, float]:
-        """When marks were first seen. Only for marks whose time the API server does not tell.
-
-        Args:
-            of_pods: Only for marks that concern a pod.
-        """
-        index, objects = self._signal_index, self.objects
-        untold = {mark.id for mark in index.on(index.marked) if not (mark.is_exact or mark.row.limit)}
-        if not (untold and of_pods):
-            return {mark: at for mark, at in self.first_seen.since(index.marked).items() if mark in untold}
-        nodes, gangs = objects.nodes_with_pods(), objects.workloads_with_pods()
-        about = {objects.nodes[name].uid for name in nodes & objects.nodes.keys()}
-        about |= gangs | {job.uid for gang in gangs for job in objects.jobs_of(gang)}
-        about |= index.attached_to([*nodes, *(uid for gang in gangs for uid in objects.workloads[gang].queued_as)])
-        return {mark: at for mark, at in self.first_seen.since(about & index.marked).items() if mark in untold}
+        """When marks were first seen of which the API does not tell the time. ``of_pods``: only of marks on pods."""
+        return untold_since(self._signal_index, self.objects, self.first_seen, of_pods=of_pods)
 
     def uids(self, kind: kinds.Kind) -> Set[str]:
         """UIDs of the known objects of a kind."""
@@ -248,6 +248,9 @@ class ClusterCache:
         marked.update(pod.uid for pod in pods)
         # By the node names in the pods, because a NodeClaim outlives its node.
         marked |= self._signal_index.attached_to([*queued_as, *{pod.node for pod in pods}])
+        asked = self.evictions.of(pods)
+        marked.update(eviction.uid for eviction in asked.values())
+        since = self.first_seen.since(marked)
         return GangSnapshot(
             workload_uid=workload_uid,
             workload=workload,
@@ -259,9 +262,11 @@ class ClusterCache:
             epochs=tuple(self.preemptions.epochs_of(workload_uid, namespace)),
             requests=requests,
             marks=marks,
-            since=self.first_seen.since(marked),
+            since=since,
             bound_at=self.first_seen.bound_at(pod.uid for pod in pods),
             checked=frozenset(uid for uid in self._checked if objects.pods[uid].workload_uid == workload_uid),
+            evictions=asked,
+            unexplained=self.suspensions.unexplained(workload_uid, since),
         )
 
     def _store_object(self, value: Pod | Node | Job | Workload, found: ObjectReading, listed: bool) -> set[str]:

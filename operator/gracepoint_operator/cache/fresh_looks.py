@@ -1,4 +1,4 @@
-"""Reads one workload, its namespace and some of its Jobs from the API server, to learn why pods were deleted.
+"""Reads one workload and what it depends on from the API server, to learn why pods were deleted or it is suspended.
 
 A watch shows a past state, and watches of different kinds show different ones. A read that begins after an event sees
 whatever caused the event.
@@ -54,7 +54,8 @@ class FreshLooks:
             task.cancel()
 
     async def _look(self, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str]) -> None:
-        """Asks the API server why pods were deleted. If it does not answer in time, they count as disrupted."""
+        """Asks the API server. If it does not answer in time, what is known counts: deleted pods are disrupted ones."""
+        uid = workload.uid
         again = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(client.KubeError),
             wait=tenacity.wait_fixed(_AGAIN_S),
@@ -69,6 +70,7 @@ class FreshLooks:
                 extra=about(workload=workload.name, waited_s=_WITHIN_S),
             )
             self._cache.mark_checked(pod_uids)
+            self._cache.suspensions.explain(self._cache.suspensions.of(uid))
         finally:
             del self._tasks[workload.uid]
         self._decide(workload.uid)
@@ -77,7 +79,7 @@ class FreshLooks:
 async def look_afresh(
     api: KubeClient, cache: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
 ) -> None:
-    """Reads the workload and these of its Jobs into ``cache``, and notes the deleted pods as checked.
+    """Reads the workload, these of its Jobs and Kueue's Workload into ``cache``, and notes the deleted pods as checked.
 
     A workload that lost the label by which it is watched becomes known by this read, until the next sweep.
 
@@ -109,9 +111,24 @@ async def look_afresh(
         cache.drop(uid)
     if workload.uid in gone:
         cache.preemptions.mark_gone(workload.uid)
+    await _explain_suspensions(api, cache, workload.uid)
     if await _namespace_goes(api, workload.namespace):
         cache.doom(workload.uid)
     cache.mark_checked(pod_uids)
+
+
+async def _explain_suspensions(api: KubeClient, cache: ClusterCache, workload_uid: str) -> None:
+    """Reads Kueue's Workload if the workload is suspended: Kueue says there who took the quota, before it suspends."""
+    suspended = cache.suspensions.of(workload_uid)  # before the reads: a later suspension needs another look
+    if not suspended:
+        return
+    try:
+        kind = await api.preferred(kinds.KUEUE_WORKLOADS)
+        for namespace, name in cache.suspensions.queue_entries(workload_uid):
+            cache.put(kinds.KUEUE_WORKLOADS, await api.get(kind, namespace, name), listed=True, fresh=True)
+    except (client.NotFound, client.Refused) as error:
+        log.warning("why a workload is suspended could not be read from Kueue", extra=about(error=str(error)))
+    cache.suspensions.explain(suspended)
 
 
 async def _namespace_goes(api: KubeClient, name: str) -> bool:

@@ -152,6 +152,11 @@ class GangObjects:
         """UIDs of the known workloads that are this object, or that it controls."""
         return set(self._queued_as.get(uid, ()))
 
+    def workload_of_pod(self, pod_uid: str) -> set[str]:
+        """UID of the workload of a pod. The set is empty if the pod is not known."""
+        pod = self.pods.get(pod_uid)
+        return set() if pod is None else {pod.workload_uid}
+
     def nodes_with_pods(self) -> Set[str]:
         """Names of the nodes that pods are bound to. A node may not be known yet."""
         return self._pods_on.keys()

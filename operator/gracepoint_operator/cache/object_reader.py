@@ -16,6 +16,7 @@ from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.fields import LONGEST_NAME
 from gracepoint_operator.kube.objects import Node, Pod, read_node
+from gracepoint_operator.model.eviction_requests import EvictionAsked, read_eviction
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
@@ -25,7 +26,7 @@ from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType,
 
 #: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
 #: of a NodeClaim, the UID of the owner of a Kueue workload.
-Value = Node | Pod | Job | Workload | CheckpointPolicy | PreemptionRecord | RequestRecord | str
+Value = Node | Pod | Job | Workload | CheckpointPolicy | PreemptionRecord | RequestRecord | EvictionAsked | str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class CacheReader:
             kinds.NODES: read_node,
             kinds.NODE_CLAIMS: _node_of_claim,
             kinds.KUEUE_WORKLOADS: _owner_of_kueue_workload,
+            kinds.EVICTIONS: read_eviction,
             kinds.PODS: read_pod,
             kinds.JOBS: read_job,
             **{place: _reader_of(known) for place, known in BY_PLACE.items()},

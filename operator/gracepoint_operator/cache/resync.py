@@ -34,12 +34,13 @@ SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.NODES: None,
     kinds.NODE_CLAIMS: None,
     kinds.KUEUE_WORKLOADS: None,
+    kinds.EVICTIONS: None,
     kinds.PODS: POD_LABEL,
 }
 
 
-#: Kinds of other projects, which a cluster may not have. A failure of one of them delays nothing else.
-OPTIONAL: frozenset[kinds.Kind] = frozenset({kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS})
+#: Kinds that a cluster may not have. A failure of one of them delays nothing else.
+OPTIONAL: frozenset[kinds.Kind] = frozenset({kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS, kinds.EVICTIONS})
 
 
 #: How long what changed during a list may take to come from the watch.

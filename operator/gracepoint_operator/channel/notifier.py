@@ -123,13 +123,8 @@ class Notifier:
             told = subscriber.told.get(epoch.name)
             if told is None or abs(deadline_at - told) > DEADLINE_TOLERANCE_S:
                 subscriber.told[epoch.name] = deadline_at
-                subscriber.send(
-                    Outgoing(
-                        # The remaining time is that of the moment at which the frame is written.
-                        make=functools.partial(_notice, subscriber, epoch, self._clock),
-                        written=functools.partial(self._told, pod, epoch),
-                    )
-                )
+                telling = _Telling(subscriber, pod, epoch, self._clock, self._told)
+                subscriber.send(Outgoing(telling.make, telling.written))
         if begin + _AT_ONCE < len(subscribers):
             asyncio.get_running_loop().call_soon(self._tell_rest, epoch.key, subscribers, begin + _AT_ONCE)
 
@@ -159,10 +154,9 @@ class Notifier:
         ended = epoch.phase.ended and known is not None and known.phase is not epoch.phase
         self._preemption_writer.touch(epoch, urgent=known is None or ended)
 
-    def _told(self, pod: Pod, epoch: PreemptionRecord) -> None:
-        now = self._clock()
-        if self._acknowledgements.told(epoch.key, pod, now):
-            self._metrics.signal_to_notice_s.observe(max(now - epoch.spec.observed_at.timestamp(), 0.0))
+    def _told(self, pod: Pod, epoch: PreemptionRecord, at: float) -> None:
+        if self._acknowledgements.told(epoch.key, pod, at):
+            self._metrics.signal_to_notice_s.observe(max(at - epoch.spec.observed_at.timestamp(), 0.0))
         self._preemption_writer.touch(self._cache.preemptions.epochs.get(epoch.key, epoch))
 
     def _reached(self, epoch: PreemptionRecord, stage: str, now: float) -> None:
@@ -171,7 +165,45 @@ class Notifier:
         self.changed(dataclasses.replace(known, status=after))
 
 
-def _notice(subscriber: Subscriber, epoch: PreemptionRecord, clock: Callable[[], float]) -> Frame:
+class _Telling:
+    """A notice to one subscriber.
+
+    Args:
+        subscriber: Whom to tell.
+        pod: Its pod.
+        epoch: The preemption.
+        clock: Seconds since the epoch.
+        told: Called after the notice was written, with the time at which that was.
+    """
+
+    __slots__ = ("_at", "_clock", "_epoch", "_pod", "_subscriber", "_told")
+
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        pod: Pod,
+        epoch: PreemptionRecord,
+        clock: Callable[[], float],
+        told: Callable[[Pod, PreemptionRecord, float], None],
+    ) -> None:
+        self._subscriber = subscriber
+        self._pod = pod
+        self._epoch = epoch
+        self._clock = clock
+        self._told = told
+        self._at = 0.0
+
+    def make(self) -> Frame:
+        """Creates the frame when it is written: the remaining time is that of this moment."""
+        self._at = self._clock()
+        return _notice(self._subscriber, self._epoch, self._at)
+
+    def written(self) -> None:
+        """Keeps that the pod was told."""
+        self._told(self._pod, self._epoch, self._at)
+
+
+def _notice(subscriber: Subscriber, epoch: PreemptionRecord, now: float) -> Frame:
     spec = epoch.spec
     deadline_at = spec.deadline.timestamp()
     return Notice(
@@ -183,7 +215,7 @@ def _notice(subscriber: Subscriber, epoch: PreemptionRecord, clock: Callable[[],
         signal=spec.signal,
         confidence=spec.confidence,
         nodes=list(spec.nodes),
-        remaining_s=round(deadline_at - clock(), 4),
+        remaining_s=round(deadline_at - now, 4),
         deadline=format_time(deadline_at),
         mode=spec.mode if spec.exits else Mode.DRILL,  # to the library this means: save, and continue to train
         revision=round(deadline_at * 1000),  # all replicas read it from the record, or observed the same

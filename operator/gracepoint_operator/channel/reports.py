@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tenacity
 
@@ -67,6 +67,9 @@ class ReportHandler:
         stalls: Records gangs that make no progress.
         metrics: Gets latencies.
         clock: Seconds since the epoch.
+
+    Attributes:
+        on_end: Called with the UID of a workload whose gang reports the end of a preemption.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class ReportHandler:
         self._preemption_writer = preemption_writer
         self._policy_writer = policy_writer
         self._stalls = stalls
+        self.on_end: Callable[[Iterable[str]], None] = lambda uids: None
         self._metrics = metrics
         self._clock = clock
 
@@ -148,6 +152,7 @@ class ReportHandler:
             )
         self._notifier.changed(dataclasses.replace(epoch, status=after))
         if report.phase.ended:
+            self.on_end([epoch.spec.workload.uid])
             # The gang exits when it gets the answer. If this replica died now, nobody else would know the outcome.
             await self._preemption_writer.settled(epoch, _LAST_REPORT_S)
 

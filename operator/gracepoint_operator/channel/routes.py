@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 10.0
+#: What is kept of frames that were written may wait so long, so that the rest of the gang is told first.
+_KEEP_WITHIN_S = 0.05
 #: Enough for a report that names 30,000 processes. The body is read before the caller is known.
 _LARGEST_MESSAGE_BYTES = 256 * 1024
 #: A peer that disappeared without closing the connection is noticed when TCP acknowledges nothing for this time.
@@ -154,7 +156,7 @@ class Channel:
                     await _write(response, outgoing.make())
                     heartbeat.writing = False
                     if outgoing.written is not nothing:
-                        self._post(outgoing.written)
+                        self._post(outgoing.written, after_s=_KEEP_WITHIN_S)
             finally:
                 heartbeat.stop()
         with contextlib.suppress(ConnectionError):
@@ -237,10 +239,10 @@ class Channel:
             raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
         return await self._core.run(work, self._here())
 
-    def _post(self, work: Callable[[], None]) -> None:
+    def _post(self, work: Callable[[], None], *, after_s: float = 0.0) -> None:
         """Runs ``work`` on the controller's loop, after everything that was handed over before."""
         if self._core is not None:
-            self._core.post(work)
+            self._core.post(work, after_s=after_s)
 
     def _here(self) -> LoopCalls:
         """Calls on the loop of the requests."""

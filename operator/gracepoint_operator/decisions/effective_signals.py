@@ -10,22 +10,23 @@ The rules:
   same, and would again. A signal further ahead than ``signals.HORIZON_S`` does not count, unless it is a request. A
   time limit always exists before; it counts when the whole gang runs, unless it was over when the pod was bound.
 * **Deleted pods are checked**: a workload's restart, its end and its deletion look like that too, and watches
-  of different kinds are not in order with one another. It is believed after a fresh look.
+  of different kinds are not in order with one another. It is believed after a fresh look. So is the suspension of a
+  workload that Kueue manages: Kueue's own Workload says why.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gracepoint.wire.messages import Confidence, Mode
 from gracepoint_operator import signals
 from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.model import evictions
+from gracepoint_operator.model import eviction_requests, evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import PolicyInForce, SignalKind
-from gracepoint_operator.signals import Signal
+from gracepoint_operator.signals import On, Signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +100,8 @@ def relevant(
         found += [(signal, None) for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ()))]
         if evictions.mark(pod.uid) in gang.since and not pod.finished:
             found.append((evictions.signal(pod, policy), None))
+        if (eviction := gang.evictions.get(pod.uid)) is not None and not pod.finished:
+            found.append((eviction_requests.signal(pod, policy, eviction), None))
     for signal, request in found:
         far = request is None and signal.is_far(gang.since[signal.mark], now)
         if policy.counts(signal.kind) and signal.confidence is not Confidence.HINT and not far:
@@ -108,8 +111,25 @@ def relevant(
 def believed(gang: GangSnapshot, timed: Iterable[Timed]) -> list[Timed]:
     """Returns the signals that need no check, or were checked."""
     return [
-        item for item in timed if item.signal.kind is not SignalKind.POD_DELETION or item.signal.pod.uid in gang.checked
+        item
+        for item in timed
+        if (item.signal.kind is not SignalKind.POD_DELETION or item.signal.pod.uid in gang.checked)
+        and item.signal.mark not in gang.unexplained
     ]
+
+
+def root_causes(timed: Sequence[Timed]) -> list[Timed]:
+    """Returns the signals without those that follow from another one of them.
+
+    A suspended workload deletes its pods, and Kueue suspends a workload that it evicts. Several watches bring these, in
+    any order. What began it tells the cause.
+    """
+    suspended = [item for item in timed if item.signal.kind is SignalKind.SUSPENSION]
+    if not suspended:
+        return list(timed)
+    by_queue = [item for item in suspended if item.signal.on is On.WORKLOAD]
+    follows = {SignalKind.POD_DELETION} | ({SignalKind.SUSPENSION} if by_queue else set())
+    return [*by_queue, *(item for item in timed if item.signal.kind not in follows)]
 
 
 def ends_pods(timed: Iterable[Timed]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gracepoint.wire.frames import SAME_REVISION
 from gracepoint.wire.messages import Confidence, Mode, Phase
-from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of
+from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of, root_causes
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import (
@@ -52,7 +52,7 @@ def begun(
         now: Seconds since the epoch.
         drill: Whether the signals are requests for a drill.
     """
-    first = min(timed, key=lambda item: item.deadline_at)
+    first = _first(timed)
     attempt = first.signal.pod.restart_attempt
     mode = Mode.DRILL if drill else mode_of(policy.spec, timed)
     return PreemptionSpec(
@@ -131,20 +131,25 @@ def _is_told_by_now(text: str, timed: Sequence[Timed]) -> bool:
 
 def _about(timed: Sequence[Timed]) -> dict[str, Any]:
     """The part of the spec that joining signals change."""
-    first = min(timed, key=lambda item: item.deadline_at)
+    deadline_at = min(item.deadline_at for item in timed)
     sure = any(item.signal.confidence is Confidence.SURE for item in timed)
     requests: dict[str, RequestReference] = {item.request.uid: item.request.reference for item in timed if item.request}
     attempts = [item.since_at for item in timed if item.signal.kind is SignalKind.EVICTION]
     return {
-        "signal": first.signal.text,
+        "signal": _first(timed).signal.text,
         "confidence": Confidence.SURE if sure else Confidence.LIKELY,
         "cancelable": all(item.signal.cancelable for item in timed),
         "nodes": sorted({item.signal.node for item in timed if item.signal.node})[:_NODES_LIMIT],
         "pods": sorted({item.signal.pod.name for item in timed})[:_PODS_LIMIT],
-        "deadline": _time(first.deadline_at),
+        "deadline": _time(deadline_at),
         "eviction_attempted_at": _time(min(attempts)) if attempts else None,
         "requests": [requests[uid] for uid in sorted(requests)][:_REQUESTS_LIMIT],
     }
+
+
+def _first(timed: Sequence[Timed]) -> Timed:
+    """Returns the signal that tells the cause: the earliest of those that do not follow from another one."""
+    return min(root_causes(timed), key=lambda item: item.deadline_at)
 
 
 def _is_to_leave(policy: PolicyInForce, epochs: Sequence[PreemptionRecord], timed: Sequence[Timed], now: float) -> bool:

@@ -234,6 +234,7 @@ def _joined(life: Life, told: Tiding) -> Life:
         saving_ms=max(life.saving_ms, told.saving_ms),
         saves=max(life.saves, told.saves),
         saves_ms=max(life.saves_ms, told.saves_ms),
+        saved_ms=_newest(life.saved_ms, None if told.saved_ms is None else told.saved_ms - late),
         marks=life.with_marks(told.marks),
     )
 
@@ -246,6 +247,10 @@ def _moved(spent: Spent, lost_ms: int) -> Spent:
 
 def _known(first: int | None, told: int | None, late: int) -> int | None:
     return first if first is not None or told is None else told - late
+
+
+def _newest(known: int | None, told: int | None) -> int | None:
+    return max((moment for moment in (known, told) if moment is not None), default=None)
 
 
 def _last(known: int | None, seen: Moment | None) -> int | None:

@@ -52,6 +52,7 @@ class Life:
         saving_ms: For how long saves stopped the training.
         saves: Number of periodic saves.
         saves_ms: For how long periodic saves stopped the training.
+        saved_ms: When the newest step was passed that this life has in a committed checkpoint.
         marks: Steps that it has passed, in their order: the newest at which saves began, or of which it told.
     """
 
@@ -72,6 +73,7 @@ class Life:
     saving_ms: int = 0
     saves: int = 0
     saves_ms: int = 0
+    saved_ms: int | None = None
     marks: tuple[StepMark, ...] = ()
 
     @property

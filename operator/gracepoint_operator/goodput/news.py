@@ -65,4 +65,5 @@ class Tiding:
     saving_ms: int = 0
     saves: int = 0
     saves_ms: int = 0
+    saved_ms: int | None = None
     marks: tuple[StepMark, ...] = ()

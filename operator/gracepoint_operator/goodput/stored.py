@@ -105,6 +105,7 @@ def _life(life: Life) -> GangLife:
         saving_seconds=life.saving_ms / 1000 or None,
         periodic_saves=life.saves or None,
         periodic_save_seconds=life.saves_ms / 1000 or None,
+        saved=_optional(life.saved_ms),
         passed=[PassedStep(step=mark.step, trained_seconds=mark.trained_ms / 1000) for mark in life.marks] or None,
     )
 
@@ -128,6 +129,7 @@ def _read_life(life: GangLife) -> Life:
         saving_ms=round((life.saving_seconds or 0.0) * 1000),
         saves=life.periodic_saves or 0,
         saves_ms=round((life.periodic_save_seconds or 0.0) * 1000),
+        saved_ms=_optional_ms(life.saved),
         marks=tuple(StepMark(item.step, round(item.trained_seconds * 1000)) for item in life.passed or ()),
     )
 

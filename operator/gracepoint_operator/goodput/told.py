@@ -44,6 +44,7 @@ def tiding(spent: Spent, session: str, pod: Pod, now: float) -> Tiding | None:
         saving_ms=_ms(spent.saving_s),
         saves=spent.saves,
         saves_ms=_ms(spent.saves_s),
+        saved_ms=None if spent.saved_s is None else at_ms(spent.saved_s),
         marks=tuple(sorted(StepMark(int(step), _ms(trained_s)) for step, trained_s in (spent.passed or {}).items())),
     )
 
@@ -52,7 +53,7 @@ def _is_sound(spent: Spent) -> bool:
     offsets = [spent.joined_s, spent.restored_s, spent.trained_s, spent.left_s]
     known = [0.0, *(offset for offset in offsets if offset is not None), spent.now_s, _LONGEST_S]
     passed = spent.passed or {}
-    durations = [spent.saving_s, spent.saves_s, *passed.values()]
+    durations = [spent.saving_s, spent.saves_s, spent.saved_s or 0.0, *passed.values()]
     if len(passed) > MARKS or not all(step.isdecimal() and len(step) <= _MOST_DIGITS for step in passed):
         return False
     numbers = [spent.first_step, spent.saves, *map(int, passed)]

@@ -177,9 +177,7 @@ class KubeClient:
             namespace: Only objects in this namespace.
             metadata_only: True: the objects have only a UID and a version.
         """
-        if kind.any_version:
-            group = await self._call("GET", kind.prefix)
-            kind = kind.of_version(group["preferredVersion"]["groupVersion"])
+        kind = await self.preferred(kind)
         query: dict[str, str] = {"limit": str(_FIRST_PAGE)}
         if label_selector:
             query["labelSelector"] = label_selector
@@ -204,6 +202,13 @@ class KubeClient:
             yield page
             if not query["continue"]:
                 return
+
+    async def preferred(self, kind: Kind) -> Kind:
+        """Returns the kind in the version that the cluster prefers, if the kind has none of its own."""
+        if not kind.any_version:
+            return kind
+        group = await self._call("GET", kind.prefix)
+        return kind.of_version(group["preferredVersion"]["groupVersion"])
 
     async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
         try:

@@ -64,6 +64,8 @@ POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")
 #: are the same in v1beta1 and v1beta2 except for one name.
 NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims")
 KUEUE_WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
+#: Evictions that responders take part in (KEP-4563). Served only if the cluster's gate EvictionRequestAPI is on.
+EVICTIONS = Kind("/apis/lifecycle.k8s.io/v1alpha1", "evictions")
 POLICIES = Kind(_GRACEPOINT, "checkpointpolicies")
 PREEMPTIONS = Kind(_GRACEPOINT, "preemptions")
 EVENTS = Kind("/apis/events.k8s.io/v1", "events")

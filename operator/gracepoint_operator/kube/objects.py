@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gracepoint.wire import names
+from gracepoint_operator.kube import autoscaler_annotations
 from gracepoint_operator.kube.fields import (
     label_number,
     object_name,
@@ -106,6 +107,7 @@ class Pod:
         started_at: When the last of its containers was started. None while one was not.
         ended_at: When the last of its containers ended. None while one has not.
         membership: The workload to which it belongs.
+        protection: Its annotations that autoscalers look at, and the operator's note about them.
     """
 
     namespace: str
@@ -124,6 +126,7 @@ class Pod:
     started_at: float | None
     ended_at: float | None
     membership: Membership
+    protection: tuple[tuple[str, str], ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -231,7 +234,13 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
             started_at=_last([_time_of(state, "startedAt", "running", "terminated") for state in containers]),
             ended_at=_last([_time_of(state, "finishedAt", "terminated") for state in containers]),
             membership=shared(membership_of(labels)),
+            protection=_protection(meta.get("annotations") or {}),
         )
+
+
+def _protection(annotations: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    found = ((key, text(annotations[key])) for key in autoscaler_annotations.READ if key in annotations)
+    return shared(tuple(found))
 
 
 def _time_of(state: Mapping[str, Any], field: str, *names_of_states: str) -> float | None:

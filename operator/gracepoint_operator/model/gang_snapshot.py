@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.model import evictions
+from gracepoint_operator.model.eviction_requests import EvictionAsked
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy
@@ -36,6 +37,8 @@ class GangSnapshot:
         since: When each mark was first seen, in seconds since the epoch.
         bound_at: When each pod was first seen bound, by UID.
         checked: UIDs of deleted pods whose Job and workload were read again after the deletion.
+        evictions: The Evictions in which it is the operator's turn, by the UID of the pod.
+        unexplained: Marks of suspensions after which Kueue's Workload has to be read, which says why.
     """
 
     workload_uid: str
@@ -51,6 +54,8 @@ class GangSnapshot:
     since: Mapping[str, float]
     bound_at: Mapping[str, float]
     checked: frozenset[str]
+    evictions: Mapping[str, EvictionAsked] = dataclasses.field(default_factory=dict)
+    unexplained: frozenset[str] = frozenset()
 
     @functools.cached_property
     def members(self) -> tuple[Pod, ...]:
@@ -73,7 +78,7 @@ class GangSnapshot:
         """The members of which anything is known that may be a signal. Nearly always few of them."""
         if self.requests:
             return self.members
-        wanted = self.marks.keys() | evictions.attempted(self.since)
+        wanted = self.marks.keys() | evictions.attempted(self.since) | self.evictions.keys()
         return tuple(pod for pod in self.members if pod.uid in wanted) if wanted else ()
 
     def job_goes_on(self, pod: Pod) -> bool:

@@ -6,11 +6,18 @@ second write changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from gracepoint_operator.decisions import request_answers
 from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.observability.metrics import Metrics
+
+#: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
+_WORKLOAD_COMES_S = 5.0
 
 
 class RequestWriter:
@@ -34,6 +41,12 @@ class RequestWriter:
         if known is None or (known.request.uid, known.status) != (answer.request.uid, answer.status):
             self._answers[key] = answer
             self._write_queue.touch(key, urgent=True)
+
+    def answer_homeless(self, requests: Iterable[RequestRecord], now: float) -> None:
+        """Refuses requests whose workloads do not exist, some time after they were made."""
+        for request in requests:
+            if now - request.created_at > _WORKLOAD_COMES_S:
+                self.answer(request_answers.without_workload(request))
 
     def forget(self, key: Key) -> None:
         """Forgets a request that was deleted."""

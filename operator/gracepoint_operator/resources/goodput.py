@@ -91,6 +91,8 @@ class GangLife(Model):
     """Number of periodic saves. Absent: 0."""
     periodic_save_seconds: Seconds | None = None
     """Seconds for which periodic saves stopped the training. Absent: 0."""
+    saved: Time | None = None
+    """When the newest step was passed that is in a committed checkpoint of this life. Absent: none is known."""
     passed: Annotated[list[PassedStep], Field(max_length=8)] | None = None
     """Steps at which the newest saves began, or at which the gang reported."""
 

@@ -63,6 +63,9 @@ class Training(Model):
     """Name of the container that calls gracepoint.attach(). Empty: the first container of the pod template."""
     coordinator_port: Annotated[int, Field(ge=1, le=65535)] = 8476
     """Port of the JAX coordination service in process 0's pod."""
+    min_processes: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """The least number of processes with which a JobSet or Job may start again after its size was changed by a person,
+    Kueue or an autoscaler. Gracepoint changes no sizes. 0: the number of processes is fixed at the creation."""
 
 
 class DeadlinePolicy(Model):
@@ -121,6 +124,16 @@ class EvictionHoldPolicy(Model):
     """Seconds after the first attempt at which evictions are allowed even if the save is not committed. This is the
     deadline of the save, so set it to more than a save takes. If it is more than deadline.headStartSeconds, training
     continues for the difference."""
+
+
+class VoluntaryDisruption(Model):
+    """When autoscalers may move the pods of a gang for reasons of their own: consolidation, drift, scale-down."""
+
+    checkpoint_younger_than_seconds: Annotated[int, Field(ge=0, le=604_800)] = 0
+    """While the newest checkpoint of a gang is older than this number of seconds, its pods have the annotations
+    karpenter.sh/do-not-disrupt and cluster-autoscaler.kubernetes.io/safe-to-evict, so that their nodes are not removed.
+    Right after a restore, a checkpoint counts as new. It should be more than the time between two periodic saves. The
+    operator needs the right to annotate pods (the chart's protection.enabled). 0: the annotations are not touched."""
 
 
 class StallAction(StrEnum):
@@ -185,6 +198,8 @@ class CheckpointPolicySpec(PolicyInForce):
     """How early an emergency save starts. An edit applies to JobSets created afterwards."""
     after_save: AfterSave = AfterSave()
     """How processes exit after a save. An edit applies to JobSets created afterwards."""
+    voluntary_disruption: VoluntaryDisruption = VoluntaryDisruption()
+    """When autoscalers may move the pods for reasons of their own. An edit takes effect at once."""
     stalls: StallPolicy = StallPolicy()
     """What happens if the processes make no progress. An edit applies to JobSets created afterwards."""
 
@@ -213,3 +228,15 @@ class CheckpointPolicy(Resource):
     kind: Literal["CheckpointPolicy"]
     spec: CheckpointPolicySpec
     status: CheckpointPolicyStatus = CheckpointPolicyStatus()
+
+    def newly_saved(self, before: CheckpointPolicy | None) -> set[str]:
+        """UIDs of the workloads with another newest checkpoint than ``before``, if anything depends on its age."""
+        if not self.spec.voluntary_disruption.checkpoint_younger_than_seconds:
+            return set()
+        known = set() if before is None else _newest_checkpoints(before.status)
+        return {str(uid) for uid, *_ in _newest_checkpoints(self.status) - known}
+
+
+def _newest_checkpoints(status: CheckpointPolicyStatus) -> set[tuple[object, ...]]:
+    lives = ((entry.uid, life) for entry in status.goodput or () for life in entry.lives[-1:])
+    return {(uid, life.restored, life.saved, life.gone) for uid, life in lives}

@@ -82,7 +82,8 @@ class PreemptionSpec(Model):
     cause: Annotated[LabelName, Field(json_schema_extra=IMMUTABLE)]
     """Cause of the first signal in one word, for example SpotTermination or Drain."""
     signal: Annotated[str, Field(min_length=1, max_length=512)]
-    """Description of the signal. If there are several, the one that sets the deadline."""
+    """Description of the signal. If there are several, the one that sets the deadline, without those that follow from
+    another one, as the deletion of pods follows from a suspension."""
     confidence: Confidence
     """How certain it is that pods will be killed."""
     cancelable: bool

@@ -38,6 +38,7 @@ class Signal:
         lead_s: Seconds from its beginning to the deadline, if ``until_at`` is None.
         grace_s: The part of ``lead_s`` that is the pod's grace period.
         limit: Whether it is a time limit that was set before.
+        on: Kind of the object that shows it. None for an eviction, a request, or a report of the gang.
         until_at: The deadline that the object names, in seconds since the epoch. None if it names none.
         lasting: Whether it may have existed when the pod was bound. Such a signal does not count: the scheduler chose
             that node all the same, and would again.
@@ -56,6 +57,7 @@ class Signal:
     lasting: bool = False
     grace_s: float = 0.0
     limit: bool = False
+    on: On | None = None
 
     def deadline_at(self, since_at: float) -> float:
         """Returns when the pod will be gone. A named time before the beginning of the signal is ignored."""
@@ -100,6 +102,12 @@ def told_by_gang(pod: Pod, cause: str, text: str = TOLD_BY_GANG) -> Signal:
     return Signal(SignalKind.POD_DELETION, "", known, text, pod.node, pod, Confidence.SURE, False, _grace_s(pod))
 
 
+def is_suspension(mark: Mark) -> bool:
+    """Returns True if it is the suspension of a Job or JobSet itself, of which Kueue's Workload may tell the reason."""
+    row = mark.row
+    return row.kind is SignalKind.SUSPENSION and row.match.kind in (On.JOB, On.JOB_SET)
+
+
 def marks_node(mark: Mark) -> bool:
     """Returns True if a mark on a node says, surely or likely, that the node goes away for all pods."""
     matched = mark.row.match.taint
@@ -133,6 +141,7 @@ def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
         until_at=mark.until_at if mark.until_at is not None else told.get(rule.row),
         lasting=row.match.kind is not On.POD and not row.limit,
         limit=row.limit,
+        on=row.match.kind,
     )
 
 

@@ -44,6 +44,18 @@ def run_all_pods(member: TrainingJob, problems: Problems) -> None:
         )
 
 
+def enough_processes(members: Sequence[TrainingJob], policy: CheckpointPolicySpec, problems: Problems) -> None:
+    """Adds a problem if the gang is smaller than the policy allows."""
+    count, least = sum(member.processes for member in members), policy.training.min_processes
+    if members and count < least:
+        problems.add(
+            f"{members[0].path}.parallelism",
+            found=f"{count} processes in all",
+            expected=f"at least {least}, the policy's spec.training.minProcesses",
+            fix="Start more processes, or lower that number",
+        )
+
+
 def put_pod_rules(
     member: TrainingJob, ours: Sequence[Json], codes: Collection[int], expected: str, problems: Problems
 ) -> None:

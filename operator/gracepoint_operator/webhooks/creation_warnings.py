@@ -9,6 +9,11 @@ from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
 
+#: The values of managedBy that mean the usual controller.
+_CONTROLLERS = {"JobSet": "jobset.sigs.k8s.io/jobset-controller", "Job": "kubernetes.io/job-controller"}
+#: Actions by which the gang ends or starts again as a whole. JobSet 0.11 and newer have others.
+_WHOLE_ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
+
 
 def warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
     """Returns the warnings about a JobSet or a Job.
@@ -19,7 +24,37 @@ def warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
     """
     members = gang(copy.deepcopy(made), policy.spec.training, Problems())
     name = str((made.get("metadata") or {}).get("name") or "")
-    return [*_lost_checkpoints(members), *_short_bounds(members, "Job" if is_job(made) else "JobSet", name, policy)]
+    kind = "Job" if is_job(made) else "JobSet"
+    return [
+        *_run_elsewhere(made, kind),
+        *_restarted_alone(made, members),
+        *_lost_checkpoints(members),
+        *_short_bounds(members, kind, name, policy),
+    ]
+
+
+def _run_elsewhere(made: Json, kind: str) -> list[str]:
+    """Warns of a workload that another controller runs, usually in another cluster (Kueue's MultiKueue)."""
+    manager = (made.get("spec") or {}).get("managedBy")
+    if manager in (None, _CONTROLLERS[kind]):
+        return []
+    return [
+        f"spec.managedBy: found {manager}, which is not {kind}'s own controller. If it runs the pods in another "
+        "cluster, Gracepoint and the policy must be there too; here nothing is saved or recorded"
+    ]
+
+
+def _restarted_alone(made: Json, members: list[TrainingJob]) -> list[str]:
+    """Warns of rules that replace one Job of the gang. The others end too, and each of them is handled for itself."""
+    names, found = {member.name for member in members}, []
+    for i, rule in enumerate(((made.get("spec") or {}).get("failurePolicy") or {}).get("rules") or []):
+        targets = set(rule.get("targetReplicatedJobs") or names)
+        if rule.get("action") not in _WHOLE_ACTIONS and targets & names:
+            found.append(
+                f"spec.failurePolicy.rules[{i}].action: found {rule.get('action')}; if one process of the gang fails, "
+                "all end, and each Job counts for itself. Use RestartJobSet, which restarts the gang as a whole"
+            )
+    return found
 
 
 def _lost_checkpoints(members: list[TrainingJob]) -> list[str]:

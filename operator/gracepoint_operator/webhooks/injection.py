@@ -62,6 +62,7 @@ class AdmissionSettings:
 
     operator_url: str  # https://<service>.<namespace>.svc:<port>
     ca_certificate: str  # PEM; pods verify the operator's certificate with it
+    responds_to_evictions: bool = False  # the cluster has Evictions that responders take part in
 
 
 def _downward(name: str, field: str) -> Json:
@@ -109,12 +110,15 @@ def inject_workload(
     members = gang(made, policy.training, Problems())
     process_count = sum(member.processes for member in members)
     identity, host_of_process_0 = _naming(made, members)
+    # Only if it is set: a library that is older than this setting refuses variables that it does not know.
+    elastic = {Env.MIN_PROCESSES: policy.training.min_processes} if policy.training.min_processes else {}
     offset = 0
     for member in members:
         constants = {
             Env.PROCESS_COUNT: process_count,
             Env.PROCESS_OFFSET: offset,
             Env.PODS_PER_JOB: member.pods_per_job,
+            **elastic,
             **host_of_process_0,
             Env.COORDINATOR_PORT: policy.training.coordinator_port,
             Env.POLICY: policy_name,

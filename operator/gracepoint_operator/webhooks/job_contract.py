@@ -30,8 +30,11 @@ from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJ
 #: The default of Kubernetes, and what it is without one (k8s.io/kubernetes/pkg/apis/batch/v1, defaults).
 _DEFAULT_BACKOFF_LIMIT = 6
 _NO_BACKOFF_LIMIT = 2**31 - 1
+#: Restart policies that are refused, and how they are called. A Job with the default is no valid one either.
+_RESTARTS_IN_PLACE = {"OnFailure": "OnFailure", "Always": "Always (the default where it is not set)"}
 #: Kueue reads it to admit a Job with fewer pods.
 PARTIAL_ADMISSION = "kueue.x-k8s.io/job-min-parallelism"
+_WITH_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
 
 
 def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
@@ -44,10 +47,10 @@ def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPo
         problems: Gets the conflicts.
     """
     job, pod = member.job, member.template["spec"]
-    if pod.get("restartPolicy") == "OnFailure":
+    if (found := pod.get("restartPolicy")) in _RESTARTS_IN_PLACE:
         problems.add(
             "spec.template.spec.restartPolicy",
-            found="OnFailure",
+            found=_RESTARTS_IN_PLACE[found],
             expected="Never, as a container restarted in place stays on the node that is going away",
             fix="Write restartPolicy: Never",
         )
@@ -66,12 +69,35 @@ def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPo
     _replace_uncounted(member, policy, problems)
     check_template(member, exit_codes(policy), problems)
     _finds_process_0(member, problems)
-    if PARTIAL_ADMISSION in ((workload.get("metadata") or {}).get("annotations") or {}):
+    _partly_admitted((workload.get("metadata") or {}).get("annotations") or {}, policy.training.min_processes, problems)
+
+
+def _partly_admitted(annotations: Json, least: int, problems: Problems) -> None:
+    """Adds a problem if Kueue may admit the Job with a size with which it could not train."""
+    if PARTIAL_ADMISSION not in annotations:
+        return
+    if not least:
         problems.add(
             f"metadata.annotations[{PARTIAL_ADMISSION}]",
             found="partial admission",
             expected="nothing: the number of processes is written into the pods when the Job is created",
-            fix="Remove it, or give the Job the size that it shall run with",
+            fix="Remove it, or allow other sizes by the policy's spec.training.minProcesses",
+        )
+        return
+    wanted = str(annotations[PARTIAL_ADMISSION])
+    if not wanted.isdecimal() or int(wanted) < least:
+        problems.add(
+            f"metadata.annotations[{PARTIAL_ADMISSION}]",
+            found=wanted,
+            expected=f"at least {least}, the policy's spec.training.minProcesses",
+            fix="Write a number that is not smaller",
+        )
+    if annotations.get(_WITH_COMPLETIONS) != "true":
+        problems.add(
+            f"metadata.annotations[{_WITH_COMPLETIONS}]",
+            found=annotations.get(_WITH_COMPLETIONS, "nothing"),
+            expected="true: with fewer pods than completions, the Job would not be complete when they end",
+            fix='Write "true"',
         )
 
 

@@ -35,12 +35,27 @@ def keep_fields(old: Json, new: Json) -> tuple[Json, list[str]]:
     spec = made.setdefault("spec", {})
     fields = [path for path in json.loads(annotation).get("fields", []) if path.startswith("spec.")]
     given_up = [path for path in fields if _keep(old["spec"], spec, path.removeprefix("spec."))]
+    resized = _completions_follow(old["spec"], made["spec"])
+    given_up = [path for path in given_up if path not in resized]
     _annotate(old.get("metadata") or {}, made.setdefault("metadata", {}))
     jobs = {job.get("name"): job for job in made["spec"].get("replicatedJobs") or []}
     for job in old["spec"].get("replicatedJobs") or []:
         if job.get("name") in jobs:
             _annotate(_pod_metadata(job), _pod_metadata(jobs[job["name"]]))
     return made, given_up
+
+
+def _completions_follow(old: Json, made: Json) -> set[str]:
+    """Lets the completions follow a changed parallelism, as at the creation. Returns the paths of these completions."""
+    before = {job.get("name"): job["template"]["spec"] for job in old.get("replicatedJobs") or []}
+    after = {job.get("name"): job["template"]["spec"] for job in made.get("replicatedJobs") or []}
+    paths = set()
+    for name, job in after.items():
+        parallelism = job.get("parallelism")
+        if name in before and parallelism is not None and parallelism != before[name].get("parallelism"):
+            job["completions"] = parallelism
+            paths.add(f"spec.replicatedJobs[{name}].template.spec.completions")
+    return paths
 
 
 def _keep(old: Any, new: Any, path: str) -> bool:

@@ -26,6 +26,7 @@ from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks.contract_parts import (
     DEFAULT_GRACE_PERIOD_S,
     DEFAULT_MAX_RESTARTS,
+    enough_processes,
     exit_codes,
     expect,
     put_pod_rules,
@@ -65,6 +66,7 @@ def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | 
     made = copy.deepcopy(workload)
     problems = Problems()
     members = gang(made, policy.training, problems)
+    enough_processes(members, policy, problems)
     if is_job(made):
         for member in members:
             apply_job_contract(made, member, policy, problems)

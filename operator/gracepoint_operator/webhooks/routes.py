@@ -10,10 +10,9 @@ request for any other path is refused before its body is read.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -30,14 +29,17 @@ from gracepoint_operator.webhooks.admission_review import (
     refused,
     unknown,
 )
+from gracepoint_operator.webhooks.eviction_responders import add_responder
 from gracepoint_operator.webhooks.injected_annotation import not_understood, overruled, shown
 from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
 from gracepoint_operator.webhooks.installed_api import InstalledApi
 from gracepoint_operator.webhooks.kept_fields import keep_fields
 from gracepoint_operator.webhooks.node_affinity import avoid_nodes
+from gracepoint_operator.webhooks.present_size import MemberPlace, is_elastic, resized_pod
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
 from gracepoint_operator.webhooks.request_bodies import RequestBodies
 from gracepoint_operator.webhooks.training_jobs import Json, is_job
+from gracepoint_operator.webhooks.trainjob import label_handed_on
 
 PATH_JOBSETS = "/mutate/jobsets"
 PATH_JOBS = "/mutate/jobs"
@@ -80,6 +82,17 @@ class AdmissionContext(Protocol):
     def disrupted_nodes(self) -> frozenset[str]:
         """Returns the names of the nodes that new pods should avoid."""
 
+    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
+        """Returns the places that the members of a pod's gang have now, read after this call. Bounded in time.
+
+        Args:
+            namespace: Namespace of the pod.
+            labels: Labels of the pod.
+
+        Raises:
+            Exception: They could not be read.
+        """
+
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
         """Records an attempt to evict a pod. Bounded in time.
 
@@ -119,9 +132,6 @@ def add_routes(
     """
     bodies = RequestBodies(count_refused)
 
-    async def mutate_pods(request: AdmissionRequest, context: AdmissionContext) -> Json:
-        return mutate_pod(request, context)
-
     def add(
         webhook: str, answer: Callable[[AdmissionRequest, AdmissionContext], Awaitable[Json]], at_most_bytes: int
     ) -> None:
@@ -145,7 +155,7 @@ def add_routes(
     add(PATH_JOBSETS, mutate_workload, _LARGEST_OBJECT_BYTES)
     add(PATH_JOBS, mutate_workload, _LARGEST_OBJECT_BYTES)
     add(PATH_TRAINJOBS, mutate_trainjob, _LARGEST_OBJECT_BYTES)
-    add(PATH_PODS, mutate_pods, _LARGEST_OBJECT_BYTES)
+    add(PATH_PODS, mutate_pod, _LARGEST_OBJECT_BYTES)
     app.router.add_route("*", "/{path:.*}", nobody)
 
 
@@ -213,11 +223,8 @@ def _updated(request: AdmissionRequest, old: Json) -> Json:
 
 async def mutate_trainjob(request: AdmissionRequest, context: AdmissionContext) -> Json:
     """A TrainJob is created: its label goes on to the JobSet that the Kubeflow Trainer makes of it."""
-    name, made = request.labels.get(LABEL_POLICY), copy.deepcopy(request.object)
     try:
-        if name is not None:
-            labels = made["spec"].setdefault("labels", {})
-            labels.setdefault(LABEL_POLICY, name)
+        made = label_handed_on(request.object)
     except CAUSES:
         logger.warning("TrainJob in %s cannot be read", request.namespace, exc_info=True)
         made = request.object
@@ -238,16 +245,34 @@ async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionCo
     return found.refusal(jobset, policy.spec), [] if found.warning is None else [found.warning]
 
 
-def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
-    """A pod is created: sets the current address of the operator and avoids disrupted nodes. Never refuses."""
+async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
+    """A pod is created: sets the current address of the operator and avoids disrupted nodes. Never refuses.
+
+    If the size of its gang may change, it also gets its present place.
+    """
     pod = request.object
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
-            pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+            settings = context.settings
+            pod = avoid_nodes(refresh_pod(pod, settings), context.disrupted_nodes())
+            pod = add_responder(pod) if settings.responds_to_evictions else pod
+            if is_elastic(pod):
+                pod = await _resized(request, pod, context)
     except CAUSES:
         # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("pod in %s cannot be read", request.namespace, exc_info=True)
     return allowed(request, pod)
+
+
+async def _resized(request: AdmissionRequest, pod: Json, context: AdmissionContext) -> Json:
+    try:
+        return resized_pod(pod, await context.places(request.namespace, request.labels))
+    except CAUSES:
+        raise
+    except Exception:
+        # The pod keeps the size of the creation. If that is not the present one, the library says so and ends.
+        logger.exception("the present size of a gang could not be read")
+        return pod
 
 
 async def validate_eviction(request: AdmissionRequest, context: AdmissionContext) -> Json:

@@ -10,6 +10,7 @@ import abc
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -58,12 +59,14 @@ class _ProcessAsyncCaller(AsyncCaller):
         self._orphan_limit_s = orphan_limit_s
         self._keeper = keeper
         self._workers: list[WorkerProcess] = []  # those that have not ended
-        self._pid = os.getpid()
+        # Calls that were handed over are finished: a caller that is dropped, or still there at the interpreter's end,
+        # only says that no more come. `__del__` may run when the modules that it needs are gone already.
+        weakref.finalize(self, _no_more_calls, self._workers, os.getpid())
 
     @property
     def worker_process_ids(self) -> list[int]:
         """Process IDs of the workers that have not ended."""
-        self._workers = [worker for worker in self._workers if worker.alive]
+        self._workers[:] = [worker for worker in self._workers if worker.alive]
         return [worker.process_id for worker in self._workers]
 
     def run(self, request: AsyncRequest) -> Future[None]:
@@ -91,7 +94,7 @@ class _ProcessAsyncCaller(AsyncCaller):
 
     def _start_worker(self) -> WorkerProcess:
         worker = self._new_worker(self._keeper)
-        self._workers = [each for each in self._workers if each.alive]
+        self._workers[:] = [each for each in self._workers if each.alive]
         self._workers.append(worker)
         return worker
 
@@ -112,15 +115,13 @@ class _ProcessAsyncCaller(AsyncCaller):
 
     def finish(self) -> None:
         """Says that no more calls come. The workers end after their last call. Does not wait for them."""
-        workers, self._workers = self._workers, []
-        for worker in workers:
+        for worker in self._take_workers():
             worker.close()
         self._pool.close()
 
     def kill(self) -> None:
         """Ends the workers at once. Their calls fail, and the next call starts another worker."""
-        workers, self._workers = self._workers, []
-        for worker in workers:
+        for worker in self._take_workers():
             worker.kill()
 
     def close(self, abort: bool = False) -> None:
@@ -129,7 +130,7 @@ class _ProcessAsyncCaller(AsyncCaller):
         Raises:
             AsyncCallFailed: A worker has not ended in time. It is killed then.
         """
-        workers, self._workers = self._workers, []
+        workers = self._take_workers()
         for worker in workers:
             worker.kill() if abort else worker.close()
         late = [w for w in workers if not w.wait(_KILLED_S if abort else self._timeout_s)]
@@ -142,11 +143,17 @@ class _ProcessAsyncCaller(AsyncCaller):
                 "their calls, and were killed"
             )
 
-    def __del__(self) -> None:
-        # Calls that were handed over are finished: the worker ends after the last one. A forked child owns no worker.
-        if getattr(self, "_pid", None) == os.getpid():
-            for worker in self._workers:
-                worker.close()
+    def _take_workers(self) -> list[WorkerProcess]:
+        workers = list(self._workers)
+        self._workers.clear()
+        return workers
+
+
+def _no_more_calls(workers: list[WorkerProcess], owner: int) -> None:
+    """Says so to the workers of a caller that is gone. A forked child owns no worker."""
+    if owner == os.getpid():
+        for worker in workers:
+            worker.close()
 
 
 class TemporalAsyncCaller(_ProcessAsyncCaller):

@@ -129,10 +129,7 @@ class WriteOptions:
         if self.compression not in (None, "zstd"):
             raise SettingsError(f"WriteOptions.compression is {self.compression!r}; expected 'zstd' or None")
         if self.compression_level not in _ZSTD_LEVELS:
-            raise SettingsError(
-                f"WriteOptions.compression_level is {self.compression_level!r}; expected {_ZSTD_LEVELS.start} to "
-                f"{_ZSTD_LEVELS.stop - 1}"
-            )
+            raise SettingsError(f"WriteOptions.compression_level is {self.compression_level!r}; expected -7 to 22")
 
 
 def _check_positive(name: str, value: Any) -> None:
@@ -272,6 +269,8 @@ class RestoreOptions:
         limit_bytes: Most bytes of host memory in this process for values that are read and not yet on their devices. A
             single shard, or shards that share chunks, may exceed it alone. None: no limit.
         single_replica: How one replica reads leaves that have ``SingleReplicaArrayRestoreArgs``.
+        read_once: Whether replicas take turns to read arrays that are replicated over processes, and send them to the
+            other processes. Equal in all processes. None: in object stores.
         donate: Whether to delete the arrays of ``like`` that are restored before anything is read, so that the devices
             need not hold two states. Other references to these arrays become invalid, too. If the checkpoint does not
             fit ``like``, or there is no checkpoint, nothing is deleted. If reading fails, the arrays stay deleted.
@@ -286,6 +285,7 @@ class RestoreOptions:
     keep_missing: bool = False
     limit_bytes: int | None = READ_LIMIT_BYTES
     single_replica: SingleReplica = DEFAULT_REPLICA
+    read_once: bool | None = None
     donate: bool = False
     handlers: HandlerRegistry | None = None
     transforms: Mapping[str, Any] | None = None

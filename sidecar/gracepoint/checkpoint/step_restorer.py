@@ -68,6 +68,11 @@ class StepRestorer:
         self._clock = clock
         self._restores = 0
 
+    @property
+    def is_primary(self) -> bool:
+        """True in the process that tells what concerns all of them."""
+        return self._gang.process_index == 0
+
     def restore(
         self,
         like: Any,

@@ -126,7 +126,9 @@ def meet(settings: Settings, on_gang: Callable[[ProcessGroup], None] = lambda ga
     state = global_state
     job = f"{settings.jobset_uid or 'local'}-{settings.restart_attempt}"
     if state.client is None or state.num_processes == 1:
-        _check_count([settings.process_count], 1, "jax.distributed" if state.initialized else None)
+        _check_count(
+            [settings.process_count], 1, "jax.distributed" if state.initialized else None, settings.min_processes
+        )
         attempt = f"{job}-{secrets.token_hex(4)}"
         me = ProcessNames(0, 0, _pod_index(settings), settings.pod_name)
         return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), me, None)
@@ -152,23 +154,33 @@ def meet(settings: Settings, on_gang: Callable[[ProcessGroup], None] = lambda ga
         timeout_s=_MEETING_TIMEOUT_S,
     )
     everybody.retire("backend")
-    _check_count([found.miscounted], count, "jax.distributed")
+    _check_count([found.miscounted], count, "jax.distributed", settings.min_processes)
     attempt = f"{job}-{found.nonce}"
     store = JaxStore(state.client, f"gracepoint/{attempt}")
     gang = StoreGang(store, me.process_index, count, names=PodNames(found.members))
     return Meeting(gang, store, attempt, found.members, me, state.client)
 
 
-def _check_count(injected: Sequence[int | None], joined: int, by: str | None) -> None:
+def _check_count(injected: Sequence[int | None], joined: int, by: str | None, least: int) -> None:
     """Raises AgreementError unless the cluster has as many processes as the webhook injected into each of them.
 
     Args:
         injected: The number that was injected into each process. None if none was.
         joined: How many processes the cluster has.
         by: What initialised the cluster. None if nothing did.
+        least: The least number of processes, if their number may change. 0: it may not.
     """
+    if joined < least:
+        raise AgreementError(
+            f"{Env.MIN_PROCESSES}={least}: expected as many processes as the policy's spec.training.minProcesses says, "
+            f"found {joined}. Start more of them, or lower that number and create the job anew"
+        )
     wrong = next((count for count in injected if count is not None and count != joined), None)
     if wrong is None:
+        return
+    if least:
+        # Several clusters of one start cannot overwrite each other: only one of them can claim the directory.
+        log.warning("the size of the job was changed injected=%d joined=%d", wrong, joined)
         return
     found = f"the cluster that {by} was initialised with has {joined}" if by else "jax.distributed was not initialised"
     raise AgreementError(
@@ -177,7 +189,7 @@ def _check_count(injected: Sequence[int | None], joined: int, by: str | None) ->
         f"other's checkpoints. Let attach() join the cluster, or call gracepoint.multihost.initialize() without "
         f"arguments before it; where jax.distributed.initialize() is called, give it num_processes={wrong} and the "
         f"same coordinator_address in all pods. If {joined} is right, the JobSet was changed after it was created: "
-        f"create it anew"
+        f"create it anew, or allow it by the policy's spec.training.minProcesses"
     )
 
 

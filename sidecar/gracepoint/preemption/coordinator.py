@@ -243,9 +243,9 @@ class Coordinator:
 
     # Reports that are not about a preemption.
 
-    def report_forecast(self, figures: Figures) -> None:
-        """Reports what an emergency save would take now."""
-        self.reporter.forecast(figures, self._forecaster.margin, self.step)
+    def report_forecast(self, figures: Figures, saved_step: int | None) -> None:
+        """Reports what an emergency save would take now, and the newest step that is committed, if one is known."""
+        self.reporter.forecast(figures, self._forecaster.margin, self.step, saved_step)
 
     # Stalls. Called by threads of the stall watch.
 

@@ -169,9 +169,10 @@ class Forecaster:
         """Notes the size of the state over all processes."""
         self._state_bytes = state_bytes
 
-    def own_save_took(self, duration_s: float) -> None:
-        """Notes how long the training loop took to save by its own means."""
+    def own_save_took(self, duration_s: float) -> Figures | None:
+        """Notes how long the training loop took to save by its own means. Returns the figures after that."""
         self._own_saves_s.append(duration_s)
+        return self.figures()
 
     @property
     def run_ahead(self) -> int:

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
+from gracepoint import trace
 from gracepoint.preemption.forecast import Figures
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import ProcessGroup
@@ -90,6 +91,7 @@ class Reporter:
             alone: True if this process reports even if it is not the primary one, as no other process does.
         """
         preemption, cause = (about.preemption, about.cause) if about else ("", "")
+        trace.moment(f"preemption: {phase}", step=progress.step)
         log.info(
             "preemption phase=%s preemption=%s cause=%s choice=%s ordinal=%s step=%s bytes=%s seconds_to_spare=%s "
             "message=%s",
@@ -130,9 +132,11 @@ class Reporter:
         left_s = remaining_s + _AFTER_DEADLINE_S if math.isfinite(remaining_s) else _UNHURRIED_S
         self._sender.send(message, within_s=left_s)
 
-    def forecast(self, figures: Figures, margin: float, step: int) -> None:
-        """Reports what an emergency save would take now, at this step."""
+    def forecast(self, figures: Figures, margin: float, step: int, saved_step: int | None) -> None:
+        """Reports what an emergency save would take now, at this step, and that ``saved_step`` is committed."""
         self.time_spent.passed(step)
+        if saved_step is not None:
+            self.time_spent.committed(saved_step)
         log.info(
             "forecast state_bytes=%d step_s=%.4f drain_s=%.4f save_s=%.4f",
             figures.state_bytes,

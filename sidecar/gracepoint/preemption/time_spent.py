@@ -21,20 +21,33 @@ class TimeSpent:
     Args:
         clock: Returns monotonic seconds.
         began_s: When ``attach`` was called, on the clock. None: now.
+        age_s: For how many seconds the process had run then. None: it is not known.
+        newest_program_s: Returns when JAX compiled or loaded the newest program, on the clock. None: there is none.
     """
 
-    def __init__(self, clock: Callable[[], float], began_s: float | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        began_s: float | None = None,
+        age_s: float | None = None,
+        newest_program_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._clock = clock
+        self._age_s = age_s
+        self._newest_program_s = newest_program_s
         self._joined_s = clock()
         self._began_s = self._joined_s if began_s is None else began_s
         self._restored_s: float | None = None
         self._first_step = 0
+        self._compiled_s: float | None = None
         self._trained_s: float | None = None
         self._left_s: float | None = None
         self._stopped_s: float | None = None  # since when a save stops the training
         self._saving_s = 0.0
         self._periodic = (0, 0.0)  # number of periodic saves, and their seconds
         self._passed: dict[int, float] = {}  # step -> seconds of training when it was passed
+        self._passed_s: dict[int, float] = {}  # step -> when it was passed
+        self._saved_s: float | None = None  # when the newest step was passed that is committed
 
     def restored(self, step: int | None) -> None:
         """Notes that the state of this step is restored. None: there was no checkpoint."""
@@ -50,6 +63,7 @@ class TimeSpent:
         if self._trained_s is None:
             if self._restored_s is None and step is not None:
                 self._first_step = max(0, step - 1)
+            self._compiled_s = self._newest_program_s()
             self._trained_s = self._clock()
 
     def stops(self, step: int | None) -> None:
@@ -76,6 +90,12 @@ class TimeSpent:
         """Notes that this step was passed, and training went on."""
         self._pass(step, self._clock())
 
+    def committed(self, step: int) -> None:
+        """Notes that this step, which was passed before, is in a committed checkpoint."""
+        passed_s = self._passed_s.get(step)
+        if passed_s is not None and (self._saved_s is None or passed_s > self._saved_s):
+            self._saved_s = passed_s
+
     def left(self) -> None:
         """Notes that training has ended for a preemption."""
         self.goes_on()
@@ -94,14 +114,20 @@ class TimeSpent:
             restored_s=self._since_began(self._restored_s),
             first_step=self._first_step,
             trained_s=self._since_began(self._trained_s),
+            age_s=self._age_s,
+            compiled_s=self._since_began(self._compiled_s),
             left_s=self._since_began(self._left_s),
             saving_s=saving_s,
             saves=self._periodic[0],
             saves_s=self._periodic[1],
             passed={str(step): seconds for step, seconds in self._passed.items()},
+            saved_s=self._since_began(self._saved_s),
         )
 
     def _pass(self, step: int, now_s: float) -> None:
+        newest_s = dict(list(self._passed_s.items())[1 - _STEPS :])
+        newest_s.setdefault(step, now_s)
+        self._passed_s = newest_s
         if self._trained_s is not None:
             newest = dict(list(self._passed.items())[1 - _STEPS :])
             newest[step] = max(0.0, now_s - self._trained_s - self._saving_s)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from gracepoint.elastic import ElasticData, same_in_all
 from gracepoint.errors import CheckpointMismatch, SettingsError
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class HostStates:
 
     def __init__(self) -> None:
         self._values: dict[str, _Value] = {}
+        self._iterator: DataIterator | None = None
 
     def register(
         self,
@@ -64,7 +66,8 @@ class HostStates:
         Raises:
             SettingsError: The name ``data`` is taken.
         """
-        self.register(DATA, iterator.get_state, iterator.set_state, _the_same_in_all)
+        self.register(DATA, iterator.get_state, iterator.set_state, _iterator_state)
+        self._iterator = iterator
 
     def get(self) -> dict[str, Any]:
         """Returns the current values."""
@@ -88,34 +91,26 @@ class HostStates:
             value.set(restored[name])
 
     @property
+    def changed(self) -> tuple[str, ...]:
+        """What is different for the data since the checkpoint, in words; known for ``ElasticData``."""
+        said = self._iterator.changed if isinstance(self._iterator, ElasticData) else ""
+        return (said,) if said else ()
+
+    @property
     def reshard(self) -> dict[str, Callable[..., Any]]:
         """The functions that convert values to another number of processes, by name."""
         return {name: value.reshard for name, value in self._values.items() if value.reshard is not None}
 
 
-def _the_same_in_all(states: Sequence[Any], process_index: int, process_count: int) -> Any:
+def _iterator_state(states: Sequence[Any], process_index: int, process_count: int) -> Any:
     """Returns the iterator's state for another number of processes.
 
     Raises:
         CheckpointMismatch: The processes that saved were not all at the same state.
     """
-    for index, state in enumerate(states):
-        if not _equal(state, states[0]):
-            raise CheckpointMismatch(
-                f"the data iterator: found a checkpoint of {len(states)} processes, of which process {index} was not "
-                f"at the state of process 0, expected one state for all, as there are {process_count} processes now: "
-                f"register it by host_state({DATA!r}, ..., reshard=...)"
-            )
-    return states[0]
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """True if two values of a host state are equal, arrays included."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if getattr(one, "shape", ()) != getattr(other, "shape", ()):
-        return False
-    same = one == other
-    return bool(same.all() if hasattr(same, "all") else same)
+    try:
+        return same_in_all(states, process_index, process_count)
+    except CheckpointMismatch as error:
+        raise CheckpointMismatch(
+            f"the data iterator: {error}: register it by host_state({DATA!r}, ..., reshard=...)"
+        ) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
+from gracepoint.preemption.forecast import Figures
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
@@ -128,7 +129,14 @@ class PeriodicSaves:
         saved = last.step if last is not None else self.own_step if self.own_step is not None else self.restored_step
         return None if saved is None else self._coordinator.step - saved
 
-    def saved_by_the_loop(self, step: int) -> None:
-        """Notes that the training loop has saved this step by its own means."""
+    def saved_by_the_loop(self, step: int, figures: Figures | None) -> None:
+        """Notes that the training loop has saved this step by its own means.
+
+        Args:
+            step: The step.
+            figures: What an emergency save would take now. None if that is not known.
+        """
         self.own_step = step
         self._coordinator.reporter.time_spent.passed(step)
+        if figures is not None:
+            self._coordinator.report_forecast(figures, step)

@@ -27,11 +27,14 @@ class RestoredFrom:
         directory: The directory that it is in.
         step: Its step there.
         own: True if this job saved it. False if it came from ``from_``.
+        changed: What is different from the run that saved it, in words: number of processes, devices, mesh, batch.
+            Empty if nothing is.
     """
 
     directory: str
     step: int
     own: bool
+    changed: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,11 @@ def start_from(
         if restored is not None:
             values.set(restored.host_state, restored.step)
             log.info("restored step=%d", restored.step)
-            return Start(restored.state, restored.step, RestoredFrom(checkpointer.directory, restored.step, own=True))
+            changed = (*restored.changed, *values.changed)
+            if changed and checkpointer.restorer.is_primary:
+                log.warning("the job goes on in another form step=%d %s", restored.step, ", ".join(changed))
+            origin = RestoredFrom(checkpointer.directory, restored.step, own=True, changed=changed)
+            return Start(restored.state, restored.step, origin)
         if base is not None:
             found = checkpointer.restorer.restore_base(
                 base,

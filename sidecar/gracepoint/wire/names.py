@@ -82,6 +82,8 @@ class Env:
     PROCESS_COUNT = "GRACEPOINT_PROCESS_COUNT"
     PROCESS_OFFSET = "GRACEPOINT_PROCESS_OFFSET"
     PODS_PER_JOB = "GRACEPOINT_PODS_PER_JOB"
+    # The least number of processes with which the job may come back, if its size may change. Absent: it may not.
+    MIN_PROCESSES = "GRACEPOINT_MIN_PROCESSES"
     # Process 0 listens at <JOBSET_NAME>-<COORDINATOR_JOB>-0-0.<SUBDOMAIN>:<COORDINATOR_PORT>. In a Job by itself,
     # JOBSET_NAME and JOBSET_UID are those of the Job, COORDINATOR_JOB and REPLICATED_JOB are absent, and process 0
     # listens at <JOBSET_NAME>-0.<SUBDOMAIN>:<COORDINATOR_PORT>.
@@ -116,6 +118,7 @@ class Env:
     COMPILATION_CACHE = "GRACEPOINT_COMPILATION_CACHE"  # off, on, or URI or path of a directory; absent: off
     COMPILATION_CACHE_BYTES = "GRACEPOINT_COMPILATION_CACHE_BYTES"  # of all compiled programs together
     COMPILATION_CACHE_DAYS = "GRACEPOINT_COMPILATION_CACHE_DAYS"  # days without use after which one is deleted
+    TRACE = "GRACEPOINT_TRACE"  # path of a folder for traces; absent: none is written
 
 
 #: Values of SAVE_INTERVAL: the settings alone say when periodic saves are due; or the operator does, once it knows.

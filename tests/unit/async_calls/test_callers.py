@@ -394,3 +394,19 @@ def test_a_worker_that_dies_at_the_hand_over_frees_its_block(monkeypatch: pytest
     with pytest.raises(CallFailed):
         worker.send(0, block, 0)
     assert pool.take(1) is not block
+
+
+# With JAX loaded, the interpreter's end takes modules apart before it drops what they hold.
+_LEFT_OPEN = """
+import jax
+from gracepoint.async_calls import AsyncRequest, PersistentAsyncCaller
+
+caller = PersistentAsyncCaller()
+caller.schedule_async_call(AsyncRequest(print, ("called",), []))
+caller.is_current_async_call_done(blocking=True)
+"""
+
+
+def test_a_caller_that_is_left_open_ends_quietly_with_the_interpreter() -> None:
+    ended = subprocess.run([sys.executable, "-c", _LEFT_OPEN], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "called\n", "")

@@ -283,6 +283,9 @@ class Operator:
     async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
         return InstalledApi()
 
+    async def places(self, namespace: str, labels: Any) -> dict[str, Any]:
+        return {}
+
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset({"node-1"})
 
@@ -315,7 +318,7 @@ async def test_every_webhook_answers_whatever_object_it_is_asked_about(data: st.
         request = AdmissionRequest("u", "n", body, "x", dry_run=False)
         for answer in (
             await routes.mutate_workload(request, Operator()),
-            routes.mutate_pod(request, Operator()),
+            await routes.mutate_pod(request, Operator()),
             await routes.validate_eviction(request, Operator()),
         ):
             assert isinstance(answer["response"]["allowed"], bool)

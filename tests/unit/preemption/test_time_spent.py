@@ -39,6 +39,17 @@ def test_it_says_when_it_reached_each_stage(training: TimeSpent) -> None:
     assert (spent.now_s, spent.first_step, spent.left_s) == (30.0, 7, None)
 
 
+def test_it_says_what_came_before_attach_and_when_the_programs_were_there(clock: Clock) -> None:
+    newest_s: list[float | None] = [None]
+    made = TimeSpent(clock, began_s=40.0, age_s=3.5, newest_program_s=lambda: newest_s[0])
+    assert (made.spent().age_s, made.spent().compiled_s) == (3.5, None)
+    newest_s[0], clock.at_s = 62.0, 63.0
+    assert made.spent().compiled_s is None, "not all programs of the first step are known to be there"
+    made.trains()
+    newest_s[0], clock.at_s = 90.0, 91.0
+    assert made.spent().compiled_s == 22.0, "later programs are no part of the start"
+
+
 def test_time_of_saves_is_no_training(training: TimeSpent, clock: Clock) -> None:
     clock.at_s = 80.0
     training.stops(17)
@@ -81,3 +92,26 @@ def test_a_loop_that_saves_by_itself_began_before_its_first_step(clock: Clock) -
     assert own.spent().first_step == 40
     own.passed(50)
     assert own.spent().passed == {"50": 0.0}
+
+
+def test_checkpoint_is_as_old_as_its_step(training: TimeSpent, clock: Clock) -> None:
+    assert training.spent().saved_s is None
+    for step in (10, 20):
+        clock.at_s += 10.0
+        training.stops(step)
+        training.goes_on(periodic=True)
+    training.committed(10)
+    assert training.spent().saved_s == 40.0
+    training.committed(20)
+    training.committed(10)  # its save took longer
+    training.committed(5)  # of which it is not known when it was passed
+    assert training.spent().saved_s == 50.0
+
+
+def test_step_that_is_passed_again_keeps_its_first_time(training: TimeSpent, clock: Clock) -> None:
+    training.stops(10)
+    training.goes_on()
+    clock.at_s += 10.0
+    training.passed(10)
+    training.committed(10)
+    assert training.spent().saved_s == 30.0

@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 
 import gracepoint
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
@@ -499,6 +501,22 @@ def test_error_during_own_save_exits_with_the_unsaved_code(
         raise OSError("disk full")
     exit_handlers[-1]()
     assert codes == [78]
+    session._coordinator._exit.cancel()
+
+
+def test_a_preempted_process_leaves_the_directory_to_other_jobs_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: Notices, exit_handlers: list[Callable[[], None]]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    session = gracepoint.attach(tmp_path, receiver=notices)
+    lease = Layout(storage_path(tmp_path)).lease()
+    notices.post()
+    train_until_preempted(session)
+    assert lease.entry() is not None, "until the process exits"
+    exit_handlers[-1]()
+    assert codes == [77]
+    assert lease.entry() is None
     session._coordinator._exit.cancel()
 
 

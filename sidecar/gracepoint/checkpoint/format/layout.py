@@ -116,10 +116,12 @@ class Layout:
         item: Name of the train state's folder below the checkpoint's folder. ``NO_ITEM`` if they are the same folder.
     """
 
-    def __init__(self, root: StoragePath, *, name: str | None = None, item: str = STATE_ITEM) -> None:
+    def __init__(
+        self, root: StoragePath, *, name: str | None = None, item: str = STATE_ITEM, seen: list[Child] | None = None
+    ) -> None:
         """Makes the layout of the steps below ``root``, with the train state in their item ``item``.
 
-        With ``name``, makes the layout of the checkpoint ``root/name``, which has no items.
+        With ``name``, makes the layout of the checkpoint ``root/name``, which has no items. ``seen``: the root's names.
         """
         self.root = root
         self.item = item if name is None else NO_ITEM
@@ -127,6 +129,15 @@ class Layout:
         final = _STEP if name is None else re.escape(name)
         self._final = re.compile(final, re.ASCII)
         self._marked_name = re.compile(f"(?P<final>{final}){_MARK}", re.ASCII)
+        self._seen = seen  # None: the root is listed anew each time
+
+    def seen(self) -> Layout:
+        """Returns this layout as it is now: its methods that list the root all go by one listing.
+
+        Raises:
+            FileNotFoundError: There is no root.
+        """
+        return Layout(self.root, name=self._name, item=self.item, seen=self.root.children())
 
     def step(self, step: int | None) -> StoragePath:
         """Returns the folder of a committed step. If ``step`` is None, that of the single checkpoint."""
@@ -193,7 +204,7 @@ class Layout:
     def strangers(self) -> list[str]:
         """Returns the names in the root that are neither hidden nor known, links included. No link is followed."""
         return sorted(
-            child.name for child in self.root.children() if not child.name.startswith(".") and not self._is_ours(child)
+            child.name for child in self._children() if not child.name.startswith(".") and not self._is_ours(child)
         )
 
     def _is_ours(self, child: Child) -> bool:
@@ -222,6 +233,8 @@ class Layout:
         return [self.root / child.name for child in self._children() if child.name.startswith(prefix)]
 
     def _children(self) -> list[Child]:
+        if self._seen is not None:
+            return self._seen
         try:
             return self.root.children()
         except FileNotFoundError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpy.typing as npt
 from jax.experimental.layout import Format
 
@@ -64,22 +66,38 @@ class OnDevices:
     """One ``jax.Array`` with a sharding, and with a device layout if one is given.
 
     If this process has none of its devices, nothing is read, and the array has no shards in this process.
+
+    Attributes:
+        shape: Shape of the array.
+        dtype: Type of the array.
+        sharding: Sharding of the array.
+        layout: Its layout on the devices. None: the default one.
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: npt.DTypeLike, sharding: jax.sharding.Sharding, layout: Any = None
+        self, shape: Sequence[int], dtype: np.dtype[Any], sharding: jax.sharding.Sharding, layout: Any = None
     ) -> None:
-        self._shape = tuple(shape)
-        self._dtype = dtype
-        self._sharding = sharding
-        self._layout = layout
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.sharding = sharding
+        self.layout = layout
         self._devices: dict[Index, list[Any]] = {}
-        for device, slices in sharding.addressable_devices_indices_map(self._shape).items():
-            self._devices.setdefault(normal_index(slices, self._shape), []).append(device)
+        for device, slices in sharding.addressable_devices_indices_map(self.shape).items():
+            self._devices.setdefault(normal_index(slices, self.shape), []).append(device)
 
     @property
     def regions(self) -> Sequence[Index]:
         return tuple(self._devices)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of each device's part."""
+        return int(math.prod(self.sharding.shard_shape(self.shape)) * self.dtype.itemsize)
 
     def put(self, values: Values) -> Any:
         """Returns the array if ``values`` has all regions, which is several times as fast.
@@ -92,23 +110,23 @@ class OnDevices:
 
     def build(self, parts: Sequence[Any]) -> Any:
         if not parts:
-            return jax.make_array_from_single_device_arrays(self._shape, self._sharding, [], dtype=self._dtype)
+            return jax.make_array_from_single_device_arrays(self.shape, self.sharding, [], dtype=self.dtype)
         if isinstance(parts[0], jax.Array):
             return parts[0]
         arrays_of = {region: arrays for part in parts for region, arrays in part.items()}
         arrays = [array for region in self._devices for array in arrays_of[region]]
-        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, arrays)
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, arrays)
 
     def _whole(self, values: Values) -> jax.Array:
-        where = self._sharding if self._layout is None else Format(self._layout, self._sharding)
+        where = self.sharding if self.layout is None else Format(self.layout, self.sharding)
 
         def region(slices: Any) -> npt.NDArray[Any]:
-            return values[normal_index(slices, self._shape)]
+            return values[normal_index(slices, self.shape)]
 
-        return jax.make_array_from_callback(self._shape, where, region)
+        return jax.make_array_from_callback(self.shape, where, region)
 
     def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
-        kind = self._sharding.memory_kind
+        kind = self.sharding.memory_kind
         devices = [jax.sharding.SingleDeviceSharding(d, memory_kind=kind) for d in self._devices[region]]
-        where = devices if self._layout is None else [Format(self._layout, device) for device in devices]
+        where = devices if self.layout is None else [Format(self.layout, device) for device in devices]
         return list(jax.device_put([values] * len(where), where))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from gracepoint.checkpoint.options import SingleReplicaArrayRestoreArgs
 from gracepoint.deadline import Deadline
-from gracepoint.errors import BarrierError, to_word
+from gracepoint.errors import BarrierError, from_word, to_word
 from gracepoint.process_group import ProcessGroup
 
 
@@ -36,40 +36,72 @@ class ReplicaAnswer:
 
 
 class ReplicaAgreement:
-    """The reports that the processes exchange in one restore. Each process reports once.
+    """The reports that the processes exchange in one restore. At each meeting, each process reports once.
 
     Args:
         gang: The processes that restore together.
-        key: Key of the exchange. Unique to this restore.
+        key: Prefix of the keys of the exchanges. Unique to this restore.
+        meets_first: Whether the processes also meet before they read (``ready``). The same in all processes.
+
+    Attributes:
+        agreed_bytes: Most bytes of each device's part that every process can receive at once. None before ``ready``.
     """
 
-    def __init__(self, gang: ProcessGroup, key: str) -> None:
+    def __init__(self, gang: ProcessGroup, key: str, *, meets_first: bool = False) -> None:
         self.gang = gang
+        self.meets_first = meets_first
+        self.agreed_bytes: int | None = None
         self._key = key
-        self._told = False
+        self._meeting: str | None = f"{key}/ready" if meets_first else key  # the next one. None: there is none
+
+    def ready(self, limit_bytes: int, deadline: Deadline) -> int:
+        """Meets before reading. Returns ``agreed_bytes``. No other meeting follows, unless ``expects_tell`` is called.
+
+        Raises:
+            CheckpointError: Another process has failed.
+            BarrierTimeout: A process did not report in time.
+        """
+        told = self.tell(None, limit_bytes, deadline)
+        raise_failure_in(told)
+        self.agreed_bytes = min(said.limit_bytes for said in told)
+        return self.agreed_bytes
+
+    def expects_tell(self) -> None:
+        """Notes after ``ready`` that all processes report once more."""
+        self._meeting = self._key
 
     def tell(self, failure: Exception | None, limit_bytes: int, deadline: Deadline) -> list[ReplicaAnswer]:
-        """Reports for this process, and returns the reports of all processes, by index.
+        """Reports for this process at the next meeting. Returns the reports of all processes, by index.
 
         Raises:
             BarrierTimeout: A process did not report in time.
         """
-        self._told = True
+        key, self._meeting = self._meeting, None
+        assert key is not None
         word, text = (None, "") if failure is None else (to_word(failure), str(failure) or repr(failure))
         mine = json.dumps([limit_bytes, word, text])
-        answers = self.gang.gather(self._key, mine, timeout_s=deadline.remaining_s())
+        answers = self.gang.gather(key, mine, timeout_s=deadline.remaining_s())
         return [ReplicaAnswer(*json.loads(answer)) for answer in answers]
 
     @contextlib.contextmanager
     def telling_failure(self, deadline: Deadline) -> Iterator[None]:
-        """Reports an error that leaves the block, if this process has not reported yet. The others wait for it."""
+        """Reports an error that leaves the block, if the others wait for this process at a meeting."""
         try:
             yield
         except Exception as error:
-            if not self._told:
+            if self._meeting is not None:
                 with contextlib.suppress(BarrierError):
                     self.tell(error, 0, deadline)
             raise
+
+
+def raise_failure_in(told: Sequence[ReplicaAnswer]) -> None:
+    """Raises an error if a process reported one: of its class, if all that failed reported the same kind."""
+    failed = [(process, said) for process, said in enumerate(told) if said.word is not None]
+    if failed:
+        text = "; ".join(f"process {process} could not read its part: {said.failure}" for process, said in failed)
+        words = {said.word for _, said in failed}
+        raise from_word(str(words.pop()) if len(words) == 1 else "error")(text)
 
 
 def asks_one_replica(restore_args: Any) -> bool:

@@ -15,13 +15,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from gracepoint import trace
 from gracepoint.checkpoint import metrics
+from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading import donation, turns
 from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
 from gracepoint.checkpoint.loading.reading_together import damage_in_any
 from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_into, telling
+from gracepoint.checkpoint.loading.saved_form import form_of_state, form_of_stored
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest, restore_items
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.reading.stored_tree import open_tree
@@ -52,6 +55,7 @@ class Restored:
         by_orbax: Whether Orbax wrote the step, which then has no host state.
         passed_over: Newer steps that are damaged, each with what is wrong.
         items: The items that were asked for, by name.
+        changed: What is different from the gang that saved the step, in words: processes, devices, mesh.
     """
 
     state: Any
@@ -60,6 +64,7 @@ class Restored:
     by_orbax: bool
     passed_over: Mapping[int, str] = dataclasses.field(default_factory=dict)
     items: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    changed: tuple[str, ...] = ()
 
 
 def restore_newest(
@@ -110,7 +115,8 @@ def restore_newest(
             paths, attempt=attempt, deadline=until, sleep=sleep, holds_lease=holds_lease
         ).to_text()
 
-    listing = Listing.from_text(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
+    with trace.span("list the steps"):
+        listing = Listing.from_text(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
     for remark in listing.remarks:
         logger.info("restore: %s", remark)
     if only is not None:
@@ -164,7 +170,8 @@ def restore_listed(
     for step in listing.steps:
 
         def read(step: int = step) -> Restored:
-            together = ReplicaAgreement(gang, f"{key}/step/{step}/read")
+            may_take_turns = turns.may_be_taken(gang, paths.root, restore_args, options)
+            together = ReplicaAgreement(gang, f"{key}/step/{step}/read", meets_first=may_take_turns)
             return read_step(
                 paths,
                 step,
@@ -223,10 +230,13 @@ def read_together(
     metrics.tell_restore_started()
     began_s = time.monotonic()
     try:
-        result = read()
+        with trace.span(f"read {what}"):
+            result = read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
-    if damage := damage_in_any(what, failure, gang=gang, key=key, deadline=deadline):
+    with trace.span("wait for all to have read"):
+        damage = damage_in_any(what, failure, gang=gang, key=key, deadline=deadline)
+    if damage:
         return None, damage
     metrics.tell_restored(time.monotonic() - began_s)
     return result, ""
@@ -253,10 +263,12 @@ def read_step(
     """
     folder = paths.step(step)
     with in_time(folder, deadline), telling(together, restore_args, deadline):
-        stored = open_tree(folder, deadline, preferred=paths.item)
+        own_file = layout.host_state_file(together.gang.process_index)
+        stored = open_tree(folder, deadline, preferred=paths.item, also=[own_file] if with_host_state else [])
         own: dict[str, Any] = {}
         if with_host_state:
             own = own_host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
         beside = restore_items(stored, items, deadline)
         state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
-    return Restored(state, step, own, stored.manifest is None, items=beside)
+    changed = form_of_stored(stored).changes(form_of_state(state, together.gang.process_count))
+    return Restored(state, step, own, stored.manifest is None, items=beside, changed=changed)

@@ -17,7 +17,7 @@ import jax
 
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.loading import donation
+from gracepoint.checkpoint.loading import donation, turns
 from gracepoint.checkpoint.loading.handled_restore import is_handled, restore_handled
 from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_like
 from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
@@ -148,13 +148,18 @@ def read_into(
     ]
     if problems := differ + missing + extra:
         raise CheckpointMismatch(f"{stored.folder}: {_shown(problems)}")
+    asked = list(targets.values())
+    if together is not None and together.meets_first:
+        asked = turns.taken(asked, together.ready(turns.limit_bytes(), deadline))
+        if any(isinstance(target.placement, OnOneReplica) for target in asked):
+            together.expects_tell()
     if options.donate and like is not None:
         named = [(pytree.name_of(keys), leaf) for keys, leaf in keyed]
         donation.take(
             (named[position] for position in targets),
             (leaf for position, leaf in enumerate(named) if position not in targets),
         )
-    found = read_leaves(stored, list(targets.values()), options, deadline, together)
+    found = read_leaves(stored, asked, options, deadline, together)
     found += restore_handled(stored, list(handled.values()), options.handlers, deadline)
     leaves = [donation.kept(leaf) for leaf in leaves]
     for position, value in zip([*targets, *handled], found, strict=True):
@@ -184,31 +189,34 @@ def read_leaves(
             unsafe[0],
         )
     parts: list[list[Any]] = [[] for _ in targets]
+    by_target = [target.placement for target in targets]
+    shared = [position for position, placement in enumerate(by_target) if isinstance(placement, OnOneReplica)]
+    others = [position for position, placement in enumerate(by_target) if not isinstance(placement, OnOneReplica)]
 
-    def read() -> None:
+    def read(then: Callable[[], None]) -> None:
         started_s = time.monotonic()
-        requests = (target.request(into) for target, into in zip(targets, parts, strict=True))
-        wanted = (request for request in requests if request is not None)
+        requests = (targets[position].request(parts[position]) for position in (*shared, *others))
         total_bytes = read_all(
-            wanted,
+            (request for request in requests if request is not None),
             stored.source,
             limit_bytes=options.limit_bytes,
             deadline=deadline,
             far=not stored.folder.backend.renames,
+            first=len(shared),
+            then=then,
         )
         metrics.tell_read(total_bytes, time.monotonic() - started_s, stored.folder)
 
-    shared = [target.placement for target in targets if isinstance(target.placement, OnOneReplica)]
-    if shared:
-        shared_parts = [
-            into for target, into in zip(targets, parts, strict=True) if isinstance(target.placement, OnOneReplica)
-        ]
-        arrays = iter(hand_to_all(shared, shared_parts, read, options.single_replica, together, deadline))
-    else:
-        read()
+    if not shared:
+        read(lambda: None)
+        return [target.build(into) for target, into in zip(targets, parts, strict=True)]
+    placements = [placement for placement in by_target if isinstance(placement, OnOneReplica)]
+    shared_parts = [parts[position] for position in shared]
+    arrays = hand_to_all(placements, shared_parts, read, options.single_replica, together, deadline)
+    found = dict(zip(shared, arrays, strict=True))
     return [
-        target.finish(next(arrays)) if isinstance(target.placement, OnOneReplica) else target.build(into)
-        for target, into in zip(targets, parts, strict=True)
+        target.finish(found[position]) if position in found else target.build(parts[position])
+        for position, target in enumerate(targets)
     ]
 
 
@@ -216,7 +224,7 @@ def telling(
     together: ReplicaAgreement | None, restore_args: Any, deadline: Deadline
 ) -> contextlib.AbstractContextManager[None]:
     """Returns a context that reports an error to the other processes, if they will wait for this process's report."""
-    if together is None or not asks_one_replica(restore_args):
+    if together is None or not (together.meets_first or asks_one_replica(restore_args)):
         return contextlib.nullcontext()
     return together.telling_failure(deadline)
 

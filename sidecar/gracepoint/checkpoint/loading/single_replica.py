@@ -1,38 +1,39 @@
 """One replica reads arrays, and sends them to the other replicas over the network of the devices.
 
 This is for arrays that are replicated along an axis of the mesh. Only the processes of the primary replica, which is
-one index of that axis, read from storage. The devices of the other replicas hold zeros. A sum over the replicas then
-gives all of them the values of the primary replica. The bits of the values are summed as unsigned integers, so that no
-value changes.
+one index of that axis, read from storage. Arrays may have different primary replicas. The devices of the other replicas
+hold zeros. A sum over the replicas then gives all of them the values of the primary replica. The bits of the values are
+summed as unsigned integers, so that no value changes.
 
-Every process makes the same call. Before a collective operation on the devices, all processes report whether reading
-succeeded (``together``).
+Every process makes the same call. Before a collective operation on the devices, all processes report whether they have
+read their part of these arrays (``together``). Other arrays are read meanwhile. If the processes have agreed on their
+memory before they read, the sums are compiled while they read.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from gracepoint import machine
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.array_spec import Index
-from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement, raise_failure_in
+from gracepoint.checkpoint.loading.replica_sums import Sums
+from gracepoint.checkpoint.loading.value_bits import to_bits
 from gracepoint.checkpoint.options import SingleReplica
 from gracepoint.checkpoint.planning.shard_holders import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointError, InvalidSharding, from_word
+from gracepoint.errors import CheckpointError, InvalidSharding
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def check_sharding(replica: SingleReplica, where: str, sharding: Any) -> jax.sha
             f"{where}: all devices are in the primary replica, as axis {mesh.axis_names[axis]!r} has one device; "
             f"there are no other replicas to hand anything to"
         )
-    if mesh.axis_names[axis] in _axes_of(sharding.spec):
+    if mesh.axis_names[axis] in axes_of(sharding.spec):
         raise InvalidSharding(
             f"{where}: it is sharded over axis {mesh.axis_names[axis]!r}, along which there should be replicas"
         )
@@ -89,6 +90,10 @@ def replica_of(replica: SingleReplica, where: str, reads: Any, sharding: Any, sh
     return dataclasses.replace(replica, primary_replica_id=replicas.index(devices))
 
 
+#: Arrays of zeros on devices, by device, shape and type.
+Zeros = dict[tuple[Any, tuple[int, ...], Any], jax.Array]
+
+
 class OnOneReplica:
     """The placement of one array that the primary replica reads for all. ``hand_to_all`` builds it."""
 
@@ -98,6 +103,7 @@ class OnOneReplica:
         self.dtype = dtype
         self.sharding: jax.sharding.NamedSharding = sharding
         mesh, axis = sharding.mesh, replica.replica_axis_index
+        self.primary = replica.primary_replica_id
         self._replicas = mesh.devices.shape[axis]
         self._axis_name = mesh.axis_names[axis]
         self._shard_shape: tuple[int, ...] = tuple(sharding.shard_shape(self.shape))
@@ -119,27 +125,39 @@ class OnOneReplica:
     def put(self, values: Values) -> Any:
         return {region: self._on_its_devices(region, part) for region, part in values.items()}
 
-    def build(self, parts: Sequence[Any]) -> jax.Array:
-        """Returns the bits of all replicas along a new first axis, with zeros in all replicas but the primary one."""
+    def form(self) -> jax.ShapeDtypeStruct:
+        """Returns the form of what ``build`` returns: the bits of all replicas along a new first axis."""
+        bits = to_bits(np.empty((), self.dtype))
+        spec = jax.sharding.PartitionSpec(self._axis_name, *self.sharding.spec)
+        return jax.ShapeDtypeStruct(
+            (self._replicas, *self.shape, *bits.shape),
+            bits.dtype,
+            sharding=jax.sharding.NamedSharding(self.sharding.mesh, spec),
+        )
+
+    def build(self, parts: Sequence[Any], zeros: Zeros | None = None) -> jax.Array:
+        """Returns the bits of all replicas, with zeros in all replicas but the primary one.
+
+        ``zeros`` has zeros that were made before. Those that are missing are added.
+        """
+        zeros = {} if zeros is None else zeros
         held = {
             device: array
             for part in parts
             for region, arrays in part.items()
             for device, array in zip(self._primary[region], arrays, strict=True)
         }
-        shard = _to_bits(np.empty((), self.dtype))
-        inner = (*self._shard_shape, *shard.shape)
-        arrays = [
-            held[device] if device in held else jnp.zeros((1, *inner), shard.dtype, device=self._on(device))
-            for device in self._local
-        ]
-        spec = jax.sharding.PartitionSpec(self._axis_name, *self.sharding.spec)
-        return jax.make_array_from_single_device_arrays(
-            (self._replicas, *self.shape, *shard.shape), jax.sharding.NamedSharding(self.sharding.mesh, spec), arrays
-        )
+        form = self.form()
+        inner = (1, *self._shard_shape, *form.shape[1 + len(self.shape) :])
+        for device in self._local:
+            key = (device, inner, form.dtype)
+            if device not in held and key not in zeros:  # no program is compiled for them, and equal ones are shared
+                zeros[key] = jax.device_put(np.zeros(inner, form.dtype), self._on(device))
+        arrays = [held[d] if d in held else zeros[d, inner, form.dtype] for d in self._local]
+        return jax.make_array_from_single_device_arrays(form.shape, form.sharding, arrays)
 
     def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
-        bits, devices = _to_bits(values)[None], self._primary[region]
+        bits, devices = to_bits(values)[None], self._primary[region]
         return list(jax.device_put([bits] * len(devices), [self._on(device) for device in devices]))
 
     def _on(self, device: Any) -> jax.sharding.Sharding:
@@ -149,7 +167,7 @@ class OnOneReplica:
 def hand_to_all(
     placements: Sequence[OnOneReplica],
     parts: Sequence[list[Any]],
-    read: Callable[[], None],
+    read: Callable[[Callable[[], None]], None],
     replica: SingleReplica,
     together: ReplicaAgreement | None,
     deadline: Deadline,
@@ -159,7 +177,8 @@ def hand_to_all(
     Args:
         placements: Placements of the arrays. The same in all processes.
         parts: One list for each array, which ``read`` fills.
-        read: Reads this process's part.
+        read: Reads this process's part. It calls its argument when the lists are filled, and may read other arrays
+            meanwhile. The caller reports its errors (``ReplicaAgreement.telling_failure``).
         replica: How the replica reads for all others.
         together: The processes that restore together. None: this process restores alone.
         deadline: When the processes must have reported.
@@ -175,62 +194,48 @@ def hand_to_all(
             "one replica can read for all only where the processes restore together: found none to agree with"
         )
     started_s = time.monotonic()
-    failure: Exception | None = None
-    try:
-        read()
-    except Exception as error:  # noqa: BLE001 - told to the others, then raised
-        failure = error
-    metrics.tell_replica_read(time.monotonic() - started_s)
-    limit_bytes = _agree(failure, replica, together, deadline)
-    started_s = time.monotonic()
-    arrays: list[jax.Array] = []
-    for start, stop in _batches([placement.bytes_per_device for placement in placements], limit_bytes):
-        stacked = tuple(placements[i].build(parts[i]) for i in range(start, stop))
-        for i in range(start, stop):
-            parts[i].clear()
-        dtypes = tuple(placement.dtype for placement in placements[start:stop])
-        shardings = tuple(placement.sharding for placement in placements[start:stop])
-        merged = jax.jit(functools.partial(_merge, dtypes), out_shardings=shardings)(stacked)
-        arrays += jax.block_until_ready(merged)
-    elapsed_s = time.monotonic() - started_s
-    metrics.tell_broadcast(elapsed_s)
-    logger.info("replica %d handed %d arrays to all in %.3f s", replica.primary_replica_id, len(arrays), elapsed_s)
+    sums, arrays = Sums(placements), list[jax.Array]()
+    if together is not None and together.agreed_bytes is not None:
+        sums.compile(together.agreed_bytes)
+
+    def hand() -> None:
+        sums.wait(deadline)
+        metrics.tell_replica_read(time.monotonic() - started_s)
+        limit_bytes = _agree(replica, together, deadline)
+        read_s = time.monotonic()
+        for start, stop in sums.batches(limit_bytes):
+            zeros: Zeros = {}
+            stacked = tuple(placements[i].build(parts[i], zeros) for i in range(start, stop))
+            for i in range(start, stop):
+                parts[i].clear()
+            arrays.extend(jax.block_until_ready(sums.of(start, stop)(stacked)))
+        elapsed_s = time.monotonic() - read_s
+        metrics.tell_broadcast(elapsed_s)
+        who = ", ".join(map(str, sorted({placement.primary for placement in placements})))
+        logger.info("replica %s handed %d arrays to all in %.3f s", who, len(arrays), elapsed_s)
+
+    read(hand)
     return arrays
 
 
-def _agree(
-    failure: Exception | None, replica: SingleReplica, together: ReplicaAgreement | None, deadline: Deadline
-) -> int:
-    """Returns how many bytes of each device's part are sent at once, the same in all processes.
+def _agree(replica: SingleReplica, together: ReplicaAgreement | None, deadline: Deadline) -> int:
+    """Reports that this process has read its part. Returns how many bytes of each device's part are sent at once.
 
     Raises an error if reading failed in some process.
     """
-    limit_bytes = replica.broadcast_memory_limit_bytes
-    if limit_bytes is None:
-        limit_bytes = int(_device_bytes() * replica.broadcast_memory_scaling_factor / _COPIES)
-    if together is not None:
-        told = together.tell(failure, limit_bytes, deadline)
-        failed = [(process, said) for process, said in enumerate(told) if said.word is not None]
-        if failed and failure is None:
-            text = "; ".join(f"process {process} could not read its part: {said.failure}" for process, said in failed)
-            words = {said.word for _, said in failed}
-            raise from_word("corrupt" if words == {"corrupt"} else "error")(text)
-        limit_bytes = min(said.limit_bytes for said in told)
-    if failure is not None:
-        raise failure
-    return limit_bytes
+    if together is None:
+        return limit_of(replica)
+    limit_bytes = limit_of(replica) if together.agreed_bytes is None else together.agreed_bytes
+    told = together.tell(None, limit_bytes, deadline)
+    raise_failure_in(told)
+    return min(said.limit_bytes for said in told)
 
 
-def _batches(sizes_bytes: Sequence[int], limit_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields ranges of arrays that fit into the limit together. An array that is larger is in a range of its own."""
-    start, total_bytes = 0, 0
-    for position, size_bytes in enumerate(sizes_bytes):
-        if position > start and total_bytes + size_bytes > limit_bytes:
-            yield start, position
-            start, total_bytes = position, 0
-        total_bytes += size_bytes
-    if sizes_bytes:
-        yield start, len(sizes_bytes)
+def limit_of(replica: SingleReplica) -> int:
+    """Returns how many bytes of each device's part this process can send at once."""
+    if replica.broadcast_memory_limit_bytes is not None:
+        return replica.broadcast_memory_limit_bytes
+    return int(_device_bytes() * replica.broadcast_memory_scaling_factor / _COPIES)
 
 
 def _device_bytes() -> int:
@@ -248,46 +253,6 @@ def _device_bytes() -> int:
     return machine.available_memory_bytes() // max(1, len(jax.local_devices()))
 
 
-def _axes_of(spec: Sequence[Any]) -> set[str]:
+def axes_of(spec: Sequence[Any]) -> set[str]:
+    """Returns the names of the axes of the mesh over which an array is sharded."""
     return {axis for entry in spec for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis is not None}
-
-
-def _merge(dtypes: tuple[np.dtype[Any], ...], stacked: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return tuple(
-        _from_bits(jnp.sum(bits, axis=0, dtype=bits.dtype), dtype) for bits, dtype in zip(stacked, dtypes, strict=True)
-    )
-
-
-def _to_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns the bits of ``values`` as unsigned integers. Complex values get one more axis, of size two.
-
-    Types that are smaller than a byte on the device are converted to a wider type first.
-    """
-    dtype = values.dtype
-    wide = _widened(dtype)
-    if wide is not None:
-        values = values.astype(wide)
-    if dtype.kind == "c":
-        values = np.stack([values.real, values.imag], axis=-1)
-    return values.view(f"u{values.dtype.itemsize}")
-
-
-def _from_bits(bits: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """Returns the values of type ``dtype`` whose bits ``_to_bits`` returned. Runs on the device."""
-    wide = _widened(dtype)
-    if dtype.kind == "b":
-        return bits != 0
-    if wide is not None:
-        return jax.lax.bitcast_convert_type(bits, wide).astype(dtype)
-    if dtype.kind == "c":
-        halves = jax.lax.bitcast_convert_type(bits, np.dtype(f"f{dtype.itemsize // 2}"))
-        return jax.lax.complex(halves[..., 0], halves[..., 1])
-    return jax.lax.bitcast_convert_type(bits, dtype)
-
-
-def _widened(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """Returns a type of whole bytes that holds all values of a type smaller than a byte. None for other types."""
-    for kind, info, wide in ((jnp.integer, jnp.iinfo, np.int8), (jnp.floating, jnp.finfo, np.float32)):
-        if jnp.issubdtype(dtype, kind) and info(dtype).bits < 8:
-            return np.dtype(wide)
-    return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -45,8 +45,10 @@ def read_all(
     limit_bytes: int | None,
     deadline: Deadline,
     far: bool = False,
+    first: int = 0,
+    then: Callable[[], None] = lambda: None,
 ) -> int:
-    """Reads all ``requests``. Returns the total size of their values in bytes.
+    """Reads all ``requests``, in order. Returns the total size of their values in bytes.
 
     Args:
         requests: The requests, one for each array.
@@ -55,6 +57,9 @@ def read_all(
             decoding. A group of regions that needs more is read alone. None: no bound.
         deadline: The deadline for all reads.
         far: Whether each piece takes a round trip over a network, which is longer than the time for a small piece.
+        first: A number of requests.
+        then: Called once by the calling thread when the first ``first`` requests are delivered. The others are read
+            meanwhile. An error that it raises ends the call.
 
     Raises:
         CheckpointCorrupt: A piece is missing or damaged.
@@ -62,9 +67,11 @@ def read_all(
     """
     together_bytes = _TOGETHER_BYTES if limit_bytes is None else min(_TOGETHER_BYTES, limit_bytes // _TOGETHER_PART)
     readers = FAR_READS if far else CONCURRENT_READS
-    reading = _Reading(limit_bytes, _Threads(deadline, readers, job_bytes=0 if far else _JOB_BYTES), deadline)
+    reading = _Reading(limit_bytes, _Threads(deadline, readers, job_bytes=0 if far else _JOB_BYTES), deadline, then)
     try:
-        for request in requests:
+        for number, request in enumerate(requests):
+            if number == first:
+                reading.first_are_handed_out()
             for group in groups_of(request, source, together_bytes=together_bytes, readers=readers):
                 reading.hand_out(group)
         reading.finish()
@@ -76,10 +83,14 @@ def read_all(
 class _Reading:
     """The groups that are being read and delivered. Only the calling thread uses it."""
 
-    def __init__(self, limit_bytes: int | None, threads: _Threads, deadline: Deadline) -> None:
+    def __init__(
+        self, limit_bytes: int | None, threads: _Threads, deadline: Deadline, then: Callable[[], None]
+    ) -> None:
         self._limit_bytes = limit_bytes
         self._deadline = deadline
         self._threads = threads
+        self._then: Callable[[], None] | None = then
+        self._first: set[ReadGroup] | None = None  # those that are not delivered. None: not all are handed out
         self._taken_bytes = 0
         self._handed_out: dict[ReadGroup, None] = {}  # in order
         self._on_their_way = collections.deque[tuple[ReadGroup, Any]]()
@@ -100,11 +111,20 @@ class _Reading:
         for piece in group.pieces:
             self._threads.hand_out(group, piece)
 
+    def first_are_handed_out(self) -> None:
+        """Notes that what is handed out from now on is not awaited by ``then``."""
+        self._threads.flush()
+        self._first = set(self._handed_out)
+
     def finish(self) -> None:
         """Returns when everything is delivered."""
+        if self._first is None:
+            self.first_are_handed_out()
         self._threads.flush()
+        self._go_on()
         while self._handed_out:
             self._wait(next(iter(self._handed_out)))
+            self._go_on()
         jax.block_until_ready([arrays for _, arrays in self._on_their_way])
 
     def end(self) -> None:
@@ -123,7 +143,14 @@ class _Reading:
             self._taken_bytes -= delivered.bytes
         else:
             self._threads.flush()
+            self._go_on()
             self._wait(group)
+
+    def _go_on(self) -> None:
+        """Calls ``then`` if it is time. Before that, enough was handed out to keep the reading threads busy."""
+        if self._then is not None and self._first is not None and not self._first:
+            then, self._then = self._then, None
+            then()
 
     def _wait(self, group: ReadGroup) -> None:
         """Waits until more groups are complete, and delivers them. A timeout names ``group``."""
@@ -135,6 +162,8 @@ class _Reading:
     def _take_back(self, complete: Iterable[ReadGroup]) -> None:
         for group in complete:
             del self._handed_out[group]
+            if self._first is not None:
+                self._first.discard(group)
             self._deliver(group)
 
     def _deliver(self, group: ReadGroup) -> None:

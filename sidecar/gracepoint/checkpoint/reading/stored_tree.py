@@ -6,7 +6,7 @@ Opening reads metadata only. Data that has a checksum in the manifest is checked
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gracepoint.checkpoint.format import layout, pytree, sharding_file
@@ -15,12 +15,15 @@ from gracepoint.checkpoint.format.manifest import Manifest
 from gracepoint.checkpoint.reading.array_source import ArraySource
 from gracepoint.checkpoint.reading.stored_arrays import array_metadatas, json_object, open_arrays, source_by_manifest
 from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.storage import read_many
 from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
 
 _STRINGS = "_strings.json"
+_SMALL = (layout.TREE_METADATA, layout.SHARDING)
 _EMPTY: Mapping[str, Any] = {"Dict": {}, "List": [], "Tuple": (), "None": None, "NamedTuple": None}
 
 
@@ -59,6 +62,7 @@ class StoredTree:
         source: The source of the arrays' values.
         item: The folder of the train state: ``folder`` or a folder in it.
         custom_metadata: The custom metadata that was saved with the tree.
+        ahead: Small files of the checkpoint that have been read, by path.
     """
 
     folder: StoragePath
@@ -68,6 +72,7 @@ class StoredTree:
     source: ArraySource
     item: StoragePath
     custom_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    ahead: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     def nested(self) -> Any:
         """Returns the tree, with a ``StoredLeaf`` at each leaf.
@@ -87,22 +92,35 @@ class StoredTree:
             CheckpointCorrupt: The file is missing or damaged.
         """
         assert self.manifest is not None
-        return _checked(self.folder, layout.host_state_file(process_index), self.manifest)
+        return _checked(self.folder, layout.host_state_file(process_index), self.manifest, self.ahead)
 
 
-def open_tree(folder: StoragePath, deadline: Deadline, *, preferred: str = layout.STATE_ITEM) -> StoredTree:
+def open_tree(
+    folder: StoragePath, deadline: Deadline, *, preferred: str = layout.STATE_ITEM, also: Sequence[str] = ()
+) -> StoredTree:
     """Opens the checkpoint of a step, or a checkpoint that has a path of its own.
+
+    In a store that cannot rename, each file takes a round trip. There the small files are read at once, by the names
+    that they usually have.
 
     Args:
         folder: The folder of the checkpoint.
         deadline: The deadline for opening.
         preferred: The item that holds the train state, if Orbax wrote the step with several trees of arrays.
+        also: Paths of other small files that the caller is going to ask for. They need not exist.
 
     Raises:
         CheckpointCorrupt: The metadata is missing or damaged.
         TimeoutError: The deadline passed.
     """
-    manifest = commit.read_manifest(folder)
+    ahead, asked = dict[str, bytes](), list[str]()
+    if folder.backend.renames:
+        manifest = commit.read_manifest(folder)
+    else:
+        likely = preferred if folder.name.isdecimal() else layout.NO_ITEM  # steps have items
+        asked = [*(layout.in_item(likely, name) for name in _SMALL), *also]
+        ahead = _read_ahead(folder, asked)
+        manifest = commit.manifest_in(ahead.pop(layout.MANIFEST, b""), folder) if layout.MANIFEST in ahead else None
     if manifest is not None:
         item_name = manifest.item
     elif (folder / layout.TREE_METADATA).is_value():
@@ -112,7 +130,7 @@ def open_tree(folder: StoragePath, deadline: Deadline, *, preferred: str = layou
     item = folder / item_name
 
     def small(name: str) -> Any:
-        return json_object(_checked(folder, layout.in_item(item_name, name), manifest), item / name)
+        return json_object(_checked(folder, layout.in_item(item_name, name), manifest, ahead), item / name)
 
     metadata = small(layout.TREE_METADATA)
     leaves, empty = _leaves(metadata, item)
@@ -128,7 +146,9 @@ def open_tree(folder: StoragePath, deadline: Deadline, *, preferred: str = layou
     else:
         write_shapes = {name: recorded.write_shape for name, recorded in array_metadatas(item).items()}
     strings = small(_STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
-    shardings = sharding_file.parse(small(layout.SHARDING), str(item)) if (item / layout.SHARDING).is_value() else {}
+    of_shardings = layout.in_item(item_name, layout.SHARDING)
+    has_shardings = of_shardings in ahead if of_shardings in asked else (item / layout.SHARDING).is_value()
+    shardings = sharding_file.parse(small(layout.SHARDING), str(item)) if has_shardings else {}
     found = {
         leaf.name: dataclasses.replace(
             leaf,
@@ -143,7 +163,14 @@ def open_tree(folder: StoragePath, deadline: Deadline, *, preferred: str = layou
         raise CheckpointCorrupt(
             f"{item / layout.TREE_METADATA} does not have array {lost[0]!r}, which the manifest has"
         )
-    return StoredTree(folder, found, empty, manifest, source, item, metadata.get("custom_metadata") or {})
+    custom, left = metadata.get("custom_metadata") or {}, {path: ahead[path] for path in also if path in ahead}
+    return StoredTree(folder, found, empty, manifest, source, item, custom, left)
+
+
+def _read_ahead(folder: StoragePath, paths: Sequence[str]) -> dict[str, bytes]:
+    """Returns the manifest and ``paths`` that exist, by path below ``folder``."""
+    found = read_many.read_existing([folder / path for path in (layout.MANIFEST, *paths)])
+    return {path.below(folder): data for path, data in found.items()}
 
 
 def _leaves(
@@ -163,17 +190,23 @@ def _leaves(
     return leaves, empty
 
 
-def _checked(folder: StoragePath, path: str, manifest: Manifest | None) -> bytes | bytearray:
-    """Returns the contents of a small file. Checks them if there is a manifest."""
+def _checked(
+    folder: StoragePath, path: str, manifest: Manifest | None, ahead: Mapping[str, bytes]
+) -> bytes | bytearray:
+    """Returns the contents of a small file, from ``ahead`` if it is there. Checks them if there is a manifest."""
     if manifest is None:
         try:
-            return (folder / path).read_bytes()
+            return ahead[path] if path in ahead else (folder / path).read_bytes()
         except FileNotFoundError:
             raise CheckpointCorrupt(f"{folder / path} is missing") from None
     if path not in manifest.files:
         raise CheckpointCorrupt(f"{folder / layout.MANIFEST} does not have {path}")
-    data = bytearray(manifest.files[path].bytes)
-    read_checked(folder / path, len(data), manifest.files[path].crc32, memoryview(data))
+    file = manifest.files[path]
+    if path in ahead and (len(ahead[path]), crc32(ahead[path])) == (file.bytes, file.crc32):
+        return ahead[path]
+    # It was not read ahead, or it is damaged, or the step was replaced between the manifest and the file.
+    data = bytearray(file.bytes)
+    read_checked(folder / path, len(data), file.crc32, memoryview(data))
     return data
 
 

@@ -33,6 +33,7 @@ from gracepoint.checkpoint.steps.records import done_records as done_records
 from gracepoint.checkpoint.steps.records import is_of, orbax_metadata, orbax_success
 from gracepoint.checkpoint.steps.records import manifest_bytes as manifest_bytes
 from gracepoint.checkpoint.steps.records import manifest_fields as manifest_fields
+from gracepoint.checkpoint.steps.records import manifest_in as manifest_in
 from gracepoint.checkpoint.steps.records import read_manifest as read_manifest
 from gracepoint.checkpoint.steps.records import standing as standing
 from gracepoint.checkpoint.storage.storage_path import StoragePath

@@ -64,29 +64,52 @@ def list_steps(
     has not changed for ``QUIET_S`` seconds, as its writer is then dead, and at ``deadline`` at the latest.
     ``holds_lease``: see ``settle``.
     """
-    if not paths.root.is_folder():
-        return Listing((), (), (f"there is no folder {paths.root}",))
-    remarks = settle(
-        paths,
-        attempt=attempt,
-        awaited=functools.partial(_newer_than_complete, paths),
-        deadline=deadline,
-        sleep=sleep,
-        holds_lease=holds_lease,
-    )
-    steps, refused, unfinished = _sort_out(paths)
+    seen = _seen(paths)
+    if seen is None:
+        return _no_folder(paths)
+    remarks: list[str] = []
+    if paths.root.backend.renames or seen.temporaries():  # otherwise nothing is being saved or was left unfinished
+        remarks = settle(
+            paths,
+            attempt=attempt,
+            awaited=functools.partial(_newer_than_complete, paths),
+            deadline=deadline,
+            sleep=sleep,
+            holds_lease=holds_lease,
+        )
+        seen = _seen(paths) or paths
+    steps, refused, unfinished = _sort_out(seen)
     remarks += unfinished
-    if strangers := paths.strangers():
+    if strangers := seen.strangers():
         remarks.append(f"{paths.root} also has {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}")
     return Listing(tuple(steps), tuple(refused), tuple(remarks))
 
 
 def complete_listing(paths: Layout) -> Listing:
     """Lists the steps of a directory that may only be read. Nothing is salvaged, and no save is waited for."""
-    if not paths.root.is_folder():
-        return Listing((), (), (f"there is no folder {paths.root}",))
-    steps, refused, unfinished = _sort_out(paths)
+    seen = _seen(paths)
+    if seen is None:
+        return _no_folder(paths)
+    steps, refused, unfinished = _sort_out(seen)
     return Listing(tuple(steps), tuple(refused), tuple(unfinished))
+
+
+def _seen(paths: Layout) -> Layout | None:
+    """Returns the layout as it is now. None if there is no root.
+
+    In a store that cannot rename, the root is listed once: each listing takes a round trip. Elsewhere it is listed each
+    time, as a folder that is renamed during a listing may be missing in it under both names.
+    """
+    if paths.root.backend.renames:
+        return paths if paths.root.is_folder() else None
+    try:
+        return paths.seen()
+    except FileNotFoundError:
+        return None
+
+
+def _no_folder(paths: Layout) -> Listing:
+    return Listing((), (), (f"there is no folder {paths.root}",))
 
 
 def settle(

@@ -88,7 +88,12 @@ def read_manifest(folder: StoragePath) -> Manifest | None:
         CheckpointTooNew: This version does not know the format of the manifest.
     """
     data = manifest_bytes(folder)
-    return None if data is None else Manifest.from_bytes(data, str(folder / layout.MANIFEST))
+    return None if data is None else manifest_in(data, folder)
+
+
+def manifest_in(data: bytes, folder: StoragePath) -> Manifest | None:
+    """Returns the manifest that was read from ``folder``. None if it is a claim. Raises the errors of the above."""
+    return None if is_claim(data) else Manifest.from_bytes(data, str(folder / layout.MANIFEST))
 
 
 def manifest_fields(folder: StoragePath) -> dict[str, Any] | None:

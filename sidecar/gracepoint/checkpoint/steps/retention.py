@@ -9,6 +9,8 @@ There are two marks, which are small files:
 * **damaged**, in the step's folder: a restore found the step damaged and went back to an older one. The step does not
   count as one of the newest, so that no good step is deleted because of it.
 * **reading**, hidden in the root: a process of this or another job is reading the step, which must not be deleted.
+
+One thread writes a mark of the second kind in a store that cannot rename, and ends before the mark is deleted.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import dataclasses
 import functools
 import logging
 import math
+import threading
 from collections.abc import Iterator, Mapping
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.steps.looks import look_at
+from gracepoint.checkpoint.storage import time_limit
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SettingsError
 
@@ -136,15 +140,33 @@ def unmark_damaged(paths: Layout, step: int) -> None:
 
 @contextlib.contextmanager
 def reading(paths: Layout, step: int) -> Iterator[None]:
-    """Keeps retention from deleting a step while it is read. Has no effect in a directory that is read-only."""
-    mark = paths.reading_mark(step)
-    try:
-        mark.touch()
-    except OSError as error:
-        logger.info("%s cannot be marked as being read: %s", paths.step(step), error)
+    """Keeps retention from deleting a step while it is read. Has no effect in a directory that is read-only.
+
+    In a store that cannot rename, the mark takes a round trip. There the block begins while it is written.
+    """
+    mark, limit = paths.reading_mark(step), time_limit.current()
+
+    def touch() -> None:
+        try:
+            with time_limit.ended_by(limit):
+                mark.touch()
+        except OSError as error:
+            logger.info("%s cannot be marked as being read: %s", paths.step(step), error)
+
+    marking = threading.Thread(target=touch, name="gracepoint: reading mark", daemon=True)
+    begun = not paths.root.backend.renames
+    if begun:
+        try:
+            marking.start()
+        except RuntimeError:  # the system has no more threads
+            begun = False
+    if not begun:
+        touch()
     try:
         yield
     finally:
+        if begun:
+            marking.join()  # the store's timeout ends it
         with contextlib.suppress(OSError):
             mark.delete()
 

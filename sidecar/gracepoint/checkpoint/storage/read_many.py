@@ -27,14 +27,31 @@ def read_all(paths: Sequence[StoragePath]) -> list[bytes] | None:
     Raises:
         OSError: A file cannot be read.
     """
-    work, limit = _Work(paths), time_limit.current()
+    work = _Work(paths, skip_missing=False)
+    _read(work, len(paths))
+    return None if work.missing else [work.found[position] for position in range(len(paths))]
+
+
+def read_existing(paths: Sequence[StoragePath]) -> dict[StoragePath, bytes]:
+    """Returns the contents of the files that exist, by path.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    work = _Work(paths, skip_missing=True)
+    _read(work, len(paths))
+    return {paths[position]: data for position, data in work.found.items()}
+
+
+def _read(work: _Work, count: int) -> None:
+    limit = time_limit.current()
 
     def help_() -> None:
         with time_limit.ended_by(limit):
             work.run()
 
     helpers = []
-    for number in range(1, min(len(paths), CONCURRENT_READS)):
+    for number in range(1, min(count, CONCURRENT_READS)):
         helper = threading.Thread(target=help_, name=f"gracepoint: reads {number}", daemon=True)
         try:
             helper.start()
@@ -47,17 +64,18 @@ def read_all(paths: Sequence[StoragePath]) -> list[bytes] | None:
         helper.join()
     if work.error is not None:
         raise work.error
-    return None if work.missing else [work.found[position] for position in range(len(paths))]
 
 
 class _Work:
     """The paths to read, and the results. The threads share it without a lock.
 
-    ``found`` has a separate entry for each path. ``missing`` and ``error`` are set and never reset.
+    ``found`` has a separate entry for each path. ``missing`` and ``error`` are set and never reset, and end the work.
+    With ``skip_missing``, a missing file has no entry, and the work goes on.
     """
 
-    def __init__(self, paths: Sequence[StoragePath]) -> None:
+    def __init__(self, paths: Sequence[StoragePath], *, skip_missing: bool) -> None:
         self._paths = paths
+        self._skip_missing = skip_missing
         self._next = itertools.count()  # each call takes one number, in any thread
         self.found: dict[int, bytes] = {}
         self.missing = False
@@ -68,6 +86,6 @@ class _Work:
             try:
                 self.found[position] = self._paths[position].read_bytes()
             except FileNotFoundError:
-                self.missing = True
+                self.missing = not self._skip_missing
             except BaseException as error:  # noqa: BLE001 - raised by the calling thread
                 self.error = error

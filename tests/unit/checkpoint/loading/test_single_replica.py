@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.array_handler import ArrayHandler
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
-from gracepoint.checkpoint.loading import single_replica
+from gracepoint.checkpoint.loading import replica_sums, single_replica
 from gracepoint.checkpoint.loading.leaf_target import target_of
 from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.loading.single_replica import OnOneReplica
@@ -109,13 +109,13 @@ def test_arrays_are_handed_over_in_batches_of_the_memory_that_is_given(
     like["w9"] = placed(np.arange(64, dtype=np.float32))  # 256
     save(engine(tmp_path), 1, like)
     batches: list[int] = []
-    merge = single_replica._merge
+    merge = replica_sums._merge
 
     def noted(dtypes: Any, stacked: Any) -> Any:
         batches.append(len(stacked))
         return merge(dtypes, stacked)
 
-    monkeypatch.setattr(single_replica, "_merge", noted)
+    monkeypatch.setattr(replica_sums, "_merge", noted)
     for limit_bytes, expected in ((64, [2, 2, 2, 1]), (1, [1] * 7), (1 << 20, [7])):
         batches.clear()
         assert_same(read(tmp_path / "1", like, broadcast_memory_limit_bytes=limit_bytes), like)
@@ -129,13 +129,13 @@ def test_batches_use_a_fraction_of_the_devices_free_memory(
     like = {f"w{i}": placed(np.full((4, 4), i, np.float32), "y") for i in range(6)}  # 32 bytes of each device
     save(engine(tmp_path), 1, like)
     batches: list[int] = []
-    merge = single_replica._merge
+    merge = replica_sums._merge
 
     def noted(dtypes: Any, stacked: Any) -> Any:
         batches.append(len(stacked))
         return merge(dtypes, stacked)
 
-    monkeypatch.setattr(single_replica, "_merge", noted)
+    monkeypatch.setattr(replica_sums, "_merge", noted)
     monkeypatch.setattr(single_replica, "_device_bytes", lambda: 3 * 64)  # three copies of two arrays
     assert_same(read(tmp_path / "1", like, broadcast_memory_scaling_factor=factor), like)
     assert batches == expected

@@ -158,6 +158,38 @@ def test_what_is_larger_than_the_bound_is_read_alone() -> None:
     assert all(len(into) == 1 for into in found)
 
 
+@pytest.mark.parametrize("limit_bytes", [None, 1], ids=["unbounded", "one after the other"])
+@pytest.mark.parametrize("first", [0, 1, 3, 4])
+def test_what_comes_first_is_handed_on_while_others_are_read(first: int, limit_bytes: int | None) -> None:
+    source, found = FakeArrays((8, 8), (8, 8)), [dict[Box, Any]() for _ in range(4)]
+    handed_on, seen = threading.Event(), list[list[bool]]()
+    real = source.read
+
+    def read(name: str, *rest: Any) -> None:
+        assert int(name) < first or handed_on.wait(60)
+        real(name, *rest)
+
+    def then() -> None:
+        seen.append([bool(into) for into in found])
+        handed_on.set()
+
+    source.read = read  # type: ignore[method-assign, assignment]
+    requests = [source.request(str(i), [((0, 8), (0, 8))], into) for i, into in enumerate(found)]
+    read_all(requests, source, limit_bytes=limit_bytes, deadline=soon(), first=first, then=then)
+    assert seen == [[i < first for i in range(4)]]
+    assert all(found)
+
+
+def test_an_error_of_handing_on_ends_the_reading() -> None:
+    source = FakeArrays((8, 8), (8, 8))
+
+    def then() -> None:
+        raise CheckpointError("another process has failed")
+
+    with pytest.raises(CheckpointError, match="another process has failed"):
+        read_all([source.request("w", [((0, 8), (0, 8))], {})], source, limit_bytes=None, deadline=soon(), then=then)
+
+
 def test_after_damage_nothing_more_is_begun_and_it_is_what_is_raised() -> None:
     source, memory_is_short = FakeArrays((64, 1), (1, 1)), threading.Event()
     pieces = source.pieces

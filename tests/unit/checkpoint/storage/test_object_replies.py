@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from gracepoint.checkpoint.storage.objects import open_bucket
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
 from gracepoint.checkpoint.storage.objects.s3 import S3Api
+from gracepoint.errors import SettingsError
 from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
 from tests.object_stores.servers import Bucket
 
@@ -178,4 +180,33 @@ def test_an_expired_token_of_s3_is_renewed(serve: Serve, monkeypatch: pytest.Mon
     monkeypatch.setattr("gracepoint.checkpoint.storage.objects.credentials.RENEW_BEFORE_S", 0.0)
     assert store.read("key").data == b"data"
     assert len(server.heard) == 3
+    api.connections.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "needed"),
+    [
+        pytest.param({}, False, id="keys"),
+        pytest.param({"AWS_SESSION_TOKEN": "token"}, False, id="keys and a token"),
+        pytest.param({"AWS_CREDENTIAL_EXPIRATION": "2999-01-01T00:00:00Z"}, True, id="keys that expire"),
+        pytest.param({"AWS_SECRET_ACCESS_KEY": ""}, True, id="half of the keys"),
+    ],
+)
+def test_keys_in_the_environment_do_not_load_botocore(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], needed: bool
+) -> None:
+    for name in ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (KEYS | environ).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "botocore.session", None)  # importing it is an error
+    server = serve(lambda heard, sock: sock.sendall(answer(200, b"data", ETag='"1"')))
+    api = S3Api("bucket", {"AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here"})
+    store = ObjectBackend(api, hedges=False, patience_s=0.3)
+    if needed:
+        with pytest.raises(SettingsError, match="needs the extra 's3'"):
+            store.read("key")
+    else:
+        assert store.read("key").data == b"data"
+        assert server.heard[0].headers.get("x-amz-security-token") == environ.get("AWS_SESSION_TOKEN")
     api.connections.close()

@@ -70,6 +70,29 @@ def test_no_call_is_lost_between_two_threads_that_do_not_wait(other: CountedLoop
         thread.join(WAIT_S)
 
 
+def test_calls_that_may_wait_come_together_and_in_their_order(other: CountedLoop) -> None:
+    calls, came, done = LoopCalls(other), [], threading.Event()
+    before = other.woken
+    for number in range(1000):
+        calls.post(lambda number=number: came.append(number), after_s=0.001)  # type: ignore[misc]
+    calls.post(done.set, after_s=0.001)
+    assert done.wait(WAIT_S)
+    assert came == list(range(1000))
+    assert other.woken < before + 500
+
+
+def test_a_call_that_does_not_wait_takes_those_before_it_along(other: CountedLoop) -> None:
+    calls, came, done = LoopCalls(other), [], threading.Event()
+    calls.post(lambda: came.append("patient"), after_s=10 * WAIT_S)
+    calls.post(lambda: came.append("urgent"))
+    calls.post(done.set)
+    assert done.wait(WAIT_S)
+    assert came == ["patient", "urgent"]
+    done.clear()
+    calls.post(done.set, after_s=0.001)
+    assert done.wait(WAIT_S), "a timer that is still pending must not hold up what comes later"
+
+
 async def test_other_work_of_the_loop_comes_between_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_calls, "_SLICE_S", 0.0)
     came: list[str] = []

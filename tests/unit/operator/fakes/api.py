@@ -109,6 +109,13 @@ class MemoryApi(client.KubeClient):
             raise client.Conflict(f"{method} {path}: version {wanted} is not the newest")
         whole = [part for part in body if part not in ("metadata", "status")]
         parts = ["status"] if path.endswith("/status") else whole
+        if (uid := body.get("metadata", {}).get("uid")) not in (None, stored["metadata"].get("uid")):
+            raise client.Conflict(
+                f"{method} {path}: another object, with the UID {stored['metadata']['uid']}, not {uid}"
+            )
+        if "annotations" in body.get("metadata", {}):
+            annotations = _merged(stored["metadata"].get("annotations", {}), body["metadata"]["annotations"])
+            stored["metadata"]["annotations"] = annotations
         if content_type == APPLY_PATCH:
             _apply(stored.setdefault("status", {}), body["status"])
         else:
@@ -170,7 +177,9 @@ def _merged(old: Any, patch: Any) -> Any:
 
 
 def _apply(status: JsonObject, applied: JsonObject) -> None:
-    """Entries of the list map ``replicas``, keyed by name; an entry is wholly its writer's."""
-    entries = {entry["name"]: entry for entry in status.get("replicas", [])}
-    entries.update({entry["name"]: entry for entry in applied["replicas"]})
-    status["replicas"] = list(entries.values())
+    """Entries of list maps that are keyed by name. The fields that the writer does not name stay others'."""
+    for field, wanted in applied.items():
+        entries = {entry["name"]: entry for entry in status.get(field, [])}
+        for entry in wanted:
+            entries[entry["name"]] = {**(entries.get(entry["name"], {}) if field == "responders" else {}), **entry}
+        status[field] = list(entries.values())

@@ -116,3 +116,39 @@ def test_times_below_the_forecast_are_warned_of(needs: dict[str, float], words: 
     assert len(found) == len(words), found
     for text, word in zip(found, words, strict=True):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("manager", "warned"),
+    [
+        pytest.param(None, False, id="not set"),
+        pytest.param("jobset.sigs.k8s.io/jobset-controller", False, id="JobSet's own"),
+        pytest.param("kueue.x-k8s.io/multikueue", True, id="another"),
+    ],
+)
+def test_jobset_that_another_controller_runs_is_warned_of(manager: str | None, warned: bool) -> None:
+    body = jobset()
+    if manager is not None:
+        body["spec"]["managedBy"] = manager
+    found = [text for text in of(body, policy("gs://bucket/{jobset}")) if text.startswith("spec.managedBy")]
+    assert bool(found) is warned
+    assert all("Gracepoint and the policy must be there too" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "warned"),
+    [
+        pytest.param({"action": "RestartJob"}, True, id="any Job"),
+        pytest.param(
+            {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": ["workers"]}, True, id="the gang's"
+        ),
+        pytest.param({"action": "RestartJob", "targetReplicatedJobs": ["reader"]}, False, id="another's"),
+        pytest.param({"action": "RestartJobSet"}, False, id="the whole JobSet"),
+        pytest.param({"action": "FailJobSet"}, False, id="the end"),
+    ],
+)
+def test_rule_that_replaces_one_job_is_warned_of(rule: Json, warned: bool) -> None:
+    body = jobset(failurePolicy={"rules": [{"name": "mine", **rule}]})
+    found = [text for text in of(body, policy("gs://bucket/{jobset}")) if text.startswith("spec.failurePolicy")]
+    assert bool(found) is warned
+    assert all("Use RestartJobSet" in text for text in found)

@@ -50,6 +50,7 @@ def test_every_variable_of_the_wire_is_set() -> None:
         deadline={"headStartSeconds": 10},
         stalls={"afterSeconds": 60, "action": "Restart"},
         compilationCache={"enabled": True, "maxBytes": 1 << 30, "unusedDays": 7},
+        training={"minProcesses": 2},
     )
     assert set(environment(pod_of(injected(jobset(), policy))["containers"][0])) == wanted
 

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import jsonpatch
@@ -16,12 +16,13 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracepoint.wire.names import LABEL_POLICY, Env
+from gracepoint.wire.names import JOBSET_LABEL_REPLICATED_JOB, LABEL_POLICY, Env
 from gracepoint_operator.kube import client as kube
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, request_bodies
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
 from gracepoint_operator.webhooks.injected_annotation import ANNOTATION
+from gracepoint_operator.webhooks.present_size import MemberPlace
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
 from tests.unit.operator.fakes.samples import Json, environment, jobset, pod_of, policy, replicated_job
 
@@ -40,6 +41,7 @@ class Operator:
         self.evictions: list[tuple[str, str, str | None]] = []
         self.waits_for: str | None = None
         self.refused: list[str] = []
+        self.now: dict[str, MemberPlace] | Exception = {}
         self.jobset_api: list[InstalledApi | Exception] = [InstalledApi()]  # as it is read, one reading after another
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
@@ -61,6 +63,11 @@ class Operator:
 
     def disrupted_nodes(self) -> frozenset[str]:
         return self.nodes
+
+    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
+        if isinstance(self.now, Exception):
+            raise self.now
+        return self.now
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
         if pod == "broken":
@@ -219,6 +226,34 @@ async def test_gang_pod_avoids_disrupted_nodes_and_gets_the_current_ca(client: C
     made = patched(pod, await call(client, PATH_PODS, pod))
     assert environment(made["spec"]["containers"][0])[Env.CA_CERTIFICATE] == "PEM-2"
     assert "doomed" in json.dumps(made["spec"]["affinity"])
+
+
+ELASTIC = {"training": {"minProcesses": 2}}
+
+
+@pytest.mark.parametrize(
+    ("policy_fields", "now", "expected"),
+    [
+        pytest.param(ELASTIC, {"workers": MemberPlace(6, 0, 3)}, ("6", "3"), id="the size was changed"),
+        pytest.param(ELASTIC, TimeoutError(), ("2", "1"), id="the size cannot be read"),
+        pytest.param(ELASTIC, {}, ("2", "1"), id="another replicatedJob"),
+        pytest.param({}, {"workers": MemberPlace(6, 0, 3)}, ("2", "1"), id="the size is fixed"),
+    ],
+)
+async def test_a_pod_gets_the_size_that_its_gang_has_now(
+    client: Client,
+    operator: Operator,
+    policy_fields: Json,
+    now: dict[str, MemberPlace] | Exception,
+    expected: tuple[str, str],
+) -> None:
+    operator.policies["team", "default"] = policy(**policy_fields)
+    template = patched(jobset(), await call(client, PATH_JOBSETS, jobset()))
+    labels = {LABEL_POLICY: "default", JOBSET_LABEL_REPLICATED_JOB: "workers"}
+    operator.now = now
+    pod = {"metadata": {"labels": labels}, "spec": pod_of(template)}
+    made = environment(patched(pod, await call(client, PATH_PODS, pod))["spec"]["containers"][0])
+    assert (made[Env.PROCESS_COUNT], made[Env.PODS_PER_JOB]) == expected
 
 
 @pytest.mark.parametrize("labels", [{}, {LABEL_POLICY: "default"}], ids=["no label", "label set by hand"])

@@ -1,7 +1,7 @@
 """S3, and stores with its API. Generations are entity tags: objects with equal bytes have equal ones.
 
-``botocore`` finds and renews credentials (``credentials``): environment variables, IRSA, pod identity, the metadata
-server, its files. ``AWS_CA_BUNDLE`` is a file of the certificates to trust.
+Keys in the environment are used as they are. Without them, ``botocore`` finds and renews credentials (``credentials``):
+IRSA, pod identity, the metadata server, its files. ``AWS_CA_BUNDLE`` is a file of the certificates to trust.
 
 ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` name another server. Its buckets are then parts of the path, unless
 ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` is ``true``. ``AWS_REGION`` or ``AWS_DEFAULT_REGION`` names the region.
@@ -185,7 +185,10 @@ Keys = tuple[str, str, str | None]
 
 
 class _AwsKeys:
-    """Finds and renews credentials with ``botocore``. One thread at a time uses ``__call__``."""
+    """Finds credentials: those in the environment, else with ``botocore``, which also renews them.
+
+    ``botocore`` takes 12 MiB of memory, so it is loaded only if it is needed. One thread at a time uses ``__call__``.
+    """
 
     def __init__(self) -> None:
         self._session: Any = None
@@ -197,6 +200,8 @@ class _AwsKeys:
         return None if found is None else str(found)
 
     def __call__(self, was_refused: bool) -> StoreCredentials[Keys]:
+        if (keys := _keys_in(os.environ)) is not None:
+            return StoreCredentials(keys, lambda seconds: True)
         if was_refused:
             self._session = self._found = None
         if self._found is None:
@@ -225,6 +230,14 @@ class _AwsKeys:
                 ) from error
             self._session = botocore.session.Session()
         return self._session
+
+
+def _keys_in(environ: Mapping[str, str]) -> Keys | None:
+    """Returns the keys in the environment, as ``botocore`` reads them. None if there are none, or if they expire."""
+    access_key, secret_key = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
+    if not access_key or not secret_key or environ.get("AWS_CREDENTIAL_EXPIRATION"):
+        return None
+    return access_key, secret_key, environ.get("AWS_SECURITY_TOKEN") or environ.get("AWS_SESSION_TOKEN") or None
 
 
 def _tag(text: str) -> Generation:

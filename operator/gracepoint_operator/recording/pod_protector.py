@@ -1,0 +1,92 @@
+"""Protects pods from autoscalers while the newest checkpoint of their gang is too old (``voluntaryDisruption``).
+
+Runs as tasks of a write queue on the controller's event loop. ``protect`` is called with each gang that is decided
+about. What it decides by is in the policy's status, so both replicas decide the same. A pod is written only if its
+annotations have to change: twice for each checkpoint that comes late, and not at all while they come in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.goodput import stored
+from gracepoint_operator.goodput.exposure import Exposure, exposure
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.autoscaler_annotations import changes
+from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.observability.metrics import Metrics
+
+
+class PodProtector:
+    """See the module.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster.
+        metrics: Counts failures.
+        clock: Seconds since the epoch.
+        interval_s: Seconds between two writes of one pod.
+    """
+
+    def __init__(
+        self, api: KubeClient, cache: ClusterCache, metrics: Metrics, clock: Callable[[], float], interval_s: float
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._clock = clock
+        self._wanted: dict[str, bool] = {}  # the workload's UID -> whether its pods are to be protected
+        self._written: dict[str, tuple[Pod, bool]] = {}  # the pod's UID -> the pod as it was, and what was written
+        self._write_queue = WriteQueue("protection of a pod", self._write, metrics, interval_s)
+
+    def protect(self, gang: GangSnapshot) -> float | None:
+        """Sets or clears the annotations of a gang's pods soon. Returns when to call again even if nothing changes."""
+        if gang.workload is None or gang.policy is None:
+            return None
+        wanted = self._exposure(gang)
+        self._wanted[gang.workload_uid] = wanted.protect
+        for pod in gang.members:
+            if not pod.finished and pod.deletion_at is None and self._changes(pod):
+                self._write_queue.touch((pod.namespace, pod.name))
+        return None if wanted.until_ms is None else wanted.until_ms / 1000
+
+    def forget(self, uid: str) -> None:
+        """Forgets a workload or a pod."""
+        self._wanted.pop(uid, None)
+        self._written.pop(uid, None)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    def _exposure(self, gang: GangSnapshot) -> Exposure:
+        """Whether the pods are to be protected. Without the setting, what was set before is taken away."""
+        policy = gang.policy
+        younger_than_s = 0 if policy is None else policy.spec.voluntary_disruption.checkpoint_younger_than_seconds
+        if policy is None or not younger_than_s:
+            return Exposure(False)
+        entry = next((entry for entry in policy.status.goodput or () if entry.uid == gang.workload_uid), None)
+        life = None if entry is None else stored.read(entry).current
+        return exposure(life, younger_than_s * 1000, round(self._clock() * 1000))
+
+    def _changes(self, pod: Pod) -> dict[str, str | None]:
+        protect = self._wanted.get(pod.workload_uid, False)
+        before, written = self._written.get(pod.uid, (None, None))
+        if before is not None and before.protection == pod.protection and written is protect:
+            return {}  # the watch has not brought it yet
+        return changes(dict(pod.protection), protect=protect)
+
+    async def _write(self, key: Key) -> None:
+        pod = self._cache.objects.pod_named(*key)
+        annotations = {} if pod is None else self._changes(pod)
+        if pod is None or not annotations:
+            return
+        # The UID, because a pod of this name may be another one by now.
+        body: JsonObject = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        try:
+            await self._api.merge(kinds.PODS, pod.namespace, pod.name, body)
+        except client.NotFound:
+            return
+        self._written[pod.uid] = (pod, self._wanted.get(pod.workload_uid, False))

@@ -1,0 +1,139 @@
+"""Which process reads an array that several processes need: one replica reads it for all, and the replicas take turns.
+
+Without this, each process reads all that its devices hold. If a state is replicated over n replicas, n times its bytes
+come from the store. Here each array is read by the processes of one replica (``single_replica``), and the replicas read
+about equally many bytes. This is done for arrays that are replicated over processes, in stores where bytes are dear. It
+pays only if many bytes are saved, because the processes then meet twice, and a program is compiled.
+
+All processes come to the same result, as all of it depends on the shardings and the stored tree alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from gracepoint.checkpoint.loading.leaf_target import LeafTarget
+from gracepoint.checkpoint.loading.placement import OnDevices
+from gracepoint.checkpoint.loading.replica_agreement import asks_one_replica
+from gracepoint.checkpoint.loading.single_replica import OnOneReplica, axes_of, limit_of
+from gracepoint.checkpoint.options import RestoreOptions, SingleReplica
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.process_group import ProcessGroup
+
+#: Largest part of an array on one device that is sent. It bounds the memory that is needed beyond the arrays: twice
+#: as much on each device.
+LARGEST_BYTES = 256 << 20
+#: Arrays with fewer bytes are read by every process.
+LEAST_BYTES = 256 << 10
+#: How many bytes fewer each process must read on average.
+WORTH_BYTES = 32 << 20
+
+
+def may_be_taken(gang: ProcessGroup, folder: StoragePath, restore_args: Any, options: RestoreOptions) -> bool:
+    """Returns whether arrays of a checkpoint may be read by turns. The same in all processes."""
+    wanted = not folder.backend.renames if options.read_once is None else options.read_once
+    alone = gang.process_count == 1 or gang.process_count != jax.process_count()
+    return wanted and not alone and not asks_one_replica(restore_args)
+
+
+def limit_bytes() -> int:
+    """Returns how many bytes of each device's part this process can send at once."""
+    return min(LARGEST_BYTES, limit_of(SingleReplica()))
+
+
+def taken(targets: Sequence[LeafTarget], largest_bytes: int) -> list[LeafTarget]:
+    """Returns ``targets``, with a replica that reads for all where replicas take turns.
+
+    Args:
+        targets: The leaves to restore.
+        largest_bytes: Largest part of an array on one device that may be sent.
+    """
+    found: dict[int, tuple[OnDevices, int]] = {}
+    meshes: dict[Any, int] = {}  # the bytes that are not read again, by mesh
+    axis_of = functools.cache(_axis_of)  # a state has many arrays, in few ways on few meshes of many devices
+    for position, target in enumerate(targets):
+        placement = target.placement
+        if not isinstance(placement, OnDevices) or not _may_be_sent(placement, largest_bytes):
+            continue
+        axis = axis_of(placement.sharding.mesh, frozenset(axes_of(placement.sharding.spec)))
+        if axis is None:
+            continue
+        found[position] = placement, axis
+        mesh = placement.sharding.mesh
+        meshes[mesh] = meshes.get(mesh, 0) + placement.bytes * (mesh.devices.shape[axis] - 1)
+    if not meshes:
+        return list(targets)
+    mesh = max(meshes, key=lambda mesh: meshes[mesh])  # one program sends them, so they are of one mesh
+    if meshes[mesh] < WORTH_BYTES * jax.process_count():
+        return list(targets)
+    chosen = {position: each for position, each in found.items() if each[0].sharding.mesh == mesh}
+    replicas = turns(
+        {position: (placement.bytes, axis) for position, (placement, axis) in chosen.items()}, mesh.devices.shape
+    )
+    result = list(targets)
+    for position, (placement, axis) in chosen.items():
+        replica = SingleReplica(axis, replicas[position])
+        placed = OnOneReplica(placement.shape, placement.dtype, placement.sharding, replica)
+        result[position] = dataclasses.replace(targets[position], placement=placed)
+    return result
+
+
+def turns(arrays: Mapping[int, tuple[int, int]], shape: Sequence[int]) -> dict[int, int]:
+    """Returns which replica reads each array, so that all replicas read about equally many bytes.
+
+    Args:
+        arrays: The size in bytes of each array, and the axis of the mesh along which it is replicated.
+        shape: Shape of the mesh.
+    """
+    found: dict[int, int] = {}
+    read = [[0] * length for length in shape]  # bytes, by axis and replica
+    for position in sorted(arrays, key=lambda position: (-arrays[position][0], position)):
+        size_bytes, axis = arrays[position]
+        replica = read[axis].index(min(read[axis]))
+        read[axis][replica] += size_bytes
+        found[position] = replica
+    return found
+
+
+def replicated_axis(processes: np.ndarray[Any, Any], is_sharded: Sequence[bool]) -> int | None:
+    """Returns the longest axis of a mesh along which an array is replicated over processes. None if there is none.
+
+    There is none either if the mesh does not have devices of all processes, as all of them run the program that sends.
+
+    Args:
+        processes: The process of each device of the mesh.
+        is_sharded: Whether the array is sharded over each axis of the mesh.
+    """
+    if len(np.unique(processes)) < jax.process_count():
+        return None
+    crossing = [
+        axis
+        for axis, sharded in enumerate(is_sharded)
+        if not sharded and (processes != np.take(processes, [0], axis=axis)).any()
+    ]
+    return max(crossing, key=lambda axis: processes.shape[axis], default=None)
+
+
+def process_of(device: Any) -> int:
+    """Returns the process that has a device."""
+    return int(device.process_index)
+
+
+def _axis_of(mesh: Any, sharded: frozenset[str]) -> int | None:
+    processes = np.vectorize(process_of, otypes=[int])(mesh.devices)
+    return replicated_axis(processes, [name in sharded for name in mesh.axis_names])
+
+
+def _may_be_sent(placement: OnDevices, largest_bytes: int) -> bool:
+    sharding = placement.sharding
+    if not isinstance(sharding, jax.sharding.NamedSharding) or placement.layout is not None:
+        return False
+    if sharding.memory_kind not in (None, sharding.mesh.devices.flat[0].default_memory().kind):
+        return False
+    return placement.bytes >= LEAST_BYTES and placement.bytes_per_device <= largest_bytes

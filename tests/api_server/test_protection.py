@@ -1,0 +1,101 @@
+"""Pods that are protected from autoscalers, on a real API server: their annotations, and that nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gracepoint.wire.messages import Spent
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.autoscaler_annotations import PROTECTING, SET_BY_US
+from tests.api_server.gang import Gang, Replica, running, until
+from tests.testcluster import parts
+from tests.testcluster.api import ClusterError
+from tests.testcluster.api_server import ApiServer
+from tests.testcluster.shell import run, wait_until
+
+CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
+OPERATOR = "system:serviceaccount:gp-system:gp-gracepoint"
+
+
+async def annotations(gang: Gang, index: int) -> dict[str, str]:
+    pod = await gang.api.get(kinds.PODS, gang.name, gang.pod(index))
+    return dict(pod["metadata"].get("annotations") or {})
+
+
+async def protected(gang: Gang, replica: Replica, expected: bool) -> None:
+    async def reached() -> bool:
+        await replica.watch()
+        found = [await annotations(gang, index) for index in (0, 1)]
+        return all((item.get("karpenter.sh/do-not-disrupt") == "true") is expected for item in found)
+
+    await until(reached, f"the pods to be protected: {expected}")
+
+
+async def test_pods_are_protected_until_a_checkpoint_is_young(gang: Gang) -> None:
+    await gang.make()
+    young = {"voluntaryDisruption": {"checkpointYoungerThanSeconds": 3}}
+    await gang.api.merge(kinds.POLICIES, gang.name, "careful", {"spec": young})
+    async with running(gang) as replica:
+        await protected(gang, replica, True)
+        assert (await annotations(gang, 0)).keys() == {*PROTECTING, SET_BY_US}
+        pod = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
+        assert pod is not None
+        replica.core._policy_writer.goodput.hear(pod, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
+        await protected(gang, replica, False)
+        assert await annotations(gang, 0) == {}
+        await protected(gang, replica, True)  # three seconds later
+
+
+@pytest.fixture
+def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
+    """The API server with the chart's role and admission policy for it."""
+    try:
+        helm = parts.program("helm")
+    except ClusterError as reason:
+        pytest.skip(str(reason))
+    shown = (
+        "--kube-version=1.34.0",
+        "--show-only=templates/protection.yaml",
+        "--show-only=templates/rbac.yaml",
+        "--set=protection.enabled=true",
+        "--set=admission.token=" + 40 * "x",
+    )
+    argv = [helm, "template", "gp", CHART, "--namespace=gp-system", *shown]
+    rendered = run(argv, env={"HOME": str(tmp_path)}).stdout
+    server.kubectl("apply", "--filename=-", stdin=rendered)
+    yield server
+    server.kubectl("delete", "--filename=-", stdin=rendered)
+
+
+def patched(server: ApiServer, patch: object, user: str) -> str:
+    """What the API server says of a patch of the pod ``target``. Empty if it is accepted."""
+    argv = ("patch", "pod", "target", "--namespace=default", "--type=merge", "--dry-run=server")
+    done = server.kubectl(*argv, f"--patch={json.dumps(patch)}", f"--as={user}", check=False)
+    return "" if done.returncode == 0 else done.stderr
+
+
+def test_operator_changes_no_pod_but_by_its_annotations(guarded: ApiServer) -> None:
+    meta = {"name": "target", "namespace": "default", "annotations": {"app": "x"}, "labels": {"app": "x"}}
+    spec = {"containers": [{"name": "c", "image": "one"}]}
+    guarded.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    try:
+        others: dict[str, object] = {
+            "image": {"spec": {"containers": [{"name": "c", "image": "two"}]}},
+            "label": {"metadata": {"labels": {"app": "y"}}},
+            "annotation": {"metadata": {"annotations": {"app": "y"}}},
+            "annotation taken away": {"metadata": {"annotations": {"app": None}}},
+            "finalizer": {"metadata": {"finalizers": ["example.com/never"]}},
+        }
+        why = "the operator changes no pod but by the annotations"
+        wait_until("the admission policy", lambda: why in patched(guarded, others["label"], OPERATOR), timeout_s=60)
+        for what, patch in others.items():
+            assert why in patched(guarded, patch, OPERATOR), what
+        ours = {"metadata": {"annotations": {**PROTECTING, SET_BY_US: ",".join(PROTECTING)}}}
+        assert patched(guarded, ours, OPERATOR) == ""
+        guarded.kubectl("label", "pod", "target", "--namespace=default", "app=z", "--overwrite")  # others may
+    finally:
+        guarded.kubectl("delete", "pod", "target", "--namespace=default", "--force", check=False)

@@ -1,0 +1,9 @@
+"""The soak: one training job on a real cluster, disrupted at random in every way again and again.
+
+    make soak                                     # 100 disruptions
+    python -m tests.soak --disruptions 9 --seed 7
+
+``plan`` says what happens when, from a seed. ``kinds`` does it. ``runner`` goes through the plan, and ``checks`` looks
+for what must not be there in the end. ``account`` says where the time went by the trainers' own records, to compare it
+with the operator's account. ``trainer`` runs in the containers.
+"""

@@ -1,0 +1,286 @@
+"""Goes through a soak: starts the run, disrupts it as planned, and looks at what came of it.
+
+Everything happens in the caller's thread, apart from the pod watch and the metadata servers, which end with the soak.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from demo import install, records
+from demo.install import Images
+from demo.logs import PodLogs
+from demo.snapshot import Json, Snapshot
+from demo.training import TrainingRun, apply_policy
+from gracepoint.wire.messages import Phase
+from tests import xla
+from tests.cluster import machine, operator
+from tests.metadata.servers import GceServer
+from tests.soak import account, checks, report, trainer
+from tests.soak.kinds import KINDS, Kind, Scene
+from tests.soak.plan import Disruption, Plan
+from tests.soak.pod_watch import PodWatch
+from tests.testcluster.api import Cluster, ClusterError
+from tests.testcluster.shell import wait_until
+
+NAMESPACE = "gracepoint-soak"
+POLICY = "soak"
+KEEP_LAST = 2
+EVERY_STEPS = 15
+#: A small model, and steps of a length that leaves time to disrupt it.
+_FLAGS = {"width": 64, "layers": 1, "pace": 0.1}
+_ENVIRONMENT = {"XLA_FLAGS": xla.FLAGS}
+_RESUMED_S = 240.0
+_SAVED_S = 60.0
+_ACCOUNT_S = 60.0
+_END_S = 600.0
+_GONE_S = 60.0
+
+
+class Soak:
+    """One soak on a cluster that has the operator.
+
+    Args:
+        cluster: The cluster.
+        images: The images of operator and trainer.
+        plan: What happens.
+        seed: Of the plan, for the report.
+        say: Where news go.
+        logs: The folder for what helps to find out what went wrong.
+    """
+
+    def __init__(
+        self, cluster: Cluster, images: Images, plan: Plan, *, seed: int, say: Callable[[str], None], logs: Path
+    ) -> None:
+        self._cluster = cluster
+        self._images = images
+        self._plan = plan
+        self._seed = seed
+        self._say = say
+        self._logs = PodLogs(cluster, logs)
+        self._mark = time.strftime("%H%M%S")
+        self._outcomes: list[report.Outcome] = []
+        self._problems: list[str] = []
+        self._compared: list[tuple[str, float, float]] = []
+
+    def run(self, *, until_s: float = float("inf")) -> report.Found:
+        """Runs the soak, and a run that nobody disturbs to compare with.
+
+        Args:
+            until_s: ``time.monotonic()`` after which no disruption begins. The run goes on to its end all the same.
+
+        Raises:
+            ClusterError: The job did not come back, or did not end.
+        """
+        install.make_namespace(self._cluster, NAMESPACE)
+        apply_policy(self._cluster, POLICY, namespace=NAMESPACE, change=_policy)
+        undisturbed = self._training_run("undisturbed", pace=0.0)
+        disturbed = self._training_run("disturbed", pace=_FLAGS["pace"])
+        try:
+            with self._metadata() as metadata, PodWatch(disturbed) as pods:
+                disturbed.start(self._with_words(disturbed))
+                memory: list[int] = []
+                for disruption in self._plan.disruptions:
+                    if time.monotonic() > until_s:
+                        self._say(f"no time for disruption {disruption.number} and those after it")
+                        break
+                    self._disrupt(disruption, disturbed, pods, metadata)
+                    memory = memory or checks.operator_bytes()
+                disturbed.wait_for_end(timeout_s=_END_S)
+                self._compared = self._accounts(disturbed, pods)
+            self._check_end(disturbed, memory)
+            undisturbed.start()
+            undisturbed.wait_for_end(timeout_s=_END_S)
+            comparison = disturbed.compare(undisturbed)
+            self._problems += [f"not as the undisturbed run: {each}" for each in comparison.differences]
+        finally:
+            install.save_logs(self._cluster, self._logs, NAMESPACE)
+        for run in (disturbed, undisturbed):
+            run.delete()
+        self._problems += _remaining(lambda: checks.objects(disturbed) + checks.processes(disturbed))
+        self._problems += checks.marks_on_nodes(self._cluster)
+        return self.found()
+
+    def found(self) -> report.Found:
+        """Returns what was found so far."""
+        problems = (*report.broken_promises(self._outcomes), *report.unlike(self._compared), *self._problems)
+        return report.Found(self._seed, tuple(self._outcomes), tuple(self._compared), problems)
+
+    def _training_run(self, name: str, *, pace: float) -> TrainingRun:
+        return TrainingRun(
+            self._cluster,
+            f"{name}-{self._mark}",
+            namespace=NAMESPACE,
+            image=self._images.trainer,
+            steps=self._plan.steps,
+            policy=POLICY,
+            flags={**_FLAGS, "pace": pace},
+            environment=_ENVIRONMENT,
+        )
+
+    def _with_words(self, run: TrainingRun) -> Callable[[Json], None]:
+        """Returns what lets the trainers run ``trainer.py``."""
+        folder = run.cluster.shared_dir / "soak"
+        folder.mkdir(exist_ok=True)
+        source = Path(trainer.__file__)
+        (folder / source.name).write_text(source.read_text())
+
+        def change(jobset: Json) -> None:
+            pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+            pod["containers"][0]["command"] = ["python", "-u", f"/shared/soak/{source.name}"]
+
+        return change
+
+    @contextlib.contextmanager
+    def _metadata(self) -> Iterator[dict[str, GceServer]]:
+        """A metadata server for each node."""
+        address = machine.local(self._cluster).record.network.host_ip
+        with contextlib.ExitStack() as servers:
+            found = {node: servers.enter_context(GceServer(address)) for node in self._cluster.nodes}
+            folder = self._cluster.shared_dir / "soak"
+            folder.mkdir(exist_ok=True)
+            (folder / "metadata.json").write_text(json.dumps({node: server.url for node, server in found.items()}))
+            yield found
+
+    def _disrupt(
+        self, disruption: Disruption, run: TrainingRun, pods: PodWatch, metadata: dict[str, GceServer]
+    ) -> None:
+        kind = KINDS[disruption.kind]
+        run.wait_for_step(disruption.at_step, timeout_s=_RESUMED_S)
+        targets = run.wait_for_pods()
+        before = run.look()
+        lives = self._lives(run, pods)
+        self._say(f"disruption {disruption.number}: {kind.name}, process {disruption.process}")
+        began_s, at_step = time.time(), _newest(run)
+        saved = _saved_once_more(run)
+        scene = Scene(run, targets[disruption.process], metadata, saved)
+        kind.act(scene)
+        resumed = self._wait_for_resumption(run, kind, began_s)
+        kind.mend(scene)
+        after = run.look()
+        lost = _lost(self._lives(run, pods), len(lives) - 1)
+        counted = after.restarts_counted - before.restarts_counted
+        outcome = report.Outcome(kind.name, kind.notice, lost, resumed - began_s, counted)
+        self._outcomes.append(outcome)
+        self._say(f"  at step {at_step}, {lost} steps lost, training again after {outcome.seconds:.1f} s")
+        self._check_record(disruption, kind, before, after)
+
+    def _wait_for_resumption(self, run: TrainingRun, kind: Kind, since_s: float) -> float:
+        """Waits for the first step of the next start; returns when it was done."""
+        begins: list[float] = []
+
+        def trains() -> bool:
+            begins[:] = [at for at in _first_steps(run) if at > since_s]
+            return bool(begins)
+
+        # A look at the API server tells if the job is over; the steps come from files.
+        wait_until(
+            f"{run.name} to train again after {kind.name}",
+            trains,
+            timeout_s=_RESUMED_S,
+            hint=lambda: f"\n{run.look().describe()}",
+        )
+        return min(begins)
+
+    def _lives(self, run: TrainingRun, pods: PodWatch) -> list[account.Life]:
+        words = account.read_words(run.output)
+        return account.lives(pods.pods(), words, records.read(run.output), end_s=time.time())
+
+    def _check_record(self, disruption: Disruption, kind: Kind, before: Snapshot, after: Snapshot) -> None:
+        fresh = after.preemptions[len(before.preemptions) :]
+        if not kind.recorded or not kind.notice:
+            return
+        what = f"disruption {disruption.number}, {kind.name}"
+        if len(fresh) != 1:
+            self._problems.append(f"{what}: {len(fresh)} Preemptions, expected 1")
+        for record in fresh:
+            status = record.get("status", {})
+            if status.get("phase") != Phase.COMMITTED or status.get("stepsLost") != 0:
+                self._problems.append(
+                    f"{what}: Preemption {record['metadata']['name']} is {status.get('phase')} with "
+                    f"{status.get('stepsLost')} steps lost: {status.get('message')}"
+                )
+
+    def _accounts(self, run: TrainingRun, pods: PodWatch) -> list[tuple[str, float, float]]:
+        """Returns where the time went, by the trainers' records and by the operator's account."""
+        found: list[Json] = []
+
+        def finished() -> bool:
+            query = ("get", f"checkpointpolicies/{POLICY}", f"--namespace={NAMESPACE}", "--output=json")
+            entries = json.loads(self._cluster.kubectl(*query).stdout).get("status", {}).get("goodput", [])
+            found[:] = [entry for entry in entries if entry["name"] == run.name and "finished" in entry]
+            return bool(found)
+
+        wait_until(f"the operator's account of {run.name}", finished, timeout_s=_ACCOUNT_S, every_s=1)
+        entry = found[0]
+        since_s, end_s = (datetime.datetime.fromisoformat(entry[key]).timestamp() for key in ("since", "finished"))
+        words = account.read_words(run.output)
+        lives = account.lives(pods.pods(), words, records.read(run.output), end_s=end_s)
+        (self._logs.folder / "account.json").write_text(
+            json.dumps({"operator": entry, "lives": [dataclasses.asdict(life) for life in lives]}, indent=2)
+        )
+        return account.compared(account.spent(lives, since_s=since_s, end_s=end_s), entry["seconds"])
+
+    def _check_end(self, run: TrainingRun, memory: list[int]) -> None:
+        """Looks at what the finished run has left."""
+        operator.ready(self._cluster)
+        self._problems += checks.files(run, KEEP_LAST)
+        now = checks.operator_bytes()
+        if memory and now and max(now) > max(memory) + checks.GROWTH_BYTES:
+            self._problems.append(f"a replica of the operator has grown from {max(memory)} to {max(now)} bytes")
+        self._say(f"memory of the operator's replicas: {memory} bytes after the first disruption, {now} in the end")
+
+
+def _policy(spec: Json) -> None:
+    spec["checkpoint"].update(everySteps=EVERY_STEPS, keepLast=KEEP_LAST)
+    # A soak disrupts far more often than any cluster does.
+    spec["exitBreaker"] = {"savedExits": 0}
+    spec["cloudMetadata"] = ["GCE"]
+
+
+def _remaining(look: Callable[[], list[str]]) -> list[str]:
+    """Returns what is left after the garbage collector had its time."""
+    with contextlib.suppress(ClusterError):
+        wait_until("all of it to be gone", lambda: not look(), timeout_s=_GONE_S, every_s=1)
+    return look()
+
+
+def _newest(run: TrainingRun) -> int:
+    newest = run.newest()
+    return newest.step if newest else 0
+
+
+def _first_steps(run: TrainingRun) -> list[float]:
+    """Returns when process 0 did the first step of each start."""
+    found = []
+    for path in run.output.glob("losses.process_0.attempt_*.jsonl"):
+        with path.open() as file:
+            line = file.readline()
+        if line.endswith("\n"):
+            found.append(float(json.loads(line)["unix_s"]))
+    return sorted(found)
+
+
+def _lost(lives: list[account.Life], number: int) -> int:
+    return account.steps_lost(lives, number) if 0 <= number < len(lives) else 0
+
+
+def _saved_once_more(run: TrainingRun) -> Callable[[], None]:
+    """Returns what waits until the processes have said once more than now that their save is over."""
+
+    def number() -> int:
+        words = account.read_words(run.output)
+        return sum(word.message.startswith("preempted saved=") for said in words.values() for word in said)
+
+    before = number()
+
+    def wait() -> None:
+        wait_until(f"{run.name} to have saved", lambda: number() > before, timeout_s=_SAVED_S)
+
+    return wait

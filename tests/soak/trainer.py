@@ -1,0 +1,63 @@
+"""Runs in the trainer's container, in the place of the example: the same training, with a record of what it logs.
+
+Lies in a folder that the container mounts, and needs nothing of this repository. Writes a line of JSON for each record
+of the library's loggers into ``words.<pod>.jsonl``, with the time: what a soak knows of a process, it knows from there,
+also if the cluster's own logs are lost with a node. Starts no thread.
+
+The cloud's metadata of the pod's node is looked for at the address that ``metadata.json`` beside this file names.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+EXAMPLE = "/app"
+BEGAN = "began"
+ENDED = "ended"
+
+
+class Words(logging.Handler):
+    """Writes each record at once, so that a killed process has written all but what it did not get to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.INFO)
+        self._file = path.open("ab", buffering=0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.write(record.created, record.name, record.getMessage())
+
+    def write(self, unix_s: float, logger: str, message: str) -> None:
+        line = {"unix_s": unix_s, "logger": logger, "message": message}
+        self._file.write((json.dumps(line) + "\n").encode())
+
+
+def main() -> None:
+    """Trains as the flags say."""
+    began_unix_s = time.time()
+    output = Path(next(word.partition("=")[2] for word in sys.argv if word.startswith("--output=")))
+    words = Words(output / f"words.{os.environ['GRACEPOINT_POD_NAME']}.jsonl")
+    words.write(began_unix_s, "soak", BEGAN)
+    logging.getLogger("gracepoint").addHandler(words)
+    _metadata(Path(__file__).with_name("metadata.json"))
+    sys.path.insert(0, EXAMPLE)
+    sys.argv[0] = f"{EXAMPLE}/train.py"
+    runpy.run_path(f"{EXAMPLE}/train.py", run_name="__main__")
+    words.write(time.time(), "soak", ENDED)
+
+
+def _metadata(addresses: Path) -> None:
+    """Sets the address of the metadata server. The real one's cannot exist on several nodes of one machine."""
+    from gracepoint.receivers.metadata import watchers
+
+    known = json.loads(addresses.read_text())
+    watchers.BASE_URL = known[os.environ["GRACEPOINT_NODE_NAME"]]
+
+
+if __name__ == "__main__":
+    main()

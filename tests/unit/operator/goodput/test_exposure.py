@@ -1,0 +1,30 @@
+"""When a gang is protected from voluntary disruptions."""
+
+from __future__ import annotations
+
+import pytest
+
+from gracepoint_operator.goodput.exposure import Exposure, exposure
+from gracepoint_operator.goodput.life import Life
+
+YOUNG_MS = 600_000
+
+
+def life(**known: int) -> Life:
+    return Life(began_ms=0, attempt=0, created_ms=0, **known)
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        pytest.param(None, Exposure(True), id="nothing is known"),
+        pytest.param(life(), Exposure(True), id="it starts"),
+        pytest.param(life(restored_ms=500_000), Exposure(False, 1_100_000), id="just restored"),
+        pytest.param(life(restored_ms=400_000), Exposure(True), id="restored too long ago"),
+        pytest.param(life(restored_ms=100_000, saved_ms=900_000), Exposure(False, 1_500_000), id="just saved"),
+        pytest.param(life(restored_ms=900_000, saved_ms=100_000), Exposure(False, 1_500_000), id="saved before that"),
+        pytest.param(life(saved_ms=900_000, gone_ms=950_000), Exposure(True), id="its processes have ended"),
+    ],
+)
+def test_gang_is_open_while_its_newest_checkpoint_is_young(known: Life | None, expected: Exposure) -> None:
+    assert exposure(known, YOUNG_MS, now_ms=1_000_000) == expected

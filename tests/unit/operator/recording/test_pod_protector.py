@@ -1,0 +1,120 @@
+"""Pods are protected from autoscalers while the newest checkpoint of their gang is too old."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from gracepoint.wire.messages import Spent
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.autoscaler_annotations import SET_BY_US
+from gracepoint_operator.workloads.jobset import JOBSETS
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.api import MemoryApi
+from tests.unit.operator.fakes.objects import NAMESPACE, Body, Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+
+KARPENTER = "karpenter.sh/do-not-disrupt"
+YOUNG = {"checkpointYoungerThanSeconds": 600}
+RESTORED = Spent(now_s=100.0, joined_s=1.0, restored_s=100.0)
+
+
+@pytest.fixture
+def api(clock: Clock) -> MemoryApi:
+    made = MemoryApi(clock)
+    cluster(made, voluntaryDisruption=YOUNG)
+    return made
+
+
+def annotations(api: MemoryApi, index: int = 0) -> Body:
+    stored = api.objects[kinds.PODS.path(NAMESPACE, objects.pod(index)["metadata"]["name"])]
+    return dict(stored["metadata"].get("annotations", {}))
+
+
+def echo(replica: Replica) -> None:
+    """The watches bring what is stored."""
+    for kind in (kinds.POLICIES, kinds.PODS):
+        for body in replica.api.of(kind):
+            replica.core.feed(kind, "MODIFIED", body)
+
+
+async def protected(replica: Replica, expected: bool) -> None:
+    def reached() -> bool:
+        echo(replica)
+        return all((annotations(replica.api, index).get(KARPENTER) == "true") is expected for index in (0, 1))
+
+    await until(reached, f"protected: {expected}; found {[annotations(replica.api, index) for index in (0, 1)]}")
+
+
+def hear(replica: Replica, spent: Spent) -> None:
+    pod = replica.core.cache.objects.pods["uid-pod-0-0"]
+    replica.core._policy_writer.goodput.hear(pod, "s-0", spent)
+
+
+async def test_pods_are_open_while_the_checkpoint_is_young(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await protected(replica, True)  # nothing is known of it yet
+        hear(replica, RESTORED)
+        await protected(replica, False)
+        clock.move(600)
+        await protected(replica, True)
+        hear(replica, dataclasses.replace(RESTORED, now_s=700.0, restored_s=100.0, trained_s=101.0, saved_s=650.0))
+        await protected(replica, False)
+        clock.move(549)
+        await asyncio.sleep(0.2)
+        assert KARPENTER not in annotations(api)
+        clock.move(1)
+        await protected(replica, True)
+
+
+async def test_two_replicas_agree_and_write_each_pod_once(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as first, running(api, clock, "replica-b") as second:
+        await protected(first, True)
+        await protected(second, True)
+        hear(first, RESTORED)
+        await protected(first, False)
+        await protected(second, False)
+        writes = [call for call in api.calls if call.startswith("PATCH") and "/pods/" in call]
+        assert len(writes) <= 8
+
+
+async def test_setting_that_is_taken_back_leaves_no_annotation(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await protected(replica, True)
+        replica.see(kinds.POLICIES, objects.policy())
+        await protected(replica, False)
+        assert SET_BY_US not in annotations(api)
+
+
+async def test_policy_without_the_setting_touches_no_pod(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api)
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        hear(replica, RESTORED)
+        await asyncio.sleep(0.1)
+        assert [call for call in api.calls if call.startswith("PATCH") and "/pods/" in call] == []
+
+
+async def test_new_life_is_protected_until_it_has_restored(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        hear(replica, RESTORED)
+        await protected(replica, False)
+        clock.move(60)
+        for index in (0, 1):
+            replica.drop(kinds.PODS, objects.pod(index))
+        replica.see(JOBSETS, objects.jobset(restarts=1))
+        replica.see(kinds.JOBS, objects.job(attempt=1))
+        new = [objects.pod(index, attempt=1, created_at=clock()) for index in (0, 1)]
+        for body in new:
+            replica.see(kinds.PODS, body)
+
+        def reached() -> bool:
+            echo(replica)
+            stored = [api.objects[kinds.PODS.path(NAMESPACE, body["metadata"]["name"])] for body in new]
+            return all(body["metadata"].get("annotations", {}).get(KARPENTER) == "true" for body in stored)
+
+        await until(reached, "the new pods to be protected")
