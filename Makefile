@@ -10,8 +10,8 @@ PYTEST := $(PY) -m pytest
 # Three tests at a time, as they wait for a third of their time, on two cores. The tests on a cluster are in
 # CLUSTERS parts, 1 to 3, each on a cluster of its own, one at a time (tests/cluster/conftest.py).
 CLUSTERS ?= 2
-WITHOUT := -n 3 --dist worksteal -m 'not cluster and not newest and not promtool and not mounts and not installs'
-FAST    := -n 3 --dist worksteal -m 'not cluster and not multiprocess and not long and not newest and not promtool and not mounts and not installs'
+WITHOUT := -n 3 --dist worksteal -m 'not cluster and not controllers and not newest and not promtool and not mounts and not installs'
+FAST    := -n 3 --dist worksteal -m 'not cluster and not multiprocess and not long and not controllers and not newest and not promtool and not mounts and not installs'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
@@ -90,13 +90,16 @@ dashboard-picture: $(STAMP) ## build/dashboard.png: the dashboard with six recor
 	$(PY) -m tests.testcluster build --parts prometheus
 	$(PY) -m tests.dashboard
 
-test-workloads: parts ## The kinds of jobs that need other controllers: the Kubeflow Trainer, Kueue (builds them first).
-	$(PY) -m tests.testcluster build --parts trainer kueue
-	$(PYTEST) -n 0 -v -m controllers tests/cluster
+test-workloads: parts ## What needs other projects' controllers: the Kubeflow Trainer, Kueue, Karpenter (builds them first).
+	$(PY) -m tests.testcluster build --parts trainer kueue karpenter
+	$(PYTEST) -n 0 -v -m controllers tests/api_server tests/cluster
 
 test-newest: servers ## APIs that only the newest Kubernetes has, on its API server alone (builds it first: ten minutes; needs Go).
 	$(PY) -m tests.testcluster build --parts etcd kubernetes kubernetes-1.37
 	$(PYTEST) -n 0 -v -m newest tests/api_server
+
+test-matrix: system ## The core tests on other versions of Kubernetes and JobSet (builds them first: an hour; root; ROWS="oldest-api ...").
+	$(PY) -m tests.testcluster.matrix $(ROWS)
 
 mount-tools: $(STAMP) ## Installs the programs that make and mount the file systems of test-mounts (as root).
 	$(PY) -m tests.testcluster install --tools

@@ -1,4 +1,5 @@
-"""One real API server with etcd for all tests here, with the CRDs of Gracepoint and JobSet.
+"""One real API server with etcd for all tests here, with the CRDs of Gracepoint and JobSet, and one of the newest
+Kubernetes for what only that has.
 
 Skipped where the parts are not built.
 """
@@ -26,10 +27,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     if reason := why_not():
         pytest.skip(reason)
     with open_api_server(tmp_path_factory.mktemp("api-server")) as made:
-        jobset = parts.module_folder("jobset") / "config" / "components" / "crd" / "bases"
-        made.define(_ROOT / "crds", jobset)
-        for plural in ("jobsets", "checkpointpolicies", "preemptions"):
-            wait_until(f"the API of {plural}", functools.partial(_is_served, made, plural), timeout_s=30)
+        _define(made)
+        yield made
+
+
+@pytest.fixture(scope="session")
+def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """An API server of the newest Kubernetes, with its alpha API of Evictions."""
+    if reason := why_not(parts.NEWEST_KUBERNETES):
+        pytest.skip(reason)
+    flags = ("--feature-gates=EvictionRequestAPI=true", "--runtime-config=lifecycle.k8s.io/v1alpha1=true")
+    with open_api_server(tmp_path_factory.mktemp("newest"), other=parts.NEWEST_KUBERNETES, flags=flags) as made:
+        _define(made)
         yield made
 
 
@@ -40,6 +49,12 @@ def gang(request: pytest.FixtureRequest, server: ApiServer) -> Iterator[Gang]:
     api = KubeClient.connect(str(server.kubeconfig))
     yield Gang(server, api, name)
     api.close()
+
+
+def _define(made: ApiServer) -> None:
+    made.define(_ROOT / "crds", parts.module_folder("jobset") / "config" / "components" / "crd" / "bases")
+    for plural in ("jobsets", "checkpointpolicies", "preemptions"):
+        wait_until(f"the API of {plural}", functools.partial(_is_served, made, plural), timeout_s=30)
 
 
 def _is_served(server: ApiServer, plural: str) -> bool:

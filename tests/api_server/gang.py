@@ -67,9 +67,12 @@ class Gang:
             },
         )
         self.workload_uid = str(jobset["metadata"]["uid"])
+        await self.make_nodes()
+        await self.run_attempt(0)
+
+    async def make_nodes(self) -> None:
         for index in (0, 1):
             await self.api.create(kinds.NODES, None, {"metadata": {"name": self.node(index)}})
-        await self.run_attempt(0)
 
     def policy(self, **spec: object) -> Body:
         return {

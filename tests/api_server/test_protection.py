@@ -21,7 +21,7 @@ CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
 OPERATOR = "system:serviceaccount:gp-system:gp-gracepoint"
 
 
-async def annotations(gang: Gang, index: int) -> dict[str, str]:
+async def annotations_of(gang: Gang, index: int) -> dict[str, str]:
     pod = await gang.api.get(kinds.PODS, gang.name, gang.pod(index))
     return dict(pod["metadata"].get("annotations") or {})
 
@@ -29,7 +29,7 @@ async def annotations(gang: Gang, index: int) -> dict[str, str]:
 async def protected(gang: Gang, replica: Replica, expected: bool) -> None:
     async def reached() -> bool:
         await replica.watch()
-        found = [await annotations(gang, index) for index in (0, 1)]
+        found = [await annotations_of(gang, index) for index in (0, 1)]
         return all((item.get("karpenter.sh/do-not-disrupt") == "true") is expected for item in found)
 
     await until(reached, f"the pods to be protected: {expected}")
@@ -41,12 +41,12 @@ async def test_pods_are_protected_until_a_checkpoint_is_young(gang: Gang) -> Non
     await gang.api.merge(kinds.POLICIES, gang.name, "careful", {"spec": young})
     async with running(gang) as replica:
         await protected(gang, replica, True)
-        assert (await annotations(gang, 0)).keys() == {*PROTECTING, SET_BY_US}
+        assert (await annotations_of(gang, 0)).keys() == {*PROTECTING, SET_BY_US}
         pod = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
         assert pod is not None
         replica.core._policy_writer.goodput.hear(pod, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
         await protected(gang, replica, False)
-        assert await annotations(gang, 0) == {}
+        assert await annotations_of(gang, 0) == {}
         await protected(gang, replica, True)  # three seconds later
 
 
@@ -64,7 +64,7 @@ def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
         "--set=protection.enabled=true",
         "--set=admission.token=" + 40 * "x",
     )
-    argv = [helm, "template", "gp", CHART, "--namespace=gp-system", *shown]
+    argv: list[str | Path] = [helm, "template", "gp", CHART, "--namespace=gp-system", *shown]
     rendered = run(argv, env={"HOME": str(tmp_path)}).stdout
     server.kubectl("apply", "--filename=-", stdin=rendered)
     yield server

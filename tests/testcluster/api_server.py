@@ -37,7 +37,8 @@ class ApiServer:
         etcd_flags: More flags of etcd.
         fill: Called with etcd's URL while the API server does not run yet, to write objects into etcd.
         ready_s: How long the API server may take to be ready, in seconds. It reads all objects before.
-        other: The version of the API server, where it is not the usual one (``parts.NEWEST_KUBERNETES``).
+        other: The version of the API server (``parts.NEWEST_KUBERNETES``). Empty: the usual one, or that which
+            ``TESTCLUSTER_API_SERVER`` names.
         flags: More flags of the API server.
 
     Attributes:
@@ -59,7 +60,7 @@ class ApiServer:
         flags: Sequence[str] = (),
     ) -> None:
         self._folder = folder
-        self._other = other
+        self._other = other or os.environ.get("TESTCLUSTER_API_SERVER", "")
         self._flags = flags
         self._service_accounts = service_accounts
         self._etcd_flags = etcd_flags

@@ -35,6 +35,7 @@ _KUBERNETES = (
     "kube-proxy",
     "kubectl",
 )
+_KUBERNETES_STAMPS = ("k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ PARTS = (
         "kubernetes",
         {name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES},
         "k8s.io/kubernetes",
-        ("k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"),
+        _KUBERNETES_STAMPS,
     ),
     Part("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}, "go.etcd.io/etcd/server/v3"),
     Part("jobset", {"jobset": "sigs.k8s.io/jobset"}, "sigs.k8s.io/jobset"),
@@ -119,8 +120,8 @@ PARTS = (
     ),
     Part("versitygw", {"versitygw": "github.com/versity/versitygw/cmd/versitygw"}, "github.com/versity/versitygw"),
 )
-NEWEST_KUBERNETES = "1.37"
-"""Of which the API server alone is used, for APIs that are new there."""
+OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.30", "1.37"
+"""Of which the API server alone is built, for the matrix of versions and for APIs that are new there."""
 OBJECT_STORES = ("fake-gcs-server", "versitygw")
 """The parts that need nothing but Go, for tests without a cluster."""
 OPTIONAL_PARTS = (
@@ -129,14 +130,18 @@ OPTIONAL_PARTS = (
         {"trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"},
         "github.com/kubeflow/trainer/v2",
     ),
-    Part(
-        "kubernetes",
-        {"kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver"},
-        "k8s.io/kubernetes",
-        ("k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"),
-        other=NEWEST_KUBERNETES,
+    *(
+        Part(
+            "kubernetes",
+            {"kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver"},
+            "k8s.io/kubernetes",
+            _KUBERNETES_STAMPS,
+            other=version,
+        )
+        for version in (OLDEST_KUBERNETES, NEWEST_KUBERNETES)
     ),
     Part("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, "sigs.k8s.io/kueue"),
+    Part("karpenter", {"kwok": "sigs.k8s.io/karpenter/kwok"}, "sigs.k8s.io/karpenter"),
     Part(
         "prometheus",
         {name: f"github.com/prometheus/prometheus/cmd/{name}" for name in ("prometheus", "promtool")},
@@ -148,7 +153,7 @@ OPTIONAL_PARTS = (
     ),
 )
 """What one command alone needs: ``make test-workloads`` (controllers), ``test-alerts``, ``test-mounts``."""
-CONTROLLERS = ("trainer", "kueue")
+CONTROLLERS = ("trainer", "kueue", "karpenter")
 _BY_NAME = {part.name + (f"-{part.other}" if part.other else ""): part for part in (*PARTS, *OPTIONAL_PARTS)}
 NAMES = tuple(_BY_NAME)
 """Of all parts."""

@@ -239,8 +239,9 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
 
 
 def _protection(annotations: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    found = ((key, text(annotations[key])) for key in autoscaler_annotations.READ if key in annotations)
-    return shared(tuple(found))
+    present = [key for key in autoscaler_annotations.READ if key in annotations]
+    found: tuple[tuple[str, str], ...] = shared(tuple((key, text(annotations[key])) for key in present))
+    return found
 
 
 def _time_of(state: Mapping[str, Any], field: str, *names_of_states: str) -> float | None:

@@ -359,6 +359,26 @@ def test_notice_is_acted_upon_by_the_head_start_before_its_deadline(
     assert "before the deadline" in preempted.reason
 
 
+def test_newest_committed_step_is_told(tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path, save_every_steps=2) as session:
+        spent = session._coordinator.reporter.time_spent.spent
+        assert spent().saved_s is None
+        train_slowly(session, until=lambda: spent().saved_s is not None)
+        first_s = spent().saved_s or 0.0
+        train_slowly(session, until=lambda: (spent().saved_s or 0.0) > first_s, first=1000)
+        assert (spent().saved_s or 0.0) <= spent().now_s
+
+
+def test_own_save_of_a_loop_is_told(tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path) as session:
+        spent = session._coordinator.reporter.time_spent.spent
+        for step in range(1, 10):
+            assert not session.reached_preemption(step)
+        assert spent().saved_s is None
+        session.own_save_took(0.1, 9)
+        assert spent().saved_s is not None
+
+
 def test_a_notice_that_is_retracted_before_the_freeze_changes_nothing(
     tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,8 +10,8 @@ from gracepoint_operator.goodput.life import Life
 YOUNG_MS = 600_000
 
 
-def life(**known: int) -> Life:
-    return Life(began_ms=0, attempt=0, created_ms=0, **known)
+def life(restored_ms: int | None = None, saved_ms: int | None = None, gone_ms: int | None = None) -> Life:
+    return Life(began_ms=0, attempt=0, created_ms=0, restored_ms=restored_ms, saved_ms=saved_ms, gone_ms=gone_ms)
 
 
 @pytest.mark.parametrize(

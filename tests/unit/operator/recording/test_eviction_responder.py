@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from gracepoint.wire.frames import Notice, Retraction
@@ -131,7 +133,7 @@ async def test_long_hold_gives_signs_of_life(clock: Clock) -> None:
         for number in (1, 2, 3):
             clock.move(60)
             wanted = stamp(NOW + 60 * number)
-            await until(lambda wanted=wanted: ours(api)["heartbeatTime"] == wanted, f"the sign of life {number}")
+            await until(functools.partial(_has_heartbeat, api, wanted), f"the sign of life {number}")
         assert "completionTime" not in ours(api)
 
 
@@ -200,6 +202,10 @@ async def test_two_replicas_write_one_end(api: MemoryApi, clock: Clock, monkeypa
         await answered(api, "completionTime")
         await until(lambda: _is_over(second) and _is_over(first), "both replicas to know that it is over")
         assert len(ends) == 1
+
+
+def _has_heartbeat(api: MemoryApi, wanted: str) -> bool:
+    return bool(ours(api)["heartbeatTime"] == wanted)
 
 
 def _is_over(replica: Replica) -> bool:

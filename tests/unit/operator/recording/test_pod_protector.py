@@ -28,7 +28,7 @@ def api(clock: Clock) -> MemoryApi:
     return made
 
 
-def annotations(api: MemoryApi, index: int = 0) -> Body:
+def annotations_of(api: MemoryApi, index: int = 0) -> Body:
     stored = api.objects[kinds.PODS.path(NAMESPACE, objects.pod(index)["metadata"]["name"])]
     return dict(stored["metadata"].get("annotations", {}))
 
@@ -43,9 +43,9 @@ def echo(replica: Replica) -> None:
 async def protected(replica: Replica, expected: bool) -> None:
     def reached() -> bool:
         echo(replica)
-        return all((annotations(replica.api, index).get(KARPENTER) == "true") is expected for index in (0, 1))
+        return all((annotations_of(replica.api, index).get(KARPENTER) == "true") is expected for index in (0, 1))
 
-    await until(reached, f"protected: {expected}; found {[annotations(replica.api, index) for index in (0, 1)]}")
+    await until(reached, f"protected: {expected}; found {[annotations_of(replica.api, index) for index in (0, 1)]}")
 
 
 def hear(replica: Replica, spent: Spent) -> None:
@@ -64,7 +64,7 @@ async def test_pods_are_open_while_the_checkpoint_is_young(api: MemoryApi, clock
         await protected(replica, False)
         clock.move(549)
         await asyncio.sleep(0.2)
-        assert KARPENTER not in annotations(api)
+        assert KARPENTER not in annotations_of(api)
         clock.move(1)
         await protected(replica, True)
 
@@ -85,7 +85,7 @@ async def test_setting_that_is_taken_back_leaves_no_annotation(api: MemoryApi, c
         await protected(replica, True)
         replica.see(kinds.POLICIES, objects.policy())
         await protected(replica, False)
-        assert SET_BY_US not in annotations(api)
+        assert SET_BY_US not in annotations_of(api)
 
 
 async def test_policy_without_the_setting_touches_no_pod(clock: Clock) -> None:
