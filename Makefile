@@ -7,14 +7,15 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
-# Three tests at a time, as they wait for a third of their time, on two cores. The tests on a cluster are in two parts,
-# each on a cluster of its own, one at a time (tests/cluster/conftest.py).
+# Three tests at a time, as they wait for a third of their time, on two cores. The tests on a cluster are in
+# CLUSTERS parts, 1 to 3, each on a cluster of its own, one at a time (tests/cluster/conftest.py).
+CLUSTERS ?= 2
 WITHOUT := -n 3 --dist worksteal -m 'not cluster and not controllers and not newest and not promtool and not mounts and not installs'
 FAST    := -n 3 --dist worksteal -m 'not cluster and not multiprocess and not long and not controllers and not newest and not promtool and not mounts and not installs'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
-ON_CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cluster
+ON_CLUSTER := -n $(CLUSTERS) --dist loadscope -v -m 'cluster and not controllers' tests/cluster
 # What only the cluster from sources has: its own tests, and object stores that are built from Go modules.
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 

@@ -2,9 +2,9 @@
 
 The cluster is one that is made for the tests, unless ``GRACEPOINT_CONTEXT`` names the context of another, or
 ``GRACEPOINT_CLUSTER`` one that ``python -m tests.testcluster up`` has left running. Tests leave it as they found
-it: nodes untainted and schedulable, the operator running. They come one after another. Where there are two workers,
-one has the tests of the cluster itself, which have their own (``test_harness``), and then those of the files in
-``BESIDE``, on a second cluster of this kind.
+it: nodes untainted and schedulable, the operator running. They come one after another. Where there are several
+workers, each has a cluster of this kind, for the files in ``APART`` or for all others. One of them has the tests of the
+cluster itself before, which have a cluster of their own (``test_harness``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -40,24 +40,62 @@ MARK = secrets.token_hex(2)
 
 
 HARNESS = "test_harness.py"
-#: About as long together as the other files are longer than the harness's.
-BESIDE = (
-    HARNESS,
-    "test_contract.py",
-    "test_core_signals.py",
-    "test_epochs.py",
-    "test_eviction_hold.py",
-    "test_injection.py",
-    "test_signals.py",
-    "test_throttle.py",
-)
+#: Files that have a cluster of their own, by the number of workers. One more worker has the others. All take about as
+#: long. A run that nobody disturbed is made once on each cluster where others are held against it.
+APART: Mapping[int, Sequence[frozenset[str]]] = {
+    1: (),
+    2: (
+        frozenset(
+            {
+                HARNESS,
+                "test_chart_life.py",
+                "test_contract.py",
+                "test_core_signals.py",
+                "test_epochs.py",
+                "test_eviction_hold.py",
+                "test_injection.py",
+                "test_placement.py",
+                "test_record.py",
+                "test_resources.py",
+                "test_signals.py",
+                "test_throttle.py",
+            }
+        ),
+    ),
+    3: (
+        frozenset(
+            {
+                HARNESS,
+                "test_contract.py",
+                "test_core_signals.py",
+                "test_epochs.py",
+                "test_injection.py",
+                "test_signals.py",
+                "test_throttle.py",
+            }
+        ),
+        frozenset(
+            {
+                "test_channel_trust.py",
+                "test_cli.py",
+                "test_deadline.py",
+                "test_eviction_hold.py",
+                "test_policy.py",
+                "test_preemptions.py",
+                "test_workloads.py",
+            }
+        ),
+    ),
+}
 
 
 class OneClusterEach(LoadScopeScheduling):  # type: ignore[misc]  # which has no types
     """Tests that share a cluster go to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return str(nodeid.partition("::")[0].endswith(BESIDE))
+        file = nodeid.partition("::")[0].rpartition("/")[2]
+        apart = APART[min(self.numnodes, max(APART))]
+        return next((f"apart {number}" for number, files in enumerate(apart) if file in files), "the others")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,40 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _REPOSITORY = Path(__file__).parents[2]
 
 
+#: The node that is lost while the tests go on, on the two others.
+LOST = "node-3"
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[testcluster.Cluster]:
-    """A local cluster of two nodes for this module alone: it loses nodes, and its end is looked at."""
+    """A local cluster of three nodes for this module alone: it loses one, and its end is looked at."""
     reason = testcluster.why_not_local()
     if reason:
         pytest.skip(reason)
-    with testcluster.open(nodes=2, context="") as opened:
+    with testcluster.open(nodes=3, context="") as opened:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def collected(cluster: testcluster.Cluster) -> Iterator[Future[None]]:
+    """A node with a pod is lost. The result is there when the pod was collected, which takes more than a minute."""
+    cluster.kubectl("cordon", LOST)
+    _apply(cluster, _stranded())
+    cluster.kubectl("wait", "pod/stranded", "--for=condition=Ready", "--timeout=60s", timeout_s=65)
+    cluster.lose_node(LOST)
+    assert list(cluster.nodes) == ["node-1", "node-2"]
+
+    def collect() -> None:
+        wait_until(f"{LOST} to be unknown", lambda: _ready(cluster, LOST) == "Unknown", timeout_s=60, every_s=1)
+        cluster.kubectl("delete", "node", LOST)  # as the cloud's node controller does
+        gone = ("get", "pod", "stranded", "--ignore-not-found", "--output=name")
+        wait_until("its pod to be collected", lambda: not cluster.kubectl(*gone).stdout, timeout_s=120, every_s=1)
+
+    with ThreadPoolExecutor(1, "collects-a-pod") as pool:
+        yield pool.submit(collect)
+
+
+@pytest.mark.usefixtures("collected")  # from now on
 def test_jobset_spreads_finds_its_peers_and_restarts_after_a_drain(cluster: testcluster.Cluster) -> None:
     script = """
         import os, pathlib, socket, time
@@ -207,43 +232,13 @@ def test_an_image_is_built_offline_from_a_plain_dockerfile_and_only_once(
         pod["spec"]["nodeName"] = node
         pod["spec"]["restartPolicy"] = "Never"
         _apply(cluster, pod)
-        wait_until("the pod", partial(_succeeded, cluster, f"built-{node}"), timeout_s=60)
+    for node in cluster.nodes:
+        wait_until(f"the pod on {node}", partial(_succeeded, cluster, f"built-{node}"), timeout_s=60)
         assert cluster.kubectl("logs", f"built-{node}").stdout == "iniconfig\n"
 
 
 def test_helm_talks_to_the_cluster(cluster: testcluster.Cluster) -> None:
     assert cluster.helm("list", "--all-namespaces", "--output=json").stdout.strip() == "[]"
-
-
-def test_lost_node_is_noticed_and_its_pods_are_replaced(
-    cluster: testcluster.Cluster,
-) -> None:
-    pod = _pod("stranded", ["sleep", "3600"])
-    pod["spec"]["nodeName"] = "node-2"
-    _apply(cluster, pod)
-    cluster.kubectl("wait", "pod/stranded", "--for=condition=Ready", "--timeout=60s", timeout_s=65)
-
-    cluster.lose_node("node-2")
-    assert list(cluster.nodes) == ["node-1"]
-    wait_until("node-2 to be unknown", lambda: _ready(cluster, "node-2") == "Unknown", timeout_s=60)
-    cluster.kubectl("delete", "node", "node-2")  # as the cloud's node controller does
-    gone = ("get", "pod", "stranded", "--ignore-not-found", "--output=name")
-    wait_until("its pod to be collected", lambda: not cluster.kubectl(*gone).stdout, timeout_s=120, every_s=1)
-
-    cluster.restore_node("node-2")
-    assert len(cluster.nodes) == 2
-    _apply(cluster, pod)
-    cluster.kubectl("wait", "pod/stranded", "--for=condition=Ready", "--timeout=60s", timeout_s=65)
-
-
-def test_nothing_is_left_after_the_end(cluster: testcluster.Cluster) -> None:
-    assert isinstance(cluster, LocalCluster)
-    record = cluster.record
-    assert runs.machines(record.cluster_id)
-    assert cgroups.left(record.cgroup)
-    cluster.close()
-    _assert_no_trace(record)
-    cluster.close()  # and again, as leaving the fixture does
 
 
 def test_a_cluster_ends_with_its_owner_even_when_that_is_killed() -> None:
@@ -267,6 +262,24 @@ def test_a_cluster_ends_with_its_owner_even_when_that_is_killed() -> None:
         owner.wait(timeout=10)
     wait_until("the guardian to clean up", lambda: not record.folder.exists(), timeout_s=120)
     _assert_no_trace(record)
+
+
+def test_lost_node_is_noticed_and_its_pods_are_replaced(cluster: testcluster.Cluster, collected: Future[None]) -> None:
+    collected.result(timeout=200)
+    cluster.restore_node(LOST)
+    assert len(cluster.nodes) == 3
+    _apply(cluster, _stranded())
+    cluster.kubectl("wait", "pod/stranded", "--for=condition=Ready", "--timeout=60s", timeout_s=65)
+
+
+def test_nothing_is_left_after_the_end(cluster: testcluster.Cluster) -> None:
+    assert isinstance(cluster, LocalCluster)
+    record = cluster.record
+    assert runs.machines(record.cluster_id)
+    assert cgroups.left(record.cgroup)
+    cluster.close()
+    _assert_no_trace(record)
+    cluster.close()  # and again, as leaving the fixture does
 
 
 def _assert_no_trace(record: runs.Record) -> None:
@@ -301,6 +314,12 @@ def _pod(name: str, command: list[str], image: str = BASE) -> dict[str, Any]:
         container["command"] = command
     spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def _stranded() -> dict[str, Any]:
+    pod = _pod("stranded", ["sleep", "3600"])
+    pod["spec"]["nodeName"] = LOST
+    return pod
 
 
 def _jobset(name: str, script: str, shared: Path) -> dict[str, Any]:

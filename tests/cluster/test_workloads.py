@@ -106,7 +106,7 @@ def disturbed(request: pytest.FixtureRequest, installed: Cluster, images: instal
     if form is TRAINJOB:
         controllers.install(local(installed), controllers.TRAINER)
     # Slower than others, as it is disturbed three times before its end.
-    run = training_run(installed, images, f"disturbed-{form.created.partition('s.')[0]}", form=form, pace=0.3)
+    run = training_run(installed, images, f"disturbed-{form.created.partition('s.')[0]}", form=form, pace=0.2)
     try:
         yield Disturbed(run)
     finally:
