@@ -7,10 +7,10 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
-# Two tests at a time: their processes wait more than they work. The tests on a cluster are in two parts, each on a
-# cluster of its own, one at a time (tests/cluster/conftest.py).
-WITHOUT := -n 2 --dist worksteal -m 'not cluster and not controllers and not newest and not promtool and not mounts and not installs'
-FAST    := -n 2 --dist worksteal -m 'not cluster and not multiprocess and not long and not controllers and not newest and not promtool and not mounts and not installs'
+# Three tests at a time, as they wait for a third of their time, on two cores. The tests on a cluster are in two parts,
+# each on a cluster of its own, one at a time (tests/cluster/conftest.py).
+WITHOUT := -n 3 --dist worksteal -m 'not cluster and not controllers and not newest and not promtool and not mounts and not installs'
+FAST    := -n 3 --dist worksteal -m 'not cluster and not multiprocess and not long and not controllers and not newest and not promtool and not mounts and not installs'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
@@ -18,8 +18,11 @@ ON_CLUSTER := -n 2 --dist loadscope -v -m 'cluster and not controllers' tests/cl
 # What only the cluster from sources has: its own tests, and object stores that are built from Go modules.
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
+# Else every process of the tests would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo try format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -118,6 +121,9 @@ soak: parts ## Disrupts one job a hundred times, at random, in nine ways (an hou
 
 demo: $(STAMP) ## A cluster trains, loses a node, and goes on from the very step (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
 	$(PY) -m demo --provider=$(or $(CLUSTER),$(if $(STORAGE),local,auto)) $(if $(STORAGE),--storage=$(STORAGE))
+
+try: $(STAMP) ## A cluster that stays, with a protected job in it, and the commands to try with it (CLUSTER=kind or local).
+	$(PY) -m demo.tryout --provider=$(or $(CLUSTER),auto)
 
 cluster-up: parts ## Brings the local test cluster up and leaves it running.
 	$(PY) -m tests.testcluster up

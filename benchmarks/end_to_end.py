@@ -3,20 +3,28 @@
     python -m benchmarks.end_to_end [--repeats 5] [--json FILE]
 
 One job of two processes trains on and on. Again and again the node of its process 0 is tainted as GKE does;
-when the job trains again, on another node, the taint is taken off. All seconds count from just before the
+when the job trains again, on another node, the taint is taken off. Seconds count from just before the
 request that puts the taint; the operator's clock and this one are one on the local cluster. Figures are
 medians over the repeats. Everything happens in one thread, apart from the collection of logs.
+
+Compiled programs are kept beside the checkpoints, so each start after the first is a warm one. What lies between the
+commit and the next training is told by parts, from the traces of the trainers. Before the job starts, pods of
+the same image that only write down the time are created on the idle cluster: what they take to be scheduled and run is
+Kubernetes' own part of each restart.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import end_to_end_bare_pod, end_to_end_traces, report
+from benchmarks.end_to_end_traces import Life
 from benchmarks.report import Better, Figure
 from demo import install, nodes
 from demo.logs import PodLogs
@@ -25,6 +33,7 @@ from demo.observer import Observer
 from demo.snapshot import Json, Snapshot
 from demo.timeline import Stage, timeline
 from demo.training import TrainingRun, apply_policy
+from gracepoint.wire import names
 from gracepoint.wire.messages import Phase
 from tests import testcluster
 from tests.testcluster import Cluster, ClusterError
@@ -47,6 +56,30 @@ _FIGURES = {
     "committed": ("taint -> committed", nodes.GRACE_S),
     "training": ("taint -> training again", None),
 }
+_AGAIN = "commit -> training again"
+_BARE = "a bare pod of the same image: created -> its process runs"
+#: Goal in seconds for the difference of these two.
+_OWN_GOAL_S = 5.0
+_BARE_PODS = 3
+#: A look at the cluster is a process that asks the API server, on the processors on which the job starts again.
+_LOOK_EVERY_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """What was seen of one preemption.
+
+    Attributes:
+        stages: The stages of the Preemption; seconds count from the taint.
+        status: The Preemption's status.
+        parts: Seconds of each part between the commit and the first step, by its words. None: not measured.
+        compiled: The most programs that a process compiled before its first step. None: not measured.
+    """
+
+    stages: list[Stage]
+    status: Json
+    parts: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    compiled: int | None = None
 
 
 def main() -> int:
@@ -59,35 +92,64 @@ def main() -> int:
     say = Narrator()
     try:
         with testcluster.open(nodes=2, context=flags.context) as cluster:
-            timelines, preemptions = measure(cluster, repeats=flags.repeats, registry=flags.registry, say=say)
+            bare_s, measured = measure(cluster, repeats=flags.repeats, registry=flags.registry, say=say)
     except ClusterError as error:
         say(f"stopped: {error}\nlogs are in {_LOGS}")
         return 1
-    told = figures(timelines, preemptions)
+    told = figures(measured, bare_s)
     report.publish(told, flags.json)
     return 1 if any(figure.met is False for figure in told) else 0
 
 
-def figures(timelines: list[list[Stage]], statuses: list[Json]) -> list[Figure]:
-    """The medians over all repeats; a stage that is missing in one was not measured."""
-    found = []
-    for stage, (name, goal) in _FIGURES.items():
-        seconds = [item.seconds for line in timelines for item in line if item.name == stage]
-        value = statistics.median(seconds) if len(seconds) == len(timelines) else None
-        found.append(Figure(name, value, "s", goal))
-    lost, spare = ([s.get(key) for s in statuses] for key in ("stepsLost", "secondsToSpare"))
+def figures(measured: list[Repeat], bare_s: list[float]) -> list[Figure]:
+    """The medians over all repeats; what is missing in one was not measured.
+
+    Args:
+        measured: The repeats.
+        bare_s: What each bare pod took.
+    """
+    found = [
+        Figure(name, _median([_seconds(repeat, stage) for repeat in measured]), "s", goal)
+        for stage, (name, goal) in _FIGURES.items()
+    ]
+    again = _median([_difference(repeat) for repeat in measured])
+    bare = _median(bare_s)
+    own = None if again is None or bare is None else again - bare
+    found += [
+        Figure(_AGAIN, again, "s"),
+        Figure(_BARE, bare, "s"),
+        Figure("commit -> training again, without the time of a bare pod", own, "s", _OWN_GOAL_S),
+    ]
+    for _, words in end_to_end_traces.PARTS:
+        found.append(Figure(f"  of it {words}", _median([repeat.parts.get(words) for repeat in measured]), "s"))
+    found.append(Figure("programs compiled, worst", _worst(max, [repeat.compiled for repeat in measured]), "", 0))
+    lost, spare = ([repeat.status.get(key) for repeat in measured] for key in ("stepsLost", "secondsToSpare"))
     found.append(Figure("steps lost, worst", _worst(max, lost), "steps", 0))
     found.append(Figure("time to spare, worst", _worst(min, spare), "s", 0, Better.MORE))
     return found
 
 
-def _worst(pick: Callable[[list[float]], float], values: list[float | None]) -> float | None:
+def _seconds(repeat: Repeat, stage: str) -> float | None:
+    return next((item.seconds for item in repeat.stages if item.name == stage), None)
+
+
+def _difference(repeat: Repeat) -> float | None:
+    committed, training = _seconds(repeat, "committed"), _seconds(repeat, "training")
+    return None if committed is None or training is None else training - committed
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known and len(known) == len(values) else None
+
+
+def _worst(pick: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return pick(known) if known and len(known) == len(values) else None
 
 
-def measure(cluster: Cluster, *, repeats: int, registry: str, say: Narrator) -> tuple[list[list[Stage]], list[Json]]:
-    """Preempts one job ``repeats`` times; returns the timeline and the status of each Preemption.
+def measure(cluster: Cluster, *, repeats: int, registry: str, say: Narrator) -> tuple[list[float], list[Repeat]]:
+    """Preempts one job ``repeats`` times; returns what bare pods take, and what was seen of each preemption.
 
     Raises:
         ClusterError: A preemption did not end as Committed, or the job did not come back.
@@ -95,24 +157,58 @@ def measure(cluster: Cluster, *, repeats: int, registry: str, say: Narrator) -> 
     images = install.build_images(cluster, say, registry=registry)
     install.install_operator(cluster, images.operator)
     install.make_namespace(cluster, NAMESPACE)
-    apply_policy(cluster, namespace=NAMESPACE)
+    apply_policy(cluster, namespace=NAMESPACE, change=_keep_programs)
+    say.chapter("Pods that do nothing")
+    bare_s = [end_to_end_bare_pod.measure(cluster, NAMESPACE, images.trainer, number) for number in range(_BARE_PODS)]
     name = f"measured-{time.strftime('%H%M%S')}"
-    run = TrainingRun(cluster, name, namespace=NAMESPACE, image=images.trainer, steps=_STEPS)
+    run = TrainingRun(
+        cluster,
+        name,
+        namespace=NAMESPACE,
+        image=images.trainer,
+        steps=_STEPS,
+        environment={names.Env.TRACE: f"/shared/output/{NAMESPACE}/{name}/trace"},
+    )
     logs = PodLogs(cluster, _LOGS)
-    observer = Observer(run, say, logs)
+    observer = Observer(run, say, logs, look_every_s=_LOOK_EVERY_S)
     run.start()
-    timelines, statuses = [], []
+    measured: list[tuple[float, Json]] = []
     try:
         for repeat in range(repeats):
             say.chapter(f"Preemption {repeat + 1} of {repeats}")
             zero_unix_s, snapshot = _preempt(run, observer)
-            preemption = snapshot.preemptions[repeat]
-            timelines.append(timeline(preemption, zero_unix_s=zero_unix_s, observed=[]))
-            statuses.append(preemption["status"])
+            measured.append((zero_unix_s, snapshot.preemptions[repeat]))
     finally:
         install.save_logs(cluster, logs, NAMESPACE)
+        shutil.copytree(run.output, _LOGS / name, dirs_exist_ok=True)
+    lives = end_to_end_traces.read(run.output / "trace")
     run.delete()
-    return timelines, statuses
+    return bare_s, [
+        _repeat(lives, attempt, zero_unix_s, preemption)
+        for attempt, (zero_unix_s, preemption) in enumerate(measured, start=1)
+    ]
+
+
+def _keep_programs(spec: Json) -> None:
+    spec["compilationCache"] = {"enabled": True}
+
+
+def _repeat(lives: list[Life], attempt: int, zero_unix_s: float, preemption: Json) -> Repeat:
+    """Returns what was seen of the preemption after which the job started for the ``attempt``-th time again."""
+    stages = timeline(preemption, zero_unix_s=zero_unix_s, observed=[])
+    before, after = ([life for life in lives if life.attempt == number] for number in (attempt - 1, attempt))
+    committed_s = next((stage.seconds for stage in stages if stage.name == "committed"), None)
+    if committed_s is None or not after:
+        return Repeat(stages=stages, status=preemption["status"])
+    compiled = [life.compiled for life in after]
+    return Repeat(
+        stages=stages,
+        status=preemption["status"],
+        parts=end_to_end_traces.parts(before, after, zero_unix_s + committed_s),
+        compiled=max((count for count in compiled if count is not None), default=None)
+        if None not in compiled
+        else None,
+    )
 
 
 def _preempt(run: TrainingRun, observer: Observer) -> tuple[float, Snapshot]:

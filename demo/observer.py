@@ -23,9 +23,11 @@ class Observer:
         run: The run.
         say: Where news go.
         logs: Follows every trainer that runs.
+        look_every_s: Seconds between two looks.
     """
 
-    def __init__(self, run: TrainingRun, say: Narrator, logs: PodLogs) -> None:
+    def __init__(self, run: TrainingRun, say: Narrator, logs: PodLogs, *, look_every_s: float = _LOOK_EVERY_S) -> None:
+        self._look_every_s = look_every_s
         self._run = run
         self._say = say
         self._logs = logs
@@ -67,7 +69,7 @@ class Observer:
                 raise ClusterError(f"waited for {what}, but the job is over: {snapshot.describe()}")
             if time.monotonic() > gives_up:
                 raise ClusterError(f"waited {timeout_s:.0f} s for {what}: {snapshot.describe()}")
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(self._look_every_s)
 
     @property
     def step(self) -> int:

@@ -121,7 +121,12 @@ class Story:
             store = run_store(self._cluster, self._storage, NAMESPACE)
         change_policy = store.change_policy if store else _as_it_is
         change_jobset = store.change_jobset if store else _as_it_is
-        apply_policy(self._cluster, _POLICY, namespace=NAMESPACE, change=change_policy)
+
+        def change(spec: Json) -> None:
+            spec["compilationCache"] = {"enabled": True}
+            change_policy(spec)
+
+        apply_policy(self._cluster, _POLICY, namespace=NAMESPACE, change=change)
         say(f"CheckpointPolicy {_POLICY} is ready")
 
         mark = time.strftime("%H%M%S")

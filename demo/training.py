@@ -165,10 +165,10 @@ class TrainingRun:
 
     def look(self) -> Snapshot:
         """Asks the API server once for all that belongs to the run."""
-        kinds = f"{self.form.resource},pods,preemptions.{names.GROUP}"
         unix_s = time.time()
-        answer = self.cluster.kubectl("get", kinds, f"--namespace={self.namespace}", "--output=json")
-        return Snapshot.of(json.loads(answer.stdout)["items"], self.name, unix_s=unix_s, form=self.form)
+        kinds = (self.form.resource, "pods", f"preemptions.{names.GROUP}")
+        items = self.cluster.listed(*kinds, namespace=self.namespace)
+        return Snapshot.of(items, self.name, unix_s=unix_s, form=self.form)
 
     def newest(self) -> records.Step | None:
         """The step that was recorded last."""

@@ -2,7 +2,8 @@
 
 Process p of N takes every N-th record from p on, in batches of the global batch's N-th part. Batch b of all processes
 together is then the same records for every N, and the state, the number of batches, is the same in all processes. So a
-restarted job with another number of processes goes on with the next batch, and each record is used once.
+restarted job with another number of processes goes on with the next batch, and each record is used once. If the global
+batch shall follow the number of processes, use ``gracepoint.elastic.ElasticData``, which counts records.
 """
 
 from __future__ import annotations

@@ -27,15 +27,25 @@ _WAIT_S = 60.0
 def standard_library(limit_bytes: int) -> bytes:
     """Returns the first ``limit_bytes`` of the Python standard library's own sources, in order of path."""
     root = Path(sysconfig.get_path("stdlib"))
-    sources = sorted(path for path in root.rglob("*.py") if not _NOT_LIBRARY & set(path.parts[len(root.parts) :]))
     text = bytearray()
-    for path in sources:
+    for path in _sources(root):
         text += path.read_bytes()
         if len(text) >= limit_bytes:
             break
     if not text:
         raise FileNotFoundError(f"no Python sources below {root}; expected the standard library's own")
     return bytes(text[:limit_bytes])
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Yields the Python sources below a folder in order of path, and looks into no more folders than are asked for."""
+    for path in sorted(folder.iterdir()):
+        if path.name in _NOT_LIBRARY:
+            continue
+        if path.is_dir():
+            yield from _sources(path)
+        elif path.suffix == ".py":
+            yield path
 
 
 def windows(text: bytes, length: int, *, process_index: int, process_count: int) -> npt.NDArray[np.uint8]:

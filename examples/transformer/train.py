@@ -34,15 +34,21 @@ def main() -> None:
 
     process, processes = jax.process_index(), jax.process_count()
     mesh = train_state.mesh()
+    init_state = train_state.init(config, mesh, flags.seed)
+    rows = train_state.batch_sharding(mesh)
+    batch = jax.ShapeDtypeStruct((flags.batch, config.length + 1), "uint8", sharding=rows)
+    # Compiled, or loaded, while the text and the checkpoint are read.
+    train_step = session.compile(
+        train_state.train_step(config, mesh, flags.learning_rate), jax.eval_shape(init_state), batch
+    )
+
     text = data.standard_library(flags.text_bytes)
     loader = data.Loader(
         data.windows(text, config.length, process_index=process, process_count=processes),
         flags.batch // processes,
         seed=flags.seed,
-        place=functools.partial(jax.make_array_from_process_local_data, train_state.batch_sharding(mesh)),
+        place=functools.partial(jax.make_array_from_process_local_data, rows),
     )
-    train_step = train_state.train_step(config, mesh, flags.learning_rate)
-    init_state = train_state.init(config, mesh, flags.seed)
 
     session.host_state("data", loader.state, loader.restore)
     state, step = session.restore(init=init_state)

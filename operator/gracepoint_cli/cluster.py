@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import yaml
 
-from gracepoint_cli.errors import CommandError
+from gracepoint_cli.errors import CommandError, NotAllowed
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.errors import KubeError, NotFound, Refused, Unavailable
 from gracepoint_operator.kube.kinds import Kind
@@ -22,6 +22,7 @@ Json = dict[str, Any]
 _T = TypeVar("_T")
 
 _NAME = "gracepoint-cli"
+_FORBIDDEN = "HTTP 403"
 
 
 class Cluster:
@@ -120,7 +121,8 @@ class Cluster:
                 "Check the network, the VPN and the context (kubectl config current-context)",
             ) from error
         except Refused as error:
-            raise CommandError(f"the API server refused: {_short(error)}", _right(str(error))) from error
+            kind = NotAllowed if _FORBIDDEN in str(error) else CommandError
+            raise kind(f"the API server refused: {_short(error)}", _right(str(error))) from error
         except KubeError as error:
             raise CommandError(f"the API server: {_short(error)}") from error
 
@@ -132,7 +134,7 @@ def _short(error: KubeError) -> str:
 def _right(message: str) -> str:
     if "HTTP 401" in message:
         return "Log in again: the credentials of the context have expired or are wrong"
-    if "HTTP 403" in message:
+    if _FORBIDDEN in message:
         return (
             "Ask for a role: `view` in the namespace reads everything here, `edit` also requests drills. "
             "Nodes and the operator's own objects need a role of the cluster"

@@ -28,3 +28,7 @@ class CommandError(Exception):
         super().__init__(message)
         self.todo = todo
         self.code = code
+
+
+class NotAllowed(CommandError):
+    """The user may not read or write what a command needs."""

@@ -1,17 +1,21 @@
-"""What ``status`` shows: each JobSet under a policy, who is connected, and whether its save fits. Pure."""
+"""What ``status`` shows: each workload under a policy, who is connected, and whether its save fits. Pure."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gracepoint.wire.names import JOBSET_LABEL_UID, LABEL_POLICY
+from gracepoint.wire.names import LABEL_POLICY
+from gracepoint_cli.naming import called, made_by
 from gracepoint_operator.decisions.connectivity import STALE_S
-from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.kube.fields import read_labels
+from gracepoint_operator.resources import CheckpointPolicy, Training
 from gracepoint_operator.unreadable import Unreadable
-from gracepoint_operator.workloads.jobset import JobSetType
+from gracepoint_operator.webhooks.training_jobs import Problems, gang
+from gracepoint_operator.workloads import BY_NAME, membership_of
 
 Json = dict[str, Any]
 _DEFAULT_GRACE_S = 30
@@ -19,9 +23,11 @@ _DEFAULT_GRACE_S = 30
 
 @dataclasses.dataclass(frozen=True)
 class JobOverview:
-    """One JobSet that names a policy.
+    """One workload that names a policy.
 
     Attributes:
+        kind: Its kind in the API, for example JobSet.
+        maker: The kind of the object that made it, for example TrainJob. Empty if its user created it.
         policy: Name of the policy.
         mode: Mode of the policy. Empty if there is no policy of that name, or it cannot be read.
         injected: Whether its pods were prepared when it was created.
@@ -29,14 +35,16 @@ class JobOverview:
         connected: Number of its pods that are connected to the operator. None if no replica has reported.
         needed_s: Predicted duration of an emergency save with its margin, in seconds. None if it has reported none.
         grace_s: The shortest grace period of its pods, in seconds.
-        restarts: How often the JobSet has restarted.
+        restarts: How often it has restarted as a whole. A Job replaces its pods one by one, so it has none.
         finished: Whether it has ended.
         last: Name and phase of its newest Preemption. None if there is none.
         problems: What is wrong, and what to do.
     """
 
     namespace: str
+    kind: str
     name: str
+    maker: str
     policy: str
     mode: str
     injected: bool
@@ -54,11 +62,18 @@ class JobOverview:
         """Whether an emergency save fits into the grace period. None if its duration is not known."""
         return None if self.needed_s is None else self.needed_s <= self.grace_s
 
+    @property
+    def called(self) -> str:
+        """How a user names it on the command line."""
+        return called(self.kind, self.name, self.maker)
+
     def to_json(self) -> Json:
-        """Returns the JobSet as JSON with names as in Kubernetes."""
+        """Returns the workload as JSON with names as in Kubernetes."""
         return {
             "namespace": self.namespace,
+            "kind": self.kind,
             "name": self.name,
+            "madeBy": self.maker or None,
             "policy": self.policy,
             "mode": self.mode,
             "injected": self.injected,
@@ -87,7 +102,7 @@ class PolicyOverview:
     namespace: str
     name: str
     mode: str
-    jobsets: int
+    workloads: int
     conditions: Mapping[str, str]
     problems: tuple[str, ...]
     error: str = ""
@@ -98,7 +113,7 @@ class PolicyOverview:
             "namespace": self.namespace,
             "name": self.name,
             "mode": self.mode,
-            "jobSets": self.jobsets,
+            "workloads": self.workloads,
             "conditions": dict(self.conditions),
             "problems": list(self.problems),
             "error": self.error,
@@ -111,19 +126,27 @@ def policies(bodies: Iterable[Json]) -> list[PolicyOverview]:
 
 
 def jobs(
-    jobsets: Iterable[Json],
+    workloads: Iterable[Json],
     policy_bodies: Iterable[Json],
     pods: Iterable[Json],
     preemptions: Iterable[Json],
     *,
     now: datetime.datetime,
 ) -> list[JobOverview]:
-    """Returns what is known of each JobSet that names a policy, sorted by namespace and name."""
+    """Returns what is known of each workload that names a policy, sorted by namespace and name.
+
+    Args:
+        workloads: The workloads, each with its kind.
+        policy_bodies: The policies.
+        pods: The pods of the workloads.
+        preemptions: The Preemptions, and the requests for some.
+        now: The time.
+    """
     known = {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in policy_bodies}
     running: dict[str, int] = {}
     for pod in pods:
         if (pod.get("status") or {}).get("phase") == "Running":
-            uid = (pod["metadata"].get("labels") or {}).get(JOBSET_LABEL_UID, "")
+            uid = membership_of(read_labels(pod["metadata"])).workload_uid
             running[uid] = running.get(uid, 0) + 1
     newest: dict[str, Json] = {}
     for body in preemptions:
@@ -133,22 +156,17 @@ def jobs(
                 newest[uid] = body
     found = [
         _job(body, known, running.get(body["metadata"]["uid"], 0), newest.get(body["metadata"]["uid"]), now)
-        for body in jobsets
+        for body in workloads
         if LABEL_POLICY in (body["metadata"].get("labels") or {})
     ]
-    return sorted(found, key=lambda item: (item.namespace, item.name))
+    return sorted(found, key=lambda item: (item.namespace, item.name, item.kind))
 
 
-def grace_s(jobset: Json) -> int:
-    """Returns the shortest grace period of the JobSet's pods, in seconds."""
-    pods = [_pod_spec(item) for item in (jobset.get("spec") or {}).get("replicatedJobs") or ()]
+def _grace_s(body: Json, training: Training) -> int:
+    """Returns the shortest grace period of the gang's pods, in seconds."""
+    pods = [member.template["spec"] for member in gang(copy.deepcopy(body), training, Problems())]
     found = [pod.get("terminationGracePeriodSeconds") for pod in pods]
     return min((_DEFAULT_GRACE_S if value is None else int(value) for value in found), default=_DEFAULT_GRACE_S)
-
-
-def _pod_spec(replicated_job: Json) -> Json:
-    template = ((replicated_job.get("template") or {}).get("spec") or {}).get("template") or {}
-    return dict(template.get("spec") or {})
 
 
 def _policy(body: Json) -> PolicyOverview:
@@ -178,7 +196,7 @@ def _policy(body: Json) -> PolicyOverview:
 def _job(
     body: Json, known: Mapping[tuple[str, str], Json], running: int, newest: Json | None, now: datetime.datetime
 ) -> JobOverview:
-    workload = JobSetType().read(body)
+    workload = BY_NAME[body["kind"]].read(body)
     problems = []
     policy: CheckpointPolicy | None = None
     if (named := known.get((workload.namespace, workload.policy))) is None:
@@ -189,7 +207,7 @@ def _job(
         except Unreadable as error:
             problems.append(f"the CheckpointPolicy {workload.policy!r} cannot be used: {error}")
     connected, needed_s = (None, None) if policy is None else _reported(policy, workload.uid, now)
-    grace = grace_s(body)
+    grace = _grace_s(body, Training() if policy is None else policy.spec.training)
     if not workload.injected:
         problems.append("created before its policy or label, so its pods get no notices: delete it and create it again")
     if not workload.finished and connected is not None and connected < running:
@@ -198,7 +216,9 @@ def _job(
         problems.append(f"a save needs {needed_s:.1f} s, and the pods have {grace} s: raise the grace period")
     return JobOverview(
         namespace=workload.namespace,
+        kind=workload.kind,
         name=workload.name,
+        maker=made_by(body),
         policy=workload.policy,
         mode="" if policy is None else str(policy.spec.mode),
         injected=workload.injected,

@@ -8,39 +8,44 @@ from typing import Any
 
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint.wire.names import API_VERSION, GROUP, LABEL_POLICY
+from gracepoint_cli.naming import Found
 from gracepoint_operator.resources import RequestPhase
+from gracepoint_operator.resources.base import OfWorkload
 
 Json = dict[str, Any]
 
 
-def request(jobset: str, namespace: str, deadline_s: float) -> Json:
-    """Returns the Preemption that requests a drill."""
+def request(kind: str, name: str, namespace: str, deadline_s: float) -> Json:
+    """Returns the Preemption that requests a drill of a workload."""
+    named = OfWorkload.named(kind)
+    reference = {"name": name} if named is None else {"kind": named, "name": name}
     return {
         "apiVersion": f"{GROUP}/{API_VERSION}",
         "kind": "Preemption",
         # The API server completes the name with five characters, so it is never that of a record.
-        "metadata": {"generateName": f"{jobset[:200]}-drill-", "namespace": namespace},
-        "spec": {"jobSet": {"name": jobset}, "mode": str(Mode.DRILL), "deadlineSeconds": deadline_s},
+        "metadata": {"generateName": f"{name[:200]}-drill-", "namespace": namespace},
+        "spec": {"jobSet": reference, "mode": str(Mode.DRILL), "deadlineSeconds": deadline_s},
     }
 
 
-def why_in_vain(jobset: Json, policy: Json | None) -> str:
-    """Returns why a drill of the JobSet cannot work, and what to do. Empty if nothing speaks against it."""
-    name = jobset["metadata"]["name"]
-    label = (jobset["metadata"].get("labels") or {}).get(LABEL_POLICY)
-    if label is None:
-        return f"the JobSet {name} has no label {LABEL_POLICY}: create it again with the label"
+def why_in_vain(job: Found, policy: Json | None) -> str:
+    """Returns why a drill of the workload cannot work, and what to do. Empty if nothing speaks against it."""
+    workload, title = job.read(), job.title
+    label = workload.policy
+    if not label:
+        return f"the {title} has no label {LABEL_POLICY}: create it again with the label"
     if policy is None:
-        return (
-            f"the JobSet {name} names the CheckpointPolicy {label!r}, which does not exist in its namespace: create it"
-        )
+        return f"the {title} names the CheckpointPolicy {label!r}, which does not exist in its namespace: create it"
     if (policy.get("spec") or {}).get("mode") == Mode.OBSERVE:
         return f"the CheckpointPolicy {label!r} has mode Observe, in which pods get no notice: set spec.mode to Drill"
-    conditions = {c.get("type") for c in (jobset.get("status") or {}).get("conditions") or () if c["status"] == "True"}
-    if ended := conditions & {"Completed", "Failed"}:
-        return f"the JobSet {name} has ended ({', '.join(sorted(ended))}): rehearse with one that runs"
-    if (jobset.get("spec") or {}).get("suspend"):
-        return f"the JobSet {name} is suspended: rehearse when it runs"
+    if workload.finished:
+        return f"the {title} has ended: rehearse with one that runs"
+    if workload.deleted:
+        return f"the {title} is being deleted: rehearse with one that runs"
+    if (job.body.get("spec") or {}).get("suspend"):
+        return f"the {title} is suspended: rehearse when it runs"
+    if not workload.injected:
+        return f"the {title} was created before its policy or label, so its pods get no notice: create it again"
     return ""
 
 

@@ -87,6 +87,7 @@ class Settings:
     compilation_cache: str | None = None  # off, on, or the directory of compiled programs; None: off
     compilation_cache_bytes: int = DEFAULT_COMPILATION_CACHE_BYTES  # of all compiled programs together
     compilation_cache_days: int = DEFAULT_COMPILATION_CACHE_DAYS  # without use, after which one is deleted
+    trace: str | None = None  # path of the folder in which each process writes where its time goes
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -300,6 +301,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.COMPILATION_CACHE: ("compilation_cache", _cache),
     Env.COMPILATION_CACHE_BYTES: ("compilation_cache_bytes", _integer(1)),
     Env.COMPILATION_CACHE_DAYS: ("compilation_cache_days", _integer(1)),
+    Env.TRACE: ("trace", _text),
 }
 _NAMES = {field: name for name, (field, _) in _READERS.items()}
 _BY_FIELD = dict(_READERS.values())

@@ -11,11 +11,12 @@ from typing import Any
 
 from gracepoint.wire import names
 from gracepoint.wire.frames import Frame, Notice
-from gracepoint.wire.messages import Phase, Report, StageTiming, Subscription
+from gracepoint.wire.messages import Acknowledgement, Phase, Report, StageTiming, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.testcluster.api_server import ApiServer
@@ -204,10 +205,16 @@ class Replica:
         self.core.notifier.catch_up(subscriber)
         return subscriber
 
+    async def acknowledge(self, index: int, preemption: str) -> None:
+        """A process acknowledges the notice."""
+        pod = self._pod(index)
+        session = f"s-{self.gang.attempt}"
+        message = Acknowledgement(pod_uid=pod.uid, session=session, preemption=preemption, process_index=index)
+        await self.core.reports.take(pod, message)
+
     async def report(self, phase: Phase, preemption: str) -> None:
         """The gang's primary process reports."""
-        pod = self.core.cache.objects.pod_named(self.gang.name, self.gang.pod(0))
-        assert pod is not None
+        pod = self._pod(0)
         await self.core.reports.take(
             pod,
             Report(
@@ -228,6 +235,11 @@ class Replica:
                 message="",
             ),
         )
+
+    def _pod(self, index: int) -> Pod:
+        pod = self.core.cache.objects.pod_named(self.gang.name, self.gang.pod(index))
+        assert pod is not None
+        return pod
 
     def sample(self, name: str, **labels: str) -> float:
         """A metric's value; 0 where there is none."""

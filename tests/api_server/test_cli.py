@@ -13,6 +13,7 @@ import pytest
 
 from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
+from gracepoint_cli.commands import drill
 from gracepoint_cli.doctor.checks import State
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
@@ -43,8 +44,14 @@ async def replica(gang: Gang) -> AsyncIterator[Replica]:
         yield made
 
 
-async def rehearse(replica: Replica, *phases: Phase) -> str:
-    """Does what the operator's watches and the gang do in a drill; returns the name of the record."""
+async def rehearse(replica: Replica, *phases: Phase, acknowledging: int = 2) -> str:
+    """Does what the operator's watches and the gang do in a drill; returns the name of the record.
+
+    Args:
+        replica: The operator's.
+        phases: What the gang reports.
+        acknowledging: How many of its two processes acknowledge the notice.
+    """
     subscribers = [await replica.connect(index) for index in (0, 1)]
 
     async def requested() -> bool:
@@ -55,6 +62,8 @@ async def rehearse(replica: Replica, *phases: Phase) -> str:
     await replica.watch()
     notices = [await told(subscriber) for subscriber in subscribers]
     assert {notice.mode for notice in notices} == {Mode.DRILL}
+    for index in range(acknowledging):
+        await replica.acknowledge(index, notices[index].preemption)
     for phase in phases:
         await replica.report(phase, notices[0].preemption)
     return notices[0].preemption
@@ -70,20 +79,24 @@ async def test_a_drill_is_requested_awaited_and_reported(gang: Gang, replica: Re
     assert "all frozen" in done.err
 
 
-async def test_a_drill_that_saves_nothing_ends_with_one(gang: Gang, replica: Replica) -> None:
+async def test_a_drill_that_saves_nothing_ends_with_one(
+    gang: Gang, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drill, "_ACKNOWLEDGED_WITHIN_S", 1.0)
     waits = asyncio.create_task(ask(gang, "drill", "train"))
-    await rehearse(replica, Phase.FAILED)
+    await rehearse(replica, Phase.FAILED, acknowledging=1)
     done = await ended(waits, replica)
     assert done.code == 1
     assert "did NOT go well: Failed" in done.out
+    assert f"did not acknowledge: {gang.pod(1)}" in done.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["drill", "nobody"], "jobsets: found none named 'nobody'", id="no such JobSet"),
+        pytest.param(["drill", "nobody"], "found no JobSet, Job or TrainJob named 'nobody'", id="no such job"),
         pytest.param(["timeline", "nothing"], "preemptions: found none named 'nothing'", id="no such Preemption"),
-        pytest.param(["lint", "nobody"], "jobsets: found none named 'nobody'", id="no JobSet to lint"),
+        pytest.param(["lint", "nobody"], "found no JobSet, Job or TrainJob named 'nobody'", id="no job to lint"),
         pytest.param(["signals", "--node", "nowhere"], "nodes: found none named 'nowhere'", id="no such node"),
     ],
 )
@@ -121,13 +134,13 @@ async def test_status_shows_jobs_their_policies_and_what_is_wrong(gang: Gang, re
 
     await until(ready, "the policy to be ready")
     found = (await ask(gang, "status", "-o", "json")).json
-    assert [(job["name"], job["policy"], job["running"]) for job in found["jobSets"]] == [("train", "careful", 2)]
+    assert [(job["name"], job["policy"], job["running"]) for job in found["workloads"]] == [("train", "careful", 2)]
     assert [(policy["name"], policy["conditions"]["Ready"]) for policy in found["policies"]] == [("careful", "True")]
     await gang.api.merge(JOBSETS, gang.name, "train", {"metadata": {"labels": {names.LABEL_POLICY: "gone"}}})
     text = await ask(gang, "status")
     assert text.code == 0
     assert "LAST PREEMPTION" in text.out
-    assert "jobset train: there is no CheckpointPolicy 'gone'" in text.out
+    assert "jobset/train: there is no CheckpointPolicy 'gone'" in text.out
 
 
 def test_status_of_an_empty_namespace_says_where_to_look(server: ApiServer) -> None:
@@ -141,7 +154,7 @@ async def test_lint_reads_a_jobset_its_policy_and_claims_from_the_cluster(gang: 
     await gang.make()
     done = await ask(gang, "lint", "train", "-o", "json")
     (report,) = done.json
-    assert report["jobSet"] == "train"
+    assert (report["kind"], report["name"]) == ("JobSet", "train")
     assert "at-creation" in {finding["rule"] for finding in report["findings"]}  # no volume at /checkpoints
     assert report["effects"]
 
@@ -231,8 +244,8 @@ async def test_the_time_of_a_job_is_a_table_or_json(gang: Gang, replica: Replica
     assert (account["name"], account["policy"]) == ("train", "careful")
     assert sum(account["seconds"].values()) == pytest.approx(account["totalSeconds"])
     table = await ask(gang, "goodput")
-    assert table.out.splitlines()[0].split()[:3] == ["JOBSET", "GOODPUT", "TOTAL"]
-    whole = await ask(gang, "goodput", "train")
+    assert table.out.splitlines()[0].split()[:3] == ["JOB", "GOODPUT", "TOTAL"]
+    whole = await ask(gang, "goodput", "jobset/train")
     assert [line.split()[0] for line in whole.out.splitlines()[2:13]] == list(account["seconds"])
     nobody = await ask(gang, "goodput", "nobody")
-    assert (nobody.code, "no account of a JobSet 'nobody'" in nobody.err) == (3, True)
+    assert (nobody.code, "no account of a JobSet or Job 'nobody'" in nobody.err) == (3, True)

@@ -6,6 +6,8 @@ cluster's parts are built with. Without any, the chart's tests are skipped.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import shutil
 import subprocess
@@ -23,6 +25,9 @@ CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
 
 #: Without a cluster, the chart makes no token.
 WITH_TOKEN = ("--set", "admission.token=0123456789abcdef")
+
+#: The parser in C, where PyYAML has it.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 Render = Callable[..., list[dict[str, Any]]]
@@ -65,11 +70,12 @@ def template(helm: Helm) -> Helm:
 
 @pytest.fixture(scope="session")
 def render(template: Helm) -> Render:
-    """The objects of a release with ``--set`` for each argument."""
+    """The objects of a release with ``--set`` for each argument. They are rendered once, and copied for each test."""
 
-    def objects(*settings: str) -> list[dict[str, Any]]:
+    @functools.cache
+    def rendered(*settings: str) -> list[dict[str, Any]]:
         done = template(*(part for setting in settings for part in ("--set", setting)))
         assert done.returncode == 0, done.stderr
-        return [document for document in yaml.safe_load_all(done.stdout) if document]
+        return [document for document in yaml.load_all(done.stdout, _LOADER) if document]
 
-    return objects
+    return lambda *settings: copy.deepcopy(rendered(*settings))

@@ -20,6 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from demo import install
 from demo.forms import JOBSET, Form
+from demo.snapshot import Json
 from demo.training import TrainingRun, apply_policy
 from tests import testcluster, xla
 from tests.cluster import operator
@@ -93,8 +94,16 @@ def installed(cluster: Cluster, images: install.Images) -> Cluster:
     if os.environ.get(_KEPT):
         operator.renew(cluster)  # of an older build, under the same name
     install.make_namespace(cluster, NAMESPACE)
-    apply_policy(cluster, POLICY, namespace=NAMESPACE)
+    programs = cluster.shared_dir / "programs"
+    programs.mkdir(exist_ok=True)
+    programs.chmod(0o777)  # trainers are not root
+    apply_policy(cluster, POLICY, namespace=NAMESPACE, change=_keep_programs)
     return cluster
+
+
+def _keep_programs(spec: Json) -> None:
+    """Compiled programs are kept for all runs together: only the first start of the first run compiles."""
+    spec["compilationCache"] = {"enabled": True, "directory": "/shared/programs"}
 
 
 def training_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_deleted_pod(run: TrainingRun, undisturbed: TrainingRun) -> None:
     run.start()
     pod = run.wait_for_trainers(MIDDLE)[1]
     run.cluster.kubectl("delete", "pod", pod.name, f"--namespace={run.namespace}", "--wait=false")
-    finished(run, undisturbed)
+    assert programs_of_the_last_start(run, finished(run, undisturbed)) == [0, 0]
     committed(run.wait_for_phase(Phase.COMMITTED))
     assert [p["spec"]["cause"] for p in run.look().preemptions] == ["PodDeletion"]
     account = finished_account(run)
@@ -61,6 +62,19 @@ def test_a_deleted_pod(run: TrainingRun, undisturbed: TrainingRun) -> None:
     assert sum(seconds.values()) <= whole.total_seconds() + 0.001
     assert {"training", "saving", "leaving", "scheduling", "image", "join", "restore", "compile"} <= seconds.keys()
     assert not {"recomputation", "unknown"} & seconds.keys()
+
+
+def programs_of_the_last_start(run: TrainingRun, snapshot: Snapshot) -> list[int]:
+    """How many programs each process compiled until its first step, after the restart; the others were kept."""
+    counts = []
+    for pod in snapshot.pods:
+        if pod.attempt == snapshot.restarts:
+            log = run.cluster.kubectl("logs", pod.name, f"--namespace={run.namespace}").stdout
+            said = re.search(r"programs until the first step compiled=(\d+) found=(\d+)", log)
+            assert said, log
+            assert int(said[2]) > 0
+            counts.append(int(said[1]))
+    return counts
 
 
 def finished_account(run: TrainingRun) -> Json:

@@ -47,12 +47,12 @@ def main(directory: str, keys: str) -> None:
             total = jnp.sum(state["split"])  # over all processes
             return {"replicated": state["replicated"] + total, "split": state["split"] * 1.5 + total}
 
-        train = jax.jit(train_step)
-
         def first() -> dict[str, jax.Array]:
             return {"replicated": jnp.zeros((64, 64)), "split": jnp.arange(32.0)}
 
-        state, step = session.restore(init=jax.jit(first, out_shardings=shardings))
+        init = jax.jit(first, out_shardings=shardings)
+        train = session.compile(train_step, jax.eval_shape(init), out_shardings=shardings)
+        state, step = session.restore(init=init)
         for number in range(step + 1, step + 5):
             state = train(state)
             session.step(number, state)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 SCRIPT = Path(outliving_process.__file__)
 # How long a survivor waits for the dead.
-PATIENCE_S = 10
+PATIENCE_S = 5
 
 # Processes, kind of save, where the workers are, which trainers are killed, which workers are.
 KILLS = [

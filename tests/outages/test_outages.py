@@ -72,8 +72,17 @@ def test_requests_are_retried_forever_starting_with_short_pauses() -> None:
     assert next(iter(REQUEST_BACKOFFS)) <= 0.2
 
 
-@pytest.mark.parametrize("kind", ["kueue.x-k8s.io", "karpenter.sh"])
-@pytest.mark.parametrize("how", [How.ANSWER_500, How.ANSWER_404, How.HANG, How.ERROR_EVENT, How.CUT_JSON])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        (How.ANSWER_500, "kueue.x-k8s.io"),
+        (How.ANSWER_500, "karpenter.sh"),
+        (How.ANSWER_404, "karpenter.sh"),
+        (How.HANG, "kueue.x-k8s.io"),
+        (How.ERROR_EVENT, "karpenter.sh"),
+        (How.CUT_JSON, "kueue.x-k8s.io"),
+    ],
+)
 def test_failing_optional_kind_blocks_nothing_and_is_retried(
     api_server: ApiServer,
     proxy: FaultProxy,

@@ -25,9 +25,7 @@ def own(tmp_path: Path, api_server: ApiServer) -> Iterator[ApiServer]:
 
 def test_replica_follows_an_api_server_restored_to_an_older_state(own: ApiServer) -> None:
     own.create(node("old"), node("seen"))
-    own.stop()
     own.save("backup")
-    own.start()
     with replica(own.kubeconfig) as running:
         running.knows_nodes("old", "seen")
         own.create(node("lost"))

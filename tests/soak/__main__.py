@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import signal
 import sys
 import time
 from pathlib import Path
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None, help="write what was found into this file")
     flags = parser.parse_args()
     seed = secrets.randbelow(10**6) if flags.seed is None else flags.seed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the cluster is removed, and the report printed
     say = Narrator()
     say(f"seed {seed}")
     made = plan(seed, flags.disruptions, flags.kinds, spacing=flags.spacing)
@@ -48,9 +50,14 @@ def main() -> int:
             images = install.build_images(cluster, say)
             install.install_operator(cluster, images.operator)
             until_s = float("inf") if flags.minutes is None else time.monotonic() + 60 * flags.minutes
-            found = Soak(cluster, images, made, seed=seed, say=say, logs=_LOGS).run(until_s=until_s)
-    except ClusterError as error:
-        say(f"stopped, with seed {seed}: {error}\nlogs are in {_LOGS}")
+            soak = Soak(cluster, images, made, seed=seed, say=say, logs=_LOGS)
+            try:
+                found = soak.run(until_s=until_s)
+            except BaseException:
+                print(rendered(soak.found()))
+                raise
+    except (ClusterError, KeyboardInterrupt) as error:
+        say(f"stopped, with seed {seed}: {error or 'interrupted'}\nlogs are in {_LOGS}")
         return 1
     print(rendered(found))
     if flags.json is not None:

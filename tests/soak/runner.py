@@ -26,7 +26,7 @@ from tests.soak import account, checks, report, trainer
 from tests.soak.kinds import KINDS, Kind, Scene
 from tests.soak.plan import Disruption, Plan
 from tests.soak.pod_watch import PodWatch
-from tests.testcluster.api import Cluster
+from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
 
 NAMESPACE = "gracepoint-soak"
@@ -40,6 +40,7 @@ _RESUMED_S = 240.0
 _SAVED_S = 60.0
 _ACCOUNT_S = 60.0
 _END_S = 600.0
+_GONE_S = 60.0
 
 
 class Soak:
@@ -66,6 +67,7 @@ class Soak:
         self._mark = time.strftime("%H%M%S")
         self._outcomes: list[report.Outcome] = []
         self._problems: list[str] = []
+        self._compared: list[tuple[str, float, float]] = []
 
     def run(self, *, until_s: float = float("inf")) -> report.Found:
         """Runs the soak, and a run that nobody disturbs to compare with.
@@ -81,7 +83,6 @@ class Soak:
         undisturbed = self._training_run("undisturbed", pace=0.0)
         disturbed = self._training_run("disturbed", pace=_FLAGS["pace"])
         try:
-            compared: list[tuple[str, float, float]] = []
             with self._metadata() as metadata, PodWatch(disturbed) as pods:
                 disturbed.start(self._with_words(disturbed))
                 memory: list[int] = []
@@ -92,7 +93,7 @@ class Soak:
                     self._disrupt(disruption, disturbed, pods, metadata)
                     memory = memory or checks.operator_bytes()
                 disturbed.wait_for_end(timeout_s=_END_S)
-                compared = self._accounts(disturbed, pods)
+                self._compared = self._accounts(disturbed, pods)
             self._check_end(disturbed, memory)
             undisturbed.start()
             undisturbed.wait_for_end(timeout_s=_END_S)
@@ -102,9 +103,14 @@ class Soak:
             install.save_logs(self._cluster, self._logs, NAMESPACE)
         for run in (disturbed, undisturbed):
             run.delete()
-        self._problems += checks.objects(disturbed) + checks.processes(disturbed) + checks.marks_on_nodes(self._cluster)
-        problems = (*report.broken_promises(self._outcomes), *report.unlike(compared), *self._problems)
-        return report.Found(self._seed, tuple(self._outcomes), tuple(compared), problems)
+        self._problems += _remaining(lambda: checks.objects(disturbed) + checks.processes(disturbed))
+        self._problems += checks.marks_on_nodes(self._cluster)
+        return self.found()
+
+    def found(self) -> report.Found:
+        """Returns what was found so far."""
+        problems = (*report.broken_promises(self._outcomes), *report.unlike(self._compared), *self._problems)
+        return report.Found(self._seed, tuple(self._outcomes), tuple(self._compared), problems)
 
     def _training_run(self, name: str, *, pace: float) -> TrainingRun:
         return TrainingRun(
@@ -236,6 +242,13 @@ def _policy(spec: Json) -> None:
     # A soak disrupts far more often than any cluster does.
     spec["exitBreaker"] = {"savedExits": 0}
     spec["cloudMetadata"] = ["GCE"]
+
+
+def _remaining(look: Callable[[], list[str]]) -> list[str]:
+    """Returns what is left after the garbage collector had its time."""
+    with contextlib.suppress(ClusterError):
+        wait_until("all of it to be gone", lambda: not look(), timeout_s=_GONE_S, every_s=1)
+    return look()
 
 
 def _newest(run: TrainingRun) -> int:

@@ -5,12 +5,13 @@ Starts no thread and no process.
 
 from __future__ import annotations
 
+import json
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class ClusterError(Exception):
@@ -49,6 +50,16 @@ class Cluster(ABC):
         Raises:
             ClusterError: It failed (unless ``check`` is false) or took longer than ``timeout_s``.
         """
+
+    def listed(self, *resources: str, namespace: str) -> list[dict[str, Any]]:
+        """The objects of resources, such as ``pods`` or ``jobs.batch``.
+
+        Raises:
+            ClusterError: The API server refused it, or did not answer.
+        """
+        answer = self.kubectl("get", ",".join(resources), f"--namespace={namespace}", "--output=json")
+        found: list[dict[str, Any]] = json.loads(answer.stdout)["items"]
+        return found
 
     @abstractmethod
     def helm(self, *args: str, timeout_s: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:

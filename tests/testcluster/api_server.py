@@ -134,8 +134,14 @@ class ApiServer:
         self._processes.clear()
 
     def save(self, name: str) -> None:
-        """Keeps a copy of etcd's data as they are now. Call it while stopped."""
-        shutil.copytree(self._folder / "etcd", self._folder / name)
+        """Keeps a copy of etcd's data as they are now, as if etcd were killed. It does nothing meanwhile."""
+        pid = self._processes["etcd"].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            shutil.copytree(self._folder / "etcd", self._folder / name)
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def restore(self, name: str) -> None:
         """Goes back to that copy. Call it while stopped."""

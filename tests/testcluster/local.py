@@ -10,6 +10,7 @@ pool while starting or loading images, which ends before the call returns.
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import shutil
 import subprocess
@@ -17,11 +18,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from tests.testcluster import addons, cache, images, network, parts, runs
+from tests.testcluster import addons, cache, diagnosis, images, network, parts, runs
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.control_plane import ADMIN, PROXY, ControlPlane, node_user
 from tests.testcluster.images import Image
+from tests.testcluster.listing import Listing
 from tests.testcluster.node import Node
 from tests.testcluster.shell import run, say, wait_until
 
@@ -94,7 +97,7 @@ class LocalCluster(Cluster):
             if not bound:
                 cluster.record = runs.release(record)
         except BaseException:
-            cluster._write_diagnosis()
+            diagnosis.write(cluster, record.logs)
             cluster._remove_but_keep_logs()
             raise
         say(f"cluster {name} is up after {time.monotonic() - begin:.0f} s")
@@ -131,6 +134,14 @@ class LocalCluster(Cluster):
         """Run kubectl; see ``Cluster.kubectl``."""
         argv: list[str | Path] = [parts.program("kubectl"), f"--kubeconfig={self.kubeconfig}", *args]
         return run(argv, stdin=stdin, timeout_s=timeout_s, check=check, env={"NO_PROXY": "*"})
+
+    @functools.cached_property
+    def _listing(self) -> Listing:
+        return Listing(self.kubeconfig)
+
+    def listed(self, *resources: str, namespace: str) -> list[dict[str, Any]]:
+        """The objects of resources, without kubectl; see ``Cluster.listed``."""
+        return self._listing.of(resources, namespace)
 
     def helm(self, *args: str, timeout_s: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run helm; see ``Cluster.helm``."""
@@ -289,18 +300,6 @@ class LocalCluster(Cluster):
 
     def _worker_images(self) -> list[Image]:
         return [Image.from_json(note.read_text()) for note in sorted((self.record.folder / "images").iterdir())]
-
-    def _write_diagnosis(self) -> None:
-        """Put into the logs what the API server says of everything."""
-        queries = (
-            ("get", "nodes,pods", "-A", "-o", "wide"),
-            ("get", "events", "-A"),
-            ("describe", "nodes,pods", "-A"),
-        )
-        for query in queries:
-            with contextlib.suppress(ClusterError):
-                answer = self.kubectl(*query, timeout_s=10, check=False)
-                (self.record.logs / f"kubectl-{query[0]}-{query[1]}.txt").write_text(answer.stdout + answer.stderr)
 
     def _remove_but_keep_logs(self) -> None:
         kept = cache.folder("failed") / self.record.name

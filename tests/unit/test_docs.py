@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -148,6 +147,8 @@ def manifests() -> Iterator[Any]:
 
 @pytest.mark.parametrize("document", list(manifests()))
 def test_manifests_fit_the_schemas_that_the_api_server_has(document: dict[str, Any]) -> None:
+    import jsonschema  # which takes more than a second for its grammars: not in every process that collects tests
+
     schemas = {
         crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         for crd in definitions().values()

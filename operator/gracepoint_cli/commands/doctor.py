@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gracepoint_cli.commands.options import Context, Kubeconfig, Namespace, Output, jobset_names
+from gracepoint_cli.commands.options import WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
 from gracepoint_cli.errors import CommandError, ExitCode
 from gracepoint_cli.output import Format, progress, put, put_json, put_table, say
 
@@ -24,9 +24,13 @@ _TRIES = 3
 
 
 def doctor(
-    jobset: Annotated[
+    workload: Annotated[
         str | None,
-        typer.Argument(help="Also check from a pod like those of this JobSet.", autocompletion=jobset_names),
+        typer.Argument(
+            metavar=WORKLOAD,
+            help="Also check from a pod like those of this JobSet, Job or TrainJob.",
+            autocompletion=workload_names,
+        ),
     ] = None,
     namespace: Namespace = None,
     output: Output = Format.TABLE,
@@ -35,7 +39,7 @@ def doctor(
 ) -> None:
     """Checks the installation: versions, operator, webhooks, certificates, policies.
 
-    With a JobSet, a short-lived pod in its namespace, with its image, volumes and service account, also checks whether
+    With a job, a short-lived pod in its namespace, with its image, volumes and service account, also checks whether
     it reaches the operator, trusts its certificate, and may write where checkpoints go. Exit code 1: a check failed.
     """
     from gracepoint_cli.cluster import Cluster
@@ -44,15 +48,15 @@ def doctor(
     with Cluster(kubeconfig, context) as cluster:
         where = namespace or cluster.namespace
         checks = list(_installation(cluster, where))
-        if jobset is not None:
-            checks += _from_a_pod(cluster, where, jobset)
+        if workload is not None:
+            checks += _from_a_pod(cluster, where, workload)
     if output is Format.JSON:
         put_json([check.to_json() for check in checks])
     else:
         put_table(["CHECK", "RESULT", "FOUND"], [[check.name, check.state, check.message] for check in checks])
-        if jobset is None:
+        if workload is None:
             put()
-            put("To check channel and storage from a pod like those of a job: kubectl gracepoint doctor JOBSET")
+            put("To check channel and storage from a pod like those of a job: kubectl gracepoint doctor JOB")
     if any(check.state is State.FAILED for check in checks):
         raise typer.Exit(ExitCode.BAD)
 
@@ -124,22 +128,21 @@ def _policies(cluster: Cluster, namespace: str) -> Iterable[Check]:
         if problems:
             yield Check(f"policy {policy.name}", state, "; ".join(problems))
         else:
-            yield Check(f"policy {policy.name}", State.OK, f"{policy.jobsets} JobSets")
+            yield Check(f"policy {policy.name}", State.OK, f"{policy.workloads} jobs")
 
 
 def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[Check]:
-    from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_cli.doctor import probe_pod
     from gracepoint_cli.doctor.checks import Check, State
+    from gracepoint_cli.workloads import find
     from gracepoint_operator.kube.kinds import PODS, POLICIES
     from gracepoint_operator.resources import CheckpointPolicy, Training
-    from gracepoint_operator.workloads.jobset import JOBSETS
 
-    jobset = cluster.get(JOBSETS, namespace, name)
-    policy = (jobset["metadata"].get("labels") or {}).get(LABEL_POLICY)
+    job = find(cluster, namespace, name)
+    policy = job.read().policy
     found = cluster.find(POLICIES, namespace, policy) if policy else None
     try:
-        body = probe_pod.probe_pod(jobset, CheckpointPolicy.of(found).spec.training if found else Training())
+        body = probe_pod.probe_pod(job.body, CheckpointPolicy.of(found).spec.training if found else Training())
     except ValueError as error:
         return [Check("pod", State.FAILED, str(error))]
     pod = cluster.create(PODS, namespace, body)

@@ -1,4 +1,4 @@
-"""``drill``: rehearses a preemption of a running JobSet, waits for its end, and reports it."""
+"""``drill``: rehearses a preemption of a running job, waits for its end, and reports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gracepoint_cli.commands.options import Context, Kubeconfig, Namespace, Output, jobset_names
+from gracepoint_cli.commands.options import WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
 from gracepoint_cli.errors import CommandError, ExitCode
 from gracepoint_cli.output import Format, progress, put, put_json, say
 
@@ -26,7 +26,12 @@ _ACKNOWLEDGED_WITHIN_S = 10.0
 
 
 def drill(
-    jobset: Annotated[str, typer.Argument(help="Name of a running JobSet.", autocompletion=jobset_names)],
+    workload: Annotated[
+        str,
+        typer.Argument(
+            metavar=WORKLOAD, help="A running JobSet, Job or TrainJob: llm, or job/llm.", autocompletion=workload_names
+        ),
+    ],
     deadline: Annotated[float, typer.Option(help="Seconds of the notice.", min=1, max=86400)] = 60.0,
     wait: Annotated[bool, typer.Option(help="Wait for the end, and report it.")] = True,
     namespace: Namespace = None,
@@ -38,19 +43,18 @@ def drill(
 
     Training is interrupted for the time of one save. Exit code 1: nothing was committed, too late, or steps were lost.
     """
-    from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_cli import rehearsal
     from gracepoint_cli.cluster import Cluster
+    from gracepoint_cli.workloads import find
     from gracepoint_operator.kube.kinds import POLICIES, PREEMPTIONS
-    from gracepoint_operator.workloads.jobset import JOBSETS
 
     with Cluster(kubeconfig, context) as cluster:
         where = namespace or cluster.namespace
-        body = cluster.get(JOBSETS, where, jobset, todo="To see the jobs there are: kubectl gracepoint status -A")
-        policy = (body["metadata"].get("labels") or {}).get(LABEL_POLICY)
-        if reason := rehearsal.why_in_vain(body, cluster.find(POLICIES, where, policy) if policy else None):
+        job = find(cluster, where, workload)
+        policy = job.read().policy
+        if reason := rehearsal.why_in_vain(job, cluster.find(POLICIES, where, policy) if policy else None):
             raise CommandError(reason)
-        asked = cluster.create(PREEMPTIONS, where, rehearsal.request(jobset, where, deadline))
+        asked = cluster.create(PREEMPTIONS, where, rehearsal.request(job.type.name, job.name, where, deadline))
         name = asked["metadata"]["name"]
         say(f"Requested the drill {name} with a notice of {deadline:g} s.")
         if not wait:
@@ -60,7 +64,7 @@ def drill(
                 put(f"kubectl get preemption {name} -n {where} -o yaml")
             return
         try:
-            with progress(f"The JobSet {jobset} rehearses"):
+            with progress(f"The {job.title} rehearses"):
                 found = _wait(cluster, asked, deadline)
         except KeyboardInterrupt:
             say(f"Interrupted. The drill goes on; to withdraw it: kubectl delete preemption {name} -n {where}")

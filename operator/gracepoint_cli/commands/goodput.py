@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gracepoint_cli.commands.options import AllNamespaces, Context, Kubeconfig, Namespace, Output, jobset_names
+from gracepoint_cli.commands.options import (
+    WORKLOAD,
+    AllNamespaces,
+    Context,
+    Kubeconfig,
+    Namespace,
+    Output,
+    workload_names,
+)
 from gracepoint_cli.errors import CommandError
 from gracepoint_cli.output import Format, put, put_json, put_table
 
@@ -17,8 +25,11 @@ if TYPE_CHECKING:
 
 
 def goodput(
-    jobset: Annotated[
-        str | None, typer.Argument(help="Name of a JobSet. Default: all.", autocompletion=jobset_names)
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar=WORKLOAD, help="A JobSet, Job or TrainJob. Default: all.", autocompletion=workload_names
+        ),
     ] = None,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
@@ -29,24 +40,28 @@ def goodput(
     """Shows where the time of each job went: training, saves, lost steps, restarts, waiting."""
     from gracepoint_cli import accounts
     from gracepoint_cli.cluster import Cluster
+    from gracepoint_cli.naming import parse
     from gracepoint_operator.kube.kinds import POLICIES
+    from gracepoint_operator.workloads import ANY_NAME
 
+    named = None if workload is None else parse(workload)
     with Cluster(kubeconfig, context) as cluster:
         where = None if all_namespaces else namespace or cluster.namespace
         found = accounts.accounts(cluster.list(POLICIES, where), time.time())
-    if jobset is not None:
-        found = [account for account in found if account.name == jobset]
+    if named is not None:
+        found = [account for account in found if account.name == named.name]
+        found = [account for account in found if named.of_workload in (None, account.kind)]
         if not found:
             place = "in the cluster" if where is None else f"in the namespace {where!r}"
             raise CommandError(
-                f"found no account of a JobSet {jobset!r} {place}",
-                "The operator begins one when it sees the JobSet under a policy. Run: kubectl gracepoint status",
+                f"found no account of a {named.of_workload or ANY_NAME} {named.name!r} {place}",
+                "The operator begins one when it sees the job under a policy. Run: kubectl gracepoint status",
             )
     if output is Format.JSON:
         put_json([account.to_json() for account in found])
     elif not found:
-        put("There are no accounts. The operator begins one for each JobSet under a policy.")
-    elif jobset is not None:
+        put(f"There are no accounts. The operator begins one for each {ANY_NAME} under a policy.")
+    elif named is not None:
         for account in found:
             _put_one(account)
     else:
@@ -54,14 +69,15 @@ def goodput(
 
 
 def _put_all(found: Sequence[Account], with_namespace: bool) -> None:
+    from gracepoint_cli.naming import called
     from gracepoint_operator.goodput.categories import Category
 
-    columns = ["JOBSET", "GOODPUT", "TOTAL", "TRAINING", "SAVING", "LOST", "RESTARTS", "WAITING", "NOW"]
+    columns = ["JOB", "GOODPUT", "TOTAL", "TRAINING", "SAVING", "LOST", "RESTARTS", "WAITING", "NOW"]
     columns += ["DISRUPTIONS", "LOSSES", "SAVE EVERY"]
     rows = []
     for account in found:
         row: list[object] = [
-            account.name,
+            called(account.kind, account.name),
             _percent(account.goodput),
             _duration(account.total_s),
             _duration(account.seconds(Category.TRAINING)),

@@ -1,23 +1,27 @@
-"""``lint``: checks a JobSet, of a file or of the cluster, and says what a preemption would do to it."""
+"""``lint``: checks a job, of a file or of the cluster, and says what a preemption would do to it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from gracepoint_cli.commands.options import Context, Kubeconfig, Namespace, Output, jobset_names
+from gracepoint_cli.commands.options import WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
 from gracepoint_cli.errors import CommandError, ExitCode
 from gracepoint_cli.output import Format, put, put_json, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
-    from gracepoint_cli.lint.jobsets import Report
+    from gracepoint_cli.lint.workloads import Report
     from gracepoint_operator.resources import CheckpointPolicy
 
 Json = dict[str, Any]
+_T = TypeVar("_T")
+#: Kubeconfig and context of the cluster that is asked for what a file lacks. None: none is asked.
+_Reached = tuple[str | None, str | None] | None
 _STYLES = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
@@ -25,7 +29,9 @@ def lint(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="FILE|JOBSET", help="A file of manifests, - for stdin, or a JobSet.", autocompletion=jobset_names
+            metavar=f"FILE|{WORKLOAD}",
+            help="A file of manifests, - for stdin, or a JobSet, Job or TrainJob of the cluster.",
+            autocompletion=workload_names,
         ),
     ],
     strict: Annotated[bool, typer.Option("--strict", help="Warnings also end with exit code 1.")] = False,
@@ -35,7 +41,7 @@ def lint(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Checks a JobSet before a preemption does, and says what a preemption would do to it."""
+    """Checks a JobSet, Job or TrainJob before a preemption does, and says what a preemption would do to it."""
     from gracepoint_cli.lint.findings import Severity
 
     if what == "-" or Path(what).exists() or what.endswith((".yaml", ".yml", ".json")):
@@ -53,70 +59,94 @@ def lint(
 
 
 def _of_cluster(name: str, namespace: str | None, kubeconfig: str | None, context: str | None) -> list[Report]:
-    from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_cli.cluster import Cluster
-    from gracepoint_cli.lint.jobsets import check
-    from gracepoint_operator.workloads.jobset import JOBSETS
+    from gracepoint_cli.lint.workloads import check
+    from gracepoint_cli.workloads import find
 
     with Cluster(kubeconfig, context) as cluster:
         where = namespace or cluster.namespace
-        jobset = cluster.get(JOBSETS, where, name, todo="For a file, give its path")
-        policy = _policy_of(cluster, where, (jobset["metadata"].get("labels") or {}).get(LABEL_POLICY))
-        return [check(jobset, policy, _claims(cluster, where))]
+        job = find(cluster, where, name, todo="For a file, give its path")
+        policy = _policy_of(cluster, where, job.read().policy)
+        return [check(job.body, policy, _claims(cluster, where), maker=job.maker)]
 
 
-def _of_file(name: str, namespace: str | None, reached: tuple[str | None, str | None] | None) -> list[Report]:
-    from gracepoint.wire.names import LABEL_POLICY
-    from gracepoint_cli.lint.jobsets import check
-    from gracepoint_cli.lint.manifests import objects, of_kind
-    from gracepoint_operator.resources import CheckpointPolicy
-    from gracepoint_operator.unreadable import Unreadable
+def _of_file(name: str, namespace: str | None, reached: _Reached) -> list[Report]:
+    from gracepoint_cli.lint import trainjobs
+    from gracepoint_cli.lint.manifests import named, objects, to_check
+    from gracepoint_cli.lint.workloads import report
 
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read {name}: {error}") from error
     items = objects(text, name)
-    jobsets = of_kind(items, "JobSet")
-    policies = {}
-    for body in of_kind(items, "CheckpointPolicy"):
-        try:
-            policies[body["metadata"]["name"]] = CheckpointPolicy.of(body)
-        except Unreadable as error:
-            raise CommandError(f"{name}: {error}", code=ExitCode.BAD) from error
-    if not jobsets:
-        kinds = ", ".join(sorted({str(item.get("kind")) for item in items})) or "nothing"
-        raise CommandError(
-            f"{name}: found {kinds}, expected a JobSet",
-            "For a TrainJob, lint the JobSet that it makes: kubectl gracepoint lint NAME",
-            ExitCode.BAD,
-        )
-    claims = {body["metadata"]["name"]: body for body in of_kind(items, "PersistentVolumeClaim")}
     reports = []
-    for jobset in jobsets:
-        meta = jobset.get("metadata") or {}
-        wanted = (meta.get("labels") or {}).get(LABEL_POLICY)
-        policy, known = policies.get(wanted), claims
-        if reached is not None and wanted is not None and policy is None:
-            policy, more = _ask(reached, namespace or meta.get("namespace"), wanted)
-            known = {**more, **claims}
-        reports.append(check(jobset, policy, known))
+    for body in to_check(items, name):
+        where = namespace or (body.get("metadata") or {}).get("namespace")
+        if body["kind"] != trainjobs.KIND:
+            reports.append(_checked(body, name, items, where, reached))
+            continue
+        kind, wanted = trainjobs.runtime_of(body)
+        runtime = named(items, kind, wanted) or _ask(reached, where, f"{kind} {wanted!r}", _runtime(kind, wanted))
+        try:
+            made = trainjobs.jobset_of(body, runtime)
+        except trainjobs.NotMade as error:
+            reports.append(report(body, [error.finding], kind=trainjobs.KIND))
+        else:
+            reports.append(_checked(made, name, items, where, reached, maker=trainjobs.KIND))
     return reports
 
 
-def _ask(
-    reached: tuple[str | None, str | None], namespace: str | None, policy: str
-) -> tuple[CheckpointPolicy | None, dict[str, Json]]:
+def _checked(
+    workload: Json, file: str, items: list[Json], namespace: str | None, reached: _Reached, *, maker: str = ""
+) -> Report:
+    """Checks a workload of a file with the policy and the claims of the file, or else of the cluster."""
+    from gracepoint.wire.names import LABEL_POLICY
+    from gracepoint_cli.lint.manifests import named, of_kind
+    from gracepoint_cli.lint.workloads import check
+    from gracepoint_operator.resources import CheckpointPolicy
+    from gracepoint_operator.unreadable import Unreadable
+
+    wanted = ((workload.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
+    body = named(items, "CheckpointPolicy", wanted) if wanted is not None else None
+    claims = {item["metadata"]["name"]: item for item in of_kind(items, "PersistentVolumeClaim")}
+    if wanted is not None and body is None:
+
+        def look(cluster: Cluster, where: str) -> tuple[CheckpointPolicy | None, dict[str, Json]]:
+            return _policy_of(cluster, where, wanted), _claims(cluster, where)
+
+        policy, more = _ask(reached, namespace, f"CheckpointPolicy {wanted!r}", look) or (None, {})
+        return check(workload, policy, {**more, **claims}, maker=maker)
+    try:
+        policy = None if body is None else CheckpointPolicy.of(body)
+    except Unreadable as error:
+        raise CommandError(f"{file}: {error}", code=ExitCode.BAD) from error
+    return check(workload, policy, claims, maker=maker)
+
+
+def _ask(reached: _Reached, namespace: str | None, what: str, look: Callable[[Cluster, str], _T]) -> _T | None:
     """Asks the cluster for what the file lacks. It is no error if there is no cluster."""
     from gracepoint_cli.cluster import Cluster
 
+    if reached is None:
+        return None
     try:
         with Cluster(*reached) as cluster:
-            where = namespace or cluster.namespace
-            return _policy_of(cluster, where, policy), _claims(cluster, where)
+            return look(cluster, namespace or cluster.namespace)
     except CommandError as error:
-        say(f"The CheckpointPolicy {policy!r} is not in the file, and there is no cluster to ask: {error}")
-        return None, {}
+        say(f"The {what} is not in the file, and it cannot be looked up: {error}")
+        return None
+
+
+def _runtime(kind: str, name: str) -> Callable[[Cluster, str], Json | None]:
+    def look(cluster: Cluster, namespace: str) -> Json | None:
+        from gracepoint_cli.lint import trainjobs
+
+        if (place := trainjobs.RUNTIMES.get(kind)) is None:
+            return None
+        return cluster.find(place, None if kind.startswith("Cluster") else namespace, name)
+
+    return look
 
 
 def _policy_of(cluster: Cluster, namespace: str, name: str | None) -> CheckpointPolicy | None:
@@ -140,7 +170,7 @@ def _claims(cluster: Cluster, namespace: str) -> dict[str, Json]:
 
 
 def _put(report: Report) -> None:
-    put(f"JobSet {report.name}", style="bold")
+    put(f"{report.kind} {report.name}" + (f" (paths: {report.paths_of})" if report.paths_of else ""), style="bold")
     for finding in report.findings:
         put(f"  {finding.severity:7}  {finding.rule}", style=_STYLES[finding.severity])
         put(f"           {finding.path}: {finding.message}." if finding.path else f"           {finding.message}.")

@@ -23,29 +23,32 @@ Context = Annotated[
 Output = Annotated[Format, typer.Option("--output", "-o", help="Form of the answer.")]
 
 
-def jobset_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes the name of a JobSet."""
-    from gracepoint_operator.workloads.jobset import JOBSETS
+#: How the help calls the argument that names a workload.
+WORKLOAD = "JOB"
 
-    return _names(ctx, JOBSETS, incomplete)
+
+def workload_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes the name of a workload under a policy, also KIND/NAME."""
+    from gracepoint_cli.cluster import Cluster
+    from gracepoint_cli.workloads import completed
+
+    given = ctx.params
+    try:
+        with Cluster(given.get("kubeconfig"), given.get("context")) as cluster:
+            return completed(cluster, given.get("namespace") or cluster.namespace, incomplete)
+    except CommandError:
+        return []  # a completion has no place for an error
 
 
 def preemption_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the name of a Preemption."""
+    from gracepoint_cli.cluster import Cluster
     from gracepoint_operator.kube.kinds import PREEMPTIONS
 
-    return _names(ctx, PREEMPTIONS, incomplete)
-
-
-def _names(ctx: typer.Context, kind: object, incomplete: str) -> list[str]:
-    from gracepoint_cli.cluster import Cluster
-    from gracepoint_operator.kube.kinds import Kind
-
-    assert isinstance(kind, Kind)
     given = ctx.params
     try:
         with Cluster(given.get("kubeconfig"), given.get("context")) as cluster:
-            found = cluster.list(kind, given.get("namespace") or cluster.namespace)
+            found = cluster.list(PREEMPTIONS, given.get("namespace") or cluster.namespace)
     except CommandError:
         return []  # a completion has no place for an error
     names = (str(item["metadata"]["name"]) for item in found)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gracepoint_cli.commands.options import AllNamespaces, Context, Kubeconfig, Namespace, Output
-from gracepoint_cli.output import Format, put, put_json, put_table
+from gracepoint_cli.output import Format, put, put_json, put_table, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.overview import JobOverview, PolicyOverview
@@ -24,36 +24,42 @@ def status(
     from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_cli import overview
     from gracepoint_cli.cluster import Cluster
+    from gracepoint_cli.workloads import listed, without_workload
     from gracepoint_operator.kube.kinds import PODS, POLICIES, PREEMPTIONS
-    from gracepoint_operator.workloads.jobset import JOBSETS
+    from gracepoint_operator.workloads import ANY_NAME
 
     with Cluster(kubeconfig, context) as cluster:
         where = None if all_namespaces else namespace or cluster.namespace
         policy_bodies = cluster.list(POLICIES, where)
         policies = overview.policies(policy_bodies)
+        bodies, refused = listed(cluster, where)
+        unmade = without_workload(cluster, where, bodies)
         jobs = overview.jobs(
-            cluster.list(JOBSETS, where, labels=LABEL_POLICY),
+            bodies,
             policy_bodies,
             cluster.list(PODS, where, labels=LABEL_POLICY),
             cluster.list(PREEMPTIONS, where),
             now=datetime.datetime.now(datetime.UTC),
         )
+    for reason in refused:
+        say(f"warning: {reason}")
     if output is Format.JSON:
-        put_json({"policies": [item.to_json() for item in policies], "jobSets": [item.to_json() for item in jobs]})
+        put_json({"policies": [item.to_json() for item in policies], "workloads": [item.to_json() for item in jobs]})
         return
-    if not policies and not jobs:
+    if not policies and not jobs and not unmade:
         place = "in the cluster" if where is None else f"in the namespace {where!r}"
-        put(f"There is no CheckpointPolicy and no JobSet with the label {LABEL_POLICY} {place}.")
+        put(f"There is no CheckpointPolicy and no {ANY_NAME} with the label {LABEL_POLICY} {place}.")
         put("  To look elsewhere: -n NAMESPACE or -A. To begin: docs/install.md, “The first job”.")
         return
     _put_policies(policies, all_namespaces)
     put()
-    if not jobs:
-        put(f"No JobSet has the label {LABEL_POLICY}.")
-        return
-    _put_jobs(jobs, all_namespaces)
+    if jobs:
+        _put_jobs(jobs, all_namespaces)
+    else:
+        put(f"No {ANY_NAME} has the label {LABEL_POLICY}.")
     problems = [(f"policy {p.name}", text) for p in policies for text in (*p.problems, *([p.error] if p.error else []))]
-    problems += [(f"jobset {job.name}", text) for job in jobs for text in job.problems if not job.finished]
+    problems += [(job.called, text) for job in jobs for text in job.problems if not job.finished]
+    problems += unmade
     if problems:
         put()
         for who, text in problems:
@@ -61,25 +67,25 @@ def status(
 
 
 def _put_policies(policies: Sequence[PolicyOverview], with_namespace: bool) -> None:
-    columns = ["POLICY", "MODE", "JOBSETS", "READY", "INJECTED", "CONNECTED", "FITSGRACE", "RECORDED"]
+    columns = ["POLICY", "MODE", "JOBS", "READY", "INJECTED", "CONNECTED", "FITSGRACE", "RECORDED"]
     types = ("Ready", "Injected", "Connected", "FitsGrace", "Recorded")
     rows = []
     for item in policies:
-        row: list[object] = [item.name, item.mode or "unreadable", item.jobsets]
+        row: list[object] = [item.name, item.mode or "unreadable", item.workloads]
         row += [item.conditions.get(name, "-") for name in types]
         rows.append([item.namespace, *row] if with_namespace else row)
     put_table(["NAMESPACE", *columns] if with_namespace else columns, rows)
 
 
 def _put_jobs(jobs: Sequence[JobOverview], with_namespace: bool) -> None:
-    columns = ["JOBSET", "POLICY", "MODE", "CONNECTED", "SAVE NEEDS", "GRACE", "FITS", "RESTARTS", "LAST PREEMPTION"]
+    columns = ["JOB", "POLICY", "MODE", "CONNECTED", "SAVE NEEDS", "GRACE", "FITS", "RESTARTS", "LAST PREEMPTION"]
     rows = []
     for job in jobs:
         connected = "-" if job.connected is None else f"{job.connected} of {job.running}"
         fits = {True: "yes", False: "no", None: "unknown"}[job.fits]
         last = "" if job.last is None else f"{job.last[0]} {job.last[1]}".strip()
         row: list[object] = [
-            job.name,
+            job.called,
             job.policy,
             job.mode or "-",
             "ended" if job.finished else connected,

@@ -29,17 +29,17 @@ def timeline(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Draws a preemption: signal, notice, freeze, drain, save, commit, exit, restore and training, and the deadline."""
-    from gracepoint.wire.names import JOBSET_LABEL_UID
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.timeline import picture, terminal
     from gracepoint_cli.timeline.of_preemption import timeline_of
-    from gracepoint_operator.kube.kinds import PODS
+    from gracepoint_cli.workloads import pods_of
+    from gracepoint_operator.resources.base import WORKLOAD_KIND
 
     with Cluster(kubeconfig, context) as cluster:
         where = namespace or cluster.namespace
         record = _record(cluster, where, preemption)
-        uid = record["spec"]["jobSet"]["uid"]
-        made = timeline_of(record, cluster.list(PODS, where, labels=f"{JOBSET_LABEL_UID}={uid}"))
+        of = record["spec"]["jobSet"]
+        made = timeline_of(record, pods_of(cluster, where, of.get("kind", WORKLOAD_KIND), of["name"], of["uid"]))
     for path, draw in ((svg, picture.svg), (html, picture.page)):
         if path is not None:
             try:

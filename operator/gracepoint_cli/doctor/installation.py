@@ -21,6 +21,8 @@ _OLDEST = (1, 30)
 #: Webhooks by name, and what is missing without each.
 _WEBHOOKS = {
     "jobsets.gracepoint.dev": "JobSets are not prepared at their creation",
+    "jobs.gracepoint.dev": "Jobs are not prepared at their creation",
+    "trainjobs.gracepoint.dev": "the JobSets of TrainJobs do not get the label",
     "pods.gracepoint.dev": "restarted pods do not avoid nodes that go away",
     "evictions.gracepoint.dev": "kubectl drain does not wait for the save",
 }
@@ -79,7 +81,8 @@ def _fields(crd: Json) -> set[str]:
 def jobset_api(crd: Json | None) -> Check:
     """Checks the definition of JobSets."""
     if crd is None:
-        return Check("JobSet", State.FAILED, "found no definition of JobSets: install JobSet v0.10 or newer")
+        text = "found no definition of JobSets: only Jobs can be used. For JobSets and TrainJobs, install JobSet v0.10"
+        return Check("JobSet", State.WARNING, f"{text} or newer")
     try:
         found = read_installed_api(crd)
     except LookupError as error:

@@ -1,8 +1,8 @@
 """A pod like those of a job, which checks the channel and the storage from where the job runs. Pure.
 
-It has the image, the volumes, the service account and the variables of the job's pods, and none of the JobSet's labels,
-so that neither JobSet nor the operator takes it for one of the gang. It asks for no accelerator. It writes its result
-as the container's termination message, which is read from its status.
+It has the image, the volumes, the service account and the variables of the job's pods, and none of their labels, so
+that neither a controller nor the operator takes it for one of the gang. It asks for no accelerator. It writes its
+result as the container's termination message, which is read from its status.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _CONTAINER_FIELDS = ("image", "imagePullPolicy", "envFrom", "securityContext", "
 _KIND_OF_WORKLOAD = "app.kubernetes.io/component"
 
 
-def probe_pod(jobset: Json, training: Training) -> Json:
-    """Returns the pod for a stored JobSet.
+def probe_pod(workload: Json, training: Training) -> Json:
+    """Returns the pod for a stored JobSet or Job.
 
     Raises:
-        ValueError: The JobSet has no gang under its policy. The message says why.
+        ValueError: It has no gang under its policy. The message says why.
     """
     problems = Problems()
-    members = gang(json.loads(json.dumps(jobset)), training, problems)
+    members = gang(json.loads(json.dumps(workload)), training, problems)
     if not members:
         raise ValueError("; ".join(problems))
-    meta, member = jobset["metadata"], members[0]
+    meta, member = workload["metadata"], members[0]
     pod, container = member.template["spec"], member.container
     known = {Env.JOBSET_NAME: meta["name"], Env.JOBSET_UID: meta.get("uid", "")}
     environment = []

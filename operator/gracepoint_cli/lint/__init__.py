@@ -1,9 +1,11 @@
-"""Checks a JobSet before a preemption does.
+"""Checks a JobSet, Job or TrainJob before a preemption does.
 
 * ``findings``: what a finding is;
 * ``processes``: what becomes of SIGTERM and of the exit code in the container;
 * ``pods``: volumes, tolerations, probes and grace periods of the pod templates;
-* ``jobsets``: puts these together with the checks that the operator makes at creation;
-* ``effects``: what a preemption would do to the JobSet, in sentences;
+* ``defaults``: what the API server fills into a Job of a file;
+* ``trainjobs``: the JobSet that the Kubeflow Trainer makes of a TrainJob of a file;
+* ``workloads``: puts these together with the checks that the operator makes at creation;
+* ``effects``: what a preemption would do to the workload, in sentences;
 * ``manifests``: the objects of a file.
 """

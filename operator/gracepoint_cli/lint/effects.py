@@ -1,4 +1,4 @@
-"""What a preemption would do to a JobSet, in sentences. Pure."""
+"""What a preemption would do to a JobSet or a Job, in sentences. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from gracepoint.wire.messages import Mode
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks.training_jobs import Problems, gang
+from gracepoint_operator.webhooks.training_jobs import Problems, gang, is_job
 
 Json = dict[str, Any]
 
@@ -15,14 +15,14 @@ def effects(made: Json, policy: CheckpointPolicy) -> list[str]:
     """Returns the sentences.
 
     Args:
-        made: The JobSet with everything that the operator fills in.
+        made: The workload with everything that the operator fills in.
         policy: Its policy.
     """
     spec, members = policy.spec, gang(made, policy.spec.training, Problems())
     processes = sum(member.processes for member in members)
-    names = ", ".join(member.name for member in members)
+    names = ", ".join(member.name for member in members if member.name)
     grace_s = min(int(member.template["spec"]["terminationGracePeriodSeconds"]) for member in members)
-    said = [f"The gang has {processes} process{'' if processes == 1 else 'es'}: {names}."]
+    said = [f"The gang has {processes} process{'' if processes == 1 else 'es'}{f': {names}' if names else ''}."]
     if spec.mode is Mode.OBSERVE:
         return [*said, "The policy has mode Observe: a disruption is recorded, and pods get no notice."]
     head_start_s = spec.deadline.head_start_seconds
@@ -41,12 +41,7 @@ def effects(made: Json, policy: CheckpointPolicy) -> list[str]:
     if spec.eviction_hold.enabled:
         said.append(f"An eviction, as of kubectl drain, waits for the save up to {spec.eviction_hold.bound_seconds} s.")
     codes = spec.after_save
-    restarts = (made["spec"].get("failurePolicy") or {}).get("maxRestarts", 0)
-    said.append(
-        f"All processes exit with {codes.saved_exit_code} after the save. The JobSet starts again on other nodes, "
-        "which does "
-        f"not count towards maxRestarts ({restarts}), and continues from that step."
-    )
+    said.append(f"All processes exit with {codes.saved_exit_code} after the save. {_return(made)}")
     every = [f"{spec.checkpoint.every_steps} steps"] if spec.checkpoint.every_steps else []
     every += [f"{spec.checkpoint.every_seconds} s"] if spec.checkpoint.every_seconds else []
     said.append(
@@ -65,3 +60,19 @@ def effects(made: Json, policy: CheckpointPolicy) -> list[str]:
             "notice and stays, until it gets a SIGTERM."
         )
     return said
+
+
+def _return(made: Json) -> str:
+    """Returns how the workload comes back after a save."""
+    if is_job(made):
+        limit = made["spec"].get("backoffLimitPerIndex")
+        return (
+            "The Job replaces its pods on other nodes, which does not count towards backoffLimitPerIndex "
+            f"({limit}), and continues from that step. Kubernetes waits 10 s before the first replacement, and twice "
+            "as long before each next one, up to 10 minutes."
+        )
+    restarts = (made["spec"].get("failurePolicy") or {}).get("maxRestarts", 0)
+    return (
+        "The JobSet starts again on other nodes, which does not count towards maxRestarts "
+        f"({restarts}), and continues from that step."
+    )

@@ -9,7 +9,7 @@ from enum import StrEnum
 class Severity(StrEnum):
     """How bad a finding is."""
 
-    ERROR = "error"  # the JobSet is refused, or loses its work
+    ERROR = "error"  # the workload is refused, or loses its work
     WARNING = "warning"  # a preemption may cost more than it must
     INFO = "info"  # good to know
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import yaml
 
+from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_cli.errors import CommandError, ExitCode
+from gracepoint_operator.workloads import ANY_NAME_OR_MAKER, BY_NAME, MAKERS
 
 Json = dict[str, Any]
 
@@ -48,3 +50,31 @@ def objects(text: str, name: str) -> list[Json]:
 def of_kind(items: list[Json], kind: str) -> list[Json]:
     """Returns the objects of a kind."""
     return [item for item in items if item.get("kind") == kind]
+
+
+def named(items: list[Json], kind: str, name: str) -> Json | None:
+    """Returns the object of a kind and name. None if there is none."""
+    return next((item for item in of_kind(items, kind) if (item.get("metadata") or {}).get("name") == name), None)
+
+
+def to_check(items: list[Json], name: str) -> list[Json]:
+    """Returns the workloads, and the objects of which workloads are made.
+
+    Jobs do many other things. So a Job without the policy's label is left out, if the file has anything else to check.
+
+    Raises:
+        CommandError: There are none.
+    """
+    kinds = [*BY_NAME, *(maker.name for maker in MAKERS)]
+    found = [item for item in items if item.get("kind") in kinds]
+    if not found:
+        others = ", ".join(sorted({str(item.get("kind")) for item in items})) or "nothing"
+        hint = (
+            "A runtime is checked with a TrainJob that uses it: put both into one file" if "Runtime" in others else ""
+        )
+        raise CommandError(f"{name}: found {others}, expected a {ANY_NAME_OR_MAKER}", hint, ExitCode.BAD)
+    return [item for item in found if item["kind"] != "Job" or _has_label(item)] or found
+
+
+def _has_label(item: Json) -> bool:
+    return LABEL_POLICY in ((item.get("metadata") or {}).get("labels") or {})

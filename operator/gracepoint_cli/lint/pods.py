@@ -25,7 +25,7 @@ def findings(member: TrainingJob, path: str, claims: Mapping[str, Json]) -> Iter
     """Checks one pod template.
 
     Args:
-        member: The replicatedJob of the gang, with everything that the operator fills in.
+        member: The replicatedJob of the gang, or the Job, with everything that the operator fills in.
         path: Where the pod's spec is in the object.
         claims: The PersistentVolumeClaims that are known, by name.
     """
@@ -75,7 +75,7 @@ def _hooks_and_probes(container: Json, path: str) -> Iterator[Finding]:
             f"{path}.livenessProbe",
             f"found a probe that kills the container after {seconds} s without an answer. A process that saves, or "
             "waits for "
-            "the others, may be silent that long. Remove it: the JobSet sees a process that ends",
+            "the others, may be silent that long. Remove it: a process that ends is seen without it",
         )
     if probe := container.get("startupProbe"):
         seconds = int(probe.get("periodSeconds") or 10) * int(probe.get("failureThreshold") or 3)

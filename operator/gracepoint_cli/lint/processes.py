@@ -101,8 +101,7 @@ def _of_script(script: str, path: str) -> Iterator[Finding]:
                 "exit-code-lost",
                 path,
                 f"found a pipe, {_short(last)!r}: the container ends with the exit code of its last program, so that "
-                "the "
-                "JobSet does not see that the work was saved, and fails. Write the log in the program, or redirect it",
+                "nobody sees that the work was saved, and the job fails. Write the log in the program, or redirect it",
             )
         yield _shell(Severity.WARNING, path, last)
     elif last.startswith("exec "):

@@ -19,7 +19,10 @@ class Kind(StrEnum):
     COMMIT = "commit"
     EXIT = "exit"
     PODS = "pods start"
+    IMPORTS = "imports"
+    JOIN = "join"
     RESTORE = "restore"
+    COMPILE = "compile"
 
 
 @dataclasses.dataclass(frozen=True)

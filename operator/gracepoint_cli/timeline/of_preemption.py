@@ -15,6 +15,8 @@ Json = Mapping[str, Any]
 OPERATOR = "operator"
 #: All processes together: a stage is reached when the last of them has reached it.
 GANG = "all processes"
+#: How often a Job by itself has replaced the pod of an index: annotations of the pod.
+_REPLACED = ("batch.kubernetes.io/job-index-failure-count", "batch.kubernetes.io/job-index-ignored-failure-count")
 #: More lanes are not drawn one by one.
 _PODS = 16
 
@@ -28,8 +30,12 @@ _UNTIL = {
     "committed": (Kind.COMMIT, "commits the checkpoint"),
     "exited": (Kind.EXIT, "leaves"),
     "podsBack": (Kind.PODS, "new pods start"),
+    "started": (Kind.PODS, "new processes start"),
+    "attaching": (Kind.IMPORTS, "imports modules"),
+    "joined": (Kind.JOIN, "joins the other processes"),
     "restored": (Kind.RESTORE, "restores the state"),
-    "training": (Kind.TRAINING, "compiles and does the first step"),
+    "compiled": (Kind.COMPILE, "compiles or loads programs"),
+    "training": (Kind.TRAINING, "does the first step"),
 }
 
 
@@ -38,7 +44,7 @@ def timeline_of(preemption: Json, pods: Iterable[Json] = ()) -> Timeline:
 
     Args:
         preemption: A record of the operator.
-        pods: The pods of its JobSet that exist now. Each gets a lane.
+        pods: The pods of its workload that exist now. Each gets a lane.
     """
     spec, status = preemption["spec"], preemption.get("status") or {}
     node = _node_lane(spec)
@@ -99,9 +105,8 @@ def _pod_lanes(pods: Iterable[Json], observed_at: datetime.datetime) -> tuple[li
     """Returns a lane for each pod and, in seconds since the signal, how it started and ran."""
     lanes: list[str] = []
     spans: list[Span] = []
-    for pod in sorted(pods, key=_place)[:_PODS]:
+    for attempt, pod in _by_attempt(pods)[:_PODS]:
         meta, status = pod["metadata"], pod.get("status") or {}
-        attempt = (meta.get("labels") or {}).get(JOBSET_LABEL_RESTART_ATTEMPT, "0")
         lane = f"pod {meta['name']}"
         lanes.append(lane)
 
@@ -122,10 +127,20 @@ def _pod_lanes(pods: Iterable[Json], observed_at: datetime.datetime) -> tuple[li
     return lanes, spans
 
 
-def _place(pod: Json) -> tuple[int, ...]:
-    labels = pod["metadata"].get("labels") or {}
-    keys = (JOBSET_LABEL_RESTART_ATTEMPT, JOBSET_LABEL_JOB_INDEX, LABEL_COMPLETION_INDEX)
-    return tuple(int(value) if (value := labels.get(key, "0")).isdigit() else 0 for key in keys)
+def _by_attempt(pods: Iterable[Json]) -> list[tuple[int, Json]]:
+    """Returns the pods with the number of their attempt, in its order, then in that of the processes."""
+    found = []
+    for pod in pods:
+        labels, annotations = (pod["metadata"].get(field) or {} for field in ("labels", "annotations"))
+        attempt = _number(labels, JOBSET_LABEL_RESTART_ATTEMPT) + sum(_number(annotations, key) for key in _REPLACED)
+        place = _number(labels, JOBSET_LABEL_JOB_INDEX), _number(labels, LABEL_COMPLETION_INDEX)
+        found.append((attempt, place, pod))
+    return [(attempt, pod) for attempt, _, pod in sorted(found, key=lambda item: item[:2])]
+
+
+def _number(values: Json, key: str) -> int:
+    value = str(values.get(key, "0"))
+    return int(value) if value.isdigit() else 0
 
 
 def _in_view(spans: Iterable[Span], last_s: float) -> Iterable[Span]:

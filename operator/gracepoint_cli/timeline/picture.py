@@ -26,7 +26,10 @@ _COLOURS = {
     Kind.COMMIT: "#d55e00",
     Kind.EXIT: "#a05195",
     Kind.PODS: "#e8d174",
+    Kind.IMPORTS: "#c9b458",
+    Kind.JOIN: "#8fbfe0",
     Kind.RESTORE: "#cc79a7",
+    Kind.COMPILE: "#7f6fb0",
 }
 _DEADLINE = "#c00000"
 _SVG_WIDTH = 860

@@ -15,6 +15,10 @@ STAGES = {
     "committed": "checkpoint committed",
     "exited": "all trainers have left",
     "podsBack": "new trainers run",
+    "started": "new processes started",
+    "attaching": "modules imported",
+    "joined": "processes joined",
     "restored": "state restored",
+    "compiled": "programs compiled or loaded",
     "training": "training again",
 }

@@ -17,7 +17,10 @@ _COLOURS = {
     Kind.COMMIT: "bright_magenta",
     Kind.EXIT: "red",
     Kind.PODS: "yellow",
+    Kind.IMPORTS: "bright_yellow",
+    Kind.JOIN: "bright_cyan",
     Kind.RESTORE: "bright_blue",
+    Kind.COMPILE: "bright_red",
 }
 _LETTERS = {
     Kind.TRAINING: "=",
@@ -28,7 +31,10 @@ _LETTERS = {
     Kind.COMMIT: "c",
     Kind.EXIT: "x",
     Kind.PODS: "p",
+    Kind.IMPORTS: "i",
+    Kind.JOIN: "j",
     Kind.RESTORE: "r",
+    Kind.COMPILE: "o",
 }
 _NARROWEST = 20
 

@@ -8,15 +8,20 @@ The stages of a Preemption's timings, in seconds after the signal was first obse
                           reported by the primary process for the gang
     exited                every pod of the gang has ended
     podsBack              as many new pods are running
-    restored, training    the restarted gang has restored a checkpoint; has passed its first step
+    started, attaching    the new primary process has started; has called attach, after its imports
+    joined                the new processes have joined each other
+    restored, compiled    the restarted gang has restored a checkpoint; has the programs of its first step. With a
+                          compilation beside the restore, either may be first
+    training              it has passed its first step
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
-from gracepoint.wire.messages import Mode, Phase, Report, Resumption
+from gracepoint.wire.messages import Mode, Phase, Report, Resumption, Spent
 from gracepoint_operator.decisions.phase_messages import phase_message, signal_message
 from gracepoint_operator.model.missing_acks import Places, missing
 from gracepoint_operator.model.preemption import CONDITION_ENDED, EndReason, PreemptionRecord, joined_status
@@ -106,15 +111,32 @@ def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> Pree
     Raises:
         pydantic.ValidationError: The restored step does not fit into a record.
     """
-    stage = "training" if resumption.training else "restored"
     observed_at = epoch.spec.observed_at.timestamp()
-    # A process may say any age; nothing came back before the signal.
-    status = with_stage(epoch.status, stage, observed_at, max(observed_at, now - max(0.0, resumption.age_s)))
+    reached = {"training" if resumption.training else "restored": now - max(0.0, resumption.age_s)}
+    if resumption.spent is not None:
+        reached = {**_of_the_start(resumption.spent, now), **reached}
+    status = epoch.status
+    for stage, at in reached.items():
+        # A process may say any time; nothing came back before the signal.
+        status = with_stage(status, stage, observed_at, max(observed_at, min(at, now)))
     # Validated, since a pod may report any number: the API server would refuse the record with a larger one forever.
     restored = PreemptionStatus(restored_step=resumption.restored_step)
     if status.restored_step is None:
         status = status.model_copy(update={"restored_step": restored.restored_step})
     return status
+
+
+def _of_the_start(spent: Spent, now: float) -> Mapping[str, float]:
+    """Returns when the process reached each stage of its start, as it says. In seconds since the epoch."""
+    attached_at = now - spent.now_s
+    after_s = {
+        "started": None if spent.age_s is None else -spent.age_s,
+        "attaching": 0.0,
+        "joined": spent.joined_s,
+        "compiled": spent.compiled_s,
+    }
+    told = {stage: attached_at + seconds for stage, seconds in after_s.items() if seconds is not None}
+    return {stage: at for stage, at in told.items() if math.isfinite(at)}
 
 
 def own_entry(status: PreemptionStatus, own: Replica) -> Replica:

@@ -30,6 +30,8 @@ from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJ
 #: The default of Kubernetes, and what it is without one (k8s.io/kubernetes/pkg/apis/batch/v1, defaults).
 _DEFAULT_BACKOFF_LIMIT = 6
 _NO_BACKOFF_LIMIT = 2**31 - 1
+#: Restart policies that are refused, and how they are called. A Job with the default is no valid one either.
+_RESTARTS_IN_PLACE = {"OnFailure": "OnFailure", "Always": "Always (the default where it is not set)"}
 #: Kueue reads it to admit a Job with fewer pods.
 PARTIAL_ADMISSION = "kueue.x-k8s.io/job-min-parallelism"
 _WITH_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
@@ -45,10 +47,10 @@ def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPo
         problems: Gets the conflicts.
     """
     job, pod = member.job, member.template["spec"]
-    if pod.get("restartPolicy") == "OnFailure":
+    if (found := pod.get("restartPolicy")) in _RESTARTS_IN_PLACE:
         problems.add(
             "spec.template.spec.restartPolicy",
-            found="OnFailure",
+            found=_RESTARTS_IN_PLACE[found],
             expected="Never, as a container restarted in place stays on the node that is going away",
             fix="Write restartPolicy: Never",
         )

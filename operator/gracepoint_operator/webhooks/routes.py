@@ -10,7 +10,6 @@ request for any other path is refused before its body is read.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,6 +39,7 @@ from gracepoint_operator.webhooks.present_size import MemberPlace, is_elastic, r
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
 from gracepoint_operator.webhooks.request_bodies import RequestBodies
 from gracepoint_operator.webhooks.training_jobs import Json, is_job
+from gracepoint_operator.webhooks.trainjob import label_handed_on
 
 PATH_JOBSETS = "/mutate/jobsets"
 PATH_JOBS = "/mutate/jobs"
@@ -223,11 +223,8 @@ def _updated(request: AdmissionRequest, old: Json) -> Json:
 
 async def mutate_trainjob(request: AdmissionRequest, context: AdmissionContext) -> Json:
     """A TrainJob is created: its label goes on to the JobSet that the Kubeflow Trainer makes of it."""
-    name, made = request.labels.get(LABEL_POLICY), copy.deepcopy(request.object)
     try:
-        if name is not None:
-            labels = made["spec"].setdefault("labels", {})
-            labels.setdefault(LABEL_POLICY, name)
+        made = label_handed_on(request.object)
     except CAUSES:
         logger.warning("TrainJob in %s cannot be read", request.namespace, exc_info=True)
         made = request.object

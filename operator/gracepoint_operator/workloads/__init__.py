@@ -6,25 +6,30 @@
 
 from gracepoint_operator.workloads.registry import (
     ANY_NAME,
+    ANY_NAME_OR_MAKER,
     ANY_PLURAL,
     BY_NAME,
     BY_PLACE,
     JOB_LABEL,
+    MAKERS,
     POD_LABEL,
     REASON_DELETED,
     REASON_FINISHED,
     TYPES,
+    membership_of,
     read_job,
     read_pod,
 )
-from gracepoint_operator.workloads.workload import Job, Workload, WorkloadIdentity, WorkloadType
+from gracepoint_operator.workloads.workload import Job, Workload, WorkloadIdentity, WorkloadMaker, WorkloadType
 
 __all__ = [
     "ANY_NAME",
+    "ANY_NAME_OR_MAKER",
     "ANY_PLURAL",
     "BY_NAME",
     "BY_PLACE",
     "JOB_LABEL",
+    "MAKERS",
     "POD_LABEL",
     "REASON_DELETED",
     "REASON_FINISHED",
@@ -32,7 +37,9 @@ __all__ = [
     "Job",
     "Workload",
     "WorkloadIdentity",
+    "WorkloadMaker",
     "WorkloadType",
+    "membership_of",
     "read_job",
     "read_pod",
 ]

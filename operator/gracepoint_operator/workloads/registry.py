@@ -14,7 +14,7 @@ from gracepoint_operator.unreadable import reading
 from gracepoint_operator.workloads import workload
 from gracepoint_operator.workloads.job import JobType
 from gracepoint_operator.workloads.jobset import JobSetType
-from gracepoint_operator.workloads.workload import Job, WorkloadType
+from gracepoint_operator.workloads.workload import Job, WorkloadMaker, WorkloadType
 
 _JOBSET = JobSetType()
 TYPES: tuple[WorkloadType, ...] = (_JOBSET, JobType())
@@ -22,6 +22,10 @@ TYPES: tuple[WorkloadType, ...] = (_JOBSET, JobType())
 BY_PLACE: dict[Kind, WorkloadType] = {known.kind: known for known in TYPES}
 #: The types by the names of their kinds.
 BY_NAME: dict[str, WorkloadType] = {known.name: known for known in TYPES}
+#: Kinds of which users create objects, and whose controllers make the workloads of them (the Kubeflow Trainer).
+MAKERS: tuple[WorkloadMaker, ...] = (
+    WorkloadMaker("TrainJob", Kind("/apis/trainer.kubeflow.org/v1alpha1", "trainjobs"), _JOBSET),
+)
 
 #: The label by which the Jobs are watched that workloads make.
 JOB_LABEL = names.JOBSET_LABEL_UID
@@ -30,6 +34,8 @@ POD_LABEL = names.LABEL_POLICY
 #: What messages call a workload whose kind is not known, and several workloads.
 ANY_NAME = " or ".join(BY_NAME)
 ANY_PLURAL = " and ".join(f"{name}s" for name in BY_NAME)
+#: The same with the kinds that make workloads.
+ANY_NAME_OR_MAKER = " or ".join([", ".join([*BY_NAME, *(maker.name for maker in MAKERS)][:-1]), MAKERS[-1].name])
 #: Reasons of a Preemption that was retracted because its workload was deleted, or finished.
 REASON_DELETED = f"{_JOBSET.name}Deleted"
 REASON_FINISHED = f"{_JOBSET.name}Finished"

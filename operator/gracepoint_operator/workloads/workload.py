@@ -82,6 +82,21 @@ class Job:
     completions: int | None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkloadMaker:
+    """A kind whose controller makes one workload, of the same name, from each of its objects.
+
+    Attributes:
+        name: The kind in the API, as users and owner references write it.
+        kind: Where the objects are in the API.
+        makes: The type of the workloads.
+    """
+
+    name: str
+    kind: Kind
+    makes: WorkloadType
+
+
 class WorkloadType(Protocol):
     """One kind of workload: where its objects are, and how they and the labels of their pods are read.
 
@@ -121,7 +136,7 @@ class WorkloadType(Protocol):
         """Whether a pod of this name may belong to a workload of that name, by the way in which pods are named."""
 
     def record_labels(self, name: str, uid: str) -> dict[str, str]:
-        """Labels by which a user finds the Preemptions of a workload."""
+        """Labels that the pods of a workload have. Its Preemptions have them too, so that a user finds them."""
 
 
 def read_job(body: Mapping[str, Any], membership: Membership) -> Job:

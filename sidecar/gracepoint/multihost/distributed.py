@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gracepoint import trace
 from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.multihost.barriers import StoreGang
 from gracepoint.multihost.detection import ENV_JAX_COORDINATOR_ADDRESS, POD_LABELS_FILE, Place, detect, read_labels
@@ -35,7 +36,9 @@ ENV_TPU = "TPU_WORKER_HOSTNAMES"
 JOBSET, DEACTIVATE = "jobset", "deactivate"
 _MISSING = "{name}: expected a value, found none: give it to initialize(), or see where it looks for it"
 _KNOCK_S = 1.0
-_KNOCK_EVERY_S = 0.1
+#: Pauses between two knocks grow from the first to the last: most processes come just before or after process 0.
+_FIRST_PAUSE_S = 0.01
+_LAST_PAUSE_S = 0.1
 
 # Number of calls of shutdown() in this cluster. It is the key of the barrier, because every call is collective.
 _shutdowns = 0
@@ -126,7 +129,8 @@ def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -
     import jax
 
     if place.coordinator_address is not None and place.process_id:
-        waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
+        with trace.span("wait for process 0"):
+            waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
         initialization_timeout = max(1, math.ceil(initialization_timeout - waited_s))
     log.info("joining address=%s process=%s of=%s", place.coordinator_address, place.process_id, place.num_processes)
     jax.distributed.initialize(
@@ -149,18 +153,20 @@ def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
     if not host or not port.isdecimal():
         raise SettingsError(f"coordinator_address: expected host:port, found {address!r}")
     began = time.monotonic()
+    pause_s = _FIRST_PAUSE_S
     while True:
         try:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
                 return time.monotonic() - began
         except OSError as error:  # the name does not exist yet, refused, no route, timeout
             waited_s = time.monotonic() - began
-            if waited_s + _KNOCK_EVERY_S > timeout_s:
+            if waited_s + pause_s > timeout_s:
                 raise ClusterError(
                     f"waited {waited_s:.0f} s for process 0 at {address}, which did not answer: {error}. Expected its "
                     f"coordination service there: see whether that process runs, and whether all have its address"
                 ) from error
-        time.sleep(_KNOCK_EVERY_S)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _LAST_PAUSE_S)
 
 
 def shutdown(timeout_s: float = 300.0) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+from gracepoint import trace
 from gracepoint.preemption.stacks import is_compiling
 from gracepoint.preemption.stall_detector import Activity
 from gracepoint.save_progress import SaveProgress
@@ -42,7 +43,8 @@ class Activities:
         """
         before, self._doing = self._doing, (stage, computes)
         try:
-            yield
+            with trace.span(stage):
+                yield
         finally:
             self._doing = before
 

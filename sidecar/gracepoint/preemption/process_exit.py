@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from gracepoint import trace
 from gracepoint.errors import GracepointError
 from gracepoint.multihost import KeyValueStore
 
@@ -145,8 +146,10 @@ class ProcessExit:
             return
         flush_output()
         if self._process_count > 1:
-            with contextlib.suppress(GracepointError):  # there is no peer to report to or to wait for
-                self._take_turn()
+            with contextlib.suppress(GracepointError), trace.span("wait for the other processes to leave"):
+                self._take_turn()  # raises if there is no peer to report to or to wait for
+        trace.moment(f"the process ends with code {code}")
+        trace.write()
         self._end(code)
 
     def _take_turn(self) -> None:
@@ -176,6 +179,8 @@ class ProcessExit:
                 if self._code is not None:  # only now is known what a background save has committed
                     code = self._code
             log.warning("ended by the watchdog code=%d", code)
+            trace.moment(f"the watchdog ends the process with code {code}")
+            trace.write()
             flush_output()
 
         # In a thread of its own: a thread that is stuck may hold the lock of a stream or of a log handler.

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
+from gracepoint import trace
 from gracepoint.preemption.forecast import Figures
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import ProcessGroup
@@ -90,6 +91,7 @@ class Reporter:
             alone: True if this process reports even if it is not the primary one, as no other process does.
         """
         preemption, cause = (about.preemption, about.cause) if about else ("", "")
+        trace.moment(f"preemption: {phase}", step=progress.step)
         log.info(
             "preemption phase=%s preemption=%s cause=%s choice=%s ordinal=%s step=%s bytes=%s seconds_to_spare=%s "
             "message=%s",

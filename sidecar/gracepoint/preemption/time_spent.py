@@ -21,14 +21,25 @@ class TimeSpent:
     Args:
         clock: Returns monotonic seconds.
         began_s: When ``attach`` was called, on the clock. None: now.
+        age_s: For how many seconds the process had run then. None: it is not known.
+        newest_program_s: Returns when JAX compiled or loaded the newest program, on the clock. None: there is none.
     """
 
-    def __init__(self, clock: Callable[[], float], began_s: float | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        began_s: float | None = None,
+        age_s: float | None = None,
+        newest_program_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._clock = clock
+        self._age_s = age_s
+        self._newest_program_s = newest_program_s
         self._joined_s = clock()
         self._began_s = self._joined_s if began_s is None else began_s
         self._restored_s: float | None = None
         self._first_step = 0
+        self._compiled_s: float | None = None
         self._trained_s: float | None = None
         self._left_s: float | None = None
         self._stopped_s: float | None = None  # since when a save stops the training
@@ -52,6 +63,7 @@ class TimeSpent:
         if self._trained_s is None:
             if self._restored_s is None and step is not None:
                 self._first_step = max(0, step - 1)
+            self._compiled_s = self._newest_program_s()
             self._trained_s = self._clock()
 
     def stops(self, step: int | None) -> None:
@@ -102,6 +114,8 @@ class TimeSpent:
             restored_s=self._since_began(self._restored_s),
             first_step=self._first_step,
             trained_s=self._since_began(self._trained_s),
+            age_s=self._age_s,
+            compiled_s=self._since_began(self._compiled_s),
             left_s=self._since_began(self._left_s),
             saving_s=saving_s,
             saves=self._periodic[0],

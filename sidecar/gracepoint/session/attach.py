@@ -1,6 +1,6 @@
 """``attach``: joins the JAX cluster, brings the processes together and opens a session.
 
-No state. The only threads are those of the ``AttachWatch``, which end with ``attach``.
+No state. The only threads are those of the ``AttachWatch``, which end with ``attach``, and of ``preloading``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gracepoint import machine
+from gracepoint import trace as tracing
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import join, meet
 from gracepoint.multihost.members import PodNames
 from gracepoint.receivers import Receiver
+from gracepoint.session import preloading
 from gracepoint.session.attach_watch import AttachWatch
+from gracepoint.session.program_watch import ProgramWatch
 from gracepoint.session.session import Session, is_open
 from gracepoint.settings import Settings
 from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
@@ -55,6 +59,7 @@ def attach(
     compilation_cache: str | None = None,
     compilation_cache_bytes: int | None = None,
     compilation_cache_days: int | None = None,
+    trace: str | None = None,
     receiver: Receiver | None = None,
     write_options: WriteOptions | None = None,
 ) -> Session:
@@ -100,6 +105,8 @@ def attach(
             share. JAX runs what is in it, so only those who may run code in these processes may write to it.
         compilation_cache_bytes: Bytes that all compiled programs together may have. The oldest are deleted.
         compilation_cache_days: Days without use after which a compiled program is deleted.
+        trace: Folder in which each process writes where its time goes, in a file that https://ui.perfetto.dev opens.
+            None: no such file is written.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
             session and closed with it. None if there is none.
         write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
@@ -112,7 +119,7 @@ def attach(
         AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
         BarrierTimeout: A process did not come.
     """
-    began_s = time.monotonic()
+    began_s, age_s = time.monotonic(), machine.process_age_s()
     if is_open():
         raise SettingsError("attach(): a session is open in this process; close() it first")
     settings = Settings.from_environment(os.environ).override(
@@ -137,9 +144,15 @@ def attach(
         compilation_cache=compilation_cache,
         compilation_cache_bytes=compilation_cache_bytes,
         compilation_cache_days=compilation_cache_days,
+        trace=trace,
     )
     with AttachWatch(settings) as watch:
-        return _opened(settings, watch, write_options, receiver, began_s)
+        _begin_trace(settings, age_s)
+        try:
+            return _opened(settings, watch, write_options, receiver, began_s, age_s)
+        except BaseException:
+            tracing.end()
+            raise
 
 
 def _opened(
@@ -148,20 +161,27 @@ def _opened(
     write_options: WriteOptions | None,
     receiver: Receiver | None,
     began_s: float,
+    age_s: float | None,
 ) -> Session:
-    with watch.at("joining of the JAX cluster"):
-        join(settings)
-    with watch.at("meeting of the processes"):
-        meeting = meet(settings, watch.met)
-    watch.met(meeting.gang, PodNames(meeting.members))
-    where = _directory(settings, meeting.gang.process_count)
-    is_auto = settings.save_interval == SAVE_AUTO
-    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
-    from gracepoint.compile_cache.opening import open_compile_cache
-
-    # First, as it reads in the background what the restore and the first steps need.
-    compile_cache = open_compile_cache(settings, meeting, where)
+    preloading.begin(settings)
     with contextlib.ExitStack() as if_it_fails:
+        programs = ProgramWatch()
+        if_it_fails.callback(programs.close)
+        with watch.at("joining of the JAX cluster"):
+            join(settings)
+        with watch.at("meeting of the processes"):
+            meeting = meet(settings, watch.met)
+        watch.met(meeting.gang, PodNames(meeting.members))
+        tracing.tell(index=meeting.gang.process_index, attempt=meeting.attempt)
+        where = _directory(settings, meeting.gang.process_count)
+        is_auto = settings.save_interval == SAVE_AUTO
+        with tracing.span("import of the checkpoint engine"):
+            from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+            from gracepoint.compile_cache.opening import open_compile_cache
+
+        # First, as it reads in the background what the restore and the first steps need.
+        with tracing.span("opening of the compilation cache"):
+            compile_cache = open_compile_cache(settings, meeting, where)
         if compile_cache is not None:
             if_it_fails.callback(compile_cache.close, well=False)
         checkpointer = StepCheckpointer(
@@ -192,21 +212,33 @@ def _opened(
             where,
         )
         try:
-            session = Session(
-                settings,
-                meeting,
-                checkpointer,
-                where,
-                clock=time.monotonic,
-                began_s=began_s,
-                receiver=receiver,
-                compile_cache=compile_cache,
-            )
+            with tracing.span("opening of the session"):
+                session = Session(
+                    settings,
+                    meeting,
+                    checkpointer,
+                    where,
+                    clock=time.monotonic,
+                    began_s=began_s,
+                    age_s=age_s,
+                    receiver=receiver,
+                    compile_cache=compile_cache,
+                    programs=programs,
+                )
         except BaseException as error:
             checkpointer.abandon(str(error), timeout_s=0.0)
             raise
         if_it_fails.pop_all()
         return session
+
+
+def _begin_trace(settings: Settings, age_s: float | None) -> None:
+    if settings.trace is None:
+        return
+    tracing.begin(settings.trace, settings.pod_name or machine.host_name())
+    tracing.tell(job=settings.jobset_name, restart_attempt=settings.restart_attempt, node=settings.node_name)
+    if age_s is not None:
+        tracing.ended("before attach: Python, imports", age_s)
 
 
 def _options(settings: Settings, given: WriteOptions | None) -> WriteOptions:

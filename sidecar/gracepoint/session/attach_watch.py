@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from gracepoint import trace
 from gracepoint.errors import GracepointError
 from gracepoint.multihost.naming import named
 from gracepoint.preemption.reporter import Reporter
@@ -100,7 +101,8 @@ class AttachWatch:
         """Names what ``attach`` does within the block."""
         before, self._stage = self._stage, stage
         try:
-            yield
+            with trace.span(stage):
+                yield
         finally:
             self._stage = before
 

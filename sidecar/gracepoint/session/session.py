@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from gracepoint import trace
 from gracepoint.errors import AgreementError, Preempted, SettingsError
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.current import set_reached_preemption_hook
@@ -27,11 +27,14 @@ from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Hints, Receiver
+from gracepoint.session.compilation import Compilations, CompiledFunction
 from gracepoint.session.host_states import DataIterator, HostStates
+from gracepoint.session.own_loop import OwnLoop
 from gracepoint.session.periodic_saves import PeriodicSaves
+from gracepoint.session.program_watch import ProgramWatch
 from gracepoint.session.run_ahead import RunAhead
 from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, RestoredFrom, start_from
-from gracepoint.session.sync_points import SyncPoints, checked
+from gracepoint.session.sync_points import SyncPoints
 from gracepoint.settings import Settings
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def is_open() -> bool:
     return _open is not None
 
 
-class Session:
+class Session(OwnLoop):
     """A training run's connection to Gracepoint; made by ``attach``.
 
     Attributes:
@@ -70,11 +73,14 @@ class Session:
         directory: str,
         *,
         clock: Callable[[], float],
+        programs: ProgramWatch,
         began_s: float | None = None,
+        age_s: float | None = None,
         receiver: Receiver | None = None,
         compile_cache: CompileCache | None = None,
     ) -> None:
         global _open
+        self._programs = programs
         self._checkpointer = checkpointer
         self._values = HostStates()
         self._began = self._own_loop = False  # restore or a sync point was called; reached_preemption was
@@ -91,9 +97,10 @@ class Session:
             self._forecaster,
             self._hints,
             clock=clock,
-            time_spent=TimeSpent(clock, began_s),
+            time_spent=TimeSpent(clock, began_s, age_s, lambda: programs.programs.newest_s),
             receiver=receiver,
         )
+        self._compilations = Compilations(self._coordinator.activities.at, programs)
         self._saves = PeriodicSaves(checkpointer, directory, self._coordinator)
         self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
         atexit.register(self._at_exit)
@@ -123,6 +130,39 @@ class Session:
         if self._began:
             raise SettingsError(f"host_state({name!r}): must be registered before restore() and step()")
         self._values.register(name, get, set, reshard)
+
+    def compile(
+        self,
+        function: Callable[..., Any],
+        /,
+        *like: Any,
+        keywords: Mapping[str, Any] | None = None,
+        **jit_options: Any,
+    ) -> CompiledFunction:
+        """Compiles a function in the background, so that ``restore`` reads meanwhile.
+
+            step = session.compile(train_step, jax.eval_shape(init_state), batch, donate_argnums=0)
+            state, number = session.restore(init=init_state)  # compilation and restore take place at the same time
+            state, loss = step(state, next(loader))           # waits until it is compiled
+
+        Call it alike in all processes, as the function itself. Several functions are compiled in the order of the
+        calls. What is called later in another way than announced here is compiled again, and a warning says so.
+
+        Args:
+            function: A function, or one that ``jax.jit`` returned.
+            *like: The arguments that it will be called with: arrays, ``jax.ShapeDtypeStruct`` with the shardings of the
+                arrays, or trees of them. Static arguments as they are.
+            keywords: The keyword arguments, likewise. None: there are none.
+            **jit_options: Arguments of ``jax.jit``, such as ``donate_argnums``. None if ``function`` is jitted already.
+
+        Returns:
+            The jitted function. Its first call waits for the compilation, and raises what that has raised.
+
+        Raises:
+            SettingsError: The arguments contradict each other, or the session is closed.
+            Exception: What ``function`` raises while it is traced.
+        """
+        return self._compilations.begin(function, like, keywords or {}, jit_options)
 
     def restore(
         self,
@@ -226,6 +266,7 @@ class Session:
             total_bytes = self._checkpointer.prepare(state, in_background=self._checkpointer.save_interval.periodic)
             self._forecaster.prepare(total_bytes)
             self._coordinator.reporter.resumption(self._saves.restored_step, training=True)
+            self._trains()
         if self._hints.due():
             self._checkpointer.hasten()
         if self._saves.begins(number):
@@ -243,66 +284,6 @@ class Session:
         self._points.begin(self._coordinator.step)
         self._save_if_agreed(state)
 
-    def reached_preemption(self, step: int) -> bool:
-        """Passes a sync point of a loop that saves by its own means. Call it in place of ``step``.
-
-            if session.reached_preemption(step):
-                manager.save(step, ...); manager.wait_until_finished()
-                session.saved(step)  # ends the process; returns only after a drill
-
-        A second call at the step at which it returned True returns True again, and is no other sync point. As the
-        state is not known here, the host is not kept from running ahead of its devices: the caller's save waits for
-        them. For the same reason it is not known how long a save takes until ``own_save_took`` was called, or a drill
-        was passed. Until then a preemption is acted upon as soon as it is noticed.
-
-        Returns:
-            True in all processes at the same step. Save that step now, then call ``saved``.
-
-        Raises:
-            Preempted: There is no agreement, or training went on without ``saved``.
-            SettingsError: ``step`` is no step's number, or the session is closed.
-        """
-        if self._points.asked is not None and self._points.asked == step:
-            return True
-        number = self._points.begin(step)
-        if not self._own_loop:
-            self._own_loop = self._began = True
-            self._coordinator.reporter.own_loop(number)
-        if number != self._coordinator.step:
-            self._forecaster.passed()
-        self._coordinator.step = number
-        return self._points.ask()
-
-    def own_save_took(self, duration_s: float, step: int) -> None:
-        """Notes that the training loop has saved a step by its own means, and how long that took.
-
-        With it, a loop that saves by its own means has a forecast: a preemption that leaves more time is acted upon as
-        late as possible, as with ``step``, and not at once. Not collective, but all processes should call it alike.
-
-        Args:
-            duration_s: Seconds that the save took until it was committed.
-            step: The step that is committed.
-
-        Raises:
-            SettingsError: ``duration_s`` is no positive number, or ``step`` is no step's number.
-        """
-        if not 0 < duration_s < math.inf:
-            raise SettingsError(f"own_save_took(): expected seconds above 0, found {duration_s}")
-        self._saves.saved_by_the_loop(checked(step), self._forecaster.own_save_took(duration_s))
-
-    def saved(self, step: int) -> None:
-        """Notes that the caller has saved the step at which ``reached_preemption`` returned True. Ends the process.
-
-        After a drill it returns, and training goes on. If a process exits without this call, it reports that nothing
-        was saved, and exits with the exit code for that.
-
-        Raises:
-            Preempted: The step is committed in all processes, and the process is to exit now. Or ``saved`` is False: a
-                process did not call ``saved`` in time.
-            SettingsError: ``reached_preemption`` did not return True at this step.
-        """
-        self._points.saved(step)
-
     def close(self) -> None:
         """Passes the last sync point: training has finished. Waits for the save under way. Safe to repeat.
 
@@ -318,6 +299,7 @@ class Session:
             with self._coordinator.activities.at("close"):
                 self._coordinator.finish()
                 self._checkpointer.close(_CLOSE_TIMEOUT_S)
+            self._compilations.close(_CLOSE_TIMEOUT_S)
         finally:
             self._end_threads(well=True)
 
@@ -377,11 +359,17 @@ class Session:
         self._run_ahead.forget()
         if self._coordinator.end(well=well):
             atexit.unregister(self._at_exit)
+        self._programs.close()
         if self._compile_cache is not None:
             self._compile_cache.close(well=well)
+        trace.end()
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # the end of a forked child says nothing about its parent
+        trace.moment("the interpreter ends")
         self._break_off("the process ended without close()")
+        if self._checkpointer.save_progress is None:  # else a job elsewhere would wait until the lease has expired
+            self._checkpointer.access.release()
         self._coordinator.exit_process(uncaught=getattr(sys, "last_value", None) is not None)
+        self._compilations.close(_CLOSE_TIMEOUT_S)  # an interpreter must not end while a thread compiles

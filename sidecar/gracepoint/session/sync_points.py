@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gracepoint import trace
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
 from gracepoint.preemption.coordinator import Coordinator
 
@@ -136,6 +137,7 @@ class SyncPoints:
         if outcome is not None:
             self.closed = True
             self._preempted = outcome
+            trace.moment("Preempted is raised")
             raise outcome
 
 

@@ -74,7 +74,7 @@ class Spent(Message):
     """Part of what the primary process writes: what its time went into so far, by its own clock. Read by the operator.
 
     All values are totals, so a message that is lost leaves no gap. Times (``now_s``, ``joined_s``, ``restored_s``,
-    ``trained_s``, ``left_s``) are in seconds since ``attach`` was called.
+    ``compiled_s``, ``trained_s``, ``left_s``) are in seconds since ``attach`` was called.
 
     Attributes:
         now_s: When this is sent.
@@ -90,6 +90,9 @@ class Spent(Message):
         passed: For how many seconds this process had trained when it passed some steps, without the time of saves. By
             the number of the step; the newest of those at which saves began or a message was sent. None: none is known.
         saved_s: When the newest step was passed that is known to be committed in this start. None: none is known.
+        age_s: For how many seconds the process had run when ``attach`` was called. None: it is not known.
+        compiled_s: When the newest of the programs that the first step needs was compiled or loaded. None: not yet, or
+            there was none.
     """
 
     now_s: float
@@ -103,6 +106,8 @@ class Spent(Message):
     saves_s: float = 0.0
     passed: dict[str, float] | None = None
     saved_s: float | None = None
+    age_s: float | None = None
+    compiled_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

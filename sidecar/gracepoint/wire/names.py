@@ -118,6 +118,7 @@ class Env:
     COMPILATION_CACHE = "GRACEPOINT_COMPILATION_CACHE"  # off, on, or URI or path of a directory; absent: off
     COMPILATION_CACHE_BYTES = "GRACEPOINT_COMPILATION_CACHE_BYTES"  # of all compiled programs together
     COMPILATION_CACHE_DAYS = "GRACEPOINT_COMPILATION_CACHE_DAYS"  # days without use after which one is deleted
+    TRACE = "GRACEPOINT_TRACE"  # path of a folder for traces; absent: none is written
 
 
 #: Values of SAVE_INTERVAL: the settings alone say when periodic saves are due; or the operator does, once it knows.

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from gracepoint.checkpoint.format.layout import MANIFEST
+from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.storage.backend import Value
 from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
 from gracepoint.checkpoint.storage.storage_path import storage_path
@@ -135,6 +136,20 @@ def test_small_files_of_a_step_are_read_at_once(bucket: Bucket, monkeypatch: pyt
     assert second.restorer.restore(small_state(), timeout_s=PATIENCE_S) is not None
     assert len(begun) == 1 + all_begun.parties
     second.close(PATIENCE_S)
+
+
+def test_files_of_a_tree_are_looked_at_by_one_list(far: Bucket, store_proxy: FaultProxy) -> None:
+    root = f"{far.uri}/run"
+    first = engine(root, options=WriteOptions(use_ocdbt=True))
+    save(first, 3, small_state())
+    first.close(PATIENCE_S)
+    second = engine(root, attempt="job-1-b")
+    assert store_proxy.exchanges
+    store_proxy.reset()
+    assert second.restorer.restore(small_state(), timeout_s=PATIENCE_S, tidy=False) is not None
+    second.close(PATIENCE_S)
+    assert not [target for target in of(store_proxy.exchanges, "stat") if "/3/default/" in target]
+    assert len([target for target in of(store_proxy.exchanges, "list") if "/3/default/" in target]) <= 1 + HEDGES
 
 
 def test_every_listing_names_the_prefix_of_the_directory(far: Bucket, store_proxy: FaultProxy) -> None:

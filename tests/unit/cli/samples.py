@@ -18,7 +18,11 @@ STAGES = {
     "committed": 0.5,
     "exited": 2.5,
     "podsBack": 4.0,
+    "started": 3.9,
+    "attaching": 4.3,
+    "joined": 4.6,
     "restored": 5.0,
+    "compiled": 7.0,
     "training": 9.0,
 }
 
@@ -49,7 +53,10 @@ def preemption(stages: dict[str, float] | None = None, **status: Any) -> Json:
     }
 
 
-def pod(index: int, attempt: int = 0, *, started: str | None = None, ended: str | None = None) -> Json:
+def pod(
+    index: int, attempt: int = 0, *, started: str | None = None, ended: str | None = None, numbered: bool = True
+) -> Json:
+    """A pod of the gang. ``numbered``: as JobSet labels it; a Job by itself counts its failures."""
     state: Json = {}
     if ended is not None:
         state = {"terminated": {"startedAt": started, "finishedAt": ended, "exitCode": 77}}
@@ -59,8 +66,9 @@ def pod(index: int, attempt: int = 0, *, started: str | None = None, ended: str 
         "metadata": {
             "name": f"llm-workers-0-{index}-{attempt}",
             "creationTimestamp": "2026-03-01T11:59:00Z" if attempt == 0 else "2026-03-01T12:00:03Z",
+            "annotations": {} if numbered else {"batch.kubernetes.io/job-index-ignored-failure-count": str(attempt)},
             "labels": {
-                "jobset.sigs.k8s.io/restart-attempt": str(attempt),
+                **({"jobset.sigs.k8s.io/restart-attempt": str(attempt)} if numbered else {}),
                 "batch.kubernetes.io/job-completion-index": str(index),
             },
         },

@@ -41,7 +41,9 @@ def test_definitions_of_another_version_are_pointed_out() -> None:
 
 
 def test_a_cluster_without_jobset_is_told_to_install_it() -> None:
-    assert "install JobSet" in installation.jobset_api(None).message
+    check = installation.jobset_api(None)
+    assert "install JobSet" in check.message
+    assert check.state is State.WARNING, "Jobs by themselves need no JobSet"
 
 
 def deployment(ready: int, version: str = __version__) -> Json:
@@ -65,7 +67,7 @@ def test_the_operator_is_judged_by_its_replicas_and_version(found: list[Json], s
 
 def configurations(bundle: str | None, name: str = "00-gracepoint") -> list[Json]:
     config = {"clientConfig": {"caBundle": bundle} if bundle else {}}
-    mutating = [{"name": f"{kind}.gracepoint.dev", **config} for kind in ("jobsets", "pods")]
+    mutating = [{"name": f"{kind}.gracepoint.dev", **config} for kind in ("jobsets", "jobs", "trainjobs", "pods")]
     return [
         {"kind": "MutatingWebhookConfiguration", "metadata": {"name": name}, "webhooks": mutating},
         {"kind": "MutatingWebhookConfiguration", "metadata": {"name": "jobset-mutating-webhook-configuration"}},
@@ -140,6 +142,17 @@ def test_the_pod_is_like_the_jobs_but_of_no_gang() -> None:
     assert variables["GRACEPOINT_DIRECTORY"] == "/checkpoints/$(GRACEPOINT_NAMESPACE)/$(GRACEPOINT_JOBSET_NAME)"
     assert variables["GRACEPOINT_JOBSET_NAME"] == "llm"
     assert "metadata.labels" not in json.dumps(container["env"])
+
+
+def test_the_pod_of_a_job_by_itself_gets_the_jobs_name() -> None:
+    template = jobset()["spec"]["replicatedJobs"][0]["template"]["spec"]
+    template["template"]["spec"] |= {"terminationGracePeriodSeconds": 60, "subdomain": "llm"}
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": jobset()["metadata"], "spec": template}
+    made = inject_workload(body, "default", policy_spec(), SETTINGS)
+    made["metadata"]["uid"] = "u"
+    (container,) = probe_pod.probe_pod(made, Training())["spec"]["containers"]
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert (variables["GRACEPOINT_JOBSET_NAME"], variables["GRACEPOINT_JOBSET_UID"]) == ("llm", "u")
 
 
 def ended(**terminated: Any) -> Json:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gracepoint_cli.lint.findings import Finding, Severity
-from gracepoint_cli.lint.jobsets import Report, check
+from gracepoint_cli.lint.workloads import Report, check
 from gracepoint_operator.resources import CheckpointPolicy
 from tests.command_line import command
 from tests.unit.operator.fakes.samples import jobset, pod_of, policy
@@ -240,7 +240,11 @@ def test_errors_end_with_one_and_warnings_when_strict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        pytest.param("kind: Deployment\nmetadata: {name: x}\n", "found Deployment, expected a JobSet", id="no JobSet"),
+        pytest.param(
+            "kind: Deployment\nmetadata: {name: x}\n",
+            "found Deployment, expected a JobSet, Job or TrainJob",
+            id="no job",
+        ),
         pytest.param("a: [\n", "expected YAML", id="no YAML"),
         pytest.param("name: {{ .Values.name }}\n", "render it first", id="a template"),
         pytest.param("just words\n", "expected Kubernetes objects", id="no objects"),

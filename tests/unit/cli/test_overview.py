@@ -14,6 +14,13 @@ Json = dict[str, Any]
 NOW = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
 
 
+def by_itself() -> Json:
+    """A Job that the webhook has prepared."""
+    body = stored()
+    job = body["spec"]["replicatedJobs"][0]["template"]["spec"]
+    return {"kind": "Job", "metadata": body["metadata"], "spec": job}
+
+
 def stored(*, grace_s: int | None = 60, injected: bool = True) -> Json:
     body = jobset()
     body["metadata"]["uid"] = "u"
@@ -67,6 +74,22 @@ def test_a_connected_job_whose_save_fits_has_no_problems() -> None:
 )
 def test_what_is_wrong_with_a_job_is_said(body: Json, status: Json, words: str) -> None:
     assert words in " ".join(one(body, [a_policy(**status)], running(2)).problems)
+
+
+def test_a_job_by_itself_is_shown_with_its_own_pods() -> None:
+    labels = {"batch.kubernetes.io/controller-uid": "u", "gracepoint.dev/policy": "default"}
+    pods = [{"metadata": {"labels": labels}, "status": {"phase": "Running"}}]
+    found = one(by_itself(), [a_policy(**connected(1), **forecast(9))], pods)
+    assert (found.called, found.running, found.connected, found.grace_s) == ("job/llm", 1, 1, 60)
+    assert found.problems == ()
+
+
+def test_a_jobset_that_the_trainer_made_is_called_as_its_trainjob() -> None:
+    body = stored()
+    body["metadata"]["ownerReferences"] = [{"kind": "TrainJob", "name": "llm", "uid": "t", "controller": True}]
+    found = one(body, [a_policy()], [])
+    assert found.called == "trainjob/llm"
+    assert (found.to_json()["kind"], found.to_json()["madeBy"]) == ("JobSet", "TrainJob")
 
 
 def test_a_job_without_its_policy_says_so() -> None:

@@ -8,21 +8,27 @@ from typing import Any
 import pytest
 
 from gracepoint_cli import rehearsal
+from gracepoint_cli.naming import Found
 from gracepoint_operator.resources import PreemptionRequest
 from gracepoint_operator.resources.preemption import RECORD_NAME_END
+from gracepoint_operator.webhooks import inject_workload
+from gracepoint_operator.workloads import BY_NAME
 from tests.unit.cli.samples import preemption
-from tests.unit.operator.fakes.samples import jobset, policy_spec
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.samples import SETTINGS, jobset, pod_of, policy_spec
 
 Json = dict[str, Any]
 POLICY: Json = {"spec": policy_spec().to_json()}
 
 
-def test_the_request_is_one_that_the_operator_reads() -> None:
-    body = rehearsal.request("llm", "team", 30)
+@pytest.mark.parametrize("kind", BY_NAME)
+def test_the_request_is_one_that_the_operator_reads(kind: str) -> None:
+    body = rehearsal.request(kind, "llm", "team", 30)
     named = body | {"metadata": {"name": body["metadata"]["generateName"] + "a1b2c", "namespace": "team"}}
     assert not re.search(RECORD_NAME_END, named["metadata"]["name"])
     read = PreemptionRequest.of(named)
-    assert (read.spec.workload.name, read.spec.mode, read.spec.deadline_seconds) == ("llm", "Drill", 30)
+    assert (read.spec.workload.kind, read.spec.workload.name) == (kind, "llm")
+    assert (read.spec.mode, read.spec.deadline_seconds) == ("Drill", 30)
 
 
 @pytest.mark.parametrize(
@@ -32,17 +38,36 @@ def test_the_request_is_one_that_the_operator_reads() -> None:
         pytest.param({"labels": {}}, POLICY, "no label gracepoint.dev/policy", id="no label"),
         pytest.param({}, None, "which does not exist", id="no policy"),
         pytest.param({}, {"spec": {"mode": "Observe"}}, "set spec.mode to Drill", id="a policy that only observes"),
-        pytest.param({"ended": True}, POLICY, "has ended (Completed)", id="ended"),
+        pytest.param({"ended": True}, POLICY, "has ended", id="ended"),
+        pytest.param({"injected": False}, POLICY, "created before its policy or label", id="not prepared"),
         pytest.param({"suspend": True}, POLICY, "is suspended", id="suspended"),
     ],
 )
 def test_a_drill_in_vain_is_said_before_it_is_asked_for(change: Json, policy: Json | None, words: str) -> None:
     body = jobset(suspend=change.get("suspend", False))
+    body["metadata"]["uid"] = "u"
+    if change.get("injected", True):
+        pod_of(body)["terminationGracePeriodSeconds"] = 60
+        body = inject_workload(body, "default", policy_spec(), SETTINGS)
     if "labels" in change:
         body["metadata"]["labels"] = change["labels"]
     if "ended" in change:
         body["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
-    why = rehearsal.why_in_vain(body, policy)
+    why = rehearsal.why_in_vain(Found(BY_NAME["JobSet"], body), policy)
+    assert words in why
+    assert bool(why) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        pytest.param(objects.lone_job(), "", id="runs"),
+        pytest.param(objects.lone_job(condition="Complete"), "the Job alone has ended", id="ended"),
+        pytest.param(objects.lone_job(injected=False), "the Job alone was created before", id="not prepared"),
+    ],
+)
+def test_a_drill_of_a_job_by_itself_is_judged_alike(body: Json, words: str) -> None:
+    why = rehearsal.why_in_vain(Found(BY_NAME["Job"], body), POLICY)
     assert words in why
     assert bool(why) is bool(words)
 

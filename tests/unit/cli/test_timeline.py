@@ -22,8 +22,8 @@ def text_of(made: Timeline, width: int = 100) -> list[str]:
 def test_the_gang_does_one_thing_after_the_other() -> None:
     spans = [span for span in timeline_of(preemption()).spans if span.lane == GANG]
     assert [span.kind for span in spans] == [
-        Kind.TRAINING, Kind.FREEZE, Kind.DRAIN, Kind.SAVE, Kind.SAVE, Kind.COMMIT, Kind.EXIT, Kind.PODS, Kind.RESTORE,
-        Kind.TRAINING,
+        Kind.TRAINING, Kind.FREEZE, Kind.DRAIN, Kind.SAVE, Kind.SAVE, Kind.COMMIT, Kind.EXIT, Kind.PODS, Kind.PODS,
+        Kind.IMPORTS, Kind.JOIN, Kind.RESTORE, Kind.COMPILE, Kind.TRAINING,
     ]  # fmt: skip
     assert [span.start_s for span in spans[1:]] == [span.end_s for span in spans[:-1]]
 
@@ -49,6 +49,15 @@ def test_a_preemption_that_was_just_made_has_a_timeline() -> None:
     made = timeline_of(preemption({}) | {"status": {}})
     assert made.facts == ("Noticed in mode Enforce",)
     assert "deadline" in "\n".join(text_of(made))
+
+
+def test_attempts_of_a_job_by_itself_are_its_replacements() -> None:
+    later = "2026-03-01T12:00:04Z"
+    pods = [pod(index, attempt, started=later, numbered=False) for attempt in (1, 0) for index in (1, 0)]
+    made = timeline_of(preemption(), pods)
+    assert made.lanes[3:] == tuple(f"pod llm-workers-0-{index}-{attempt}" for attempt in (0, 1) for index in (0, 1))
+    runs = {span.lane[-1]: span.text for span in made.spans if span.kind is Kind.TRAINING and "runs" in span.text}
+    assert {at: text.split()[1] for at, text in runs.items()} == {"0": "0", "1": "1"}
 
 
 def test_each_pod_has_a_lane_cut_to_the_time_of_the_preemption() -> None:

@@ -39,6 +39,17 @@ def test_it_says_when_it_reached_each_stage(training: TimeSpent) -> None:
     assert (spent.now_s, spent.first_step, spent.left_s) == (30.0, 7, None)
 
 
+def test_it_says_what_came_before_attach_and_when_the_programs_were_there(clock: Clock) -> None:
+    newest_s: list[float | None] = [None]
+    made = TimeSpent(clock, began_s=40.0, age_s=3.5, newest_program_s=lambda: newest_s[0])
+    assert (made.spent().age_s, made.spent().compiled_s) == (3.5, None)
+    newest_s[0], clock.at_s = 62.0, 63.0
+    assert made.spent().compiled_s is None, "not all programs of the first step are known to be there"
+    made.trains()
+    newest_s[0], clock.at_s = 90.0, 91.0
+    assert made.spent().compiled_s == 22.0, "later programs are no part of the start"
+
+
 def test_time_of_saves_is_no_training(training: TimeSpent, clock: Clock) -> None:
     clock.at_s = 80.0
     training.stops(17)

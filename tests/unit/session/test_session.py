@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 
 import gracepoint
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
@@ -522,6 +524,22 @@ def test_error_during_own_save_exits_with_the_unsaved_code(
     session._coordinator._exit.cancel()
 
 
+def test_a_preempted_process_leaves_the_directory_to_other_jobs_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: Notices, exit_handlers: list[Callable[[], None]]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    session = gracepoint.attach(tmp_path, receiver=notices)
+    lease = Layout(storage_path(tmp_path)).lease()
+    notices.post()
+    train_until_preempted(session)
+    assert lease.entry() is not None, "until the process exits"
+    exit_handlers[-1]()
+    assert codes == [77]
+    assert lease.entry() is None
+    session._coordinator._exit.cancel()
+
+
 def test_saved_is_for_what_was_asked(tmp_path: Path, notices: Notices) -> None:
     with gracepoint.attach(tmp_path, receiver=notices) as session:
         with pytest.raises(SettingsError, match=r"saved\(1\): .* found that nowhere"):
@@ -569,7 +587,7 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
     is_due = SaveInterval.is_due
 
     def preempted_meanwhile(interval: SaveInterval, number: int) -> bool:
-        notices.post(remaining_s=20.0)
+        notices.post(remaining_s=11.0)  # 1 s is left for training
         wait_until(lambda: "the freeze begins" in caplog.text)
         return is_due(interval, number)
 

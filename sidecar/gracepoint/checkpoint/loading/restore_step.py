@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from gracepoint import trace
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
@@ -114,7 +115,8 @@ def restore_newest(
             paths, attempt=attempt, deadline=until, sleep=sleep, holds_lease=holds_lease
         ).to_text()
 
-    listing = Listing.from_text(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
+    with trace.span("list the steps"):
+        listing = Listing.from_text(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
     for remark in listing.remarks:
         logger.info("restore: %s", remark)
     if only is not None:
@@ -228,10 +230,13 @@ def read_together(
     metrics.tell_restore_started()
     began_s = time.monotonic()
     try:
-        result = read()
+        with trace.span(f"read {what}"):
+            result = read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
-    if damage := damage_in_any(what, failure, gang=gang, key=key, deadline=deadline):
+    with trace.span("wait for all to have read"):
+        damage = damage_in_any(what, failure, gang=gang, key=key, deadline=deadline)
+    if damage:
         return None, damage
     metrics.tell_restored(time.monotonic() - began_s)
     return result, ""

@@ -29,7 +29,7 @@ from gracepoint.checkpoint.reading.array_source import (
     chunk_shape,
 )
 from gracepoint.checkpoint.reading.manifest_parts import ManifestParts
-from gracepoint.checkpoint.storage.checks import check_size
+from gracepoint.checkpoint.storage.checks import check_sizes
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
@@ -52,8 +52,7 @@ def source_by_manifest(manifest: Manifest, folder: StoragePath, deadline: Deadli
     parts = ManifestParts(folder, manifest) if manifest.is_in_parts else None
     if all(spec.format.files_hold_values for spec in specs.values()):
         return ChunkFiles(item, specs, files if parts is None else parts.files)
-    for path, file in files.items():
-        check_size(item / path, file.bytes)
+    check_sizes(item, {path: file.bytes for path, file in files.items()})
     checksums: ByPath[int]
     if parts is None:
         checksums = {path.removeprefix(below): checksum for path, checksum in manifest.values.items()}

@@ -113,11 +113,13 @@ def open_tree(
         CheckpointCorrupt: The metadata is missing or damaged.
         TimeoutError: The deadline passed.
     """
-    ahead: dict[str, bytes] = {}
+    ahead, asked = dict[str, bytes](), list[str]()
     if folder.backend.renames:
         manifest = commit.read_manifest(folder)
     else:
-        ahead = _read_ahead(folder, [*(layout.in_item(preferred, name) for name in _SMALL), *also])
+        likely = preferred if folder.name.isdecimal() else layout.NO_ITEM  # steps have items
+        asked = [*(layout.in_item(likely, name) for name in _SMALL), *also]
+        ahead = _read_ahead(folder, asked)
         manifest = commit.manifest_in(ahead.pop(layout.MANIFEST, b""), folder) if layout.MANIFEST in ahead else None
     if manifest is not None:
         item_name = manifest.item
@@ -144,10 +146,8 @@ def open_tree(
     else:
         write_shapes = {name: recorded.write_shape for name, recorded in array_metadatas(item).items()}
     strings = small(_STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
-    if manifest is not None:
-        has_shardings = layout.in_item(item_name, layout.SHARDING) in manifest.files
-    else:
-        has_shardings = layout.in_item(item_name, layout.SHARDING) in ahead or (item / layout.SHARDING).is_value()
+    of_shardings = layout.in_item(item_name, layout.SHARDING)
+    has_shardings = of_shardings in ahead if of_shardings in asked else (item / layout.SHARDING).is_value()
     shardings = sharding_file.parse(small(layout.SHARDING), str(item)) if has_shardings else {}
     found = {
         leaf.name: dataclasses.replace(

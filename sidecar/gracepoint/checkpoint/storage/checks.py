@@ -6,7 +6,7 @@ This module has no threads and no state.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -33,10 +33,28 @@ def appears(path: StoragePath, *, within_s: float, sleep: Callable[[float], obje
 def check_size(path: StoragePath, size_bytes: int) -> None:
     """Raises CheckpointCorrupt if ``path`` is missing or has another size. The message names it."""
     entry = path.entry()
-    if entry is None:
+    _compare(path, None if entry is None else entry.bytes, size_bytes)
+
+
+def check_sizes(folder: StoragePath, sizes_bytes: Mapping[str, int]) -> None:
+    """Does as ``check_size`` for several paths below a folder.
+
+    In a store that cannot rename, each look takes a round trip. There the folder is listed.
+    """
+    if folder.backend.renames:
+        for path, size_bytes in sizes_bytes.items():
+            check_size(folder / path, size_bytes)
+        return
+    listed = {entry.key: entry.bytes for entry in folder.entries()}
+    for path, size_bytes in sizes_bytes.items():
+        _compare(folder / path, listed.get(path), size_bytes)
+
+
+def _compare(path: StoragePath, found_bytes: int | None, size_bytes: int) -> None:
+    if found_bytes is None:
         raise CheckpointCorrupt(f"{path} is missing")
-    if entry.bytes != size_bytes:
-        raise CheckpointCorrupt(f"{path} has {entry.bytes} bytes, expected {size_bytes}")
+    if found_bytes != size_bytes:
+        raise CheckpointCorrupt(f"{path} has {found_bytes} bytes, expected {size_bytes}")
 
 
 def size_of(path: StoragePath) -> int:

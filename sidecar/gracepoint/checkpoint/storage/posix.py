@@ -113,6 +113,14 @@ class PosixBackend:
         finally:
             os.close(descriptor)
 
+    def read_ahead(self, key: str) -> None:
+        """Asks the system to read a file into the page cache, and does not wait for that."""
+        descriptor = os.open(key, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
     def entry(self, key: str) -> Entry | None:
         try:
             found = os.stat(key)

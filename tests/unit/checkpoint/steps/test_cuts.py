@@ -23,7 +23,7 @@ from tests.unit.checkpoint.steps.flat_machine import NotCommitted
 
 pytestmark = pytest.mark.long  # each cut is a save, a start and a restore in a store that is asked over HTTP
 
-EVERY = int(os.environ.get("CUT_EVERY", "9"))
+EVERY = int(os.environ.get("CUT_EVERY", "17"))
 RACES = int(os.environ.get("RACES", "12"))
 MOST_REQUESTS = 120
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from gracepoint.wire.messages import Phase, Resumption
+from gracepoint.wire.messages import Phase, Resumption, Spent
 from gracepoint_operator.decisions import event_notes, preemption_status
 from gracepoint_operator.decisions.event_notes import Note
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
@@ -249,6 +250,29 @@ def resumption(step: int | None = 40, *, training: bool = False, age_s: float = 
 def test_a_resumption_is_told_as_of_when_it_happened(training: bool, stage: str, age_s: float, seconds: float) -> None:
     found = preemption_status.resumed(epoch(phase="Committed"), resumption(training=training, age_s=age_s), NOW + 30)
     assert stages(found) == {stage: seconds}
+
+
+def told_as_of_the_start(**spent: Any) -> dict[str, float]:
+    """The stages that a resumption brings 30 s after the signal. It was sent 20 s after attach."""
+    said = dataclasses.replace(resumption(training=True, age_s=0.0), spent=Spent(now_s=20.0, **spent))
+    return stages(preemption_status.resumed(epoch(phase="Committed"), said, NOW + 30))
+
+
+def test_a_resumption_tells_where_the_time_of_the_start_went() -> None:
+    found = told_as_of_the_start(joined_s=2.0, restored_s=3.0, age_s=1.5, compiled_s=2.5, trained_s=20.0)
+    assert found == {"started": 8.5, "attaching": 10.0, "joined": 12.0, "compiled": 12.5, "training": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("spent", "expected"),
+    [
+        pytest.param({"joined_s": 2.0}, {"joined": 12.0}, id="an older library"),
+        pytest.param({"joined_s": math.nan, "age_s": 99.0}, {"started": 0.0}, id="before the signal"),
+        pytest.param({"joined_s": 2.0, "compiled_s": 1e9}, {"joined": 12.0, "compiled": 30.0}, id="in the future"),
+    ],
+)
+def test_times_of_a_start_that_cannot_be_are_not_recorded(spent: dict[str, float], expected: dict[str, float]) -> None:
+    assert told_as_of_the_start(**spent) == expected | {"attaching": 10.0, "training": 30.0}
 
 
 @pytest.mark.parametrize(

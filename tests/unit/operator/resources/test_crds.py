@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from pydantic import BaseModel
 
@@ -124,6 +123,8 @@ def test_crds_stay_when_the_chart_is_uninstalled() -> None:
 
 
 def test_a_stored_object_of_defaults_fits_its_own_schema() -> None:
+    import jsonschema  # which takes more than a second for its grammars: not in every process that collects tests
+
     spec = _schema("checkpointpolicies")["properties"]["spec"]
     jsonschema.validate({"checkpoint": {"directory": "/c"}}, spec)
     with pytest.raises(jsonschema.ValidationError):

@@ -85,6 +85,9 @@ def test_rules_for_other_failures_come_after_ours() -> None:
         pytest.param(
             job(pod={"restartPolicy": "OnFailure"}), "spec.template.spec.restartPolicy", id="restarts in place"
         ),
+        pytest.param(
+            job(pod={"restartPolicy": "Always"}), "spec.template.spec.restartPolicy", id="no restart policy was written"
+        ),
         pytest.param(job(pod={"subdomain": ""}), "spec.template.spec.subdomain", id="no host names"),
         pytest.param(
             job(annotations={"kueue.x-k8s.io/job-min-parallelism": "1"}),
@@ -126,6 +129,13 @@ def test_partial_admission_is_allowed_from_the_least_number_on(annotations: Json
     result = release_contract(job(4, annotations=annotations), policy_spec(training={"minProcesses": 2}))
     found = result.problems if isinstance(result, ContractViolation) else ()
     assert [problem.partition(": ")[0] for problem in found] == [f"metadata.annotations[{each}]" for each in problems]
+
+
+def test_a_missing_restart_policy_is_to_be_written() -> None:
+    result = release_contract(job(pod={"restartPolicy": "Always"}), POLICY)
+    assert isinstance(result, ContractViolation)
+    assert "the default where it is not set" in result.message
+    assert "Write restartPolicy: Never" in result.message
 
 
 def test_a_single_process_needs_no_host_name() -> None:

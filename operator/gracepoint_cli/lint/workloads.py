@@ -1,13 +1,13 @@
-"""Checks one JobSet under its policy. Pure."""
+"""Checks one JobSet or Job under its policy. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_cli.lint import pods, processes
+from gracepoint_cli.lint import defaults, pods, processes
 from gracepoint_cli.lint.effects import effects
 from gracepoint_cli.lint.findings import Finding, Severity
 from gracepoint_operator.resources import CheckpointPolicy
@@ -15,7 +15,7 @@ from gracepoint_operator.unreadable import CAUSES, said
 from gracepoint_operator.webhooks import AdmissionSettings, ContractViolation, inject_workload, release_contract
 from gracepoint_operator.webhooks.creation_warnings import warnings
 from gracepoint_operator.webhooks.injected_annotation import overruled
-from gracepoint_operator.webhooks.training_jobs import Problems, gang
+from gracepoint_operator.webhooks.training_jobs import Problems, gang, is_job
 
 Json = dict[str, Any]
 
@@ -26,14 +26,18 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was found about one JobSet.
+    """What was found about one workload.
 
     Attributes:
+        kind: Kind of the object that was checked.
+        paths_of: What the paths of the findings are in, if that is another object. Empty if not.
         findings: The findings, the worst first.
         effects: What a preemption would do to it. Empty if it would be refused.
     """
 
+    kind: str
     name: str
+    paths_of: str
     findings: tuple[Finding, ...]
     effects: tuple[str, ...]
 
@@ -44,36 +48,55 @@ class Report:
     def to_json(self) -> Json:
         """Returns the report as JSON."""
         return {
-            "jobSet": self.name,
+            "kind": self.kind,
+            "name": self.name,
+            "pathsOf": self.paths_of or None,
             "findings": [finding.to_json() for finding in self.findings],
             "effects": list(self.effects),
         }
 
 
-def check(jobset: Json, policy: CheckpointPolicy | None, claims: Mapping[str, Json]) -> Report:
-    """Checks a JobSet.
+def check(workload: Json, policy: CheckpointPolicy | None, claims: Mapping[str, Json], *, maker: str = "") -> Report:
+    """Checks a JobSet or a Job.
 
     Args:
-        jobset: The JobSet, as its user writes it or as the API server has it.
+        workload: The object with its kind, as its user writes it or as the API server has it.
         policy: Its policy. None: it is not known. Then what follows from the policy is not checked.
         claims: The PersistentVolumeClaims of its namespace that are known, by name.
+        maker: Kind of the object of the same name from which the JobSet was made. Empty if its user wrote it.
     """
-    meta = jobset.get("metadata") or {}
-    name = str(meta.get("name") or f"{meta.get('generateName', '')}...")
+    kind = _kind(workload)
     try:
-        found, sentences = _check(jobset, policy, claims)
+        found, sentences = _check(workload, policy, claims, maker or kind)
     except CAUSES as error:
-        problem = f"found parts that are not of JobSet's schema ({said(error)}). Correct them"
+        problem = f"found parts that are not of {kind}'s schema ({said(error)}). Correct them"
         found, sentences = [Finding(Severity.ERROR, "unreadable", "spec", problem)], []
-    return Report(name, tuple(sorted(found, key=lambda item: _ORDER[item.severity])), tuple(sentences))
+    paths_of = f"of the {kind} that is made of it" if maker else ""
+    return report(workload, found, sentences, kind=maker or kind, paths_of=paths_of)
+
+
+def report(
+    body: Json, findings: Sequence[Finding], sentences: Sequence[str] = (), *, kind: str, paths_of: str = ""
+) -> Report:
+    """Returns the report about an object, with the worst finding first."""
+    meta = body.get("metadata") or {}
+    name = str(meta.get("name") or f"{meta.get('generateName', '')}...")
+    return Report(
+        kind, name, paths_of, tuple(sorted(findings, key=lambda item: _ORDER[item.severity])), tuple(sentences)
+    )
+
+
+def _kind(workload: Json) -> str:
+    return "Job" if is_job(workload) else "JobSet"
 
 
 def _check(
-    jobset: Json, policy: CheckpointPolicy | None, claims: Mapping[str, Json]
+    workload: Json, policy: CheckpointPolicy | None, claims: Mapping[str, Json], kind: str
 ) -> tuple[list[Finding], list[str]]:
-    found = list(_label(jobset, policy))
+    found = list(_label(workload, policy, kind))
     under = policy or _stand_in()
-    kept = release_contract(jobset, under.spec)
+    handed_over = defaults.filled_in(workload)
+    kept = release_contract(handed_over, under.spec)
     if isinstance(kept, ContractViolation):
         # The path is in each message, as the operator says it.
         found += [Finding(Severity.ERROR, "release-contract", *_split(problem)) for problem in kept.problems]
@@ -81,40 +104,43 @@ def _check(
     made = inject_workload(kept.object, under.name, under.spec, _SETTINGS)
     if policy is not None:
         found += [Finding(Severity.WARNING, "at-creation", *_split(text)) for text in warnings(made, policy)]
-        if "uid" not in (jobset.get("metadata") or {}):  # a stored JobSet has our own variables
-            found += [Finding(Severity.WARNING, "overruled", *_split(text)) for text in overruled(jobset, made, policy)]
-    found += _restarts(jobset)
+        if not defaults.is_stored(workload):  # a stored workload has our own variables
+            texts = overruled(handed_over, made, policy)
+            found += [Finding(Severity.WARNING, "overruled", *_split(text)) for text in texts]
+    found += _restarts(workload)
+    found += defaults.findings(workload)
     for member in gang(made, under.spec.training, Problems()):
         path = f"{member.path}.template.spec"
         found += processes.findings(member.container, f"{path}.containers[{member.container['name']}]")
         found += [item for item in pods.findings(member, path, claims) if policy or "volume" not in item.rule]
         if member.job.get("activeDeadlineSeconds"):
-            text = "found a time limit: the gang saves before it, and the Job then fails. The JobSet starts again"
+            text = "found a time limit: the gang saves before it, and the Job then fails"
+            text += "" if is_job(workload) else ". The JobSet starts again"
             found.append(Finding(Severity.INFO, "time-limit", f"{member.path}.activeDeadlineSeconds", text))
     return found, effects(made, policy) if policy is not None else []
 
 
-def _label(jobset: Json, policy: CheckpointPolicy | None) -> Iterator[Finding]:
-    label = ((jobset.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
+def _label(workload: Json, policy: CheckpointPolicy | None, kind: str) -> Iterator[Finding]:
+    label = ((workload.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
     path = f"metadata.labels[{LABEL_POLICY}]"
     if label is None:
-        text = "found no label, so Gracepoint leaves the JobSet alone. Add the name of a CheckpointPolicy"
+        text = f"found no label, so Gracepoint leaves the {kind} alone. Add the name of a CheckpointPolicy"
         yield Finding(Severity.WARNING, "no-policy", path, text)
     elif policy is None:
         text = f"the CheckpointPolicy {label!r} was not found, so what follows from it is not checked"
         yield Finding(Severity.WARNING, "policy-not-seen", path, text)
 
 
-def _restarts(jobset: Json) -> Iterator[Finding]:
-    failure_policy = jobset["spec"].get("failurePolicy")
-    if failure_policy is not None and not failure_policy.get("maxRestarts"):
-        yield Finding(
-            Severity.WARNING,
-            "no-restarts",
-            "spec.failurePolicy.maxRestarts",
-            "found 0: a node that dies without a notice ends the job for good. Allow a few; exits after a save do "
-            "not count",
-        )
+def _restarts(workload: Json) -> Iterator[Finding]:
+    spec = workload["spec"]
+    if is_job(workload):
+        path, none = "spec.backoffLimitPerIndex", spec.get("backoffLimitPerIndex") == 0
+    else:
+        path, failure_policy = "spec.failurePolicy.maxRestarts", spec.get("failurePolicy")
+        none = failure_policy is not None and not failure_policy.get("maxRestarts")
+    if none:
+        text = "found 0: a node that dies without a notice ends the job for good. Allow a few; exits after a save do "
+        yield Finding(Severity.WARNING, "no-restarts", path, f"{text}not count")
 
 
 def _stand_in() -> CheckpointPolicy:

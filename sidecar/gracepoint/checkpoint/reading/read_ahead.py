@@ -1,0 +1,60 @@
+"""Has the system read the newest step from a file system before it is restored.
+
+A save bypasses the page cache, so a restore finds none of its files there. What a process wrote is what it needs again,
+unless the shardings or the number of processes have changed; then this was of no use, and did no harm. Object stores
+have no page cache, and nothing is done.
+
+No threads and no state.
+"""
+
+from __future__ import annotations
+
+from gracepoint import machine
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart
+from gracepoint.checkpoint.storage.posix import PosixBackend
+from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
+
+#: Part of the memory that is left which may be filled: the restore needs memory, too.
+_MEMORY = 0.25
+
+
+def read_ahead(directory: UserPath, process_index: int) -> int:
+    """Begins to read what a process wrote of the newest step.
+
+    Args:
+        directory: The directory of the steps.
+        process_index: The process.
+
+    Returns:
+        How many bytes are being read. 0 if there is no step, or no file system.
+
+    Raises:
+        OSError: A file cannot be opened.
+        CheckpointError: A record of the step cannot be read.
+    """
+    root = storage_path(directory)
+    if not isinstance(root.backend, PosixBackend):
+        return 0
+    paths = Layout(root)
+    steps = paths.steps()
+    if not steps:
+        return 0
+    folder = paths.step(max(steps))
+    where = folder / layout.done_record(process_index)
+    if where.entry() is None:  # another number of processes, or Orbax wrote it
+        return 0
+    record = DoneRecord.from_bytes(where.read_bytes(), str(where))
+    files = record.files
+    if record.chunks is not None:
+        part = folder / layout.manifest_part(process_index)
+        files = {**files, **ManifestPart.from_bytes(part.read_bytes(), str(part)).files}
+    left_bytes = int(min(machine.left_by_pool().values(), default=0) * _MEMORY)
+    begun_bytes = 0
+    for path, file in files.items():
+        if begun_bytes + file.bytes > left_bytes:
+            break
+        root.backend.read_ahead((folder / path).key)
+        begun_bytes += file.bytes
+    return begun_bytes

@@ -1,0 +1,276 @@
+"""Functions that are compiled in the background, beside the restore.
+
+* The training thread traces a function, in ``Compilations.begin``. To trace it is to run the user's Python code, which
+  may depend on what is set for the thread: a mesh, a precision, a library's rules for axes.
+* The **compiling thread** ("gracepoint-compile", daemon) lowers and compiles one function after the other, in the order
+  in which they were given. The order is the same in all processes. It ends when there is no function left, and is
+  started again for the next one. ``Compilations.close`` waits for it: an interpreter must not end while it compiles.
+
+The result is in JAX's own memory. So the call of the jitted function finds its program there, and is what it always is:
+other arguments are compiled anew, and static arguments and donation are those of ``jax.jit``. The queue is guarded by
+``_changed``. Each ``_Job`` is written by the compiling thread before its ``done`` is set, and read afterwards.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from gracepoint import trace
+from gracepoint.errors import SettingsError
+from gracepoint.session.program_watch import ProgramWatch
+
+log = logging.getLogger(__name__)
+
+#: After so many seconds, and again and again, the log says that a call waits for its compilation.
+_SAID_EVERY_S = 60.0
+
+
+class _Stage(Protocol):
+    def __call__(self, stage: str, /, *, computes: bool = False) -> contextlib.AbstractContextManager[None]: ...
+
+
+class _Job:
+    """One compilation. ``error`` is None unless it failed."""
+
+    def __init__(self, name: str, work: Callable[[], Any]) -> None:
+        self.name = name
+        self.work = work
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+
+class CompiledFunction:
+    """A function that is being compiled. A call waits for the compilation, then it is a call of the jitted function."""
+
+    def __init__(
+        self,
+        jitted: Callable[..., Any],
+        job: _Job,
+        given: tuple[Any, Any],
+        stage: _Stage,
+        watch: ProgramWatch,
+    ) -> None:
+        self._jitted = jitted
+        self._job: _Job | None = job  # None once a call has found it well
+        self._given = given
+        self._stage = stage
+        self._watch = watch
+        self.__name__ = job.name
+        self.__wrapped__ = jitted
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function.
+
+        Raises:
+            Exception: What the compilation raised, with its traceback.
+        """
+        if self._job is None:
+            return self._jitted(*args, **kwargs)
+        return self._first(self._job, args, kwargs)
+
+    def wait(self) -> None:
+        """Waits for the compilation.
+
+        Raises:
+            Exception: What the compilation raised, with its traceback.
+        """
+        if self._job is not None:
+            self._wait(self._job)
+
+    @property
+    def done(self) -> bool:
+        """True once the compilation has ended, well or not."""
+        return self._job is None or self._job.done.is_set()
+
+    def _wait(self, job: _Job) -> None:
+        began_s = time.monotonic()
+        with self._stage("compilation", computes=True), trace.span(f"wait for the compilation of {job.name}"):
+            while not job.done.wait(_SAID_EVERY_S):  # a compilation has no limit; the stall watch looks at it
+                log.info("waiting for a compilation function=%s seconds=%.0f", job.name, time.monotonic() - began_s)
+        if job.error is not None:
+            raise job.error
+
+    def _first(self, job: _Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._wait(job)
+        before = self._watch.count(job.name)
+        result = self._jitted(*args, **kwargs)
+        self._job = None
+        if self._watch.count(job.name) > before:
+            differs = _difference(self._given, (args, kwargs))  # deleted arrays tell their forms, too
+            log.warning(
+                "compiled again, as it was called in another way than compile() was told function=%s: %s",
+                job.name,
+                differs or "a mesh, a precision or the like is set in another way at the call",
+            )
+        return result
+
+
+class Compilations:
+    """See the module.
+
+    Args:
+        stage: Names what the training thread does within a block.
+        watch: Counts programs.
+    """
+
+    def __init__(self, stage: _Stage, watch: ProgramWatch) -> None:
+        self._stage = stage
+        self._watch = watch
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[_Job] = collections.deque()
+        self._thread: threading.Thread | None = None  # None while there is nothing to compile
+        self._closed = False
+
+    def begin(
+        self,
+        function: Callable[..., Any],
+        like: Sequence[Any],
+        keywords: Mapping[str, Any],
+        jit_options: Mapping[str, Any],
+    ) -> CompiledFunction:
+        """Traces a function, and begins to compile it.
+
+        Args:
+            function: A function, or one that ``jax.jit`` returned.
+            like: The forms of its arguments.
+            keywords: The forms of its keyword arguments.
+            jit_options: Arguments of ``jax.jit``.
+
+        Raises:
+            SettingsError: There are options, and ``function`` is jitted already.
+            Exception: What the function raises while it is traced.
+        """
+        import jax
+
+        jitted: Any = function
+        if not hasattr(function, "trace"):
+            jitted = jax.jit(function, **jit_options)
+        elif jit_options:
+            raise SettingsError(
+                f"compile(): expected a plain function beside {', '.join(sorted(jit_options))}, found one that jax.jit "
+                f"returned: give these arguments to jax.jit, or give compile() the function itself"
+            )
+        args = tuple(_form(argument) for argument in like)
+        named = {name: _form(argument) for name, argument in keywords.items()}
+        with self._stage("compilation", computes=True), trace.span("trace the function to compile"):
+            traced = jitted.trace(*args, **named)
+        name = f"jit({getattr(traced, 'fun_name', getattr(function, '__name__', 'function'))})"
+        # A lowering in another thread would be found by the call only if the same things are set for both threads.
+        lowered = None if _is_set_as_in_a_new_thread() else traced.lower()
+        job = _Job(name, lambda: (traced.lower() if lowered is None else lowered).compile())
+        self._add(job)
+        return CompiledFunction(jitted, job, (args, named), self._stage, self._watch)
+
+    def close(self, timeout_s: float) -> None:
+        """Waits for the function that is being compiled. Calls compile the others. Never raises. Safe to repeat."""
+        with self._changed:
+            self._closed = True
+            for job in self._waiting:
+                job.done.set()
+            self._waiting.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+            if thread.is_alive():
+                log.warning("a compilation is still under way waited_s=%g", timeout_s)
+
+    def _add(self, job: _Job) -> None:
+        with self._changed:
+            if self._closed:
+                raise SettingsError("compile(): expected an open session, found that the session is closed")
+            self._waiting.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="gracepoint-compile", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                job = self._waiting.popleft()
+            try:
+                with trace.span(f"compile {job.name} in the background"):
+                    job.work()
+            except BaseException as error:  # noqa: BLE001 - raised by the call
+                log.info("a compilation failed, and its call will say why function=%s", job.name)
+                job.error = error
+            finally:
+                job.work = _nothing  # it holds the program before it was compiled
+                job.done.set()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_set_as_in_a_new_thread() -> bool:
+    """Returns whether nothing that JAX compiles by, such as a mesh or a precision, is set for this thread alone."""
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append(_context())
+
+    look()
+    looking = threading.Thread(target=look, name="gracepoint-compile-looks", daemon=True)
+    looking.start()
+    looking.join()
+    return found[0] is not None and found[0] == found[1]
+
+
+def _context() -> Any:
+    """Returns what is set for this thread and JAX compiles by. None if this version of JAX does not tell."""
+    try:
+        from jax._src import config
+
+        return config.trace_context()
+    except (ImportError, AttributeError):
+        return None
+
+
+def _form(argument: Any) -> Any:
+    """Returns the argument with its arrays replaced by their forms, so that nothing keeps their memory."""
+    import jax
+
+    def form(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        sharding = leaf.sharding if leaf.committed else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+
+    if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(argument)):
+        return argument  # a static argument stays the object that it is
+    return jax.tree.map(form, argument)
+
+
+def _difference(expected: tuple[Any, Any], found: tuple[Any, Any]) -> str:
+    """Says in what the arguments of a call differ from those that were announced. Empty if nothing is seen."""
+    import jax
+
+    wanted, given = (jax.tree_util.tree_flatten_with_path(arguments) for arguments in (expected, found))
+    if wanted[1] != given[1]:
+        return f"expected arguments of the tree {wanted[1]}, found {given[1]}"
+    for (path, form), (_, value) in zip(wanted[0], given[0], strict=True):
+        one, other = _kind(form), _kind(value)
+        if one != other:
+            which = "keyword argument" if path[0].idx else "argument"
+            return f"{which} {jax.tree_util.keystr(path[1:])}: expected {one}, found {other}"
+    return ""
+
+
+def _kind(leaf: Any) -> str:
+    """Returns in words what of an argument decides which program is used."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return type(leaf).__name__
+    words = f"{leaf.dtype}{list(leaf.shape)}"
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None or not getattr(leaf, "committed", True):
+        return words
+    return f"{words} on {sharding}"
