@@ -1,0 +1,183 @@
+"""Karpenter's real controller on a lone API server, with its provider that makes Node objects without machines.
+
+Processes: Karpenter, in a process group of its own, until ``karpenter`` ends. Threads: none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import JsonObject
+from gracepoint_operator.kube.kinds import Kind
+from tests.api_server.gang import Body, Gang, until
+from tests.testcluster import parts
+from tests.testcluster.api_server import ApiServer, free_ports
+from tests.testcluster.shell import log_tail
+
+POOLS = Kind("/apis/karpenter.sh/v1", "nodepools")
+CLASSES = Kind("/apis/karpenter.kwok.sh/v1alpha1", "kwoknodeclasses")
+DISRUPTED = "karpenter.sh/disrupted"
+TERMINATION = "karpenter.sh/nodeclaim-termination-timestamp"
+_POOL = "training"
+_TYPE = "c-4x-amd64-linux"
+_KILLED_S = 10.0
+
+
+@contextlib.contextmanager
+def karpenter(server: ApiServer, folder: Path) -> Iterator[Path]:
+    """Runs Karpenter. Gives its log."""
+    metrics, probes = free_ports(2)
+    log = folder / "karpenter.log"
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "HOME": str(folder),
+        "KUBECONFIG": str(server.kubeconfig),
+        "NO_PROXY": "*",
+        "SYSTEM_NAMESPACE": "default",
+        "DISABLE_LEADER_ELECTION": "true",
+        "METRICS_PORT": str(metrics),
+        "HEALTH_PROBE_PORT": str(probes),
+        "LOG_LEVEL": "debug",
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [parts.program("kwok")],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield log
+    except AssertionError as error:
+        error.add_note(log_tail(log))
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(_KILLED_S)
+
+
+class KarpenterGang(Gang):
+    """A gang on two nodes that Karpenter has made.
+
+    Attributes:
+        grace: The ``terminationGracePeriod`` of the nodes. With one, Karpenter replaces nodes that have drifted,
+            whatever the annotations of their pods say. None: there is none.
+    """
+
+    grace: str | None = "10m"
+    _nodes: tuple[str, ...] = ()
+
+    def node(self, index: int) -> str:
+        return self._nodes[index] if self._nodes else super().node(index)
+
+    async def make_nodes(self) -> None:
+        """Makes a pool and two NodeClaims, and plays the kubelets of the nodes that Karpenter makes for them."""
+        await self.api.create(CLASSES, None, _of("KWOKNodeClass", CLASSES, "default", {}))
+        pool = await self.api.create(POOLS, None, _of("NodePool", POOLS, _POOL, _pool(self.grace)))
+        digest = "karpenter.sh/nodepool-hash"
+
+        async def hashed() -> JsonObject | None:
+            stored = await self.api.get(POOLS, None, _POOL)
+            return stored if digest in stored["metadata"].get("annotations", {}) else None
+
+        pool = await until(hashed, "the pool's hash")
+        for index in (0, 1):
+            body = _of("NodeClaim", kinds.NODE_CLAIMS, self.claim(index), _claim(self.grace))
+            known = pool["metadata"]["annotations"]
+            body["metadata"] |= {
+                "labels": {"karpenter.sh/nodepool": _POOL},
+                "annotations": {name: known[name] for name in (digest, f"{digest}-version")},
+            }
+            await self.api.create(kinds.NODE_CLAIMS, None, body)
+        self._nodes = tuple([await self.becomes_ready(self.claim(index)) for index in (0, 1)])
+
+    def claim(self, index: int) -> str:
+        return f"{self.name}-{index}"
+
+    async def becomes_ready(self, claim: str) -> str:
+        """Plays the kubelet of the node that Karpenter makes for a NodeClaim. Returns the node's name."""
+
+        async def made() -> str:
+            found = (await self.api.get(kinds.NODE_CLAIMS, None, claim)).get("status", {})
+            provider = str(found.get("providerID", "")).removeprefix("kwok://")
+            return str((await self.api.get(kinds.NODES, None, provider))["metadata"]["name"]) if provider else ""
+
+        name: str = await until(made, f"the node of {claim}")
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "played by the test"}
+        sizes = {"cpu": "4", "memory": "8Gi", "pods": "110", "ephemeral-storage": "20Gi"}
+        status = {"conditions": [ready], "capacity": sizes, "allocatable": sizes}
+        await self.api.merge(kinds.NODES, None, f"{name}/status", {"status": status})
+
+        async def untainted() -> bool:
+            taints = (await self.api.get(kinds.NODES, None, name))["spec"].get("taints") or []
+            kept = [taint for taint in taints if not taint["key"].startswith("node.kubernetes.io/")]
+            if kept != taints:  # as the controller of nodes does once they are ready
+                await self.api.merge(kinds.NODES, None, name, {"spec": {"taints": kept or None}})
+            return not kept
+
+        await until(untainted, f"the node of {claim} to be registered")
+
+        async def initialized() -> bool:
+            found = (await self.api.get(kinds.NODE_CLAIMS, None, claim)).get("status", {}).get("conditions", [])
+            return any(item["type"] == "Initialized" and item["status"] == "True" for item in found)
+
+        await until(initialized, f"{claim} to be initialized")
+        return name
+
+    async def disrupted(self, index: int) -> bool:
+        """Whether Karpenter has begun to disrupt a node."""
+        node = await self.api.get(kinds.NODES, None, self.node(index))
+        return any(taint["key"] == DISRUPTED for taint in node["spec"].get("taints") or ())
+
+    async def clean(self) -> None:
+        """Removes the pods, and the nodes through Karpenter, so that the next test begins without any."""
+        self.server.kubectl("delete", "pods", "--all", f"--namespace={self.name}", "--force", "--wait=false")
+        for kind in (POOLS, kinds.NODE_CLAIMS):
+            self.server.kubectl("delete", kind.plural, "--all", "--wait=false")
+
+        async def gone() -> bool:
+            return not (await self.api.list(kinds.NODE_CLAIMS)).items
+
+        await until(gone, "the NodeClaims to go", within_s=60)
+        with contextlib.suppress(client.NotFound):
+            await self.api.delete(CLASSES, await self.api.get(CLASSES, None, "default"))
+
+
+def _of(title: str, kind: Kind, name: str, spec: Body) -> Body:
+    return {"apiVersion": kind.api_version, "kind": title, "metadata": {"name": name}, "spec": spec}
+
+
+def _machine(grace: str | None) -> Body:
+    return {
+        "nodeClassRef": {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"},
+        "requirements": [
+            {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]},
+            {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": [_TYPE]},
+        ],
+        "expireAfter": "Never",
+        **({} if grace is None else {"terminationGracePeriod": grace}),
+    }
+
+
+def _pool(grace: str | None) -> Body:
+    return {
+        "template": {"metadata": {"labels": {"purpose": "training"}}, "spec": _machine(grace)},
+        "disruption": {
+            "consolidationPolicy": "WhenEmptyOrUnderutilized",
+            "consolidateAfter": "Never",
+            "budgets": [{"nodes": "100%"}],
+        },
+    }
+
+
+def _claim(grace: str | None) -> Body:
+    return {**_machine(grace), "resources": {"requests": {"cpu": "1", "memory": "1Gi", "pods": "10"}}}
