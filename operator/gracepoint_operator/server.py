@@ -26,7 +26,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
 
-from gracepoint.wire.names import JOBSET_LABEL_NAME
 from gracepoint_operator.channel.canary import Canary
 from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S, close_runner
@@ -36,7 +35,6 @@ from gracepoint_operator.gc_schedule import collect_in_portions
 from gracepoint_operator.health import Health
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.kube.objects import LABEL_JOB_NAME
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import CheckpointPolicy
@@ -46,7 +44,7 @@ from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_i
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
 from gracepoint_operator.webhooks.installed_api import CRD_NAME
 from gracepoint_operator.webhooks.present_size import MemberPlace, SharedReads, of_workload
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import registry
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +94,9 @@ class Admission:
         return self._served
 
     async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
-        of_jobset = labels.get(JOBSET_LABEL_NAME)
-        name = of_jobset or labels[LABEL_JOB_NAME]
+        kind, name = registry.place_in(labels)
         async with asyncio.timeout(_PLACES_S):
-            return await self._places.get((JOBSETS if of_jobset else kinds.JOBS, namespace, name))
+            return await self._places.get((kind, namespace, name))
 
     async def _read_places(self, key: tuple[kinds.Kind, str, str]) -> dict[str, MemberPlace]:
         return of_workload(await self._api.get(*key))

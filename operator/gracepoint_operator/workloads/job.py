@@ -53,6 +53,9 @@ class JobType:
             return None
         return Membership(uid)
 
+    def name_in(self, labels: Mapping[str, str]) -> str | None:
+        return None if names.JOBSET_LABEL_NAME in labels else labels.get(LABEL_JOB_NAME)
+
     def may_have_made(self, workload_name: str, pod_name: str) -> bool:
         # <job>-<completion index>-<five random characters>
         return pod_name.startswith(f"{workload_name}-")

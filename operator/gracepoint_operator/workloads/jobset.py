@@ -57,6 +57,9 @@ class JobSetType:
             return None
         return Membership(uid, label_number(labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0"), -1))
 
+    def name_in(self, labels: Mapping[str, str]) -> str | None:
+        return labels.get(names.JOBSET_LABEL_NAME)
+
     def may_have_made(self, workload_name: str, pod_name: str) -> bool:
         # JobSet begins the names of its Jobs with its own name, and a Job those of its pods.
         return pod_name.startswith(f"{workload_name}-")

@@ -47,6 +47,18 @@ def membership_of(labels: Mapping[str, str]) -> Membership:
     return next((member for member in found if member is not None), Membership())
 
 
+def place_in(labels: Mapping[str, str]) -> tuple[Kind, str]:
+    """The kind and the name of the workload that a pod's labels tell.
+
+    Raises:
+        KeyError: They tell none.
+    """
+    for known in TYPES:
+        if (name := known.name_in(labels)) is not None:
+            return known.kind, name
+    raise KeyError(f"the pod's labels name no {ANY_NAME}")
+
+
 def read_pod(body: Mapping[str, Any]) -> Pod:
     """Reads a pod, and to which workload it belongs.
 

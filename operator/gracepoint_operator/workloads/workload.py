@@ -132,6 +132,9 @@ class WorkloadType(Protocol):
     def membership(self, labels: Mapping[str, str]) -> Membership | None:
         """The workload to which a Job or pod with these labels belongs. None if it belongs to none of this kind."""
 
+    def name_in(self, labels: Mapping[str, str]) -> str | None:
+        """The name of the workload that a pod's labels tell. None if it is of another kind."""
+
     def may_have_made(self, workload_name: str, pod_name: str) -> bool:
         """Whether a pod of this name may belong to a workload of that name, by the way in which pods are named."""
 
