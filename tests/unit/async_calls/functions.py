@@ -71,8 +71,15 @@ def write_facts(path: str) -> None:
         "sigterm ignored": signal.getsignal(signal.SIGTERM) is signal.SIG_IGN,
         "own session": os.getsid(0) == os.getpid(),
         "nice": os.nice(0),
+        "batch": os.sched_getscheduler(0) == os.SCHED_BATCH,
+        "session's nice": _session_nice(),
     }
     Path(path).write_text(repr(facts))
+
+
+def _session_nice() -> int:
+    autogroup = Path("/proc/self/autogroup")
+    return int(autogroup.read_text().split()[-1]) if autogroup.exists() else 10
 
 
 def log(text: str) -> None:

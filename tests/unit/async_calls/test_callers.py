@@ -222,6 +222,8 @@ def test_a_worker_inherits_neither_jax_accelerators_signals_nor_session(
             "sigterm ignored": True,
             "own session": True,
             "nice": min(19, os.nice(0) + 10),
+            "batch": True,
+            "session's nice": 10,
         }
     )
 
