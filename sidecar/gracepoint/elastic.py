@@ -158,7 +158,7 @@ def same_in_all(values: Sequence[Any], process_index: int, process_count: int) -
     Raises:
         CheckpointMismatch: The processes that saved did not all have the same value.
     """
-    for index, value in enumerate(values):
+    for index, value in enumerate(values[1:], start=1):
         if not _equal(value, values[0]):
             raise CheckpointMismatch(
                 f"found a checkpoint of {len(values)} processes, of which process {index} was not at the state of "
@@ -215,12 +215,12 @@ def _batch(processes: int, global_batch: int | None, batch_per_process: int | No
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """True if two values of a host state are equal, arrays included."""
+    """True if two values of a host state are equal, arrays included. NaN is equal to NaN."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     if getattr(one, "shape", ()) != getattr(other, "shape", ()):
         return False
-    same = one == other
+    same = (one == other) | ((one != one) & (other != other))  # only NaN differs from itself
     return bool(same.all() if hasattr(same, "all") else same)

@@ -7,8 +7,8 @@ the wall clock, so the files of several processes and of several starts can be p
 
 Without ``begin``, all functions do nothing: a span costs one comparison.
 
-No threads. The list of events is guarded by a lock. Nothing here raises: a trace that cannot be written is one line in
-the log.
+No threads. The list of events is guarded by a lock, which nobody holds while the file is written. Nothing here raises:
+a trace that cannot be written is one line in the log.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Trace:
         self._folder = folder
         self._name = name
         self.index: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held for moments: every thread adds events
+        self._writing = threading.Lock()  # held while the file is written, which may hang
         self._events: list[dict[str, Any]] = []
         self._threads: dict[int, str] = {}
         self._left_out = 0
@@ -82,25 +83,31 @@ class Trace:
 
     def write(self) -> None:
         """Writes the file anew. A reader sees the file before or the file after."""
+        with self._writing:
+            self._write(self._body())
+
+    def _body(self) -> dict[str, Any]:
         with self._lock:
             pid = machine.process_id() if self.index is None else self.index
             named = [("process_name", 0, self._name), *(("thread_name", tid, n) for tid, n in self._threads.items())]
             about = [{"name": kind, "ph": "M", "tid": tid, "args": {"name": text}} for kind, tid, text in named]
             events = [{**event, "pid": pid} for event in (*about, *self._events)]
-            body = {
+            return {
                 "displayTimeUnit": "ms",
                 "otherData": {"process": self._name, "events_left_out": self._left_out, **self._facts},
                 "traceEvents": events,
             }
-            partial = self.path.with_suffix(".partial")
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                partial.write_text(json.dumps(body, default=str) + "\n")
-                os.replace(partial, self.path)
-            except OSError as error:
-                if not self._failed:
-                    log.warning("the trace cannot be written path=%s error=%s", self.path, error)
-                self._failed = True
+
+    def _write(self, body: dict[str, Any]) -> None:
+        partial = self.path.with_suffix(".partial")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(body, default=str) + "\n")
+            os.replace(partial, self.path)
+        except OSError as error:
+            if not self._failed:
+                log.warning("the trace cannot be written path=%s error=%s", self.path, error)
+            self._failed = True
 
 
 _open: Trace | None = None

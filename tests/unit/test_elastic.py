@@ -200,3 +200,8 @@ FOUR = Form(4, (("data", 4), ("model", 2)))
 )
 def test_a_form_tells_what_is_different(now: Form, words: tuple[str, ...]) -> None:
     assert FOUR.changes(now) == words
+
+
+def test_what_is_not_a_number_is_the_same_in_all() -> None:
+    values = [{"best": float("nan"), "losses": np.array([1.0, np.nan])} for _ in range(3)]
+    assert same_in_all(values, 0, 2) is values[0]

@@ -180,8 +180,8 @@ class ProcessExit:
                     code = self._code
             log.warning("ended by the watchdog code=%d", code)
             trace.moment(f"the watchdog ends the process with code {code}")
-            trace.write()
             flush_output()
+            trace.write()  # last, as its storage may hang
 
         # In a thread of its own: a thread that is stuck may hold the lock of a stream or of a log handler.
         speaker = threading.Thread(target=last_words, name="gracepoint-last-words", daemon=True)

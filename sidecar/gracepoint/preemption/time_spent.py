@@ -86,9 +86,9 @@ class TimeSpent:
             if periodic:
                 self._periodic = (self._periodic[0] + 1, self._periodic[1] + took_s)
 
-    def passed(self, step: int) -> None:
-        """Notes that this step was passed, and training went on."""
-        self._pass(step, self._clock())
+    def passed(self, step: int, *, ago_s: float = 0.0) -> None:
+        """Notes that this step was passed so many seconds ago, and training went on."""
+        self._pass(step, self._clock() - ago_s)
 
     def committed(self, step: int) -> None:
         """Notes that this step, which was passed before, is in a committed checkpoint."""

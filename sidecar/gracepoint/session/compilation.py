@@ -13,6 +13,7 @@ other arguments are compiled anew, and static arguments and donation are those o
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import logging
@@ -27,6 +28,8 @@ from gracepoint.session.program_watch import ProgramWatch
 
 log = logging.getLogger(__name__)
 
+#: The interpreter's end waits so long for a compilation that is still under way.
+_AT_EXIT_S = 60.0
 #: After so many seconds, and again and again, the log says that a call waits for its compilation.
 _SAID_EVERY_S = 60.0
 
@@ -58,7 +61,7 @@ class CompiledFunction:
     ) -> None:
         self._jitted = jitted
         self._job: _Job | None = job  # None once a call has found it well
-        self._given = given
+        self._given: tuple[Any, Any] | None = given
         self._stage = stage
         self._watch = watch
         self.__name__ = job.name
@@ -73,6 +76,10 @@ class CompiledFunction:
         if self._job is None:
             return self._jitted(*args, **kwargs)
         return self._first(self._job, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what the jitted function has, such as ``lower`` and ``clear_cache``."""
+        return getattr(self.__dict__["_jitted"], name)
 
     def wait(self) -> None:
         """Waits for the compilation.
@@ -100,9 +107,9 @@ class CompiledFunction:
         self._wait(job)
         before = self._watch.count(job.name)
         result = self._jitted(*args, **kwargs)
-        self._job = None
-        if self._watch.count(job.name) > before:
-            differs = _difference(self._given, (args, kwargs))  # deleted arrays tell their forms, too
+        given, self._given, self._job = self._given, None, None
+        if given is not None and self._watch.count(job.name) > before:
+            differs = _difference(given, (args, kwargs))  # deleted arrays tell their forms, too
             log.warning(
                 "compiled again, as it was called in another way than compile() was told function=%s: %s",
                 job.name,
@@ -149,7 +156,7 @@ class Compilations:
         import jax
 
         jitted: Any = function
-        if not hasattr(function, "trace"):
+        if not isinstance(function, jax.stages.Wrapped):
             jitted = jax.jit(function, **jit_options)
         elif jit_options:
             raise SettingsError(
@@ -175,19 +182,28 @@ class Compilations:
                 job.done.set()
             self._waiting.clear()
             thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-            if thread.is_alive():
-                log.warning("a compilation is still under way waited_s=%g", timeout_s)
+        if thread is None:
+            return
+        thread.join(timeout_s)
+        if thread.is_alive():
+            log.warning("a compilation is still under way waited_s=%g", timeout_s)
+            atexit.register(thread.join, _AT_EXIT_S)
 
     def _add(self, job: _Job) -> None:
         with self._changed:
             if self._closed:
                 raise SettingsError("compile(): expected an open session, found that the session is closed")
             self._waiting.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gracepoint-compile", daemon=True)
-                self._thread.start()
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name="gracepoint-compile", daemon=True)
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError as error:  # the system has no more threads
+                log.warning("no thread could be started: the call compiles function=%s: %s", job.name, error)
+                self._waiting.remove(job)
+                job.done.set()
 
     def _run(self) -> None:
         while True:
@@ -243,7 +259,8 @@ def _form(argument: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return leaf
         sharding = leaf.sharding if leaf.committed else None
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+        weak = getattr(leaf, "weak_type", False)  # arrays of random keys have no weak types
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
     if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(argument)):
         return argument  # a static argument stays the object that it is

@@ -73,7 +73,7 @@ class OwnLoop:
         """
         if not 0 < duration_s < math.inf:
             raise SettingsError(f"own_save_took(): expected seconds above 0, found {duration_s}")
-        self._saves.saved_by_the_loop(checked(step), self._forecaster.own_save_took(duration_s))
+        self._saves.saved_by_the_loop(checked(step), duration_s, self._forecaster.own_save_took(duration_s))
 
     def saved(self, step: int) -> None:
         """Notes that the caller has saved the step at which ``reached_preemption`` returned True. Ends the process.

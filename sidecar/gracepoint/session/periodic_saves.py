@@ -129,14 +129,15 @@ class PeriodicSaves:
         saved = last.step if last is not None else self.own_step if self.own_step is not None else self.restored_step
         return None if saved is None else self._coordinator.step - saved
 
-    def saved_by_the_loop(self, step: int, figures: Figures | None) -> None:
+    def saved_by_the_loop(self, step: int, took_s: float, figures: Figures | None) -> None:
         """Notes that the training loop has saved this step by its own means.
 
         Args:
             step: The step.
+            took_s: Seconds since the save began.
             figures: What an emergency save would take now. None if that is not known.
         """
         self.own_step = step
-        self._coordinator.reporter.time_spent.passed(step)
+        self._coordinator.reporter.time_spent.passed(step, ago_s=took_s)
         if figures is not None:
             self._coordinator.report_forecast(figures, step)

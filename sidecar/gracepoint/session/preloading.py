@@ -30,7 +30,11 @@ def begin(settings: Settings) -> threading.Thread | None:
     if settings.process_count in (None, 1) or global_state.initialized:
         return None
     thread = threading.Thread(target=_load, args=(settings,), name="gracepoint-preload", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # the system has no more threads
+        log.info("nothing is loaded ahead error=%s", error)
+        return None
     return thread
 
 

@@ -299,7 +299,6 @@ class Session(OwnLoop):
             with self._coordinator.activities.at("close"):
                 self._coordinator.finish()
                 self._checkpointer.close(_CLOSE_TIMEOUT_S)
-            self._compilations.close(_CLOSE_TIMEOUT_S)
         finally:
             self._end_threads(well=True)
 
@@ -359,6 +358,7 @@ class Session(OwnLoop):
         self._run_ahead.forget()
         if self._coordinator.end(well=well):
             atexit.unregister(self._at_exit)
+        self._compilations.close(_CLOSE_TIMEOUT_S if well else 0.0)
         self._programs.close()
         if self._compile_cache is not None:
             self._compile_cache.close(well=well)

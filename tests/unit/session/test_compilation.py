@@ -225,3 +225,35 @@ def test_closing_waits_for_what_is_being_compiled(
     compilations.close(WAIT_S)
     assert step.done
     assert int(dropped(state(), BATCH)["count"]) == 1, "the call compiles it"
+
+
+def test_random_keys_are_compiled_for_also_within_a_state(compilations: Compilations, compiled: Counter[str]) -> None:
+    def keyed(state: Any, key: jax.Array) -> Any:
+        return state["w"] + jax.random.normal(jax.random.fold_in(state["key"], 1), (8,)) + jax.random.uniform(key)
+
+    arguments = ({**state(), "key": jax.random.key(7)}, jax.random.key(8))
+    step = compilations.begin(keyed, arguments, {}, {})
+    step.wait()
+    before = compiled["jit(keyed)"]
+    step(*arguments)
+    assert compiled["jit(keyed)"] == before == 1
+
+
+def test_a_compiled_function_has_what_the_jitted_one_has(compilations: Compilations) -> None:
+    step = compilations.begin(fresh_step(), (form(), jax.ShapeDtypeStruct((2,), jnp.float32)), {}, {})
+    assert "stablehlo" in step.lower(state(), jnp.zeros(2)).as_text()
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = step.no_such_thing
+
+
+def test_without_a_thread_the_call_compiles(compilations: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gracepoint.session.compilation._is_set_as_in_a_new_thread", lambda: True)
+        patched.setattr(threading.Thread, "start", refuse)
+        step = compilations.begin(fresh_step(), (form(), jax.ShapeDtypeStruct((2,), jnp.float32)), {}, {})
+    assert step(state(), jnp.ones(2))["count"] == 1
+    later = compilations.begin(fresh_step(), (form(), jax.ShapeDtypeStruct((2,), jnp.float32)), {}, {})
+    later.wait()  # a thread again

@@ -1,8 +1,8 @@
 """The programs that give the values of primary replicas to all replicas, as a sum over them (``single_replica``).
 
-A thread ("gracepoint: compiling", a daemon) compiles them if the caller asks for that, while the caller reads. Until
-``wait`` returns, only the thread uses what it has compiled. A compilation cannot be ended: if it takes too long, the
-thread outlives the call.
+The caller lowers them, if it asks for that, because what JAX lowers by may be set for its thread alone (such as x64). A
+thread ("gracepoint: compiling", a daemon) compiles them while the caller reads. Until ``wait`` returns, only the thread
+uses what it has compiled. A compilation cannot be ended: if it takes too long, the thread outlives the call.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
+
+_END_S = 10.0
 
 
 class Summed(Protocol):
@@ -66,9 +68,10 @@ class Sums:
             yield start, len(self._placements)
 
     def compile(self, limit_bytes: int) -> None:
-        """Starts to compile the programs of all batches."""
+        """Lowers the programs of all batches, and starts to compile them."""
+        lowered = {(start, stop): self._lowered(start, stop) for start, stop in self.batches(limit_bytes)}
         self._thread = threading.Thread(
-            target=self._compile, args=(limit_bytes,), name="gracepoint: compiling", daemon=True
+            target=self._compile, args=(lowered,), name="gracepoint: compiling", daemon=True
         )
         try:
             self._thread.start()
@@ -86,16 +89,23 @@ class Sums:
             if self._thread.is_alive():
                 raise CheckpointError("the program that sends arrays to other replicas was not compiled in time")
 
+    def end(self) -> None:
+        """Waits a little for a compilation of which nobody needs the result: no interpreter must end beside it."""
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
     def of(self, start: int, stop: int) -> Callable[[tuple[jax.Array, ...]], Any]:
         """Returns the program of one batch."""
         found: Callable[[tuple[jax.Array, ...]], Any] = self._compiled.get((start, stop)) or self._program(start, stop)
         return found
 
-    def _compile(self, limit_bytes: int) -> None:
-        for start, stop in self.batches(limit_bytes):
-            forms = tuple(placement.form() for placement in self._placements[start:stop])
+    def _lowered(self, start: int, stop: int) -> Any:
+        return self._program(start, stop).lower(tuple(placement.form() for placement in self._placements[start:stop]))
+
+    def _compile(self, lowered: dict[tuple[int, int], Any]) -> None:
+        for (start, stop), program in lowered.items():
             try:
-                self._compiled[start, stop] = self._program(start, stop).lower(forms).compile()
+                self._compiled[start, stop] = program.compile()
             except Exception as error:  # noqa: BLE001 - it is compiled again when it is used, which raises
                 logger.debug("the program of %d arrays was not compiled ahead: %s", stop - start, error)
 

@@ -194,7 +194,14 @@ def read_leaves(
     others = [position for position, placement in enumerate(by_target) if not isinstance(placement, OnOneReplica)]
 
     def read(then: Callable[[], None]) -> None:
-        started_s = time.monotonic()
+        started_s, handing_s = time.monotonic(), 0.0
+
+        def hand() -> None:
+            nonlocal handing_s
+            began_s = time.monotonic()
+            then()
+            handing_s += time.monotonic() - began_s
+
         requests = (targets[position].request(parts[position]) for position in (*shared, *others))
         total_bytes = read_all(
             (request for request in requests if request is not None),
@@ -203,9 +210,9 @@ def read_leaves(
             deadline=deadline,
             far=not stored.folder.backend.renames,
             first=len(shared),
-            then=then,
+            then=hand,
         )
-        metrics.tell_read(total_bytes, time.monotonic() - started_s, stored.folder)
+        metrics.tell_read(total_bytes, time.monotonic() - started_s - handing_s, stored.folder)
 
     if not shared:
         read(lambda: None)

@@ -199,8 +199,8 @@ def hand_to_all(
         sums.compile(together.agreed_bytes)
 
     def hand() -> None:
-        sums.wait(deadline)
         metrics.tell_replica_read(time.monotonic() - started_s)
+        sums.wait(deadline)
         limit_bytes = _agree(replica, together, deadline)
         read_s = time.monotonic()
         for start, stop in sums.batches(limit_bytes):
@@ -214,7 +214,10 @@ def hand_to_all(
         who = ", ".join(map(str, sorted({placement.primary for placement in placements})))
         logger.info("replica %s handed %d arrays to all in %.3f s", who, len(arrays), elapsed_s)
 
-    read(hand)
+    try:
+        read(hand)
+    finally:
+        sums.end()
     return arrays
 
 

@@ -16,7 +16,8 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart
 from gracepoint.checkpoint.storage.posix import PosixBackend
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 
-#: Part of the memory that is left which may be filled: the restore needs memory, too.
+#: Part of the memory that is left which each process may fill: the restore needs memory, too. Processes that share a
+#: machine share the page cache, and the kernel drops what does not fit.
 _MEMORY = 0.25
 
 

@@ -119,7 +119,7 @@ class Lease:
             return
         self._ended.set()
         self._thread.join(_END_S)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, CheckpointError):  # CheckpointError: somebody wrote something else there
             found = _read(self._path)
             if found is None or found[0] != self._mine:
                 return

@@ -209,6 +209,14 @@ def test_released_it_is_gone_and_what_another_has_taken_is_left(tmp_path: Path, 
     assert path.exists()
 
 
+def test_a_lease_that_somebody_has_overwritten_is_left(tmp_path: Path, held: list[Lease]) -> None:
+    mine = claim(tmp_path, "job-a", held)
+    path = Path(Layout(storage_path(tmp_path)).lease())
+    path.write_text("not a lease")
+    mine.release()
+    assert path.read_text() == "not a lease"
+
+
 def test_a_lease_that_is_taken_while_it_is_released_is_left() -> None:
     store = FlatStore()
     paths = Layout(StoragePath(store, "run"))
