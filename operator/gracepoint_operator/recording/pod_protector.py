@@ -30,21 +30,30 @@ class PodProtector:
         metrics: Counts failures.
         clock: Seconds since the epoch.
         interval_s: Seconds between two writes of one pod.
+        allowed: Whether the operator has the right to annotate pods. Without it, nothing is written.
     """
 
     def __init__(
-        self, api: KubeClient, cache: ClusterCache, metrics: Metrics, clock: Callable[[], float], interval_s: float
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        interval_s: float,
+        *,
+        allowed: bool,
     ) -> None:
         self._api = api
         self._cache = cache
         self._clock = clock
+        self._allowed = allowed
         self._wanted: dict[str, bool] = {}  # the workload's UID -> whether its pods are to be protected
         self._written: dict[str, tuple[Pod, bool]] = {}  # the pod's UID -> the pod as it was, and what was written
         self._write_queue = WriteQueue("protection of a pod", self._write, metrics, interval_s)
 
     def protect(self, gang: GangSnapshot) -> float | None:
         """Sets or clears the annotations of a gang's pods soon. Returns when to call again even if nothing changes."""
-        if gang.workload is None or gang.policy is None:
+        if not self._allowed or gang.workload is None or gang.policy is None:
             return None
         wanted = self._exposure(gang)
         self._wanted[gang.workload_uid] = wanted.protect

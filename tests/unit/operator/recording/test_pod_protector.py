@@ -14,10 +14,11 @@ from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, Body, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+from tests.unit.operator.fakes.replica import Replica, cluster, running, started, until
 
 KARPENTER = "karpenter.sh/do-not-disrupt"
 YOUNG = {"checkpointYoungerThanSeconds": 600}
+JOINED = Spent(now_s=2.0, joined_s=1.0)
 RESTORED = Spent(now_s=100.0, joined_s=1.0, restored_s=100.0)
 
 
@@ -31,6 +32,10 @@ def api(clock: Clock) -> MemoryApi:
 def annotations_of(api: MemoryApi, index: int = 0) -> Body:
     stored = api.objects[kinds.PODS.path(NAMESPACE, objects.pod(index)["metadata"]["name"])]
     return dict(stored["metadata"].get("annotations", {}))
+
+
+def pod_writes(api: MemoryApi) -> list[str]:
+    return [call for call in api.calls if call.startswith("PATCH") and "/pods/" in call]
 
 
 def echo(replica: Replica) -> None:
@@ -76,8 +81,7 @@ async def test_two_replicas_agree_and_write_each_pod_once(api: MemoryApi, clock:
         hear(first, RESTORED)
         await protected(first, False)
         await protected(second, False)
-        writes = [call for call in api.calls if call.startswith("PATCH") and "/pods/" in call]
-        assert len(writes) <= 8
+        assert len(pod_writes(api)) <= 8
 
 
 async def test_setting_that_is_taken_back_leaves_no_annotation(api: MemoryApi, clock: Clock) -> None:
@@ -96,7 +100,7 @@ async def test_policy_without_the_setting_touches_no_pod(clock: Clock) -> None:
         await replica.phase("Noticed")
         hear(replica, RESTORED)
         await asyncio.sleep(0.1)
-        assert [call for call in api.calls if call.startswith("PATCH") and "/pods/" in call] == []
+        assert pod_writes(api) == []
 
 
 async def test_new_life_is_protected_until_it_has_restored(api: MemoryApi, clock: Clock) -> None:
@@ -118,3 +122,18 @@ async def test_new_life_is_protected_until_it_has_restored(api: MemoryApi, clock
             return all(body["metadata"].get("annotations", {}).get(KARPENTER) == "true" for body in stored)
 
         await until(reached, "the new pods to be protected")
+
+
+async def test_operator_without_the_right_writes_no_pod_and_says_so(api: MemoryApi, clock: Clock) -> None:
+    async with started(Replica(api, clock, "replica-a", protects_pods=False)) as replica:
+
+        def reason() -> str:
+            (policy,) = api.of(kinds.POLICIES)
+            conditions = policy.get("status", {}).get("conditions", [])
+            return next((item["reason"] for item in conditions if item["type"] == "Ready"), "")
+
+        await until(lambda: reason() == "PodsNotProtected", "the policy's status to say so")
+        hear(replica, JOINED)
+        echo(replica)
+        await asyncio.sleep(0.1)
+        assert pod_writes(api) == []
