@@ -203,6 +203,11 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         assert container[probe]["httpGet"] == {"path": path, "port": "health"}
 
 
+def test_operator_annotates_pods_only_with_the_right_to_it(render: Render) -> None:
+    args = pod_spec(render("protection.enabled=true"))["containers"][0]["args"]
+    assert args[args.index("--protect-pods") + 1] == "true"
+
+
 def test_the_service_leads_to_the_pods(render: Render) -> None:
     objects = render()
     service, deployment = one(objects, "Service"), one(objects, "Deployment")
