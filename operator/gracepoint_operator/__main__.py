@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         replicas=given.replicas,
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
+        protects_pods=given.protect_pods == "true",
         on_ready=gc_schedule.spare_what_is_known,
     )
     server = Server(
@@ -198,6 +199,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=Limits.history,
         help="how many Preemptions that have ended are kept of one workload's name",
+    )
+    parser.add_argument(
+        "--protect-pods",
+        choices=("true", "false"),
+        default="false",
+        help="whether the operator has the right to annotate pods, which protects them from autoscalers",
     )
     parser.add_argument("--namespace", default="", help="the operator's own namespace")
     parser.add_argument("--sightings", default="", help="a ConfigMap there, in which is kept since when signs are seen")

@@ -88,6 +88,7 @@ class Controller:
         replicas: Number of replicas that share this limit.
         kept: How long, and how many, Preemptions that have ended are kept.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
+        protects_pods: Whether the operator has the right to annotate pods.
         tick_s: Pause between two looks at what depends on the time alone, in seconds.
         on_ready: Called once, when the cluster is known.
 
@@ -114,6 +115,7 @@ class Controller:
         replicas: int = 1,
         kept: Limits = Limits(),  # noqa: B008  immutable
         first_seen_place: tuple[str, str] | None = None,
+        protects_pods: bool = False,
         tick_s: float = TICK_S,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -127,7 +129,9 @@ class Controller:
         self.subscribers = Subscribers()
         self._clock = clock
         self._acknowledgements = AcknowledgementLog()
-        self._policy_writer = PolicyWriter(api, self.cache, metrics, clock, replica, write_interval_s)
+        self._policy_writer = PolicyWriter(
+            api, self.cache, metrics, clock, replica, write_interval_s, protects_pods=protects_pods
+        )
         self._preemption_writer = PreemptionWriter(
             api, self.cache, self._acknowledgements, self._policy_writer, metrics, clock, replica, write_interval_s
         )
@@ -167,7 +171,7 @@ class Controller:
         self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
         self._eviction_responder = EvictionResponder(api, self.cache, metrics, clock, write_interval_s)
-        self._pod_protector = PodProtector(api, self.cache, metrics, clock, write_interval_s)
+        self._pod_protector = PodProtector(api, self.cache, metrics, clock, write_interval_s, allowed=protects_pods)
         self._decisions = DecisionQueue(lambda workload_uid: self._decider.decide(workload_uid), clock)
         self.evictions = EvictionHold(
             api, self.cache, self._take_body, self._decisions.decide_now, lambda: self.ready, metrics, clock
@@ -236,8 +240,7 @@ class Controller:
 
     def _take_body(self, kind: kinds.Kind, body: JsonObject) -> None:
         """Like ``feed`` for an object that was modified, on the controller's loop."""
-        found = self.cache.reader.read(kind, body)
-        if found is not None:
+        if (found := self.cache.reader.read(kind, body)) is not None:
             self._take(found, "MODIFIED")
 
     def _take(self, found: ObjectReading, event: str | None) -> None:
@@ -326,13 +329,10 @@ class Controller:
     def _note_gap(self, kind: kinds.Kind, any_event: bool) -> None:
         """Lists the kind again, because events of it may have been missed. Callable from any thread.
 
-        Args:
-            kind: The kind.
-            any_event: False if only deletions may have been missed.
+        Without ``any_event``, only deletions may have been missed.
         """
         if self._loop is not None:
-            again = functools.partial(self._sweeper.look_again, kind, in_full=any_event)
-            self._loop.call_soon_threadsafe(again)
+            self._loop.call_soon_threadsafe(functools.partial(self._sweeper.look_again, kind, in_full=any_event))
 
     async def _tick(self) -> None:
         while True:

@@ -172,7 +172,7 @@ class Replica:
         self.gang = gang
         self.api = gang.api
         self.metrics = Metrics()
-        self.core = Controller(self.api, self.metrics, time.time, name, write_interval_s=0.05)
+        self.core = Controller(self.api, self.metrics, time.time, name, write_interval_s=0.05, protects_pods=True)
 
     async def watch(self) -> None:
         """Brings every object as it is now, and deletions of those that are gone."""

@@ -133,6 +133,9 @@ async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGa
     young = {"voluntaryDisruption": {"checkpointYoungerThanSeconds": 3600}}
     await gang.api.merge(kinds.POLICIES, gang.name, "careful", {"spec": young})
     async with watching(gang, tmp_path) as replica:
+        known = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
+        assert known is not None
+        replica.core._policy_writer.goodput.hear(known, "s-0", Spent(now_s=2.0, joined_s=1.0))
 
         async def protected() -> bool:
             pods = [await gang.api.get(kinds.PODS, gang.name, gang.pod(index)) for index in (0, 1)]
@@ -151,8 +154,6 @@ async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGa
         await asyncio.sleep(15)  # it looks for nodes to disrupt every ten seconds
         assert not await gang.disrupted(0)
         assert not await gang.disrupted(1)
-        known = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
-        assert known is not None
         replica.core._policy_writer.goodput.hear(known, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
 
         async def taken() -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint.wire.messages import Spent
+from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.autoscaler_annotations import PROTECTING, SET_BY_US
 from tests.api_server.gang import Gang, Replica, running, until
@@ -18,6 +19,7 @@ from tests.testcluster.api_server import ApiServer
 from tests.testcluster.shell import run, wait_until
 
 CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
+KARPENTER, AUTOSCALER = PROTECTING
 OPERATOR = "system:serviceaccount:gp-system:gp-gracepoint"
 
 
@@ -40,10 +42,11 @@ async def test_pods_are_protected_until_a_checkpoint_is_young(gang: Gang) -> Non
     young = {"voluntaryDisruption": {"checkpointYoungerThanSeconds": 3}}
     await gang.api.merge(kinds.POLICIES, gang.name, "careful", {"spec": young})
     async with running(gang) as replica:
-        await protected(gang, replica, True)
-        assert (await annotations_of(gang, 0)).keys() == {*PROTECTING, SET_BY_US}
         pod = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
         assert pod is not None
+        replica.core._policy_writer.goodput.hear(pod, "s-0", Spent(now_s=2.0, joined_s=1.0))
+        await protected(gang, replica, True)
+        assert (await annotations_of(gang, 0)).keys() == {*PROTECTING, SET_BY_US}
         replica.core._policy_writer.goodput.hear(pod, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
         await protected(gang, replica, False)
         assert await annotations_of(gang, 0) == {}
@@ -79,7 +82,12 @@ def patched(server: ApiServer, patch: object, user: str) -> str:
 
 
 def test_operator_changes_no_pod_but_by_its_annotations(guarded: ApiServer) -> None:
-    meta = {"name": "target", "namespace": "default", "annotations": {"app": "x"}, "labels": {"app": "x"}}
+    meta = {
+        "name": "target",
+        "namespace": "default",
+        "annotations": {"app": "x"},
+        "labels": {"app": "x", LABEL_POLICY: "careful"},
+    }
     spec = {"containers": [{"name": "c", "image": "one"}]}
     guarded.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
     try:
@@ -89,6 +97,9 @@ def test_operator_changes_no_pod_but_by_its_annotations(guarded: ApiServer) -> N
             "annotation": {"metadata": {"annotations": {"app": "y"}}},
             "annotation taken away": {"metadata": {"annotations": {"app": None}}},
             "finalizer": {"metadata": {"finalizers": ["example.com/never"]}},
+            "value of Karpenter's": {"metadata": {"annotations": {KARPENTER: "false"}}},
+            "value of the autoscaler's": {"metadata": {"annotations": {AUTOSCALER: "true"}}},
+            "value of the operator's": {"metadata": {"annotations": {SET_BY_US: "app"}}},
         }
         why = "the operator changes no pod but by the annotations"
         wait_until("the admission policy", lambda: why in patched(guarded, others["label"], OPERATOR), timeout_s=60)
@@ -96,6 +107,11 @@ def test_operator_changes_no_pod_but_by_its_annotations(guarded: ApiServer) -> N
             assert why in patched(guarded, patch, OPERATOR), what
         ours = {"metadata": {"annotations": {**PROTECTING, SET_BY_US: ",".join(PROTECTING)}}}
         assert patched(guarded, ours, OPERATOR) == ""
+        partly = {KARPENTER: "true", SET_BY_US: KARPENTER}
+        guarded.kubectl("annotate", "pod", "target", "--namespace=default", f"{AUTOSCALER}=true")  # a user's
+        assert patched(guarded, {"metadata": {"annotations": partly}}, OPERATOR) == ""
+        guarded.kubectl("label", "pod", "target", "--namespace=default", f"{LABEL_POLICY}-")
+        assert why in patched(guarded, ours, OPERATOR), "a pod that names no policy"
         guarded.kubectl("label", "pod", "target", "--namespace=default", "app=z", "--overwrite")  # others may
     finally:
         guarded.kubectl("delete", "pod", "target", "--namespace=default", "--force", check=False)

@@ -184,6 +184,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--replicas": "2",
         "--preemption-ttl-seconds": "2592000",
         "--preemption-history-limit": "50",
+        "--protect-pods": "false",
         "--pending-connections": "1024",
         "--pending-connections-per-address": "256",
         "--service-url": "https://gp-gracepoint.gp-system.svc:443",
@@ -200,6 +201,11 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
     assert ports == {"https": 8443, "webhooks": 9443, "health": 8080}
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": "health"}
+
+
+def test_operator_annotates_pods_only_with_the_right_to_it(render: Render) -> None:
+    args = pod_spec(render("protection.enabled=true"))["containers"][0]["args"]
+    assert args[args.index("--protect-pods") + 1] == "true"
 
 
 def test_the_service_leads_to_the_pods(render: Render) -> None:

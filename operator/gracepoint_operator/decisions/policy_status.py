@@ -22,14 +22,26 @@ CONDITION_STALLED = "Stalled"
 _FORECASTS = 50  # the limit in the schema of the resource
 
 
-def readiness(policy: CheckpointPolicy, now: float) -> Condition:
-    """Returns the condition Ready of a policy that could be read."""
+def readiness(policy: CheckpointPolicy, now: float, *, protects_pods: bool) -> Condition:
+    """Returns the condition Ready of a policy that could be read.
+
+    Args:
+        policy: The policy.
+        now: Seconds since the epoch.
+        protects_pods: Whether the operator has the right to annotate pods.
+    """
     message = f"every signal is told to the {ANY_PLURAL} that name this policy"
     if policy.spec.mode is Mode.OBSERVE:
         message = "signals are recorded and nobody is told (mode Observe)"
     elif policy.spec.signals == []:
         message = "no kind of signal counts (spec.signals is empty)"
     reason, unknown = "Watching", [item for item in policy.unknown if item.startswith("spec")]
+    if policy.spec.voluntary_disruption.checkpoint_younger_than_seconds and not protects_pods:
+        reason = "PodsNotProtected"
+        message += (
+            "; found spec.voluntaryDisruption, but the operator may not annotate pods, so autoscalers move them at any "
+            "time; install the chart with protection.enabled=true, or remove the field"
+        )
     if unknown:
         reason = "UnknownValues"
         message += (

@@ -1,7 +1,8 @@
 """Whether a gang has a checkpoint that is young enough for a voluntary disruption. Pure.
 
 What a disruption costs a gang is what it has trained since its newest checkpoint, or since it was restored: right after
-that nothing can be lost, however old the checkpoint is.
+that nothing can be lost, however old the checkpoint is. A gang of whose processes none tells of its times is not
+protected: nobody would say when that is to end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ class Exposure:
 
     Attributes:
         protect: Whether the gang is to be protected from voluntary disruptions now.
-        until_ms: When it has to be protected if no other checkpoint comes. None if it is protected already.
+        until_ms: When it has to be protected if no other checkpoint comes. None if it is protected already, or if only
+            an event changes that.
     """
 
     protect: bool
@@ -28,12 +30,12 @@ def exposure(life: Life | None, younger_than_ms: int, now_ms: int) -> Exposure:
     """Returns whether a gang is to be protected.
 
     Args:
-        life: The current life of the gang. None if it is not known.
+        life: The current life of the gang. None if there is no account of it.
         younger_than_ms: The gang may be disrupted while its newest checkpoint is younger than this.
         now_ms: The time.
     """
-    if life is None or life.gone_ms is not None:
-        return Exposure(True)
+    if life is None or not life.session or life.gone_ms is not None:
+        return Exposure(False)
     known = [moment for moment in (life.restored_ms, life.saved_ms) if moment is not None]
     until_ms = max(known, default=now_ms - younger_than_ms) + younger_than_ms
     return Exposure(True) if now_ms >= until_ms else Exposure(False, until_ms)

@@ -39,6 +39,7 @@ class PolicyWriter:
         clock: Seconds since the epoch.
         replica: This replica's name.
         interval_s: Seconds between two writes of one policy.
+        protects_pods: Whether the operator has the right to annotate pods.
 
     Attributes:
         goodput: Keeps the accounts of the workloads' time, which are in the statuses.
@@ -52,11 +53,14 @@ class PolicyWriter:
         clock: Callable[[], float],
         replica: str,
         interval_s: float,
+        *,
+        protects_pods: bool = False,
     ) -> None:
         self._api = api
         self._cache = cache
         self._clock = clock
         self._replica = replica
+        self._protects_pods = protects_pods
         self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
         self._mended: set[Key] = set()  # nothing is refused any more, which is not written yet
@@ -188,7 +192,7 @@ class PolicyWriter:
         before = policy.status.conditions or []
         epochs = self._cache.preemptions.epochs_under(key)
         conditions: list[Condition] = [
-            policy_status.readiness(policy, now),
+            policy_status.readiness(policy, now, protects_pods=self._protects_pods),
             policy_status.injection(policy, workloads, now),
         ]
         recorded = policy_status.recording(

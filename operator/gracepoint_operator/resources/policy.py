@@ -132,8 +132,10 @@ class VoluntaryDisruption(Model):
     checkpoint_younger_than_seconds: Annotated[int, Field(ge=0, le=604_800)] = 0
     """While the newest checkpoint of a gang is older than this number of seconds, its pods have the annotations
     karpenter.sh/do-not-disrupt and cluster-autoscaler.kubernetes.io/safe-to-evict, so that their nodes are not removed.
-    Right after a restore, a checkpoint counts as new. It should be more than the time between two periodic saves. The
-    operator needs the right to annotate pods (the chart's protection.enabled). 0: the annotations are not touched."""
+    Right after a restore, a checkpoint counts as new. It should be more than the time between two periodic saves. A
+    gang without an account of its time in status.goodput is not protected: before its first process reports, with a
+    library that reports no times, and beyond the 50 workloads that fit there. The operator needs the right to annotate
+    pods (the chart's protection.enabled). 0: the annotations are not touched."""
 
 
 class StallAction(StrEnum):
@@ -230,7 +232,7 @@ class CheckpointPolicy(Resource):
     status: CheckpointPolicyStatus = CheckpointPolicyStatus()
 
     def newly_saved(self, before: CheckpointPolicy | None) -> set[str]:
-        """UIDs of the workloads with another newest checkpoint than ``before``, if anything depends on its age."""
+        """UIDs of the workloads with another checkpoint or process than ``before``, if anything depends on them."""
         if not self.spec.voluntary_disruption.checkpoint_younger_than_seconds:
             return set()
         known = set() if before is None else _newest_checkpoints(before.status)
@@ -239,4 +241,4 @@ class CheckpointPolicy(Resource):
 
 def _newest_checkpoints(status: CheckpointPolicyStatus) -> set[tuple[object, ...]]:
     lives = ((entry.uid, life) for entry in status.goodput or () for life in entry.lives[-1:])
-    return {(uid, life.restored, life.saved, life.gone) for uid, life in lives}
+    return {(uid, life.session, life.restored, life.saved, life.gone) for uid, life in lives}

@@ -46,13 +46,26 @@ class Replica:
     """A core that runs, and the watches that a test plays to it."""
 
     def __init__(
-        self, api: MemoryApi, clock: Clock, name: str, first_seen_place: tuple[str, str] | None = None
+        self,
+        api: MemoryApi,
+        clock: Clock,
+        name: str,
+        first_seen_place: tuple[str, str] | None = None,
+        *,
+        protects_pods: bool = True,
     ) -> None:
         self.api = api
         self.clock = clock
         self.metrics = Metrics()
         self.core = Controller(
-            api, self.metrics, clock, name, write_interval_s=0.02, first_seen_place=first_seen_place, tick_s=0.05
+            api,
+            self.metrics,
+            clock,
+            name,
+            write_interval_s=0.02,
+            first_seen_place=first_seen_place,
+            protects_pods=protects_pods,
+            tick_s=0.05,
         )
 
     def see(self, kind: kinds.Kind, body: Body) -> None:

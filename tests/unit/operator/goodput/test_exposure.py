@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gracepoint_operator.goodput.exposure import Exposure, exposure
@@ -10,20 +12,24 @@ from gracepoint_operator.goodput.life import Life
 YOUNG_MS = 600_000
 
 
-def life(restored_ms: int | None = None, saved_ms: int | None = None, gone_ms: int | None = None) -> Life:
-    return Life(began_ms=0, attempt=0, created_ms=0, restored_ms=restored_ms, saved_ms=saved_ms, gone_ms=gone_ms)
+def life(
+    restored_ms: int | None = None, saved_ms: int | None = None, gone_ms: int | None = None, session: str = "s-0"
+) -> Life:
+    known = Life(began_ms=0, attempt=0, created_ms=0, session=session)
+    return dataclasses.replace(known, restored_ms=restored_ms, saved_ms=saved_ms, gone_ms=gone_ms)
 
 
 @pytest.mark.parametrize(
     ("known", "expected"),
     [
-        pytest.param(None, Exposure(True), id="nothing is known"),
-        pytest.param(life(), Exposure(True), id="it starts"),
+        pytest.param(None, Exposure(False), id="there is no account of it"),
+        pytest.param(life(session=""), Exposure(False), id="no process tells of its times"),
+        pytest.param(life(), Exposure(True), id="it has not restored"),
         pytest.param(life(restored_ms=500_000), Exposure(False, 1_100_000), id="just restored"),
         pytest.param(life(restored_ms=400_000), Exposure(True), id="restored too long ago"),
         pytest.param(life(restored_ms=100_000, saved_ms=900_000), Exposure(False, 1_500_000), id="just saved"),
         pytest.param(life(restored_ms=900_000, saved_ms=100_000), Exposure(False, 1_500_000), id="saved before that"),
-        pytest.param(life(saved_ms=900_000, gone_ms=950_000), Exposure(True), id="its processes have ended"),
+        pytest.param(life(saved_ms=100_000, gone_ms=950_000), Exposure(False), id="its processes have ended"),
     ],
 )
 def test_gang_is_open_while_its_newest_checkpoint_is_young(known: Life | None, expected: Exposure) -> None:
