@@ -33,7 +33,7 @@ from gracepoint_operator.webhooks.eviction_responders import add_responder
 from gracepoint_operator.webhooks.injected_annotation import not_understood, overruled, shown
 from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
 from gracepoint_operator.webhooks.installed_api import InstalledApi
-from gracepoint_operator.webhooks.kept_fields import keep_fields
+from gracepoint_operator.webhooks.kept_fields import changed_sizes, keep_fields
 from gracepoint_operator.webhooks.node_affinity import avoid_nodes
 from gracepoint_operator.webhooks.present_size import MemberPlace, is_elastic, resized_pod
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
@@ -211,6 +211,7 @@ async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) 
 def _updated(request: AdmissionRequest, old: Json) -> Json:
     try:
         made, given_up = keep_fields(old, request.object)
+        resized = changed_sizes(old, made)
     except CAUSES:
         # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("JobSet in %s cannot be read", request.namespace, exc_info=True)
@@ -218,7 +219,7 @@ def _updated(request: AdmissionRequest, old: Json) -> Json:
     warnings = [
         f"{path}: Gracepoint keeps the value of the JobSet's creation, as the field is immutable" for path in given_up
     ]
-    return allowed(request, made, warnings)
+    return allowed(request, made, [*warnings, *resized])
 
 
 async def mutate_trainjob(request: AdmissionRequest, context: AdmissionContext) -> Json:
