@@ -35,9 +35,10 @@ from gracepoint_operator.gc_schedule import collect_in_portions
 from gracepoint_operator.health import Health
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.model.evictions import held_for_s
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources import CheckpointPolicy, SignalKind
 from gracepoint_operator.trust.certificates import Certificates, follow, new_context
 from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
@@ -75,7 +76,6 @@ class Admission:
         return AdmissionSettings(
             operator_url=self._service_url,
             ca_certificate=self._certificates.ca,
-            responds_to_evictions=kinds.EVICTIONS in self._core.watches.ages(),
         )
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
@@ -104,6 +104,11 @@ class Admission:
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
         held = await self._core.evictions.attempted(namespace, pod, uid)
         return None if held is None else held.message
+
+    def answers_evictions(self, namespace: str, policy: str) -> bool:
+        known = self._core.cache.policies.get((namespace, policy))
+        holds = known is not None and known.spec.counts(SignalKind.EVICTION) and held_for_s(known.spec) is not None
+        return holds and self._core.watches.works(kinds.EVICTIONS)
 
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset(self._core.cache.objects.disrupted_nodes)

@@ -79,6 +79,9 @@ class AdmissionContext(Protocol):
             Exception: It could not be read.
         """
 
+    def answers_evictions(self, namespace: str, policy: str) -> bool:
+        """Returns whether the operator sees the Evictions of lifecycle.k8s.io, and the policy makes them wait."""
+
     def disrupted_nodes(self) -> frozenset[str]:
         """Returns the names of the nodes that new pods should avoid."""
 
@@ -254,9 +257,9 @@ async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Js
     pod = request.object
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
-            settings = context.settings
-            pod = avoid_nodes(refresh_pod(pod, settings), context.disrupted_nodes())
-            pod = add_responder(pod) if settings.responds_to_evictions else pod
+            pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+            if context.answers_evictions(request.namespace, request.labels[LABEL_POLICY]):
+                pod = add_responder(pod)
             if is_elastic(pod):
                 pod = await _resized(request, pod, context)
     except CAUSES:

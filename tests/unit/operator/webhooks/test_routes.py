@@ -39,6 +39,7 @@ class Operator:
         self.policies = {("team", "default"): policy()}
         self.nodes: frozenset[str] = frozenset()
         self.evictions: list[tuple[str, str, str | None]] = []
+        self.answers = False
         self.waits_for: str | None = None
         self.refused: list[str] = []
         self.now: dict[str, MemberPlace] | Exception = {}
@@ -60,6 +61,9 @@ class Operator:
         if isinstance(found, Exception):
             raise found
         return found
+
+    def answers_evictions(self, namespace: str, policy: str) -> bool:
+        return self.answers
 
     def disrupted_nodes(self) -> frozenset[str]:
         return self.nodes
@@ -226,6 +230,17 @@ async def test_gang_pod_avoids_disrupted_nodes_and_gets_the_current_ca(client: C
     made = patched(pod, await call(client, PATH_PODS, pod))
     assert environment(made["spec"]["containers"][0])[Env.CA_CERTIFICATE] == "PEM-2"
     assert "doomed" in json.dumps(made["spec"]["affinity"])
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_only_pods_whose_evictions_are_answered_get_a_responder(
+    client: Client, operator: Operator, answers: bool
+) -> None:
+    template = patched(jobset(), await call(client, PATH_JOBSETS, jobset()))
+    operator.answers = answers
+    pod = {"metadata": {"labels": {LABEL_POLICY: "default"}}, "spec": pod_of(template)}
+    made = patched(pod, await call(client, PATH_PODS, pod))
+    assert ("evictionResponders" in made["spec"]) is answers
 
 
 ELASTIC = {"training": {"minProcesses": 2}}
