@@ -50,7 +50,7 @@ from gracepoint_operator.workloads import registry
 log = logging.getLogger(__name__)
 
 _WORKLOAD_API_S = 60.0
-_PLACES_S = 1.0
+_PLACES_S = 1.0  # two reads are within the timeout of the webhook for pods
 _START_TIMEOUT_S = 30.0
 _CERTIFICATE_AGAIN_S = 1.0
 _STOP_TIMEOUT_S = 8.0
@@ -69,7 +69,7 @@ class Admission:
         self._service_url = service_url
         self._served: InstalledApi | None = None
         self._served_until = 0.0
-        self._places = SharedReads(self._read_places)
+        self._places = SharedReads(self._read_places, _PLACES_S)
 
     @property
     def settings(self) -> AdmissionSettings:
@@ -95,11 +95,13 @@ class Admission:
 
     async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
         kind, name = registry.place_in(labels)
-        async with asyncio.timeout(_PLACES_S):
-            return await self._places.get((kind, namespace, name))
+        return await self._places.get((kind, namespace, name))
 
     async def _read_places(self, key: tuple[kinds.Kind, str, str]) -> dict[str, MemberPlace]:
-        return of_workload(await self._api.get(*key))
+        try:
+            return of_workload(await self._api.get(*key))
+        except client.NotFound:
+            return {}  # the pod belongs to no workload that exists
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
         held = await self._core.evictions.attempted(namespace, pod, uid)

@@ -60,7 +60,7 @@ class EvictionAsked:
 
     @property
     def lasts(self) -> bool:
-        """Whether the Eviction is a signal: somebody still wants the pod to go, and it was or is the operator's turn."""
+        """Whether the Eviction is a signal: somebody still wants the pod to go, and the operator's turn has begun."""
         return self.active or self.answered
 
     @property

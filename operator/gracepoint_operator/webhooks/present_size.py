@@ -101,15 +101,17 @@ class SharedReads(Generic[K, V]):
 
     Args:
         read: Reads the value.
+        within_s: Seconds for each read. Who asks during a read waits for the rest of it, and then for the next one.
     """
 
-    def __init__(self, read: Callable[[K], Awaitable[V]]) -> None:
+    def __init__(self, read: Callable[[K], Awaitable[V]], within_s: float) -> None:
         self._read = read
+        self._within_s = within_s
         self._current: dict[K, asyncio.Task[V]] = {}
         self._next: dict[K, asyncio.Task[V]] = {}
 
     async def get(self, key: K) -> V:
-        """Returns the value. Raises what the read raises."""
+        """Returns the value. Raises what the read raises, or TimeoutError."""
         task = self._next.get(key)
         if task is None:
             task = self._next[key] = asyncio.create_task(self._after_current(key), name=f"read {key}")
@@ -123,7 +125,8 @@ class SharedReads(Generic[K, V]):
         task = self._next.pop(key)
         self._current[key] = task
         try:
-            return await self._read(key)
+            async with asyncio.timeout(self._within_s):
+                return await self._read(key)
         finally:
             if self._current.get(key) is task:
                 del self._current[key]

@@ -250,9 +250,10 @@ async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionCo
 
 
 async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
-    """A pod is created: sets the current address of the operator and avoids disrupted nodes. Never refuses.
+    """A pod is created: sets the current address of the operator and avoids disrupted nodes.
 
-    If the size of its gang may change, it also gets its present place.
+    If the size of its gang may change, it also gets its present place. If that cannot be read, the pod is refused, and
+    the Job controller creates it again.
     """
     pod = request.object
     try:
@@ -261,22 +262,14 @@ async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Js
             if context.answers_evictions(request.namespace, request.labels[LABEL_POLICY]):
                 pod = add_responder(pod)
             if is_elastic(pod):
-                pod = await _resized(request, pod, context)
+                pod = resized_pod(pod, await context.places(request.namespace, request.labels))
     except CAUSES:
         # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("pod in %s cannot be read", request.namespace, exc_info=True)
-    return allowed(request, pod)
-
-
-async def _resized(request: AdmissionRequest, pod: Json, context: AdmissionContext) -> Json:
-    try:
-        return resized_pod(pod, await context.places(request.namespace, request.labels))
-    except CAUSES:
-        raise
-    except Exception:
-        # The pod keeps the size of the creation. If that is not the present one, the library says so and ends.
+    except Exception as error:
         logger.exception("the present size of a gang could not be read")
-        return pod
+        return unknown(request, f"the present size of the pod's gang could not be read just now ({error!r}). Try again")
+    return allowed(request, pod)
 
 
 async def validate_eviction(request: AdmissionRequest, context: AdmissionContext) -> Json:

@@ -219,8 +219,11 @@ async def test_second_eviction_of_a_pod_does_not_hide_the_first(api: MemoryApi, 
         replica.see(kinds.EVICTIONS, eviction())
         await answered(api, "heartbeatTime")
         replica.see(kinds.EVICTIONS, second)
+        known, key = replica.core.cache.evictions, (second["metadata"]["namespace"], "two")
+        await until(lambda: known.named(key), "the second")
         assert _waits(replica)
         replica.drop(kinds.EVICTIONS, second)
+        await until(lambda: known.named(key) is None, "the end of the second")
         assert _waits(replica)
         await replica.phase("Noticed")
 

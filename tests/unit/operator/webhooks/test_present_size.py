@@ -73,7 +73,7 @@ def test_a_gang_below_the_least_number_is_refused(replicas: int, fits: bool) -> 
 
 
 def resized(by: CheckpointPolicySpec, pods: int, *, filled_in: bool) -> tuple[Json, Json, list[str]]:
-    """A JobSet with a gang ``a`` of four pods and a helper ``other`` of two, stored and then edited to ``pods`` each."""
+    """A JobSet with a gang ``a`` of four pods and a helper ``other`` of two, stored, then edited to ``pods`` each."""
 
     def manifest(of_gang: int, of_helper: int) -> Json:
         body = jobset(replicated_job("a", 1, of_gang), replicated_job("other", 1, of_helper))
@@ -123,7 +123,7 @@ async def test_pods_that_ask_at_once_share_a_read_that_began_after_them() -> Non
         await may_answer.wait()
         return found
 
-    shared = SharedReads(read)
+    shared = SharedReads(read, 60.0)
     early = [asyncio.create_task(shared.get("llm")) for _ in range(100)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -146,7 +146,26 @@ async def test_a_read_that_fails_fails_for_those_who_waited_and_no_other() -> No
             raise found
         return found
 
-    shared = SharedReads(read)
+    shared = SharedReads(read, 60.0)
     with pytest.raises(RuntimeError, match="503"):
         await shared.get("llm")
     assert await shared.get("llm") == 3
+
+
+async def test_read_after_a_read_that_hangs_has_its_own_bound() -> None:
+    reads = 0
+
+    async def read(key: str) -> int:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            await asyncio.Event().wait()
+        return reads
+
+    shared = SharedReads(read, 0.2)
+    first = asyncio.create_task(shared.get("llm"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert await shared.get("llm") == 2
+    with pytest.raises(TimeoutError):
+        await first
