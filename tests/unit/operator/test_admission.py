@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -47,14 +48,15 @@ async def test_evictions_that_cannot_be_seen_are_not_answered(clock: Clock) -> N
     cluster(api)
     async with running(api, clock) as replica:
         watches, asked = replica.core.watches, admission(replica)
-        found = []
-        for step in (
+        steps: list[Callable[[], None]] = [
             lambda: watches.absent(kinds.EVICTIONS),
             lambda: watches.asked("thread", kinds.EVICTIONS),
             lambda: watches.failed(kinds.EVICTIONS, "HTTP 403", optional=True),
             lambda: watches.answered(kinds.EVICTIONS, listed=True),
             lambda: watches.failed(kinds.EVICTIONS, "HTTP 403", optional=True),
-        ):
+        ]
+        found = []
+        for step in steps:
             step()
             found.append(asked.answers_evictions(NAMESPACE, name_of_policy(replica)))
         assert found == [False, False, False, True, False]
