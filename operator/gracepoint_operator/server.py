@@ -35,9 +35,10 @@ from gracepoint_operator.gc_schedule import collect_in_portions
 from gracepoint_operator.health import Health
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.model.evictions import held_for_s
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources import CheckpointPolicy, SignalKind
 from gracepoint_operator.trust.certificates import Certificates, follow, new_context
 from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
@@ -49,7 +50,7 @@ from gracepoint_operator.workloads import registry
 log = logging.getLogger(__name__)
 
 _WORKLOAD_API_S = 60.0
-_PLACES_S = 1.0
+_PLACES_S = 1.0  # two reads are within the timeout of the webhook for pods
 _START_TIMEOUT_S = 30.0
 _CERTIFICATE_AGAIN_S = 1.0
 _STOP_TIMEOUT_S = 8.0
@@ -68,14 +69,13 @@ class Admission:
         self._service_url = service_url
         self._served: InstalledApi | None = None
         self._served_until = 0.0
-        self._places = SharedReads(self._read_places)
+        self._places = SharedReads(self._read_places, _PLACES_S)
 
     @property
     def settings(self) -> AdmissionSettings:
         return AdmissionSettings(
             operator_url=self._service_url,
             ca_certificate=self._certificates.ca,
-            responds_to_evictions=kinds.EVICTIONS in self._core.watches.ages(),
         )
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
@@ -95,15 +95,22 @@ class Admission:
 
     async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
         kind, name = registry.place_in(labels)
-        async with asyncio.timeout(_PLACES_S):
-            return await self._places.get((kind, namespace, name))
+        return await self._places.get((kind, namespace, name))
 
     async def _read_places(self, key: tuple[kinds.Kind, str, str]) -> dict[str, MemberPlace]:
-        return of_workload(await self._api.get(*key))
+        try:
+            return of_workload(await self._api.get(*key))
+        except client.NotFound:
+            return {}  # the pod belongs to no workload that exists
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
         held = await self._core.evictions.attempted(namespace, pod, uid)
         return None if held is None else held.message
+
+    def answers_evictions(self, namespace: str, policy: str) -> bool:
+        known = self._core.cache.policies.get((namespace, policy))
+        holds = known is not None and known.spec.counts(SignalKind.EVICTION) and held_for_s(known.spec) is not None
+        return holds and self._core.watches.works(kinds.EVICTIONS)
 
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset(self._core.cache.objects.disrupted_nodes)

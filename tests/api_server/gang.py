@@ -275,6 +275,7 @@ async def told(subscriber: Subscriber) -> Notice:
                 outgoing = await subscriber.next()
                 assert outgoing is not None, "the stream was closed, expected a notice"
                 frame = outgoing.make()
+                outgoing.sent()
                 outgoing.written()
     except TimeoutError:
         raise AssertionError(f"waited {_WAIT_S:.0f} s for a notice to {subscriber.hello.pod_name}, in vain") from None

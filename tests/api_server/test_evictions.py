@@ -190,6 +190,7 @@ async def test_withdrawn_eviction_lets_the_gang_train_on(newest: ApiServer, api:
             outgoing = await subscriber.next()
             assert outgoing is not None
             frame = outgoing.make()
+            outgoing.sent()
             outgoing.written()
         assert "completionTime" not in await entry(gang, name)
 

@@ -124,7 +124,7 @@ class Notifier:
             if told is None or abs(deadline_at - told) > DEADLINE_TOLERANCE_S:
                 subscriber.told[epoch.name] = deadline_at
                 telling = _Telling(subscriber, pod, epoch, self._clock, self._told)
-                subscriber.send(Outgoing(telling.make, telling.written))
+                subscriber.send(Outgoing(telling.make, telling.written, telling.sent))
         if begin + _AT_ONCE < len(subscribers):
             asyncio.get_running_loop().call_soon(self._tell_rest, epoch.key, subscribers, begin + _AT_ONCE)
 
@@ -195,8 +195,11 @@ class _Telling:
 
     def make(self) -> Frame:
         """Creates the frame when it is written: the remaining time is that of this moment."""
+        return _notice(self._subscriber, self._epoch, self._clock())
+
+    def sent(self) -> None:
+        """Reads the time at which the notice was written. A slow pod's write takes seconds."""
         self._at = self._clock()
-        return _notice(self._subscriber, self._epoch, self._at)
 
     def written(self) -> None:
         """Keeps that the pod was told."""

@@ -154,6 +154,7 @@ class Channel:
                 while (outgoing := await subscriber.next()) is not None:
                     heartbeat.writing = True
                     await _write(response, outgoing.make())
+                    outgoing.sent()
                     heartbeat.writing = False
                     if outgoing.written is not nothing:
                         self._post(outgoing.written, after_s=_KEEP_WITHIN_S)

@@ -21,7 +21,7 @@ _REMEMBERED_SESSIONS = 64  # for each pod
 
 
 def nothing() -> None:
-    """The default of ``Outgoing.written``: does nothing."""
+    """The default of the calls in ``Outgoing``: does nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +31,13 @@ class Outgoing:
     Attributes:
         make: Creates the frame when it is written, so that ``remaining_s`` is that of this moment. It is called on
             the stream's loop, so it must read only what never changes.
-        written: Called on the controller's loop after the frame was written.
+        sent: Called on the stream's loop at once after the frame was written.
+        written: Called on the controller's loop some time after ``sent``.
     """
 
     make: Callable[[], Frame]
     written: Callable[[], None] = nothing
+    sent: Callable[[], None] = nothing
 
 
 class Subscriber:

@@ -5,7 +5,8 @@ responders of the pod (``spec.evictionResponders``) one after the other: the one
 until it writes a completion time. The last responder, which Kubernetes adds, evicts the pod. If all requests are
 withdrawn, the state becomes Canceled, and the pod stays.
 
-The operator is a responder of each pod of a gang. Its turn is a signal that may go away again, and ends with the save.
+The operator is a responder of each pod of a gang. Its turn is a signal, and ends with the save. The operator's answer
+does not end the signal: Kubernetes evicts the pod after it. Only who asked may take it back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ RESPONDER = "gracepoint.dev/save"
 #: Higher priorities have their turn first. The controller of the pod is told to take 10000.
 PRIORITY = 20_000
 
-_ACTIVE = "Active"
+_ACTIVE, _CANCELED = "Active", "Canceled"
+_WANTS = "Eviction"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class EvictionAsked:
     Attributes:
         pod_uid: UID of the pod. Empty if it is about something else.
         active: Whether it is the operator's turn, and it has not answered yet.
+        answered: Whether the operator's turn is over, and the pod is about to be evicted. False if it was withdrawn.
         requesters: Who wants the pod to go.
         started_at: When the operator's turn began, in seconds since the epoch. None if it has not.
         heartbeat_at: When the operator last wrote that it is at work. None if it has not.
@@ -46,6 +49,7 @@ class EvictionAsked:
     uid: str
     pod_uid: str
     active: bool
+    answered: bool = False
     requesters: tuple[str, ...] = ()
     started_at: float | None = None
     heartbeat_at: float | None = None
@@ -53,6 +57,11 @@ class EvictionAsked:
     @property
     def key(self) -> tuple[str, str]:
         return (self.namespace, self.name)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the Eviction is a signal: somebody still wants the pod to go, and the operator's turn has begun."""
+        return self.active or self.answered
 
     @property
     def mark(self) -> str:
@@ -70,21 +79,25 @@ def read_eviction(body: Mapping[str, Any]) -> EvictionAsked:
         meta, status = body["metadata"], body.get("status") or {}
         target = body["spec"]["target"].get("pod") or {}
         ours: Mapping[str, Any] = next((item for item in _of(status, "responders") if item["name"] == RESPONDER), {})
-        turn = any(item["name"] == RESPONDER and item["state"] == _ACTIVE for item in _of(status, "targetResponders"))
+        state = next((item["state"] for item in _of(status, "targetResponders") if item["name"] == RESPONDER), "")
+        intents = [item["intent"] for item in _of(status, "requesters")]
+        withdrawn = state == _CANCELED or bool(intents and _WANTS not in intents) or "deletionTimestamp" in meta
+        done = bool(ours.get("completionTime"))
         return EvictionAsked(
             namespace=text(meta["namespace"]),
             name=text(meta["name"]),
             uid=text(meta["uid"]),
             pod_uid=text(target.get("uid") or ""),
-            active=turn and not ours.get("completionTime") and "deletionTimestamp" not in meta,
-            requesters=tuple(text(item["name"]) for item in _of(status, "requesters") if item["intent"] == "Eviction"),
+            active=state == _ACTIVE and not done and "deletionTimestamp" not in meta,
+            answered=done and not withdrawn,
+            requesters=tuple(text(item["name"]) for item in _of(status, "requesters") if item["intent"] == _WANTS),
             started_at=parse_time(ours.get("startTime")),
             heartbeat_at=parse_time(ours.get("heartbeatTime")),
         )
 
 
 def signal(pod: Pod, policy: PolicyInForce, asked: EvictionAsked) -> Signal:
-    """Returns the signal of an Eviction that waits for the operator. It goes away if the request is withdrawn."""
+    """Returns the signal of an Eviction that lasts. It goes away if the request is withdrawn."""
     by = f" by {', '.join(asked.requesters)}" if asked.requesters else ""
     attempt = evictions.signal(pod, policy)
     return dataclasses.replace(attempt, mark=asked.mark, text=f"eviction requested{by}"[:512], cancelable=True)

@@ -92,7 +92,9 @@ class EvictionResponder:
             if await self._is_over(key, asked):
                 return
             raise
-        self._written[asked.uid] = (found, now)
+        newest = self._cache.evictions.named(key)
+        if newest is not None and newest.uid == asked.uid:  # or it was deleted in the meantime, and is forgotten
+            self._written[asked.uid] = (found, now)
 
     def _answer(self, key: Key) -> tuple[EvictionAsked | None, EvictionAnswer | None]:
         asked = self._cache.evictions.named(key)

@@ -62,7 +62,6 @@ class AdmissionSettings:
 
     operator_url: str  # https://<service>.<namespace>.svc:<port>
     ca_certificate: str  # PEM; pods verify the operator's certificate with it
-    responds_to_evictions: bool = False  # the cluster has Evictions that responders take part in
 
 
 def _downward(name: str, field: str) -> Json:

@@ -13,7 +13,9 @@ import copy
 import json
 from typing import Any
 
+from gracepoint.wire.names import Env
 from gracepoint_operator.webhooks.injected_annotation import ANNOTATION
+from gracepoint_operator.webhooks.present_size import is_elastic, is_member, pods_per_job
 from gracepoint_operator.webhooks.training_jobs import Json
 
 
@@ -45,17 +47,47 @@ def keep_fields(old: Json, new: Json) -> tuple[Json, list[str]]:
     return made, given_up
 
 
+def changed_sizes(old: Json, made: Json) -> list[str]:
+    """Returns warnings about members of the gang whose changed size their pods cannot know of.
+
+    Args:
+        old: The stored object.
+        made: What it is going to be replaced by.
+    """
+    after = _jobs(made)
+    return [
+        f"spec.replicatedJobs[{name}]: found another number of pods than at the JobSet's creation, which stays in the "
+        f"pods ({Env.PROCESS_COUNT}), so they will fail. Create the JobSet anew, under a policy with "
+        "spec.training.minProcesses if its size is to change later"
+        for name, job in _jobs(old).items()
+        if name in after
+        and is_member(job["template"])
+        and not is_elastic(job["template"])
+        and pods_per_job(job) != pods_per_job(after[name])
+    ]
+
+
 def _completions_follow(old: Json, made: Json) -> set[str]:
-    """Lets the completions follow a changed parallelism, as at the creation. Returns the paths of these completions."""
-    before = {job.get("name"): job["template"]["spec"] for job in old.get("replicatedJobs") or []}
-    after = {job.get("name"): job["template"]["spec"] for job in made.get("replicatedJobs") or []}
+    """Lets the completions follow a changed parallelism, as at the creation. Returns the paths of these completions.
+
+    Only for members of the gang whose new pods get the present size. Other Jobs may have more completions than pods.
+    """
+    after = _jobs({"spec": made})
     paths = set()
-    for name, job in after.items():
-        parallelism = job.get("parallelism")
-        if name in before and parallelism is not None and parallelism != before[name].get("parallelism"):
-            job["completions"] = parallelism
+    for name, job in _jobs({"spec": old}).items():
+        parallelism = after.get(name, {}).get("parallelism")
+        if parallelism is None or parallelism == job.get("parallelism"):
+            continue
+        template = job["template"]
+        if is_member(template) and is_elastic(template) and job.get("completions") == job.get("parallelism"):
+            after[name]["completions"] = parallelism
             paths.add(f"spec.replicatedJobs[{name}].template.spec.completions")
     return paths
+
+
+def _jobs(jobset: Json) -> dict[str, Json]:
+    """The specs of the Jobs by the names of their replicatedJobs."""
+    return {job.get("name", ""): job["template"]["spec"] for job in jobset["spec"].get("replicatedJobs") or []}
 
 
 def _keep(old: Any, new: Any, path: str) -> bool:

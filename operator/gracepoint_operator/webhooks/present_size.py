@@ -45,12 +45,12 @@ def of_workload(workload: Json) -> dict[str, MemberPlace]:
     They are keyed by the name of the replicatedJob. A Job has one member, with an empty name.
     """
     if workload.get("kind") == "Job":
-        pods = _pods(workload["spec"])
+        pods = pods_per_job(workload["spec"])
         return {"": MemberPlace(pods, 0, pods)}
     members = [
-        (job["name"], int(job.get("replicas", 1)), _pods(job["template"]["spec"]))
+        (job["name"], int(job.get("replicas", 1)), pods_per_job(job["template"]["spec"]))
         for job in workload["spec"]["replicatedJobs"]
-        if LABEL_POLICY in (job["template"]["spec"]["template"].get("metadata") or {}).get("labels", {})
+        if is_member(job["template"]["spec"]["template"])
     ]
     count = sum(replicas * pods for _, replicas, pods in members)
     places, offset = {}, 0
@@ -58,6 +58,11 @@ def of_workload(workload: Json) -> dict[str, MemberPlace]:
         places[name] = MemberPlace(count, offset, pods)
         offset += replicas * pods
     return places
+
+
+def is_member(template: Json) -> bool:
+    """Returns whether the pods of an injected template belong to a gang."""
+    return LABEL_POLICY in ((template.get("metadata") or {}).get("labels") or {})
 
 
 def is_elastic(pod: Json) -> bool:
@@ -96,15 +101,17 @@ class SharedReads(Generic[K, V]):
 
     Args:
         read: Reads the value.
+        within_s: Seconds for each read. Who asks during a read waits for the rest of it, and then for the next one.
     """
 
-    def __init__(self, read: Callable[[K], Awaitable[V]]) -> None:
+    def __init__(self, read: Callable[[K], Awaitable[V]], within_s: float) -> None:
         self._read = read
+        self._within_s = within_s
         self._current: dict[K, asyncio.Task[V]] = {}
         self._next: dict[K, asyncio.Task[V]] = {}
 
     async def get(self, key: K) -> V:
-        """Returns the value. Raises what the read raises."""
+        """Returns the value. Raises what the read raises, or TimeoutError."""
         task = self._next.get(key)
         if task is None:
             task = self._next[key] = asyncio.create_task(self._after_current(key), name=f"read {key}")
@@ -118,11 +125,13 @@ class SharedReads(Generic[K, V]):
         task = self._next.pop(key)
         self._current[key] = task
         try:
-            return await self._read(key)
+            async with asyncio.timeout(self._within_s):
+                return await self._read(key)
         finally:
             if self._current.get(key) is task:
                 del self._current[key]
 
 
-def _pods(job: Json) -> int:
+def pods_per_job(job: Json) -> int:
+    """Returns how many pods of a Job run at once, from the Job's spec."""
     return int(job.get("parallelism") or 1)

@@ -33,7 +33,7 @@ from gracepoint_operator.webhooks.eviction_responders import add_responder
 from gracepoint_operator.webhooks.injected_annotation import not_understood, overruled, shown
 from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
 from gracepoint_operator.webhooks.installed_api import InstalledApi
-from gracepoint_operator.webhooks.kept_fields import keep_fields
+from gracepoint_operator.webhooks.kept_fields import changed_sizes, keep_fields
 from gracepoint_operator.webhooks.node_affinity import avoid_nodes
 from gracepoint_operator.webhooks.present_size import MemberPlace, is_elastic, resized_pod
 from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
@@ -78,6 +78,9 @@ class AdmissionContext(Protocol):
         Raises:
             Exception: It could not be read.
         """
+
+    def answers_evictions(self, namespace: str, policy: str) -> bool:
+        """Returns whether the operator sees the Evictions of lifecycle.k8s.io, and the policy makes them wait."""
 
     def disrupted_nodes(self) -> frozenset[str]:
         """Returns the names of the nodes that new pods should avoid."""
@@ -211,6 +214,7 @@ async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) 
 def _updated(request: AdmissionRequest, old: Json) -> Json:
     try:
         made, given_up = keep_fields(old, request.object)
+        resized = changed_sizes(old, made)
     except CAUSES:
         # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("JobSet in %s cannot be read", request.namespace, exc_info=True)
@@ -218,7 +222,7 @@ def _updated(request: AdmissionRequest, old: Json) -> Json:
     warnings = [
         f"{path}: Gracepoint keeps the value of the JobSet's creation, as the field is immutable" for path in given_up
     ]
-    return allowed(request, made, warnings)
+    return allowed(request, made, [*warnings, *resized])
 
 
 async def mutate_trainjob(request: AdmissionRequest, context: AdmissionContext) -> Json:
@@ -246,33 +250,26 @@ async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionCo
 
 
 async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
-    """A pod is created: sets the current address of the operator and avoids disrupted nodes. Never refuses.
+    """A pod is created: sets the current address of the operator and avoids disrupted nodes.
 
-    If the size of its gang may change, it also gets its present place.
+    If the size of its gang may change, it also gets its present place. If that cannot be read, the pod is refused, and
+    the Job controller creates it again.
     """
     pod = request.object
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
-            settings = context.settings
-            pod = avoid_nodes(refresh_pod(pod, settings), context.disrupted_nodes())
-            pod = add_responder(pod) if settings.responds_to_evictions else pod
+            pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+            if context.answers_evictions(request.namespace, request.labels[LABEL_POLICY]):
+                pod = add_responder(pod)
             if is_elastic(pod):
-                pod = await _resized(request, pod, context)
+                pod = resized_pod(pod, await context.places(request.namespace, request.labels))
     except CAUSES:
         # The API server checks an object against its schema only after the webhooks that may change it.
         logger.warning("pod in %s cannot be read", request.namespace, exc_info=True)
-    return allowed(request, pod)
-
-
-async def _resized(request: AdmissionRequest, pod: Json, context: AdmissionContext) -> Json:
-    try:
-        return resized_pod(pod, await context.places(request.namespace, request.labels))
-    except CAUSES:
-        raise
-    except Exception:
-        # The pod keeps the size of the creation. If that is not the present one, the library says so and ends.
+    except Exception as error:
         logger.exception("the present size of a gang could not be read")
-        return pod
+        return unknown(request, f"the present size of the pod's gang could not be read just now ({error!r}). Try again")
+    return allowed(request, pod)
 
 
 async def validate_eviction(request: AdmissionRequest, context: AdmissionContext) -> Json:

@@ -286,6 +286,9 @@ class Operator:
     async def places(self, namespace: str, labels: Any) -> dict[str, Any]:
         return {}
 
+    def answers_evictions(self, namespace: str, policy: str) -> bool:
+        return True
+
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset({"node-1"})
 

@@ -57,6 +57,20 @@ async def test_thousands_are_told_in_portions(api: MemoryApi, clock: Clock, monk
         assert [len(await frames(subscriber)) for subscriber in gang] == [1] * 7
 
 
+async def test_pod_counts_as_told_when_its_notice_was_written(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0, "s-0")
+        replica.taint()
+        outgoing = await subscriber.next()
+        assert outgoing is not None
+        outgoing.make()
+        clock.move(3)  # the pod reads slowly
+        outgoing.sent()
+        clock.move(5)  # the controller's loop is busy
+        outgoing.written()
+        assert figure(replica, "signal_to_notice_seconds_sum") == pytest.approx(3)
+
+
 async def test_events_are_in_order_on_jobset_and_preemption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await frames(replica.subscribe(0, "s-0"))

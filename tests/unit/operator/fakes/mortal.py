@@ -124,6 +124,7 @@ class Process:
             elif isinstance(frame, Retraction):
                 self.retractions.add(frame.preemption)
             await member.fuse.burn()
+            outgoing.sent()
             outgoing.written()
             if isinstance(frame, Notice):
                 await self._acknowledge(member, frame.preemption)

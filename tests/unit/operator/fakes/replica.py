@@ -174,6 +174,7 @@ async def frames(subscriber: Subscriber) -> list[Frame]:
         async with asyncio.timeout(0.05):
             while (outgoing := await subscriber.next()) is not None:
                 written.append(outgoing.make())
+                outgoing.sent()
                 outgoing.written()
     return written
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import functools
 
 import pytest
 
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Phase
+from gracepoint_operator.decisions.decide import End, decide
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.model.eviction_requests import RESPONDER
@@ -153,6 +156,106 @@ async def test_policy_without_a_hold_ends_the_turn_at_once(clock: Clock, policy:
         await answered(api, "completionTime")
 
 
+def passed_on(replica: Replica, name: str = "one", state: str = "Completed", intent: str = "Eviction") -> Body:
+    """The Eviction with the operator's answer, as Kubernetes' controller writes it then."""
+    body = copy.deepcopy(replica.api.objects[kinds.EVICTIONS.path(NAMESPACE, name)])
+    body["status"]["requesters"][0]["intent"] = intent
+    body["status"]["targetResponders"][0]["state"] = state
+    body["status"]["targetResponders"][1]["state"] = "Active"
+    return body
+
+
+@pytest.mark.parametrize("state", ["Active", "Completed"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param({"evictionHold": {"enabled": False}}, id="hold is off"),
+        pytest.param({"mode": "Drill"}, id="drill"),
+        pytest.param({"mode": "Observe"}, id="observed only"),
+        pytest.param({}, id="the bound is over"),
+    ],
+)
+async def test_own_answer_does_not_retract_the_preemption(clock: Clock, policy: Body, state: str) -> None:
+    api = MemoryApi(clock)
+    cluster(api, **policy)
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(1)
+        replica.see(kinds.EVICTIONS, eviction())
+        await replica.phase("Noticed")
+        clock.move(0 if policy else 60)
+        await answered(api, "completionTime")
+        replica.see(kinds.EVICTIONS, passed_on(replica, state=state))
+        await until(lambda: not _waits(replica), "the end of the turn")
+        clock.move(1)
+        decided = decide(replica.core.cache.gang(objects.JOBSET_UID), clock())
+        assert not [item for item in decided if isinstance(item, End)]
+        assert not [frame for frame in await frames(subscriber) if isinstance(frame, Retraction)]
+        assert [body["status"]["phase"] for body in replica.preemptions] == ["Noticed"]
+
+
+@pytest.mark.parametrize("canceled", [{"state": "Canceled"}, {"intent": "Withdrawn"}], ids=["canceled", "withdrawn"])
+async def test_request_withdrawn_after_the_answer_retracts(clock: Clock, canceled: dict[str, str]) -> None:
+    api = MemoryApi(clock)
+    cluster(api, evictionHold={"enabled": False})
+    async with running(api, clock) as replica:
+        replica.see(kinds.EVICTIONS, eviction())
+        await answered(api, "completionTime")
+        replica.see(kinds.EVICTIONS, passed_on(replica))
+        await replica.phase("Noticed")
+        replica.see(kinds.EVICTIONS, passed_on(replica, **canceled))
+        await replica.phase("Retracted")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param(eviction(name="two", namespace="team-b"), id="in another namespace"),
+        pytest.param(eviction(name="two", state="Inactive"), id="not our turn"),
+        pytest.param(eviction(name="two", state="Canceled"), id="canceled"),
+    ],
+)
+async def test_second_eviction_of_a_pod_does_not_hide_the_first(api: MemoryApi, clock: Clock, second: Body) -> None:
+    async with running(api, clock) as replica:
+        replica.see(kinds.EVICTIONS, eviction())
+        await answered(api, "heartbeatTime")
+        replica.see(kinds.EVICTIONS, second)
+        known, key = replica.core.cache.evictions, (second["metadata"]["namespace"], "two")
+        await until(lambda: known.named(key), "the second")
+        assert _waits(replica)
+        replica.drop(kinds.EVICTIONS, second)
+        await until(lambda: known.named(key) is None, "the end of the second")
+        assert _waits(replica)
+        await replica.phase("Noticed")
+
+
+async def test_what_was_written_is_forgotten_with_a_deleted_eviction(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply, under_way, go_on = api.apply_status, asyncio.Event(), asyncio.Event()
+
+    async def slow(kind: kinds.Kind, namespace: str, name: str, body: JsonObject, *, manager: str) -> JsonObject:
+        found = await apply(kind, namespace, name, body, manager=manager)
+        if kind is kinds.EVICTIONS:
+            under_way.set()
+            await asyncio.wait_for(go_on.wait(), 60)
+        return found
+
+    monkeypatch.setattr(api, "apply_status", slow)
+    async with running(api, clock) as replica:
+        replica.see(kinds.EVICTIONS, eviction())
+        await asyncio.wait_for(under_way.wait(), 60)
+        replica.drop(kinds.EVICTIONS, eviction())
+        await replica.phase("Retracted")
+        go_on.set()
+        responder = replica.core._eviction_responder
+    assert responder._written == {}
+
+
+def _waits(replica: Replica) -> bool:
+    """Whether an Eviction of the gang waits for the operator."""
+    return any(asked.active for asked in replica.core.cache.gang(objects.JOBSET_UID).evictions.values())
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -212,4 +315,4 @@ def _is_over(replica: Replica) -> bool:
     """Whether the replica has nothing more to write; its watch brings what is stored."""
     for body in replica.api.of(kinds.EVICTIONS):
         replica.core.feed(kinds.EVICTIONS, "MODIFIED", body)
-    return not replica.core.cache.gang(objects.JOBSET_UID).evictions
+    return not _waits(replica)

@@ -10,7 +10,7 @@ from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
 from gracepoint_operator.webhooks.injected_annotation import shown
-from gracepoint_operator.webhooks.kept_fields import keep_fields
+from gracepoint_operator.webhooks.kept_fields import changed_sizes, keep_fields
 from gracepoint_operator.webhooks.present_size import MemberPlace, SharedReads, is_elastic, of_workload, resized_pod
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
@@ -72,16 +72,45 @@ def test_a_gang_below_the_least_number_is_refused(replicas: int, fits: bool) -> 
         assert "found 3 processes in all, expected at least 5" in result.message
 
 
-def test_completions_follow_a_changed_parallelism() -> None:
-    body = jobset(replicated_job("a", 1, 4))
-    del job_of(body)["completions"]
-    stored = shown(body, injected(body, policy_spec()), policy())
+def resized(by: CheckpointPolicySpec, pods: int, *, filled_in: bool) -> tuple[Json, Json, list[str]]:
+    """A JobSet with a gang ``a`` of four pods and a helper ``other`` of two, stored, then edited to ``pods`` each."""
+
+    def manifest(of_gang: int, of_helper: int) -> Json:
+        body = jobset(replicated_job("a", 1, of_gang), replicated_job("other", 1, of_helper))
+        job_of(body, 1)["completions"] = 10
+        if filled_in:
+            del job_of(body)["completions"]
+        return body
+
+    body = manifest(4, 2)
+    stored = shown(body, injected(body, by), policy(training={"replicatedJobs": ["a"]}))
+    made, given_up = keep_fields(stored, manifest(pods, pods))
+    return stored, made, given_up
+
+
+@pytest.mark.parametrize("filled_in", [True, False], ids=["filled in", "in the manifest"])
+def test_completions_follow_a_changed_parallelism(filled_in: bool) -> None:
+    elastic = policy_spec(training={"minProcesses": 1, "replicatedJobs": ["a"]})
+    stored, made, given_up = resized(elastic, 3, filled_in=filled_in)
     assert job_of(stored)["completions"] == 4
-    edited = jobset(replicated_job("a", 1, 2))
-    del job_of(edited)["completions"]
-    made, given_up = keep_fields(stored, edited)
-    assert (job_of(made)["parallelism"], job_of(made)["completions"]) == (2, 2)
+    assert (job_of(made)["parallelism"], job_of(made)["completions"]) == (3, 3)
     assert not [path for path in given_up if path.endswith("completions")]
+    assert changed_sizes(stored, made) == []
+
+
+def test_completions_of_a_job_outside_the_gang_stay() -> None:
+    for fields in ({"minProcesses": 1}, {}):
+        _, made, _ = resized(policy_spec(training={"replicatedJobs": ["a"], **fields}), 3, filled_in=True)
+        assert (job_of(made, 1)["parallelism"], job_of(made, 1)["completions"]) == (3, 10)
+
+
+def test_completions_of_a_gang_of_fixed_size_stay_with_a_warning() -> None:
+    fixed = policy_spec(training={"replicatedJobs": ["a"]})
+    stored, made, _ = resized(fixed, 2, filled_in=True)
+    assert (job_of(made)["parallelism"], job_of(made)["completions"]) == (2, 4)
+    (warning,) = changed_sizes(stored, made)
+    assert warning.startswith("spec.replicatedJobs[a]: found another number of pods")
+    assert changed_sizes(stored, stored) == []
 
 
 async def test_pods_that_ask_at_once_share_a_read_that_began_after_them() -> None:
@@ -94,7 +123,7 @@ async def test_pods_that_ask_at_once_share_a_read_that_began_after_them() -> Non
         await may_answer.wait()
         return found
 
-    shared = SharedReads(read)
+    shared = SharedReads(read, 60.0)
     early = [asyncio.create_task(shared.get("llm")) for _ in range(100)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -117,7 +146,26 @@ async def test_a_read_that_fails_fails_for_those_who_waited_and_no_other() -> No
             raise found
         return found
 
-    shared = SharedReads(read)
+    shared = SharedReads(read, 60.0)
     with pytest.raises(RuntimeError, match="503"):
         await shared.get("llm")
     assert await shared.get("llm") == 3
+
+
+async def test_read_after_a_read_that_hangs_has_its_own_bound() -> None:
+    reads = 0
+
+    async def read(key: str) -> int:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            await asyncio.Event().wait()
+        return reads
+
+    shared = SharedReads(read, 0.2)
+    first = asyncio.create_task(shared.get("llm"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert await shared.get("llm") == 2
+    with pytest.raises(TimeoutError):
+        await first

@@ -39,6 +39,7 @@ class Operator:
         self.policies = {("team", "default"): policy()}
         self.nodes: frozenset[str] = frozenset()
         self.evictions: list[tuple[str, str, str | None]] = []
+        self.answers = False
         self.waits_for: str | None = None
         self.refused: list[str] = []
         self.now: dict[str, MemberPlace] | Exception = {}
@@ -60,6 +61,9 @@ class Operator:
         if isinstance(found, Exception):
             raise found
         return found
+
+    def answers_evictions(self, namespace: str, policy: str) -> bool:
+        return self.answers
 
     def disrupted_nodes(self) -> frozenset[str]:
         return self.nodes
@@ -228,6 +232,17 @@ async def test_gang_pod_avoids_disrupted_nodes_and_gets_the_current_ca(client: C
     assert "doomed" in json.dumps(made["spec"]["affinity"])
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_only_pods_whose_evictions_are_answered_get_a_responder(
+    client: Client, operator: Operator, answers: bool
+) -> None:
+    template = patched(jobset(), await call(client, PATH_JOBSETS, jobset()))
+    operator.answers = answers
+    pod = {"metadata": {"labels": {LABEL_POLICY: "default"}}, "spec": pod_of(template)}
+    made = patched(pod, await call(client, PATH_PODS, pod))
+    assert ("evictionResponders" in made["spec"]) is answers
+
+
 ELASTIC = {"training": {"minProcesses": 2}}
 
 
@@ -235,7 +250,7 @@ ELASTIC = {"training": {"minProcesses": 2}}
     ("policy_fields", "now", "expected"),
     [
         pytest.param(ELASTIC, {"workers": MemberPlace(6, 0, 3)}, ("6", "3"), id="the size was changed"),
-        pytest.param(ELASTIC, TimeoutError(), ("2", "1"), id="the size cannot be read"),
+        pytest.param(ELASTIC, TimeoutError(), None, id="the size cannot be read"),
         pytest.param(ELASTIC, {}, ("2", "1"), id="another replicatedJob"),
         pytest.param({}, {"workers": MemberPlace(6, 0, 3)}, ("2", "1"), id="the size is fixed"),
     ],
@@ -245,14 +260,18 @@ async def test_a_pod_gets_the_size_that_its_gang_has_now(
     operator: Operator,
     policy_fields: Json,
     now: dict[str, MemberPlace] | Exception,
-    expected: tuple[str, str],
+    expected: tuple[str, str] | None,
 ) -> None:
     operator.policies["team", "default"] = policy(**policy_fields)
     template = patched(jobset(), await call(client, PATH_JOBSETS, jobset()))
     labels = {LABEL_POLICY: "default", JOBSET_LABEL_REPLICATED_JOB: "workers"}
     operator.now = now
     pod = {"metadata": {"labels": labels}, "spec": pod_of(template)}
-    made = environment(patched(pod, await call(client, PATH_PODS, pod))["spec"]["containers"][0])
+    response = await call(client, PATH_PODS, pod)
+    if expected is None:
+        assert (response["allowed"], response["status"]["code"]) == (False, 503), "a wrong size would not fit the rest"
+        return
+    made = environment(patched(pod, response)["spec"]["containers"][0])
     assert (made[Env.PROCESS_COUNT], made[Env.PODS_PER_JOB]) == expected
 
 
