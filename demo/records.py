@@ -75,11 +75,11 @@ def final_digests(folder: Path) -> dict[int, str]:
     return digests
 
 
-def compare(reference: Path, disturbed: Path, *, steps: int, processes: int) -> Comparison:
+def compare(reference: Path, disturbed: Path, *, steps: int, processes: int, most: int = 5) -> Comparison:
     """Says whether a run and its undisturbed reference did the same.
 
     Every process of both must have recorded every step from 1 to ``steps``; a step recorded more than once
-    must be the same each time.
+    must be the same each time. At most ``most`` differences of a kind are named.
     """
     losses: list[str] = []
     data: list[str] = []
@@ -101,7 +101,7 @@ def compare(reference: Path, disturbed: Path, *, steps: int, processes: int) -> 
         losses_equal=not losses,
         data_equal=not data,
         parameters_equal=not parameters,
-        differences=(*_shortened(losses), *_shortened(data), *parameters),
+        differences=(*_shortened(losses, most), *_shortened(data, most), *parameters),
     )
 
 
@@ -130,6 +130,6 @@ def _parameter_differences(reference: dict[int, str], disturbed: dict[int, str],
     return differences
 
 
-def _shortened(differences: list[str], limit: int = 5) -> list[str]:
+def _shortened(differences: list[str], limit: int) -> list[str]:
     more = len(differences) - limit
     return differences if more <= 0 else [*differences[:limit], f"... and {more} more of this kind"]

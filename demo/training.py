@@ -256,9 +256,9 @@ class TrainingRun:
         """
         self._wait(f"{self.name} to complete", lambda: self.look().end == "Completed", timeout_s=timeout_s)
 
-    def compare(self, reference: TrainingRun) -> records.Comparison:
-        """Says whether this run did bit for bit what ``reference`` did."""
-        return records.compare(reference.output, self.output, steps=self.steps, processes=PROCESSES)
+    def compare(self, reference: TrainingRun, most: int = 5) -> records.Comparison:
+        """Says whether this run did bit for bit what ``reference`` did; names ``most`` differences of a kind."""
+        return records.compare(reference.output, self.output, steps=self.steps, processes=PROCESSES, most=most)
 
     def _wait(
         self,
