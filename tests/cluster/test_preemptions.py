@@ -60,7 +60,8 @@ def test_a_deleted_pod(run: TrainingRun, undisturbed: TrainingRun) -> None:
     seconds = account["seconds"]
     whole = datetime.fromisoformat(account["until"]) - datetime.fromisoformat(account["since"])
     assert sum(seconds.values()) <= whole.total_seconds() + 0.001
-    assert {"training", "saving", "leaving", "scheduling", "image", "join", "restore", "compile"} <= seconds.keys()
+    # A kubelet tells the end of a process in whole seconds, so "leaving" may be nothing.
+    assert {"training", "saving", "scheduling", "image", "join", "restore", "compile"} <= seconds.keys()
     assert not {"recomputation", "unknown"} & seconds.keys()
 
 
