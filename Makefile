@@ -65,7 +65,7 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 	$(PYTEST) $(WITHOUT)
 	$(PYTEST) $(ON_CLUSTER)
 
-test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: 90 s of processor time.
+test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: 200 s of processor time.
 	$(PYTEST) $(UNIT)
 
 test-contract: $(STAMP) ## Wire and format contracts, and the chart if helm is there.
