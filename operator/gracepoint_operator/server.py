@@ -73,10 +73,7 @@ class Admission:
 
     @property
     def settings(self) -> AdmissionSettings:
-        return AdmissionSettings(
-            operator_url=self._service_url,
-            ca_certificate=self._certificates.ca,
-        )
+        return AdmissionSettings(operator_url=self._service_url, ca_certificate=self._certificates.ca)
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         """Read live: a policy and its first workload are often applied together."""

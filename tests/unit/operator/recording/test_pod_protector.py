@@ -222,17 +222,22 @@ def slow(clock: Clock) -> SlowApi:
     return made
 
 
+async def writes_begin(slow: SlowApi, replica: Replica, count: int) -> None:
+    """A process has joined; waits until so many writes of pods are under way."""
+    hear(replica, JOINED)
+
+    def begun() -> bool:
+        echo(replica)
+        return slow.under_way >= count
+
+    await until(begun, f"{count} writes of pods to be under way")
+
+
 async def test_writes_of_a_large_gang_leave_threads_for_others(slow: SlowApi, clock: Clock) -> None:
     for index in range(2, 40):
         slow.add(kinds.PODS, objects.pod(index))
     async with running(slow, clock) as replica:
-        hear(replica, JOINED)
-
-        def begun() -> bool:
-            echo(replica)
-            return slow.under_way > 0
-
-        await until(begun, "the first write of a pod")
+        await writes_begin(slow, replica, 1)
         await asyncio.sleep(0.2)
         assert slow.under_way <= 2
         slow.go.set()
@@ -249,13 +254,7 @@ async def test_pod_that_the_other_replica_has_written_is_left_out(slow: SlowApi,
     for index in range(2, 40):
         slow.add(kinds.PODS, objects.pod(index))
     async with running(slow, clock) as replica:
-        hear(replica, JOINED)
-
-        def begun() -> bool:
-            echo(replica)
-            return slow.under_way == 2
-
-        await until(begun, "two writes to be under way")
+        await writes_begin(slow, replica, 2)
         for index in range(40):
             body = objects.pod(index)
             body["metadata"]["annotations"] = {**PROTECTING, SET_BY_US: ",".join(PROTECTING)}
@@ -268,13 +267,7 @@ async def test_pod_that_the_other_replica_has_written_is_left_out(slow: SlowApi,
 
 async def test_write_that_ends_after_its_pod_is_forgotten(slow: SlowApi, clock: Clock) -> None:
     async with running(slow, clock) as replica:
-        hear(replica, JOINED)
-
-        def begun() -> bool:
-            echo(replica)
-            return slow.under_way == 2
-
-        await until(begun, "the writes to be under way")
+        await writes_begin(slow, replica, 2)
         for index in (0, 1):
             replica.core.feed(kinds.PODS, "DELETED", objects.pod(index))
         await until(lambda: not replica.core.cache.objects.pods, "the pods to be forgotten")
