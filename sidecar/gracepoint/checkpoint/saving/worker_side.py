@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.async_calls.orphan import when_orphaned
+from gracepoint.async_calls.orphan import trainer_has_died, when_orphaned
 from gracepoint.async_calls.shared_memory import Block
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.layout import Layout, Temporary
@@ -78,7 +78,8 @@ def write_handed(
         part = dataclasses.replace(part, specs=staged.specs, arrays=staged.arrays, chunks=chunks, copied=staged.copied)
         deadline = Deadline(timeout_s, time.monotonic, lambda: 0.0 if told.cancelled else timeout_s)
         with begun(part, deadline, told.reach) as writing:
-            written = _writer(options).write(writing.job(_Staged(staged, memory, told)), deadline)
+            job = dataclasses.replace(writing.job(_Staged(staged, memory, told)), is_urgent=lambda: _is_urgent(told))
+            written = _writer(options).write(job, deadline)
             stages = writing.make_durable(written)
     except Exception as error:  # noqa: BLE001 - the trainer raises it
         logger.warning("%s was not written by the worker: %s", what, error)
@@ -86,6 +87,11 @@ def write_handed(
         return
     when_orphaned("commit", functools.partial(_commit, part.paths, part.temporary))
     told.end(dataclasses.asdict(stages))
+
+
+def _is_urgent(told: SaveBoard) -> bool:
+    # No training is left once the trainer has died, and its pod may have little time.
+    return told.urgent or trainer_has_died()
 
 
 def _commit(paths: Layout, temporary: Temporary) -> None:
