@@ -16,7 +16,6 @@ cannot leave ``SCHED_IDLE`` without a privilege. So new threads take the work ov
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -139,12 +138,18 @@ class GivingWay:
 
 
 def _cpu_time(threads: set[int]) -> tuple[float, bool]:
-    """Returns the processor seconds that the threads have used, and whether any of them runs or is ready to run."""
+    """Returns the processor seconds that the threads have used, and whether any of them runs or is ready to run.
+
+    A thread that cannot be looked at counts as ready: it might be starved.
+    """
     ticks, ready = 0, False
     for thread in list(threads):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        try:
             # The name of a thread, in parentheses, may have spaces.
             fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
-            ready = ready or fields[0] == "R"
-            ticks += int(fields[11]) + int(fields[12])
+        except OSError:
+            ready = True
+            continue
+        ready = ready or fields[0] == "R"
+        ticks += int(fields[11]) + int(fields[12])
     return ticks / _TICKS_PER_S, ready
