@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gracepoint.async_calls import priority
 from gracepoint.async_calls.orphan import trainer_has_died, when_orphaned
 from gracepoint.async_calls.shared_memory import Block
 from gracepoint.checkpoint.format.array_spec import ArraySpec
@@ -72,6 +73,8 @@ def write_handed(
     """
     told = SaveBoard(board)
     what = part.temporary.what
+    if not _is_urgent(told):
+        priority.relax()
     try:
         staged: StagedForm = pickle.loads(form)
         chunks = [chunk for chunk, _ in staged.chunks]
@@ -90,8 +93,12 @@ def write_handed(
 
 
 def _is_urgent(told: SaveBoard) -> bool:
+    """Returns whether somebody waits for the save. Then this process counts as much as others from now on."""
     # No training is left once the trainer has died, and its pod may have little time.
-    return told.urgent or trainer_has_died()
+    if not told.urgent and not trainer_has_died():
+        return False
+    priority.hurry()
+    return True
 
 
 def _commit(paths: Layout, temporary: Temporary) -> None:

@@ -286,6 +286,29 @@ def test_an_emergency_save_is_urgent_at_once(
     assert urgent == [True]
 
 
+def session_nice(pid: int, without_sessions: int) -> int:
+    """The niceness of a process's session, where the kernel weighs sessions."""
+    autogroup = Path(f"/proc/{pid}/autogroup")
+    return int(autogroup.read_text().split()[-1]) if autogroup.exists() else without_sessions
+
+
+def test_the_workers_session_counts_as_others_while_training_waits(
+    tmp_path: Path, made: Callable[..., StepCheckpointer]
+) -> None:
+    checkpointer = made(tmp_path)
+    checkpointer.prepare(small_state(), in_background=False)
+    (worker,) = worker_of(checkpointer)
+    for step in (1, 2):
+        checkpointer.save_in_background(step, small_state(), {})
+        until_s = time.monotonic() + 60
+        while checkpointer.executor.background.busy:  # nobody waits for it
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        assert session_nice(worker, 10) == 10
+        save(checkpointer, step + 10, small_state())
+        assert session_nice(worker, 0) == 0
+
+
 def test_a_cancelled_save_leaves_no_record(tmp_path: Path) -> None:
     board = staged(tmp_path)(cancelled=True)
     assert board.outcome is not None
