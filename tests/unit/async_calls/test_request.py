@@ -32,7 +32,7 @@ def test_names_arguments_and_defaults_are_those_of_megatron() -> None:
     """As megatron.core.dist_checkpointing.strategies.async_utils documents them. Further arguments are keywords."""
     fields = ("async_fn", "async_fn_args", "finalize_fns", "async_fn_kwargs", "preload_fn", "is_frozen", "call_idx")
     assert AsyncRequest._fields == fields
-    defaults = {"async_fn_kwargs": {}, "preload_fn": None, "is_frozen": False, "call_idx": 0}
+    defaults: dict[str, object] = {"async_fn_kwargs": {}, "preload_fn": None, "is_frozen": False, "call_idx": 0}
     assert AsyncRequest._field_defaults == defaults
     assert inspect.isabstract(AsyncCaller)
     for caller in (AsyncCaller, TemporalAsyncCaller, PersistentAsyncCaller):
