@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _STREAM_S = 5
 _REQUEST_TIMEOUT_S = 20.0
-_AGAIN_S = 0.5
+_AGAIN_S = 2.0
 
 #: What ends each part: of the attempt before (-1) or of the new one (0); and the part in words.
 PARTS = (
