@@ -19,10 +19,20 @@ Json = dict[str, Any]
 
 def timeline(
     preemption: Annotated[
-        str, typer.Argument(help="Name of a Preemption, or of a request for one.", autocompletion=preemption_names)
+        str,
+        typer.Argument(
+            metavar="PREEMPTION",
+            help="Name of a Preemption (kubectl get preemptions), or of a request for one.",
+            autocompletion=preemption_names,
+        ),
     ],
-    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.", dir_okay=False)] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file. It loads nothing else.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the picture to this file.", dir_okay=False)
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page to this file. It loads nothing else.", dir_okay=False),
+    ] = None,
     namespace: Namespace = None,
     output: Output = Format.TABLE,
     context: Context = None,

@@ -84,6 +84,22 @@ def test_text_has_a_line_a_lane_of_the_width() -> None:
     assert any("checkpoint" in line and "0.090 s" in line for line in lines)
 
 
+def test_letters_and_signs_of_the_text_are_explained() -> None:
+    lines = text_of(timeline_of(preemption()), 80)
+    (legend,) = [line for line in lines if "f freeze and agree" in line]
+    assert legend.startswith("= training")
+    assert legend.endswith("! event   | deadline")
+
+
+def test_long_names_leave_room_for_the_lanes_in_a_narrow_terminal() -> None:
+    made = timeline_of(preemption(), [pod(0, started="2026-03-01T11:59:30Z")])
+    long = "pod " + "long-" * 9 + "0-abcde"
+    renamed = made.with_more(moments=[Moment(long, 1.0, "here")], lanes=[long])
+    (lane,) = [line for line in text_of(renamed, 60) if "0-abcde  " in line]
+    assert len(lane) <= 60
+    assert "…" in lane
+
+
 @pytest.fixture
 def everything() -> Timeline:
     losses = [Loss(run, step, 5.0 - step / 10) for run in ("undisturbed", "preempted") for step in range(20)]
