@@ -1,15 +1,12 @@
 """Commands of the project that pages and messages tell to run exist, and take the options that are shown.
 
-What Helm sets is checked in ``test_platform_pages``, and what kubectl takes in ``tests/api_server/test_page_commands``.
+What Helm sets is checked in ``test_platform_pages``, and what kubectl takes in ``tests/api_server/test_kubectl_in_pages``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import itertools
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,67 +16,14 @@ import typer
 import typer.main
 
 from gracepoint_cli.app import app
+from tests.page_commands import cases, commands
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    page.relative_to(ROOT)
-    for pattern in ("*.md", "docs/*.md", "examples/*/*.md", "charts/gracepoint/*.md", "changelog.d/README.md")
-    for page in ROOT.glob(pattern)
-)
 #: The parser's error for wrong arguments.
 WRONG: type[Exception] = typer.BadParameter.__mro__[1]
-#: What a shell has before a command that it runs.
-_BEFORE = {"do", "then", "if", "while", "!", "time"}
-_REDIRECTIONS = {">", ">>", "2>", "<"}
 PYTHONS = {"python", "python3", ".venv/bin/python"}
 #: Names of the project's modules begin so.
 OURS = ("gracepoint", "tests", "demo", "benchmarks")
-
-
-def blocks(text: str) -> Iterator[str]:
-    """The lines of blocks of commands: indented ones, and fenced ones that are no other language."""
-    fence: str | None = None
-    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
-        if line.startswith("```"):
-            fence = None if fence is not None else line.strip("`").strip()
-        elif fence in ("", "sh", "bash", "console") or (fence is None and line.startswith("    ")):
-            yield line.strip().removeprefix("$ ")
-
-
-def spans(text: str) -> Iterator[str]:
-    """Code within a sentence or a table."""
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
-    for span in re.findall(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)", prose):
-        yield " ".join(span.replace("\\|", "|").split())
-
-
-def simple(line: str) -> Iterator[list[str]]:
-    """The words of each command of a line, without assignments before it. Nothing if it is no command of a shell."""
-    reader = shlex.shlex(line, posix=True, punctuation_chars="|&;()")
-    reader.whitespace_split = True
-    words: list[str] = []
-    with contextlib.suppress(ValueError):  # an apostrophe: no command
-        for word in [*reader, ";"]:
-            if set(word) <= set("|&;()"):
-                if words:
-                    yield list(itertools.takewhile(lambda word: word not in _REDIRECTIONS, words))
-                words = []
-            elif words or not (re.match(r"\w+=", word) or word in _BEFORE | _REDIRECTIONS):
-                words.append(word.strip("[]"))
-
-
-def commands(*programs: str) -> Iterator[tuple[Path, list[str], bool]]:
-    """The page and the words of each command with one of these programs, and whether it stands for itself."""
-    for page in PAGES:
-        text = (ROOT / page).read_text(encoding="utf-8")
-        for whole, lines in ((True, blocks(text)), (False, spans(text))):
-            for words in (words for line in lines for words in simple(line) if words[0] in programs):
-                yield page, words, whole
-
-
-def cases(found: Iterator[tuple[Path, list[str], bool]]) -> list[Any]:
-    once = {(page.name, *words): (words, whole) for page, words, whole in found}
-    return [pytest.param(*values, id=f"{page}: {' '.join(words)}") for (page, *words), values in once.items()]
 
 
 def of_the_command_line() -> Iterator[tuple[Path, list[str], bool]]:
