@@ -1,6 +1,6 @@
 """Commands of the project that pages and messages tell to run exist, and take the options that are shown.
 
-What Helm sets is checked in ``test_platform_pages``, and what kubectl takes in ``tests/api_server/test_kubectl_in_pages``.
+What Helm sets is checked in ``test_platform_pages``, and what kubectl takes in ``test_kubectl_in_pages``.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_no_kubeconfig_is_said_with_what_to_do() -> None:
     assert "--kubeconfig" in done.err
 
 
-def test_a_name_that_is_no_file_and_no_cluster_is_told_as_both() -> None:
+def test_a_name_that_is_no_file_needs_a_cluster() -> None:
     done = command("lint", "jobset")
     assert (done.code, "there is no file 'jobset', and no cluster" in done.err) == (3, True), done
 
