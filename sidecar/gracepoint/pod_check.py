@@ -62,7 +62,7 @@ def _channel(environment: Mapping[str, str]) -> str:
     url = environment.get(Env.OPERATOR_URL)
     if not url:
         raise PodCheckFailed(
-            f"found no {Env.OPERATOR_URL}: the pod was not prepared. Create the JobSet again while the operator runs"
+            f"found no {Env.OPERATOR_URL}: the pod was not prepared. Create the job again while the operator runs"
         )
     parts = urllib.parse.urlsplit(url)
     context = ssl.create_default_context(cadata=environment.get(Env.CA_CERTIFICATE))
@@ -75,7 +75,7 @@ def _channel(environment: Mapping[str, str]) -> str:
         connection.request("POST", PATH_SUBSCRIBE, body=b"{}", headers={"Content-Type": "application/json"})
         status = connection.getresponse().status
     except ssl.SSLCertVerificationError as error:
-        raise PodCheckFailed(f"{url}: the certificate is not trusted: {error}. Create the JobSet again") from error
+        raise PodCheckFailed(f"{url}: the certificate is not trusted: {error}. Create the job again") from error
     except (OSError, http.client.HTTPException) as error:
         raise PodCheckFailed(
             f"{url}: {error!r}. Check the operator's pods, the cluster's DNS and NetworkPolicies"
