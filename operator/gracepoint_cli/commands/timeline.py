@@ -40,7 +40,7 @@ def timeline(
 ) -> None:
     """Draws a preemption: signal, notice, freeze, drain, save, commit, exit, restore and training, and the deadline."""
     from gracepoint_cli.cluster import Cluster
-    from gracepoint_cli.timeline import picture, terminal
+    from gracepoint_cli.timeline import page, picture, terminal
     from gracepoint_cli.timeline.of_preemption import timeline_of
     from gracepoint_cli.workloads import pods_of
     from gracepoint_operator.resources.base import WORKLOAD_KIND
@@ -50,7 +50,7 @@ def timeline(
         record = _record(cluster, where, preemption)
         of = record["spec"]["jobSet"]
         made = timeline_of(record, pods_of(cluster, where, of.get("kind", WORKLOAD_KIND), of["name"], of["uid"]))
-    for path, draw in ((svg, picture.svg), (html, picture.page)):
+    for path, draw in ((svg, picture.svg), (html, page.page)):
         if path is not None:
             try:
                 path.write_text(draw(made), encoding="utf-8")

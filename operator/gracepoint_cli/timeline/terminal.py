@@ -74,7 +74,9 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
     made.append(Text(" " * (labels + 2) + _scale(first, last, columns), style="bright_black"))
     made.append(_legend(timeline, colours=colours))
     made.append(Text())
-    made += [Text(f"{at:10.3f} s  {text}") for at, text in _events(timeline)]
+    made += [
+        Text(f"{event.at_s:10.3f} s  {event.lane}{': ' if event.lane else ''}{event.text}") for event in timeline.events
+    ]
     return made
 
 
@@ -100,11 +102,3 @@ def _legend(timeline: Timeline, *, colours: bool) -> Text:
     if timeline.deadline_s is not None:
         legend.append("│ " if colours else "| ", style="red").append("deadline")
     return legend
-
-
-def _events(timeline: Timeline) -> list[tuple[float, str]]:
-    found = [(moment.at_s, f"{moment.lane}: {moment.text}") for moment in timeline.moments]
-    found += [(span.end_s, f"{span.lane}: {span.text} ({span.end_s - span.start_s:.3f} s)") for span in timeline.spans]
-    if timeline.deadline_s is not None:
-        found.append((timeline.deadline_s, "deadline"))
-    return sorted(found, key=lambda item: item[0])
