@@ -86,7 +86,7 @@ def test_without_gracepoints_lines_an_example_is_whole(name: str) -> None:
         "check",
         "--isolated",
         "--select",
-        "F821,F823",
+        "F404,F821,F823",
         "--stdin-filename",
         "x.py",
         "-",
@@ -98,10 +98,10 @@ def test_without_gracepoints_lines_an_example_is_whole(name: str) -> None:
 def without(name: str) -> str:
     """Returns an example as it was before Gracepoint: without its lines, and with those that they replace."""
     lines = (EXAMPLES / f"{name}.py").read_text().splitlines(keepends=True)
-    of_ours = ("import gracepoint", "session.close()")
-    kept = [line for line in lines if not line.endswith("# +\n") and line.strip() not in of_ours]
     # Keras's callback stays, and is used no more.
-    return "import gracepoint\n" * (name == "keras_fit") + "".join(line.replace("# - ", "", 1) for line in kept)
+    of_ours = {"session.close()"} | ({"import gracepoint"} if name != "keras_fit" else set())
+    kept = [line for line in lines if not line.endswith("# +\n") and line.strip() not in of_ours]
+    return "".join(line.replace("# - ", "", 1) for line in kept)
 
 
 def test_grains_batches_are_the_same_for_any_number_of_processes() -> None:
