@@ -37,6 +37,7 @@ _FLAGS = {"width": 64, "layers": 1, "pace": 0.1}
 _ENVIRONMENT = {"XLA_FLAGS": xla.FLAGS}
 _RESUMED_S = 240.0
 _SAVED_S = 60.0
+_RECORDED_S = 30.0
 _END_S = 600.0
 _GONE_S = 60.0
 
@@ -169,7 +170,7 @@ class Soak:
         outcome = report.Outcome(kind.name, kind.notice, lost, resumed - began_s, counted)
         self._outcomes.append(outcome)
         self._say(f"  at step {at_step}, {lost} steps lost, training again after {outcome.seconds:.1f} s")
-        self._check_record(disruption, kind, before, after)
+        self._check_record(disruption, kind, run, before)
 
     def _wait_for_resumption(self, run: TrainingRun, kind: Kind, since_s: float) -> float:
         """Waits for the first step of the next start; returns when it was done."""
@@ -188,19 +189,27 @@ class Soak:
         )
         return min(begins)
 
-    def _check_record(self, disruption: Disruption, kind: Kind, before: Snapshot, after: Snapshot) -> None:
-        fresh = after.preemptions[len(before.preemptions) :]
+    def _check_record(self, disruption: Disruption, kind: Kind, run: TrainingRun, before: Snapshot) -> None:
         if not kind.recorded or not kind.notice:
             return
-        what = f"disruption {disruption.number}, {kind.name}"
+        known, what = {_name(record) for record in before.preemptions}, f"disruption {disruption.number}, {kind.name}"
+        fresh: list[Json] = []
+
+        def are_saved() -> bool:
+            fresh[:] = [record for record in run.look().preemptions if _name(record) not in known]
+            return bool(fresh) and all(_is_saved(record) for record in fresh)
+
+        # The replicas of the operator may just have begun to serve again.
+        with contextlib.suppress(ClusterError):
+            wait_until(f"the record of {what}", are_saved, timeout_s=_RECORDED_S, every_s=1)
         if len(fresh) != 1:
             self._problems.append(f"{what}: {len(fresh)} Preemptions, expected 1")
         for record in fresh:
-            status = record.get("status", {})
-            if status.get("phase") != Phase.COMMITTED or status.get("stepsLost") != 0:
+            if not _is_saved(record):
+                status = record.get("status", {})
                 self._problems.append(
-                    f"{what}: Preemption {record['metadata']['name']} is {status.get('phase')} with "
-                    f"{status.get('stepsLost')} steps lost: {status.get('message')}"
+                    f"{what}: Preemption {_name(record)} is {status.get('phase')} with {status.get('stepsLost')} steps "
+                    f"lost: {status.get('message')}"
                 )
 
     def _check_end(self, run: TrainingRun, memory: list[int]) -> None:
@@ -218,6 +227,15 @@ def _policy(spec: Json) -> None:
     # A soak disrupts far more often than any cluster does.
     spec["exitBreaker"] = {"savedExits": 0}
     spec["cloudMetadata"] = ["GCE"]
+
+
+def _name(record: Json) -> str:
+    return str(record["metadata"]["name"])
+
+
+def _is_saved(record: Json) -> bool:
+    status = record.get("status", {})
+    return bool(status.get("phase") == Phase.COMMITTED and status.get("stepsLost") == 0)
 
 
 def _remaining(look: Callable[[], list[str]]) -> list[str]:
