@@ -152,8 +152,9 @@ class SimulatedJob:
     def _restore(self) -> None:
         self._spend("restore", self._random.uniform(0.5, 30))
         self._restored = self._committed
-        lost = [took for step, took in self._steps if step > self._restored]
-        self._steps = [item for item in self._steps if item[0] <= self._restored]
+        lost = []
+        while self._steps and self._steps[-1][0] > self._restored:
+            lost.append(self._steps.pop()[1])
         self.account["training"] -= sum(lost)
         self.account["recomputation"] += sum(lost)
         self.losses += bool(lost)

@@ -30,12 +30,13 @@ class TwoReplicas:
         self._again_ms: list[int | None] = [None, None]  # when each has to look again even if nothing changes
         self._gang: GangSnapshot | None = None
         self.entry: WorkloadGoodput | None = None
+        self._read: GoodputLedger | None = None  # what the entry says
         self._workload: Workload | None = None
 
     @property
     def ledger(self) -> GoodputLedger:
-        assert self.entry is not None
-        return stored.read(self.entry)
+        assert self._read is not None
+        return self._read
 
     def see(self, gang: GangSnapshot, now: float) -> None:
         self._pass(now)
@@ -71,6 +72,7 @@ class TwoReplicas:
             return
         written = stored.written(ledger, self._workload, now_ms).to_json()
         self.entry = WorkloadGoodput.model_validate(written)
+        self._read = stored.read(self.entry)
 
 
 @pytest.mark.parametrize("restarts_whole", [True, False], ids=["jobset", "lone-job"])
