@@ -36,5 +36,5 @@ def run(plan: Plan, *, seed: int, say: Callable[[str], None], minutes: float | N
         try:
             return soak.run(until_s=until_s)
         except BaseException:
-            say(rendered(soak.found()))
+            say(f"interrupted; found until here:\n{rendered(soak.found())}")
             raise
