@@ -23,6 +23,7 @@ from gracepoint.checkpoint import SaveFailed, WriteOptions, latest_step
 from gracepoint.checkpoint.options import Silent
 from gracepoint.checkpoint.saving import save_worker, worker_side
 from gracepoint.checkpoint.saving.save_board import SaveBoard
+from gracepoint.checkpoint.saving.save_extras import SaveExtras
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
@@ -209,7 +210,8 @@ def test_the_worker_ends_with_its_engine(tmp_path: Path, made: Callable[..., Ste
 def staged(root: Path | str, process: int = 0, count: int = 1) -> Callable[..., SaveBoard]:
     """Returns a function that writes step 1 of one process as its worker does, in this process."""
     checkpointer = engine(root, DyingGang(process, count), options=WORKER)
-    executor, operation = checkpointer.executor, checkpointer.executor.begin(checkpointer._paths, 1)
+    executor = checkpointer.executor
+    operation = executor.begin(checkpointer._paths, 1, extras=SaveExtras(note="for gpt-1"))
     leaves, prepared = executor.planner.plan(small_state())
     operation.describe(leaves, prepared, {})
     snapshot = executor.planner.snapshot(leaves, prepared, operation.key)
@@ -332,6 +334,7 @@ def test_the_last_worker_of_dead_trainers_commits(root: str) -> None:
     restored = restore(root, small_state())
     assert restored is not None
     assert_same(restored.state, small_state())
+    assert restored.note == "for gpt-1"
 
 
 def test_the_worker_loads_neither_jax_nor_tensorstore() -> None:
