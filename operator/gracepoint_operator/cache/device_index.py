@@ -51,6 +51,8 @@ class DeviceIndex:
         """Stores an object. Returns the UIDs of the pods to which it may matter."""
         if isinstance(found, ClaimedDevices):
             return self._put_claim(found)
+        if found == (self._rules if found.pool is None else self._slices).get(found.uid):
+            return set()  # as when Kubernetes writes the status of a rule
         before = self._pods_of_source(found.uid)
         self._remove_source(found.uid)
         if found.pool is None:

@@ -165,6 +165,14 @@ def test_taint_that_a_device_had_when_the_pod_was_bound_starts_nothing() -> None
     assert scene.decisions() == []
 
 
+@pytest.mark.parametrize(("kind", "body"), [pytest.param(*SLICE, id="slice"), pytest.param(*RULE, id="rule")])
+def test_new_status_of_known_taints_concerns_nobody(kind: kinds.Kind, body: Body) -> None:
+    scene = using_devices()
+    scene.seen(kind, body)
+    assert scene.cache.put(kind, body | {"status": {"conditions": []}}, listed=False) == set()
+    assert len(found(scene)) == 1
+
+
 def test_news_without_taints_concern_nobody() -> None:
     scene = using_devices()
     later = objects.resource_slice(generation=2)
