@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testcluster import cgroups, logind, parts
+from tests.testcluster import cgroups, features, logind, parts
 from tests.testcluster.images import PAUSE, Image, blob, layout
 from tests.testcluster.network import DNS_IP, POD_CIDR, Network, cni_config
 from tests.testcluster.sandbox import Sandbox, processes
@@ -228,6 +228,7 @@ class Node:
             # when logind says so; of it the second one is for critical pods, which go last
             "shutdownGracePeriod": "40s",
             "shutdownGracePeriodCriticalPods": "10s",
+            "featureGates": dict.fromkeys(features.of_kubernetes(), True),
         }
 
 
