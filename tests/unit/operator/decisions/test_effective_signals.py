@@ -50,6 +50,14 @@ def test_maintenance_announced_before_the_pod_counts_when_moved() -> None:
     assert scene.start().spec.deadline.timestamp() == NOW + 600
 
 
+def test_maintenance_announced_in_the_second_of_the_binding_counts() -> None:
+    scene = Scene()
+    scene.clock.move(-99)  # the pods of the scene are bound then
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.clock.move(99)
+    assert scene.start().spec.deadline.timestamp() == NOW + 900
+
+
 def test_signal_over_an_hour_ahead_starts_an_epoch_an_hour_before() -> None:
     scene = Scene()
     scene.seen(kinds.NODES, maintenance(NOW + 7200))
@@ -295,10 +303,13 @@ def test_a_time_limit_counts_when_all_pods_of_the_gang_run() -> None:
     assert scene.start().spec.cause == "TimeLimit"
 
 
-def test_time_limit_that_ended_before_the_pods_is_ignored() -> None:
+@pytest.mark.parametrize(
+    ("before_s", "counts"), [(7200, False), (3699, False), (3698, True)], ids=["long before", "at the binding", "after"]
+)
+def test_time_limit_that_ended_before_the_pods_is_ignored(before_s: int, counts: bool) -> None:
     scene = Scene()
-    scene.listed(kinds.NODE_CLAIMS, objects.node_claim(expire_after="1h", created_at=NOW - 7200))
-    assert scene.decisions() == []
+    scene.listed(kinds.NODE_CLAIMS, objects.node_claim(expire_after="1h", created_at=NOW - before_s))
+    assert bool(scene.decisions()) is counts
 
 
 def test_a_node_claim_that_outlives_its_node_is_no_obstacle() -> None:
