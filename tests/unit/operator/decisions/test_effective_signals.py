@@ -9,6 +9,7 @@ import pytest
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.decisions.decide import End, StartPreemption
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PreemptionSpec, PreemptionStatus
 from gracepoint_operator.workloads.jobset import JOBSETS
@@ -335,6 +336,19 @@ def test_what_a_pod_tolerates_for_hours_is_far() -> None:
     scene.seen(kinds.PODS, objects.pod(tolerations=[patient]))
     scene.taint(key="node.kubernetes.io/unreachable", effect="NoExecute")
     assert scene.decisions() == []
+
+
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_attempt_to_evict_a_pod_counts_while_the_pod_runs(phase: str) -> None:
+    scene = Scene()
+    pod = objects.pod(phase=phase)
+    scene.seen(kinds.PODS, pod)
+    uid = pod["metadata"]["uid"]
+    scene.cache.first_seen.see_attempt(uid, evictions.mark(uid))
+    if phase == "Running":
+        assert scene.start().spec.signal == "eviction of the pod"
+    else:
+        assert scene.decisions() == []
 
 
 def test_a_request_for_a_time_beyond_all_dates_is_one_like_others() -> None:

@@ -582,6 +582,30 @@ def test_a_label_was_set_by_the_last_write_of_its_owners() -> None:
     assert (mark.since_at, mark.is_exact) == (NOW - 5, False)
 
 
+@pytest.mark.parametrize(
+    ("node", "exact"),
+    [
+        pytest.param(objects.node(taints=[objects.taint(added_at=NOW - 5)]), True, id="a taint that tells it"),
+        pytest.param(objects.node(taints=[objects.taint()], written_at=NOW - 7), False, id="a taint that does not"),
+        pytest.param(objects.node(conditions=[SHUTDOWN]), True, id="a condition"),
+    ],
+)
+def test_a_mark_says_whether_its_beginning_is_told(node: Body, exact: bool) -> None:
+    (mark,) = signals.marks(BUILT_IN, On.NODE, node)
+    assert mark.is_exact is exact
+
+
+def test_parts_that_cannot_be_read_are_named_and_the_others_count() -> None:
+    key = "node.gke.io/upcoming-maintenance"
+    node = objects.node(annotations={key: "NONE"}, taints=[objects.taint() | {"timeAdded": "yesterday"}])
+    left_out: dict[str, None] = {}
+    (mark,) = signals.marks(BUILT_IN, On.NODE, node, left_out)
+    assert (mark.text, mark.until_at) == (f"annotation {key}=NONE", None)
+    annotation, taint = sorted(left_out)
+    assert annotation.startswith(f"annotation/{key}: ")
+    assert taint.startswith("spec.taints[0]: ")
+
+
 def test_signal_outside_the_pod_may_be_older_than_the_pod() -> None:
     def lasting(on: On, body: Body) -> list[bool]:
         return [signal.lasting for signal in seen(on, body)]
