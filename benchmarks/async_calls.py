@@ -159,7 +159,7 @@ def measure(folder: Path, size: int, repeats: int, alone_s: float) -> list[Figur
 
 
 def _median(slow: list[SlowDown], field: str) -> float:
-    return statistics.median(getattr(each, field) for each in slow)
+    return float(statistics.median(getattr(each, field) for each in slow))
 
 
 def _start(caller: AsyncCaller, state: dict[str, Any], path: Path) -> Callable[[], bool]:
