@@ -23,7 +23,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo try format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -142,6 +142,9 @@ changelog: $(STAMP) ## Makes the changelog's section of pyproject's version from
 
 worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write their saves: nothing may be lost, torn or left.
 	$(PY) -m benchmarks.worker_kills
+
+outliving: $(STAMP) ## Kills trainers and workers at every named point of a handed-over save: 1, 2 and 4 processes (a quarter of an hour).
+	OUTLIVING=everything OUTLIVING_PATIENCE_S=20 $(PYTEST) -n 2 --dist worksteal tests/multiprocess/test_outliving.py
 
 generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
 	$(PY) -m gracepoint_operator.resources --write .
