@@ -121,7 +121,7 @@ PARTS = (
     Part("versitygw", {"versitygw": "github.com/versity/versitygw/cmd/versitygw"}, "github.com/versity/versitygw"),
 )
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.30", "1.37"
-"""Of which the API server alone is built, for the matrix of versions and for APIs that are new there."""
+"""For the matrix of versions, and for what is new there."""
 NEWEST_JOBSET = "0.12"
 """Of which the agent for restarts in place is a part of its own."""
 OBJECT_STORES = ("fake-gcs-server", "versitygw")
@@ -135,7 +135,7 @@ OPTIONAL_PARTS = (
     *(
         Part(
             "kubernetes",
-            {"kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver"},
+            {name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES},
             "k8s.io/kubernetes",
             _KUBERNETES_STAMPS,
             other=version,
