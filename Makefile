@@ -95,7 +95,7 @@ test-workloads: parts ## What needs other projects' controllers: the Kubeflow Tr
 	$(PY) -m tests.testcluster build --parts trainer kueue karpenter
 	$(PYTEST) -n 0 -v -m controllers tests/api_server tests/cluster
 
-test-newest: servers ## APIs that only the newest Kubernetes has, on its API server alone (builds it first: ten minutes; needs Go).
+test-newest: servers ## What only the newest Kubernetes has, on its API server, scheduler and controllers (builds them first: ten minutes; needs Go).
 	$(PY) -m tests.testcluster build --parts etcd kubernetes kubernetes-1.37
 	$(PYTEST) -n 0 -v -m newest tests/api_server
 
