@@ -27,7 +27,7 @@ def component(server: ApiServer, folder: Path, program: str, *flags: str) -> Ite
     """Runs a program of the newest Kubernetes as an administrator. Gives its log."""
     (port,) = free_ports(1)
     log = folder / f"{program}.log"
-    argv = [
+    argv: list[str | Path] = [
         parts.program(program, parts.NEWEST_KUBERNETES),
         f"--kubeconfig={server.kubeconfig}",
         f"--secure-port={port}",
