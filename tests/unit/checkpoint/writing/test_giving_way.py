@@ -16,9 +16,9 @@ import pytest
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.writing import giving_way
-from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS
+from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS, Finish
 from gracepoint.checkpoint.writing.giving_way import GivingWay, Starvation
-from gracepoint.checkpoint.writing.write_crew import Finish, WriteCrew
+from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.deadline import Deadline
 from tests.object_stores.servers import Bucket
 
