@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -207,26 +206,6 @@ def test_of_another_process_s_chunks_only_checksums_are_taken(tmp_path: Path) ->
     assert written.chunk_bytes == 0
     assert not (tmp_path / "default/w/0").exists()
     assert source.released == ["w/0"]
-
-
-def test_a_save_that_is_stopped_takes_no_more_of_a_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deadline, blocks, real = soon(), [], direct_io.crc32
-
-    def stops(block: Any, checksum: int) -> int:
-        blocks.append(len(block))
-        deadline.cancel("the job is told to stop")
-        return real(block, checksum)
-
-    monkeypatch.setattr(direct_io, "crc32", stops)
-    large = Given([np.zeros(4 * BLOCK_BYTES, np.uint8)], mine=False)
-    alone = dataclasses.replace(job(tmp_path, large), arrays=[], small_files={})
-    with pytest.raises(SaveFailed, match="the job is told to stop"):
-        FileWriter(WriteOptions()).write(alone, deadline)
-    until_s = time.monotonic() + 60
-    while any(thread.name.startswith("gracepoint: writes") for thread in threading.enumerate()):
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-    assert blocks == [BLOCK_BYTES]
 
 
 def test_every_file_and_every_folder_is_synced_before_it_returns(
