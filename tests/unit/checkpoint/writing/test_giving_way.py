@@ -210,10 +210,11 @@ def test_threads_go_on_to_sync_if_no_others_can_be_started(tmp_path: Path, monke
 
     monkeypatch.setattr(threading.Thread, "start", start)
     synced: list[threading.Thread] = []
-    with crew_at(storage_path(tmp_path), GivingWay(urgent.is_set)) as crew:
+    way = GivingWay(urgent.is_set)
+    with crew_at(storage_path(tmp_path), way) as crew:
         urgent.set()
         assert refused.wait(_TIMEOUT_S)
-        until(lambda: not crew._giving_way._watching.is_alive(), "the end of the hand-over")
+        until(lambda: way._watching is not None and not way._watching.is_alive(), "the end of the hand-over")
         crew.add(1, write)
         crew.wait()
         assert synced[0] in crew._syncers

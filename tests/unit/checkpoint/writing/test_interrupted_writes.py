@@ -19,6 +19,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.storage import direct_io
+from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import file_writer
@@ -66,7 +67,7 @@ def nobody_writes() -> bool:
 def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urgent, real, blocks = threading.Event(), direct_io.crc32, list[int]()
+    urgent, blocks = threading.Event(), list[int]()
     ways: list[GivingWay] = []
 
     def interrupted(block: Any, checksum: int) -> int:
@@ -74,7 +75,7 @@ def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
             blocks.append(len(block))
             urgent.set()
             until(lambda: ways[0]._over, "other threads to take over")
-        return real(block, checksum)
+        return crc32(block, checksum)
 
     def noted(is_urgent: Callable[[], bool]) -> GivingWay:
         ways.append(GivingWay(is_urgent))
@@ -95,12 +96,12 @@ def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
 
 
 def test_a_save_that_is_stopped_takes_no_more_of_a_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deadline, blocks, real = Deadline.after(_TIMEOUT_S, time.monotonic), list[int](), direct_io.crc32
+    deadline, blocks = Deadline.after(_TIMEOUT_S, time.monotonic), list[int]()
 
     def stops(block: Any, checksum: int) -> int:
         blocks.append(len(block))
         deadline.cancel("the job is told to stop")
-        return real(block, checksum)
+        return crc32(block, checksum)
 
     monkeypatch.setattr(direct_io, "crc32", stops)
     source = Numbered([np.zeros(4 * BLOCK_BYTES, np.uint8)], mine=False)
