@@ -8,10 +8,13 @@ import pytest
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.decisions.decide import End, Move, StartPreemption
+from gracepoint_operator.decisions.effective_signals import Timed, root_causes
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
-from gracepoint_operator.resources import PreemptionSpec, PreemptionStatus
+from gracepoint_operator.resources import PolicyInForce, PreemptionSpec, PreemptionStatus, SignalKind
+from gracepoint_operator.signals import On
+from gracepoint_operator.workloads import read_pod
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW, Body, stamp
@@ -177,6 +180,19 @@ def test_an_evicted_workload_is_a_signal_to_all_pods_of_its_jobset() -> None:
         "Workload condition Evicted (Preempted)",
         2,
     )
+
+
+def test_what_a_suspension_brings_about_is_no_cause_of_its_own() -> None:
+    sign = evictions.signal(read_pod(objects.pod()), PolicyInForce())
+
+    def timed(kind: SignalKind, on: On | None = None) -> Timed:
+        return Timed(dataclasses.replace(sign, kind=kind, on=on), NOW)
+
+    deletion, taint = timed(SignalKind.POD_DELETION), timed(SignalKind.NODE_TAINT)
+    suspension, queue = timed(SignalKind.SUSPENSION, On.JOB_SET), timed(SignalKind.SUSPENSION, On.WORKLOAD)
+    assert root_causes([deletion, taint]) == [deletion, taint]
+    assert root_causes([deletion, suspension, taint]) == [suspension, taint]
+    assert root_causes([deletion, suspension, taint, queue]) == [queue, taint]
 
 
 def test_a_workload_of_something_else_says_nothing() -> None:
