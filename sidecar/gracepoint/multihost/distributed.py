@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 from gracepoint import trace
 from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.multihost.barriers import StoreGang
+from gracepoint.multihost.coordinator import wait_for_coordinator
 from gracepoint.multihost.detection import ENV_JAX_COORDINATOR_ADDRESS, POD_LABELS_FILE, Place, detect, read_labels
 from gracepoint.multihost.state import global_state, jax_state
 from gracepoint.multihost.store import JaxStore
@@ -36,10 +36,6 @@ ENV_TPU = "TPU_WORKER_HOSTNAMES"
 #: Values of ``cluster_detection_method``: only the detection of this module, and no detection. Other names are JAX's.
 JOBSET, DEACTIVATE = "jobset", "deactivate"
 _MISSING = "{name}: expected a value, found none: give it to initialize(), or see where it looks for it"
-_KNOCK_S = 1.0
-#: Pauses between two knocks grow from the first to the last: most processes come just before or after process 0.
-_FIRST_PAUSE_S = 0.01
-_LAST_PAUSE_S = 0.1
 _LOOPBACK = "127.0.0.1"
 #: JAX's variable for the address to which process 0 binds.
 _ENV_JAX_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
@@ -164,33 +160,6 @@ def _to_connect_to(place: Place, bind_address: str | None, environ: Mapping[str,
     if place.process_id != 0 or not host or _is_loopback(host) or not is_bound_to_all or has_proxy:
         return place.coordinator_address
     return f"{_LOOPBACK}:{port}"
-
-
-def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
-    """Waits until something listens at ``host:port``. Returns how many seconds that took.
-
-    Raises:
-        ClusterError: Nothing listens there within the timeout. The message says why the last attempt failed.
-        SettingsError: The address has no port.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise SettingsError(f"coordinator_address: expected host:port, found {address!r}")
-    began = time.monotonic()
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
-                return time.monotonic() - began
-        except OSError as error:  # the name does not exist yet, refused, no route, timeout
-            waited_s = time.monotonic() - began
-            if waited_s + pause_s > timeout_s:
-                raise ClusterError(
-                    f"waited {waited_s:.0f} s for process 0 at {address}, which did not answer: {error}. Expected its "
-                    f"coordination service there: see whether that process runs, and whether all have its address"
-                ) from error
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _LAST_PAUSE_S)
 
 
 def shutdown(timeout_s: float = 300.0) -> None:
