@@ -101,7 +101,7 @@ test-newest-jobset: system ## What only the newest JobSet has: restarts in place
 	$(PY) -m tests.testcluster build --parts jobset-0.12
 	TESTCLUSTER_JOBSET=0.12 $(PYTEST) -n 0 -v -m controllers tests/cluster/test_in_place.py tests/cluster/test_resizing.py
 
-test-newest: servers ## APIs that only the newest Kubernetes has, on its API server alone (builds it first: ten minutes; needs Go).
+test-newest: servers ## What only the newest Kubernetes has, on its API server, scheduler and controllers (builds them first: ten minutes; needs Go).
 	$(PY) -m tests.testcluster build --parts etcd kubernetes kubernetes-1.37
 	$(PYTEST) -n 0 -v -m newest tests/api_server
 

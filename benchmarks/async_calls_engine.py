@@ -2,7 +2,7 @@
 
 * An **emergency save**: the training has stopped, and waits for it.
 * A periodic save **while all cores are busy**: as many processes as there are cores compute without a pause, in the
-  session of the training. The kernel guarantees the threads of a periodic save almost nothing then.
+  session of the training. The kernel gives the threads of a periodic save almost nothing then.
 """
 
 from __future__ import annotations

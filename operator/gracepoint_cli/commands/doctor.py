@@ -131,7 +131,7 @@ def _policies(cluster: Cluster, namespace: str) -> Iterable[Check]:
         if problems:
             yield Check(f"policy {policy.name}", state, "; ".join(problems))
         else:
-            yield Check(f"policy {policy.name}", State.OK, f"{policy.workloads} jobs")
+            yield Check(f"policy {policy.name}", State.OK, f"{policy.workloads} job{'s' * (policy.workloads != 1)}")
 
 
 def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[Check]:

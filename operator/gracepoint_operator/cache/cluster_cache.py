@@ -69,8 +69,17 @@ class ClusterCache:
         self._places: dict[kinds.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.readable}  # UID -> place
         self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
         self._snapshots = Snapshots(
-            *(self.objects, self.policies, self.preemptions, self.first_seen, self._signal_index),
-            *(self.evictions, self._devices, self.suspensions, self.place, self._checked, self._doomed),
+            objects=self.objects,
+            policies=self.policies,
+            preemptions=self.preemptions,
+            first_seen=self.first_seen,
+            signal_index=self._signal_index,
+            evictions=self.evictions,
+            devices=self._devices,
+            suspensions=self.suspensions,
+            place=self.place,
+            checked=self._checked,
+            doomed=self._doomed,
         )
 
     def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:

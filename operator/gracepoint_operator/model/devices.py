@@ -155,7 +155,8 @@ def read_rule(body: Mapping[str, Any], marks: ReadMarks) -> DeviceTaints:
 
 
 def _device(driver: Any, pool: Any, name: Any) -> Device:
-    return shared(Device(shared(text(driver)), shared(text(pool)), shared(text(name))))
+    found: Device = shared(Device(shared(text(driver)), shared(text(pool)), shared(text(name))))
+    return found
 
 
 def _tolerations(entries: Any) -> Iterator[Toleration]:

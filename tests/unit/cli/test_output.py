@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
+from rich.console import Console
 
 from gracepoint_cli import output
 from tests.command_line import command
@@ -15,9 +17,9 @@ ROWS = [["jobset/transformer", "careful", "2 of 2", "transformer-4d36580f-1 Comm
 
 def printed(monkeypatch: pytest.MonkeyPatch, width: int, *, terminal: bool = True) -> list[str]:
     made = io.StringIO()
-    console = output.Console(file=made, width=width, force_terminal=terminal, color_system=None, highlight=False)
+    console = Console(file=made, width=width, force_terminal=terminal, color_system=None, highlight=False)
     monkeypatch.setattr(output, "console", lambda: console)
-    monkeypatch.setattr(output.sys, "stdout", made)
+    monkeypatch.setattr(sys, "stdout", made)
     output.put_table(COLUMNS, ROWS)
     return [line.rstrip() for line in made.getvalue().splitlines()]
 

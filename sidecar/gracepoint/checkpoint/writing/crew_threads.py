@@ -1,14 +1,12 @@
-"""How many threads write a save, and how they are started. There is no state here."""
+"""How many threads a ``WriteCrew`` has, and what they are given to do. There is no state here."""
 
 from __future__ import annotations
 
-import logging
-import threading
+import dataclasses
 from collections.abc import Callable
 
+from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-
-logger = logging.getLogger(__name__)
 
 #: Writers of a save to a file system. There may be more than cores, as writers mostly wait for the disk.
 THREADS = 8
@@ -24,21 +22,18 @@ def threads_for(folder: StoragePath) -> int:
     return THREADS if folder.backend.renames else OBJECT_THREADS
 
 
-def start_threads(threads: list[threading.Thread], wanted: int, run: Callable[[], None], what: str) -> bool:
-    """Starts threads, and adds them to ``threads``. Returns False if the system does not allow all of them.
+@dataclasses.dataclass(frozen=True)
+class Finish:
+    """What is left to do of a file that is written.
 
-    Args:
-        threads: Where the threads are added.
-        wanted: How many are started.
-        run: What each of them runs.
-        what: What they do, for their names.
+    Attributes:
+        file: The file. It must be synced or dropped.
+        then: Called after the sync.
     """
-    for number in range(wanted):
-        thread = threading.Thread(target=run, name=f"gracepoint: {what} {number}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # a limit on threads, or no memory for their stacks
-            logger.warning("a save %s files in %d threads and not %d: %s", what, number, wanted, error)
-            return False
-        threads.append(thread)
-    return True
+
+    file: UnsyncedFile
+    then: Callable[[], None]
+
+
+#: Writes something with the thread's buffer. Returns what is left to do; None: nothing.
+Act = Callable[[Buffer], Finish | None]

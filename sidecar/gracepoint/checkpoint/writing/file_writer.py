@@ -33,9 +33,9 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile, checksum_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
-from gracepoint.checkpoint.writing.crew_threads import threads_for
+from gracepoint.checkpoint.writing.crew_threads import Finish, threads_for
 from gracepoint.checkpoint.writing.giving_way import GivingWay
-from gracepoint.checkpoint.writing.write_crew import Finish, WriteCrew
+from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 

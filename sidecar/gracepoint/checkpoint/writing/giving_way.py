@@ -5,9 +5,10 @@ wakes up and no core is idle, the kernel has it wait until a writer has used up 
 the writer is. So the writers of a save that nobody waits for run as ``SCHED_IDLE``. The kernel counts a core with only
 such threads as idle, and other threads of the same container take it at once.
 
-If other threads keep all cores busy, the kernel guarantees such a thread 3/1024 of a core at least. That is too little,
-so threads no longer give way in two cases: the save is urgent, or the threads are starved (``Starvation``). A thread
-cannot leave ``SCHED_IDLE`` without a privilege. So new threads take the work over, and the old ones end.
+If other threads keep all cores busy, such a thread gets next to nothing: the kernel weighs it as 3, and a thread of
+niceness 0 as 1024. So threads no longer give way in two cases: the save is urgent, or the threads are starved
+(``Starvation``). A thread cannot leave ``SCHED_IDLE`` without a privilege. So new threads take the work over, and the
+old ones end.
 
 * The thread that makes a ``WriteCrew`` calls ``begin`` and ``end``.
 * One daemon thread ("gracepoint: watches writers") looks when the time has come. It ends then, or with ``end``.

@@ -21,17 +21,19 @@ The thread that makes the crew calls ``begin``, ``add``, ``wait``, ``close`` and
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
+import logging
 import threading
 from collections.abc import Callable
 
-from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
+from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.checkpoint.writing.crew_threads import SYNCERS, start_threads, threads_for
+from gracepoint.checkpoint.writing.crew_threads import SYNCERS, Act, Finish, threads_for
 from gracepoint.checkpoint.writing.giving_way import GivingWay
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
+
+logger = logging.getLogger(__name__)
 
 # Bounds on files that are handed out and not started. They keep all threads busy, and hold little memory if the values
 # are copies from a device.
@@ -39,23 +41,6 @@ _WAITING_BYTES = 16 << 20
 _WAITING_FILES = 64
 # Far below the usual limit on open files of a process, which is 1024.
 _MOST_UNSYNCED = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Finish:
-    """What is left to do of a file that is written.
-
-    Attributes:
-        file: The file. It must be synced or dropped.
-        then: Called after the sync.
-    """
-
-    file: UnsyncedFile
-    then: Callable[[], None]
-
-
-#: Writes something with the thread's buffer. Returns what is left to do; None: nothing.
-Act = Callable[[Buffer], Finish | None]
 
 
 class _TakenOver(Exception):
@@ -171,9 +156,9 @@ class WriteCrew:
         write, sync = self._write, self._sync
         if giving_way is not None:
             write, sync = functools.partial(giving_way.run, write), functools.partial(giving_way.run, sync)
-        started = start_threads(self._writers, self._wanted, write, "writes")
+        started = _start(self._writers, self._wanted, write, "writes")
         if started and self._folder.backend.renames:
-            start_threads(self._syncers, SYNCERS, sync, "syncs")
+            _start(self._syncers, SYNCERS, sync, "syncs")
         return started
 
     def _write(self, *, wait: bool = True) -> None:
@@ -299,3 +284,16 @@ class WriteCrew:
         return SaveFailed(
             f"only {self._ended} of {self._added} files were written to {self._folder} {self._deadline.ended}"
         )
+
+
+def _start(threads: list[threading.Thread], wanted: int, run: Callable[[], None], what: str) -> bool:
+    """Adds so many threads to ``threads``. Returns False if the system does not allow all of them."""
+    for number in range(wanted):
+        thread = threading.Thread(target=run, name=f"gracepoint: {what} {number}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+            logger.warning("a save %s files in %d threads and not %d: %s", what, number, wanted, error)
+            return False
+        threads.append(thread)
+    return True

@@ -15,8 +15,8 @@ import pytest
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.direct_io import Buffer, write_file
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS
-from gracepoint.checkpoint.writing.write_crew import _MOST_UNSYNCED, Finish, WriteCrew
+from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS, Finish
+from gracepoint.checkpoint.writing.write_crew import _MOST_UNSYNCED, WriteCrew
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 

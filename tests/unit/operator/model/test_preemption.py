@@ -52,9 +52,16 @@ def test_the_version_that_was_moved_more_often_counts_then_the_earlier_deadline(
 
 
 def test_the_first_attempt_to_evict_is_kept_whichever_version_counts() -> None:
-    for epoch in all_orders(version(1, NOW + 60, attempted_at=NOW + 2), version(2, NOW + 50), version(0, NOW + 70)):
+    first, later = version(1, NOW + 60, attempted_at=NOW + 2), version(0, NOW + 70, attempted_at=NOW + 3)
+    for epoch in all_orders(first, version(2, NOW + 50), later):
         assert epoch.spec.eviction_attempted_at is not None
         assert epoch.spec.eviction_attempted_at.timestamp() == NOW + 2
+
+
+def test_of_two_equal_versions_that_in_the_api_counts() -> None:
+    ours, theirs = version(1, NOW + 60), version(1, NOW + 60)
+    ours = dataclasses.replace(ours, spec=ours.spec.model_copy(update={"pods": ["ours"]}))
+    assert ours.joined(theirs).spec.pods == theirs.spec.pods
 
 
 def of_life(
