@@ -53,7 +53,7 @@ from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Body, Clock
 
 KINDS = ("taint", "kill", "node lost", "operator killed")
-_WAIT_S = 45.0
+_WAIT_S = 120.0
 _LOOK_S = 0.02
 
 
@@ -147,6 +147,15 @@ class Job:
         for name in ("node-1", "node-2"):
             self._put(kinds.NODES, objects.node(name))
         containers = [_Container(self, index, life) for index in (0, 1)]
+        try:
+            self._go_through(life, kind, containers)
+        except BaseException:
+            for container in containers:
+                container.kill()
+            raise
+
+    def _go_through(self, life: int, kind: str, containers: list[_Container]) -> None:
+        chance = self._chance
         for container in containers:
             container.create()
         for container in containers:
@@ -226,6 +235,7 @@ class _Container:
         self._life = life
         self.name = f"train-workers-0-{index}-{life}xyz"
         self._ended_s: float | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._lost = False
         self._phase_s = job._chance.uniform(0.0, 1.0)  # when in each second its kubelet looks
 
@@ -259,7 +269,7 @@ class _Container:
             "token_file": str(token),
         }
         own: dict[str, Any] = {**orders.__dict__, "settings": settings, "index": self._index}
-        argv = [sys.executable, "-m", "benchmarks.goodput_trainer", json.dumps(own)]
+        argv: list[str] = [sys.executable, "-m", "benchmarks.goodput_trainer", json.dumps(own)]
         self._process = subprocess.Popen(argv, stderr=(job._folder / f"stderr.{self.name}").open("wb"))
         self._started_s = time.time()
         job._words[self.name] = [account.Word(self._started_s, trainer.BEGAN)]
@@ -267,7 +277,8 @@ class _Container:
         self._thread.start()
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def lose_node(self) -> None:
         self._lost = True
@@ -291,6 +302,7 @@ class _Container:
         self._write("Running", state)
         ended.join()
         assert self._ended_s is not None
+        assert self._process is not None
         if not self._lost:
             times = {"startedAt": objects.stamp(self._started_s), "finishedAt": objects.stamp(self._ended_s)}
             self._write("Failed", {"terminated": {**times, "exitCode": self._process.returncode}})
@@ -303,6 +315,7 @@ class _Container:
         self._job._put(kinds.PODS, self._body)
 
     def _wait(self) -> None:
+        assert self._process is not None
         self._process.wait()
         self._ended_s = time.time()
 
