@@ -73,6 +73,9 @@ def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: floa
         now: When the report came, in seconds since the epoch.
     """
     message = (report.message or phase_message(report.phase, report))[:1024]
+    if epoch.spec.mode is Mode.ENFORCE:
+        # To the library, every epoch after which the gang trains on is a drill, so also one of a time limit.
+        message = message.removeprefix("drill: ")
     after = PreemptionStatus(
         phase=report.phase,
         message=message,

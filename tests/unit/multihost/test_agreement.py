@@ -15,7 +15,7 @@ import pytest
 
 from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, BarrierFailed
-from gracepoint.multihost import Agreement, InMemoryStore, KeyValueStore
+from gracepoint.multihost import Agreement, InMemoryStore, KeyValueStore, StoreGang
 from gracepoint.multihost import agreement as agreement_module
 from gracepoint.multihost.entries import Agreed, Entry, Gone, NoticeEntry, Retract, StartEntry, from_json
 from gracepoint.multihost.ledger import Broken, Closed, Event, Moot, Noticed, Opened, Retracted, Settled
@@ -336,9 +336,11 @@ def test_what_cannot_be_merged_is_an_error_of_all(make: Callable[..., Gang]) -> 
     ("start_in_s", "written"), [(0.0, [NoticeEntry, Agreed]), (0.2, [NoticeEntry, StartEntry, Agreed])]
 )
 def test_a_freeze_that_begins_at_once_begins_with_the_notice(
-    make: Callable[..., Gang], start_in_s: float, written: list[type[Entry]]
+    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, start_in_s: float, written: list[type[Entry]]
 ) -> None:
     gang = make(2, start_in_s=start_in_s)
+    if not start_in_s:
+        monkeypatch.setattr(Watcher, "start_in_s", lambda *_: 0.0)  # neither earlier nor later
     tell(gang.agreements[0])
     for watcher in gang.watchers:
         watcher.wait_for(Settled)
@@ -403,12 +405,15 @@ def test_what_failed_in_a_drill_fails_no_later_epoch(make: Callable[..., Gang]) 
     assert train(agreement, 1e-3)
 
 
-def test_training_that_ends_in_an_open_epoch_ends_it_in_all_processes(make: Callable[..., Gang]) -> None:
+def test_training_that_ends_in_an_open_epoch_ends_it_in_all_processes(
+    make: Callable[..., Gang], caplog: pytest.LogCaptureFixture
+) -> None:
     gang = make(2)
     tell(gang.agreements[0])
     for watcher in gang.watchers:
         watcher.wait_for(Opened)
     assert together(*(a.finish for a in gang.agreements)) == [True, True]
+    assert caplog.records == []
 
 
 def test_a_notice_that_stands_when_training_ends_is_moot(make: Callable[..., Gang]) -> None:
@@ -557,11 +562,14 @@ def test_an_observer_that_fails_is_an_error_of_the_training_thread(make: Callabl
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_closing_ends_the_threads_at_once_and_may_be_repeated(make: Callable[..., Gang]) -> None:
+def test_closing_ends_the_threads_at_once_and_may_be_repeated(
+    make: Callable[..., Gang], caplog: pytest.LogCaptureFixture
+) -> None:
     gang = make(3)
     gang.close()
     gang.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("gracepoint-agreement")]
+    assert caplog.records == []
 
 
 def test_whoever_breaks_off_has_no_threads_left_and_says_so_once(make: Callable[..., Gang]) -> None:
@@ -662,6 +670,17 @@ def test_what_two_processes_take_back_is_written_once(make: Callable[..., Gang],
     assert len(entries(gang, Retract)) == written
 
 
+def test_a_notice_and_its_end_are_both_written_though_another_wrote_one(make: Callable[..., Gang]) -> None:
+    gang = make(2, start_in_s=LATER_S)
+    first, second = gang.agreements
+    second.close()  # it reads nothing any more
+    first.take_back("other", "the taint is gone")
+    tell(second)
+    second.take_back("spot", "the taint is gone")
+    written = [entry for entry in entries(gang, object) if isinstance(entry, NoticeEntry | Retract)]
+    assert [type(entry) for entry in written] == [Retract, NoticeEntry, Retract]
+
+
 def test_its_threads_keep_no_process_from_ending(make: Callable[..., Gang]) -> None:
     make(1)
     found = [thread for thread in threading.enumerate() if thread.name.startswith("gracepoint-agreement")]
@@ -674,13 +693,25 @@ def test_a_quiet_sync_point_costs_less_than_a_microsecond(make: Callable[..., Ga
     assert best_s < 1e-6
 
 
-def test_keys_of_an_epoch_are_removed_when_it_is_over(make: Callable[..., Gang]) -> None:
+def test_keys_of_each_epoch_are_removed_once_when_it_is_over(
+    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retired: list[str] = []
+    real = StoreGang.retire
+
+    def retire(gang: StoreGang, folder: str) -> None:
+        retired.append(folder)
+        real(gang, folder)
+
+    monkeypatch.setattr(StoreGang, "retire", retire)
     gang = make(1)
-    tell(gang.agreements[0], drill=True)
-    train(gang.agreements[0], 1e-3)
-    gang.agreements[0].end_epoch()
-    gang.watchers[0].wait_for(Closed)
-    assert gang.store.list("epoch") == {}
+    for number, origin in enumerate(("first", "second"), 1):
+        tell(gang.agreements[0], origin, drill=True)
+        train(gang.agreements[0], 1e-3)
+        gang.agreements[0].end_epoch()
+        gang.watchers[0].wait_for(Closed, number)
+        assert gang.store.list("epoch") == {}
+    assert len(retired) == len(set(retired)) == 2
 
 
 def test_a_process_gives_up_by_itself_if_the_store_cannot_be_read() -> None:
@@ -688,7 +719,23 @@ def test_a_process_gives_up_by_itself_if_the_store_cannot_be_read() -> None:
         def list(self, folder: str) -> dict[str, str]:
             raise StoreUnavailable("told by the test")
 
-    store, watcher = Unreadable(), Watcher(left_s=0.3)
+    class Asked(Watcher):
+        """Notes how often each thread asks."""
+
+        def __init__(self, left_s: float) -> None:
+            super().__init__(left_s)
+            self.asked: collections.Counter[str] = collections.Counter()
+
+        def time_left_s(self) -> float:
+            self.asked[threading.current_thread().name] += 1
+            return super().time_left_s()
+
+        def start_in_s(self, remaining_s: float = math.inf) -> float:
+            self.asked[threading.current_thread().name] += 1
+            return super().start_in_s(remaining_s)
+
+    store, watcher = Unreadable(), Asked(left_s=0.3)
+    watcher.start_at_s = time.monotonic() + 0.5
     agreement = Agreement(store, gangs(2, store)[0], watcher)
     try:
         tell(agreement)
@@ -697,3 +744,5 @@ def test_a_process_gives_up_by_itself_if_the_store_cannot_be_read() -> None:
             agreement.arrive()
     finally:
         agreement.close()
+    # Each thread sleeps until it has something to do: it asks a few times a second.
+    assert {name: count for name, count in watcher.asked.items() if count > 100} == {}

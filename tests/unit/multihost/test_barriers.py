@@ -88,6 +88,9 @@ def test_a_key_is_good_for_one_barrier() -> None:
     gang.barrier("b", timeout_s=1)
     with pytest.raises(BarrierReused, match="'b' was used before"):
         gang.barrier("b", timeout_s=1)
+    gang.broadcast("x", "word", timeout_s=1)
+    with pytest.raises(BarrierReused, match="'x' was used before"):
+        gang.broadcast("x", "word", timeout_s=1)
 
 
 def test_barriers_of_different_keys_do_not_meet() -> None:

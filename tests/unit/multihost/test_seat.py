@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gracepoint.multihost.protocol import Seat, Verdict
+from gracepoint.multihost.protocol import Member, Seat, Verdict
 from tests.unit.multihost.fakes.model import Violation
 
 
@@ -143,3 +143,12 @@ def test_an_epoch_is_not_opened_in_another() -> None:
     seat.open_epoch(0)
     with pytest.raises(RuntimeError, match="epoch 1 was opened while epoch 0 is open"):
         seat.open_epoch(1)
+
+
+def test_a_new_seat_has_passed_nothing_and_meets_unless_told_otherwise() -> None:
+    seat = Seat()
+    assert (seat.ordinal, seat.epoch, seat.agreed, seat.meets, seat.finished) == (0, None, None, True, False)
+
+
+def test_ordinals_are_published_with_counters_that_every_store_has() -> None:
+    assert Member.frozen.bits * Member.frozen.fan_out <= 31

@@ -121,6 +121,42 @@ def test_without_an_interval_nothing_is_ever_due() -> None:
     assert not any(due.is_due(step) for step in range(100))
 
 
+@pytest.mark.parametrize("interval", [{"every_steps": 1}, {"every_s": 0.5}], ids=str)
+def test_an_interval_of_either_kind_is_periodic(interval: dict[str, Any]) -> None:
+    clock = Clock()
+    due = made(clock=clock, **interval)
+    assert due.periodic
+    assert run(due, clock, 20, 0.5)
+
+
+def test_blocks_grow_twofold_up_to_their_part_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+    real = save_interval._to_text
+
+    def noted(block: save_interval._Block) -> str:
+        planned.append(block.calls)
+        return real(block)
+
+    monkeypatch.setattr(save_interval, "_to_text", noted)
+    clock = Clock()
+    due = made(every_s=save_interval._BLOCKS * 40.0, clock=clock)
+    due.began_at(5)  # says nothing to an interval in seconds
+    run(due, clock, 400, 1.0)
+    # The first plans are made before the speed of training is known.
+    assert planned[:3] == [1, 1, 2]
+    assert [b / a for a, b in itertools.pairwise(planned) if b > a] == [2.0, 2.0, 2.0, 2.0, 2.0, 1.25]
+    assert planned[-1] == 40
+
+
+@pytest.mark.parametrize("options", [{}, {"every_steps": 2}, {"hastens": True}], ids=str)
+def test_no_process_asks_for_plans_that_it_does_not_need(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(plans_ahead, "_WAIT_S", 0.05)
+    due = made(StoreGang(InMemoryStore(), 1, 2), **options)  # process 0 publishes nothing
+    assert due_steps(due, range(1, 6)) == ([2, 4] if options.get("every_steps") else [])
+
+
 @pytest.mark.parametrize("step_s", [0.01, 1.0, 7.0])
 def test_timed_save_is_due_at_the_first_step_after_the_interval(step_s: float) -> None:
     clock = Clock(1e6)

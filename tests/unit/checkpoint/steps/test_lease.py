@@ -26,7 +26,8 @@ from gracepoint.errors import CheckpointError, SaveFailed
 from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
 from tests.unit.checkpoint.storage.flat import FlatStore
 
-ELSEWHERE = Holder("job-b", "job-b-0", "another-machine", "4026531836:7:123")
+# The first number of a process is that of its namespace; no namespace of Linux has this one.
+ELSEWHERE = Holder("job-b", "job-b-0", "another-machine", "1:7:123")
 
 
 class Time:
@@ -81,6 +82,25 @@ def lose(checkpointer: StepCheckpointer, root: Path) -> None:
 def test_directory_of_another_job_is_refused_and_the_job_is_named(tmp_path: Path, held: list[Lease]) -> None:
     put(tmp_path, ELSEWHERE)
     with pytest.raises(CheckpointError, match=r"another job uses it: job-b \(attempt job-b-0, on another-machine\)"):
+        claim(tmp_path, "job-a", held)
+
+
+HERE = Holder.here("job-b", "job-b-0")
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        pytest.param(dataclasses.replace(ELSEWHERE, host=HERE.host), id="this host name and another namespace"),
+        pytest.param(
+            dataclasses.replace(ELSEWHERE, process=HERE.process.split(":")[0] + ":7:123"),
+            id="another host and a namespace of this number",
+        ),
+    ],
+)
+def test_another_job_is_gone_only_if_that_can_be_known(tmp_path: Path, held: list[Lease], holder: Holder) -> None:
+    put(tmp_path, holder)
+    with pytest.raises(CheckpointError, match="another job uses it: job-b"):
         claim(tmp_path, "job-a", held)
 
 
@@ -143,6 +163,7 @@ def test_loser_of_the_directory_to_another_cluster_is_told(
         mine._thread.join(0.1)
     with pytest.raises(CheckpointError, match="another cluster of this same start of the job has taken it over"):
         mine.check()
+    assert not mine.is_held
 
 
 def test_a_lease_without_a_sign_of_life_for_long_is_nobodys(tmp_path: Path, held: list[Lease]) -> None:
@@ -153,13 +174,32 @@ def test_a_lease_without_a_sign_of_life_for_long_is_nobodys(tmp_path: Path, held
     claim(tmp_path, "job-a", held)
 
 
+def test_a_lease_expires_after_its_time_and_not_with_it(
+    tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path, ELSEWHERE)
+    os.utime(path, (1000, 1000))
+    monkeypatch.setattr(StoragePath, "now_s", lambda path: 1000 + lease.EXPIRES_S)
+    with pytest.raises(CheckpointError):
+        claim(tmp_path, "job-a", held)
+    monkeypatch.setattr(StoragePath, "now_s", lambda path: 1000.25 + lease.EXPIRES_S)
+    claim(tmp_path, "job-a", held)
+
+
+def test_an_empty_lease_is_told_as_one_whose_writer_may_have_died(tmp_path: Path, held: list[Lease]) -> None:
+    Layout(storage_path(tmp_path)).lease().put(b"")
+    with pytest.raises(CheckpointError, match="its lease is empty"):
+        claim(tmp_path, "job-a", held)
+
+
 def test_job_waits_for_another_that_is_ending_and_logs_once(
     tmp_path: Path, held: list[Lease], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = put(tmp_path, ELSEWHERE)
-    time = Time()
+    time, slept = Time(), set[float]()
 
     def sleep(seconds: float) -> None:
+        slept.add(seconds)
         time.sleep(seconds)
         if time.now_s > 20:
             path.unlink(missing_ok=True)
@@ -167,6 +207,7 @@ def test_job_waits_for_another_that_is_ending_and_logs_once(
     deadline = Deadline.after(lease.PATIENCE_S, time)
     held.append(lease.claim(Layout(storage_path(tmp_path)), "job-a", "job-a-0", deadline=deadline, sleep=sleep))
     assert 20 < time.now_s < 22
+    assert slept == {0.5}
     (said,) = (record.getMessage() for record in caplog.records)
     assert "another job uses it: job-b" in said
     assert said.endswith("; waiting for it to end")
@@ -176,6 +217,7 @@ def test_a_job_is_never_kept_out_by_one_that_was_killed() -> None:
     assert lease.PATIENCE_S > lease.EXPIRES_S > 3 * lease.BEAT_S
 
 
+@pytest.mark.integration
 def test_a_process_of_this_machine_that_was_killed_holds_nothing(tmp_path: Path, held: list[Lease]) -> None:
     code = (
         "import sys; from gracepoint.checkpoint.storage.storage_path import storage_path;"
@@ -198,7 +240,9 @@ def test_a_process_of_this_machine_that_was_killed_holds_nothing(tmp_path: Path,
 
 def test_released_it_is_gone_and_what_another_has_taken_is_left(tmp_path: Path, held: list[Lease]) -> None:
     mine = claim(tmp_path, "job-a", held)
+    assert mine.is_held
     mine.release()
+    assert not mine.is_held
     mine.release()
     assert list(tmp_path.iterdir()) == []
     second = claim(tmp_path, "job-a", held)
@@ -215,6 +259,28 @@ def test_a_lease_that_somebody_has_overwritten_is_left(tmp_path: Path, held: lis
     path.write_text("not a lease")
     mine.release()
     assert path.read_text() == "not a lease"
+
+
+def test_lease_that_was_deleted_is_written_again_and_may_be_released(
+    tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    written, real = threading.Event(), StoragePath.create
+
+    def create(path: StoragePath, data: bytes) -> Generation:
+        generation = real(path, data)
+        written.set()
+        return generation
+
+    mine = claim(tmp_path, "job-a", held)
+    monkeypatch.setattr(StoragePath, "create", create)
+    path = Path(Layout(storage_path(tmp_path)).lease())
+    path.unlink()
+    assert written.wait(30)
+    monkeypatch.setattr(lease, "_written", lambda *_: True)  # the next sign of life is not given
+    path.unlink(missing_ok=True)
+    mine.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lease_that_is_taken_while_it_is_released_is_left() -> None:
@@ -289,7 +355,7 @@ def test_one_of_several_jobs_starting_at_once_gets_the_directory(
 
     def on_a_machine_of_its_own(job: str, attempt: str) -> Holder:
         # All threads of one process may share a directory; each of these is as in another machine's.
-        return Holder(job, attempt, threading.current_thread().name, "4026531836:7:123")
+        return Holder(job, attempt, threading.current_thread().name, ELSEWHERE.process)
 
     monkeypatch.setattr(lease, "_read", read)
     monkeypatch.setattr(Holder, "here", staticmethod(on_a_machine_of_its_own))
@@ -329,6 +395,7 @@ def test_a_lease_that_goes_away_while_it_is_looked_at_is_nobodys(
     assert json.loads(path.read_text())["job"] == "job-a"
 
 
+@pytest.mark.integration
 def test_a_process_that_never_releases_its_lease_can_end(tmp_path: Path) -> None:
     code = (
         "import sys, time; from gracepoint.checkpoint.storage.storage_path import storage_path;"

@@ -15,12 +15,13 @@ from gracepoint.checkpoint import api
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import stored_tree
-from gracepoint.checkpoint.steps import commit, retention
+from gracepoint.checkpoint.steps import commit, listing, retention
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.backend import Entry
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import SettingsError
 from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, restore, save, small_state
+from tests.unit.checkpoint.storage.flat import FlatStore
 
 
 def steps(root: Path) -> list[str]:
@@ -48,8 +49,14 @@ def test_multiples_and_young_steps_are_kept_beside_the_newest() -> None:
     ages_s = {100: 900.0, 150: 800.0, 200: 700.0, 250: 99.0, 300: 50.0, 350: 0.0}
     assert Retention(1).to_delete(ages_s, newest_good=350) == [300, 250, 200, 150, 100]
     assert Retention(1, keep_every_steps=100).to_delete(ages_s, newest_good=350) == [250, 150]
+    assert Retention(1, keep_every_steps=1).to_delete(ages_s, newest_good=350) == []
     assert Retention(1, keep_for_s=100).to_delete(ages_s, newest_good=350) == [200, 150, 100]
+    assert Retention(1, keep_for_s=99).to_delete(ages_s, newest_good=350) == [250, 200, 150, 100]
     assert Retention(2, keep_every_steps=200, keep_for_s=60).to_delete(ages_s, newest_good=350) == [250, 150, 100]
+
+
+def test_three_steps_are_kept_if_nothing_else_is_said() -> None:
+    assert Retention() == Retention(keep_last=3, keep_every_steps=0, keep_for_s=0.0)
 
 
 def test_steps_are_deleted_though_the_clock_is_behind_their_times() -> None:
@@ -89,7 +96,15 @@ def test_newest_good_step_stays_with_as_many_as_requested(steps: dict[int, float
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"keep_last": 0}, {"keep_every_steps": -1}, {"keep_for_s": -1.0}, {"keep_for_s": float("nan")}], ids=str
+    "wrong",
+    [
+        {"keep_last": 0},
+        {"keep_every_steps": -1},
+        {"keep_for_s": -1.0},
+        {"keep_for_s": float("nan")},
+        {"keep_for_s": float("inf")},
+    ],
+    ids=str,
 )
 def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=next(iter(wrong))):
@@ -179,6 +194,49 @@ def test_a_step_that_somebody_reads_is_not_deleted_under_them(tmp_path: Path) ->
     assert steps(tmp_path) == ["3"]
 
 
+def flat() -> Layout:
+    """A folder in a store that cannot rename, with a step in it."""
+    return Layout(StoragePath(FlatStore(), "run"))
+
+
+def test_mark_of_a_reader_is_gone_though_it_was_written_late() -> None:
+    paths, deleted = flat(), threading.Event()
+    store = paths.root.backend
+    assert isinstance(store, FlatStore)
+    writers: list[threading.Thread] = []
+
+    def before(operation: str, key: str) -> None:
+        if operation == "put":
+            writers.append(threading.current_thread())
+            deleted.wait(0.2)  # as long as it takes who does not wait for this thread
+        elif operation.startswith("delete"):
+            deleted.set()
+
+    store.before = before
+    with retention.reading(paths, 1):
+        pass
+    for writer in writers:
+        writer.join(30)
+    assert [writer.daemon for writer in writers] == [True]
+    assert store.objects == {}
+
+
+@pytest.mark.parametrize("starts", [True, False], ids=["in a thread", "as no thread can be started"])
+def test_step_in_a_store_without_renames_is_marked(monkeypatch: pytest.MonkeyPatch, starts: bool) -> None:
+    def limited(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    paths = flat()
+    store, marked = paths.root.backend, threading.Event()
+    assert isinstance(store, FlatStore)
+    store.after = lambda operation, key: marked.set() if operation == "put" else None
+    if not starts:
+        monkeypatch.setattr(threading.Thread, "start", limited)
+    with retention.reading(paths, 1):
+        assert marked.wait(30)
+    assert store.objects == {}
+
+
 def marks_while_reading(root: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> list[list[StoragePath]]:
     """The marks on step 1 at each look of ``module`` into a checkpoint."""
     marks: list[list[StoragePath]] = []
@@ -244,6 +302,21 @@ def test_a_mark_of_a_reader_that_died_is_not_obeyed_for_ever(tmp_path: Path) -> 
     checkpointer.save_in_background(2, small_state(), {})
     checkpointer.close(30)
     assert not (tmp_path / "1").exists()
+
+
+@pytest.mark.parametrize(("age_s", "left"), [(-0.25, [2, 1]), (0.0, [2])], ids=["before", "at its end"])
+def test_a_mark_of_a_reader_counts_for_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, left: list[int]
+) -> None:
+    for step in (1, 2):
+        save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
+    paths = Layout(storage_path(tmp_path))
+    mark = Path(paths.reading_mark(1))
+    mark.touch()
+    os.utime(mark, (1000, 1000))
+    monkeypatch.setattr(StoragePath, "now_s", lambda path: 1000 + retention.READING_S + age_s)
+    retention.apply(paths, Retention(1), newest_good=2, attempt="job-9-a", ordinal=9)
+    assert paths.steps() == left
 
 
 def test_steps_are_kept_by_number_and_age_on_the_disk_too(tmp_path: Path) -> None:
@@ -314,4 +387,19 @@ def test_step_deleted_by_another_process_is_left_out(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(StoragePath, "entry", entry)
     retention.apply(Layout(storage_path(tmp_path)), Retention(2), newest_good=3, attempt="job-0-a", ordinal=9)
+    assert steps(tmp_path) == ["1", "3"]
+
+
+def test_step_that_vanishes_after_its_look_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
+    real = listing.ours
+
+    def ours(folder: StoragePath, step: int) -> str | None:
+        found = real(folder, step)
+        shutil.rmtree(tmp_path / "2", ignore_errors=True)  # between this look and the next
+        return found
+
+    monkeypatch.setattr(listing, "ours", ours)
+    retention.apply(Layout(storage_path(tmp_path)), Retention(2), newest_good=3, attempt="job-9-a", ordinal=9)
     assert steps(tmp_path) == ["1", "3"]

@@ -31,9 +31,10 @@ from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import file_writer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
+from gracepoint.checkpoint.writing.crew_threads import THREADS
 from gracepoint.checkpoint.writing.file_writer import FileWriter
-from gracepoint.checkpoint.writing.write_crew import THREADS
-from gracepoint.checkpoint.writing.write_job import WriteJob
+from gracepoint.checkpoint.writing.write_crew import WriteCrew
+from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -187,12 +188,22 @@ def test_all_files_are_written_and_told_of(folder: Path) -> None:
     assert set(found) == {"a/b", "default/w/.zarray", *(f"default/w/{n}" for n in range(len(SIZES)))}
     assert json.loads((folder / "default/w/.zarray").read_bytes())["dtype"] == "|u1"
     assert sorted(source.released) == sorted(f"w/{n}" for n in range(len(SIZES)))
+    assert written.chunk_bytes == sum(SIZES)
+
+
+def test_one_file_alone_is_written_and_told_of(tmp_path: Path) -> None:
+    top, written = storage_path(tmp_path), WrittenFiles()
+    folders, crew = file_writer.Folders(top, direct=False), WriteCrew([], None, top, soon())
+    file_writer.write_file(folders, "a/b", file_writer.bytes_of(b"words"), written, crew, Buffer())
+    assert (tmp_path / "a/b").read_bytes() == b"words"
+    assert written.files == {"a/b": StoredFile(5, zlib.crc32(b"words"))}
 
 
 def test_of_another_process_s_chunks_only_checksums_are_taken(tmp_path: Path) -> None:
     source = Given([random_bytes(10)], mine=False)
     written = FileWriter(WriteOptions()).write(job(tmp_path, source), soon())
     assert written.copies == {"default/w/0": zlib.crc32(random_bytes(10).data)}
+    assert written.chunk_bytes == 0
     assert not (tmp_path / "default/w/0").exists()
     assert source.released == ["w/0"]
 
@@ -235,7 +246,9 @@ def test_memory_is_reserved_once_and_used_by_every_save(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(file_writer, "Buffer", Counted)
     writer = FileWriter(WriteOptions())
-    writer.reserve(storage_path(tmp_path))
+    for _ in range(2):
+        writer.reserve(storage_path(tmp_path))
+    assert all(buffer._memory is not None for buffer in made)
     for number in range(3):
         (tmp_path / str(number)).mkdir()
         writer.write(job(tmp_path / str(number), Given([random_bytes(1 << 20)] * 20)), soon())

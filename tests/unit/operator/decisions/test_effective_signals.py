@@ -7,10 +7,14 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.decisions.decide import End, StartPreemption
+from gracepoint_operator.decisions.decide import End, Move, StartPreemption
+from gracepoint_operator.decisions.effective_signals import Timed, root_causes
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
-from gracepoint_operator.resources import PreemptionSpec, PreemptionStatus
+from gracepoint_operator.resources import PolicyInForce, PreemptionSpec, PreemptionStatus, SignalKind
+from gracepoint_operator.signals import On
+from gracepoint_operator.workloads import read_pod
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW, Body, stamp
@@ -48,6 +52,14 @@ def test_maintenance_announced_before_the_pod_counts_when_moved() -> None:
     assert scene.decisions() == []
     scene.seen(kinds.NODES, maintenance(NOW + 600))
     assert scene.start().spec.deadline.timestamp() == NOW + 600
+
+
+def test_maintenance_announced_in_the_second_of_the_binding_counts() -> None:
+    scene = Scene()
+    scene.clock.move(-99)  # the pods of the scene are bound then
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.clock.move(99)
+    assert scene.start().spec.deadline.timestamp() == NOW + 900
 
 
 def test_signal_over_an_hour_ahead_starts_an_epoch_an_hour_before() -> None:
@@ -170,6 +182,19 @@ def test_an_evicted_workload_is_a_signal_to_all_pods_of_its_jobset() -> None:
     )
 
 
+def test_what_a_suspension_brings_about_is_no_cause_of_its_own() -> None:
+    sign = evictions.signal(read_pod(objects.pod()), PolicyInForce())
+
+    def timed(kind: SignalKind, on: On | None = None) -> Timed:
+        return Timed(dataclasses.replace(sign, kind=kind, on=on), NOW)
+
+    deletion, taint = timed(SignalKind.POD_DELETION), timed(SignalKind.NODE_TAINT)
+    suspension, queue = timed(SignalKind.SUSPENSION, On.JOB_SET), timed(SignalKind.SUSPENSION, On.WORKLOAD)
+    assert root_causes([deletion, taint]) == [deletion, taint]
+    assert root_causes([deletion, suspension, taint]) == [suspension, taint]
+    assert root_causes([deletion, suspension, taint, queue]) == [queue, taint]
+
+
 def test_a_workload_of_something_else_says_nothing() -> None:
     scene = Scene()
     body = evicted()
@@ -249,9 +274,9 @@ def test_postponed_maintenance_is_reported_when_near_again() -> None:
     assert scene.start().spec.deadline.timestamp() == NOW + 7200
 
 
-def recorded_limit(scene: Scene, phase: str = "Noticed") -> None:
+def recorded_limit(scene: Scene, phase: str = "Noticed", ended_at: float | None = None) -> None:
     """The Preemption of a time limit, by which the gang is told to save and to train on."""
-    body = objects.preemption(phase=phase, deadline_at=NOW + 2900, exits=False)
+    body = objects.preemption(phase=phase, deadline_at=NOW + 2900, exits=False, ended_at=ended_at)
     body["spec"]["cause"] = "TimeLimit"
     scene.seen(kinds.PREEMPTIONS, body)
 
@@ -276,6 +301,39 @@ def test_what_has_frozen_for_a_time_limit_is_not_taken_back() -> None:
     assert scene.move().spec.deadline.timestamp() == NOW + 15
 
 
+def end_limited_workload(scene: Scene, *, over_at: float, seen_s: float = 40) -> None:
+    """Kueue's Workload is seen with its time limit, and so many seconds later Kueue ends it."""
+    admitted = objects.condition("Admitted", at=over_at - 900)
+    ended = objects.condition("Evicted", reason="DeactivatedDueToMaximumExecutionTimeExceeded", at=NOW)
+    scene.clock.move(-seen_s)
+    scene.seen(kinds.KUEUE_WORKLOADS, objects.workload(conditions=[admitted], limit_s=900))
+    scene.clock.move(seen_s)
+    scene.seen(kinds.KUEUE_WORKLOADS, objects.workload(conditions=[admitted, ended], limit_s=900))
+
+
+@pytest.mark.parametrize("seen_s", [pytest.param(40, id="known"), pytest.param(0, id="new")])
+@pytest.mark.parametrize(
+    "over_in_s", [pytest.param(-6, id="over"), pytest.param(0, id="now"), pytest.param(5, id="soon")]
+)
+def test_an_ended_job_has_its_grace_period_whatever_its_time_limit(over_in_s: float, seen_s: float) -> None:
+    scene = Scene()
+    recorded_limit(scene, "Committed", ended_at=NOW - 20)
+    end_limited_workload(scene, over_at=NOW + over_in_s, seen_s=seen_s)
+    spec = scene.start().spec
+    assert (spec.cause, spec.deadline.timestamp()) == ("Suspension", NOW + 30)
+    assert "Evicted (DeactivatedDueToMaximumExecutionTimeExceeded)" in spec.signal
+
+
+def test_a_limit_that_is_over_does_not_join_what_came_of_it() -> None:
+    scene = Scene()
+    body = objects.preemption(deadline_at=NOW + 30)
+    body["spec"] |= {"cause": "Suspension", "signal": "JobSet spec.suspend=true"}
+    scene.seen(kinds.PREEMPTIONS, body)
+    end_limited_workload(scene, over_at=NOW - 1)
+    moves = [item.spec.deadline.timestamp() for item in scene.decisions() if isinstance(item, Move)]
+    assert [at for at in moves if at != NOW + 30] == []
+
+
 def test_gang_over_the_exit_limit_stays_for_its_time_limit() -> None:
     scene = Scene(exitBreaker={"savedExits": 1, "withinSeconds": 1800})
     scene.seen(kinds.JOBS, limited(3000))
@@ -295,10 +353,13 @@ def test_a_time_limit_counts_when_all_pods_of_the_gang_run() -> None:
     assert scene.start().spec.cause == "TimeLimit"
 
 
-def test_time_limit_that_ended_before_the_pods_is_ignored() -> None:
+@pytest.mark.parametrize(
+    ("before_s", "counts"), [(7200, False), (3699, False), (3698, True)], ids=["long before", "at the binding", "after"]
+)
+def test_time_limit_that_ended_before_the_pods_is_ignored(before_s: int, counts: bool) -> None:
     scene = Scene()
-    scene.listed(kinds.NODE_CLAIMS, objects.node_claim(expire_after="1h", created_at=NOW - 7200))
-    assert scene.decisions() == []
+    scene.listed(kinds.NODE_CLAIMS, objects.node_claim(expire_after="1h", created_at=NOW - before_s))
+    assert bool(scene.decisions()) is counts
 
 
 def test_a_node_claim_that_outlives_its_node_is_no_obstacle() -> None:
@@ -324,6 +385,19 @@ def test_what_a_pod_tolerates_for_hours_is_far() -> None:
     scene.seen(kinds.PODS, objects.pod(tolerations=[patient]))
     scene.taint(key="node.kubernetes.io/unreachable", effect="NoExecute")
     assert scene.decisions() == []
+
+
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_attempt_to_evict_a_pod_counts_while_the_pod_runs(phase: str) -> None:
+    scene = Scene()
+    pod = objects.pod(phase=phase)
+    scene.seen(kinds.PODS, pod)
+    uid = pod["metadata"]["uid"]
+    scene.cache.first_seen.see_attempt(uid, evictions.mark(uid))
+    if phase == "Running":
+        assert scene.start().spec.signal == "eviction of the pod"
+    else:
+        assert scene.decisions() == []
 
 
 def test_a_request_for_a_time_beyond_all_dates_is_one_like_others() -> None:

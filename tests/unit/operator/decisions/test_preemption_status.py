@@ -200,6 +200,20 @@ def test_texts_of_a_report_are_cut_to_what_the_resource_takes() -> None:
     assert (found.message, found.choice, found.choice_reason) == ("m" * 1024, "c" * 32, "r" * 1024)
 
 
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        pytest.param("Enforce", "step 1 is committed", id="a time limit"),
+        pytest.param("Drill", "drill: step 1 is committed", id="a drill"),
+    ],
+)
+def test_only_a_drill_is_called_one(mode: str, said: str) -> None:
+    stays = dataclasses.replace(report(Phase.COMMITTED), message="drill: step 1 is committed")
+    found = preemption_status.reported(epoch(mode=mode, exits=False), stays, 0.5, NOW)
+    (ended,) = found.conditions or []
+    assert (found.message, ended.message) == (said, said)
+
+
 @pytest.mark.parametrize("choice", [None, ""])
 def test_a_report_of_no_choice_says_none(choice: str | None) -> None:
     found = preemption_status.reported(epoch(), dataclasses.replace(report(Phase.COMMITTED), choice=choice), 0.5, NOW)
