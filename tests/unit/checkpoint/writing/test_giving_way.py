@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gracepoint import thread_time
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
-from gracepoint.checkpoint.writing import giving_way
 from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS
 from gracepoint.checkpoint.writing.giving_way import GivingWay, Starvation
 from gracepoint.checkpoint.writing.write_crew import WriteCrew
@@ -117,7 +117,7 @@ def test_threads_that_write_objects_do_not_give_way(gs_bucket: Bucket) -> None:
 
 
 def test_starved_threads_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving_way, "_cpu_time", lambda threads: (0.0, True))
+    monkeypatch.setattr(thread_time, "cpu_time", lambda threads: (0.0, True))
     with crew_at(storage_path(tmp_path), GivingWay(lambda: False, patience_s=0.1)) as crew:
         policies = Policies(crew)
         crew.add(1, policies.act)
