@@ -12,13 +12,13 @@ How much a step slows down beside any writer depends on the machine: cores share
 I/O threads. So one more process takes turns, which has no JAX and no Gracepoint and only writes as many bytes from
 touched memory in the same way. Its slow-down is the machine's limit, and the worker's goal is a ratio to it.
 
-The hand-over is compared with a copy of as many bytes within this process, in the same run.
+The hand-over is compared with a copy of as many bytes within this process, in the same run. Of the engine it also
+measures emergency saves, and a periodic save while all cores are busy (``benchmarks.async_calls_engine``).
 """
 
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import shutil
 import statistics
@@ -40,11 +40,9 @@ import numpy as np
 
 from benchmarks import async_calls_writing as writing
 from benchmarks import report
+from benchmarks.async_calls_engine import Engine, busy_cores
 from benchmarks.report import Better, Figure
 from gracepoint.async_calls import AsyncCaller, AsyncRequest, PersistentAsyncCaller, ThreadAsyncCaller
-from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
-from gracepoint.process_group import SingleProcess
 
 _STEP_S = 0.005
 _ALONE_S = 2.0
@@ -73,6 +71,7 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
     callers: dict[str, AsyncCaller] = {"thread": ThreadAsyncCaller(), "worker": PersistentAsyncCaller()}
     blocked: dict[str, list[float]] = {}
     slow: dict[str, list[float]] = {}
+    took: dict[str, list[float]] = {}
     copies: list[float] = []
     ready_s = statistics.median(_ready_s(folder) for _ in range(repeats))
     ways: dict[str, Callable[[], Callable[[], bool]]] = {
@@ -80,9 +79,9 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
         for name, caller in callers.items()
     }
     arrays = {name: jnp.asarray(array) for name, array in state.items()}
-    engines = {name: _engine(arrays, folder / f"engine-{name}", name) for name in ("thread", "worker")}
-    for name, engine in engines.items():
-        ways[f"Gracepoint, {name}"] = _saves(engine, arrays)
+    engines = {f"Gracepoint, {name}": Engine(arrays, folder / f"engine-{name}", name) for name in ("thread", "worker")}
+    ways |= {name: engine.start for name, engine in engines.items()}
+    emergencies: dict[str, list[float]] = {name: [] for name in engines}
     ways["Orbax"] = _orbax(state, folder)
     plain = _PlainWriter(state, folder / "plain")
     ways[_LIMIT] = plain.start
@@ -96,18 +95,24 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
             during = _steps(step, ended, at_most_s=_TIMEOUT_S)
             while not ended():
                 time.sleep(0.01)
+            took_s = time.monotonic() - began
             alone_after = _steps(step, lambda: False)
             if turn:
                 blocked.setdefault(name, []).append(block_s)
                 slow.setdefault(name, []).append(2 * during / (alone_before + alone_after))
+                took.setdefault(name, []).append(took_s)
             alone_before = alone_after
+        for name, engine in engines.items():
+            emergencies[name].append(engine.emergency_s())
         if turn:
             copies.append(_copy_s(state))
+    with busy_cores():
+        busy = {name: engine.periodic_s() for name, engine in engines.items()}
     worker_bytes, jax_loaded = _worker_memory(callers["worker"], folder)
     for caller in callers.values():
         caller.close()
     for engine in engines.values():
-        engine.close(_TIMEOUT_S)
+        engine.close()
     plain.close()
     if jax_loaded:
         raise RuntimeError("the worker process has loaded JAX")
@@ -131,6 +136,9 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
             for name in ways
             if name != _LIMIT
         ),
+        *(Figure(f"{name}: write beside the step", statistics.median(took[name]), "s") for name in ways),
+        *(Figure(f"{name}: emergency save", statistics.median(emergencies[name][1:]), "s") for name in engines),
+        *(Figure(f"{name}: write while all cores are busy", busy[name], "s") for name in engines),
         Figure("copy within the process", statistics.median(copies), "s"),
         Figure(
             "worker: hand-over bandwidth",
@@ -178,26 +186,6 @@ def _start(caller: AsyncCaller, state: dict[str, Any], path: Path) -> Callable[[
     )
     caller.schedule_async_call(AsyncRequest(writing.write, (str(path),), [], preload_fn=preload))
     return caller.is_current_async_call_done
-
-
-def _engine(state: dict[str, Any], folder: Path, writer: str) -> StepCheckpointer:
-    """Returns Gracepoint's engine, ready to save as a session does."""
-    folder.mkdir()
-    engine = StepCheckpointer(
-        str(folder), gang=SingleProcess(), attempt="a", keep_last=1, options=WriteOptions(writer=writer)
-    )
-    engine.prepare(state)
-    return engine
-
-
-def _saves(engine: StepCheckpointer, state: dict[str, Any]) -> Callable[[], Callable[[], bool]]:
-    steps = itertools.count(1)
-
-    def start() -> Callable[[], bool]:
-        engine.save_in_background(next(steps), state, {})
-        return lambda: not engine.executor.background.busy
-
-    return start
 
 
 def _orbax(state: dict[str, Any], folder: Path) -> Callable[[], Callable[[], bool]]:

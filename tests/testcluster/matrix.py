@@ -70,8 +70,8 @@ class MatrixRow:
 
 ROWS = (
     MatrixRow("oldest-api", parts.OLDEST_KUBERNETES, "", alone=True),
-    MatrixRow("newest-api", parts.NEWEST_KUBERNETES, "0.12", alone=True),
-    MatrixRow("newest-jobset", "", "0.12"),
+    MatrixRow("newest-api", parts.NEWEST_KUBERNETES, parts.NEWEST_JOBSET, alone=True),
+    MatrixRow("newest-jobset", "", parts.NEWEST_JOBSET),
     MatrixRow("oldest", parts.OLDEST_KUBERNETES, ""),
     MatrixRow("newest", parts.NEWEST_KUBERNETES, "0.12"),
 )

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testcluster import cgroups, logind, parts
+from tests.testcluster import cgroups, features, logind, parts
 from tests.testcluster.images import PAUSE, Image, blob, layout
 from tests.testcluster.network import DNS_IP, POD_CIDR, Network, cni_config
 from tests.testcluster.sandbox import Sandbox, processes
@@ -231,6 +231,7 @@ class Node:
             "shutdownGracePeriod": "40s",
             "shutdownGracePeriodCriticalPods": "10s",
             **_for_cgroup_v1(parts.part("kubernetes").version),
+            "featureGates": dict.fromkeys(features.of_kubernetes(), True),
         }
 
 

@@ -122,6 +122,8 @@ PARTS = (
 )
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.30", "1.37"
 """For the matrix of versions, and for what is new there."""
+NEWEST_JOBSET = "0.12"
+"""Of which the agent for restarts in place is a part of its own."""
 OBJECT_STORES = ("fake-gcs-server", "versitygw")
 """The parts that need nothing but Go, for tests without a cluster."""
 OPTIONAL_PARTS = (
@@ -139,6 +141,12 @@ OPTIONAL_PARTS = (
             other=version,
         )
         for version in (OLDEST_KUBERNETES, NEWEST_KUBERNETES)
+    ),
+    Part(
+        "jobset",
+        {"in-place-restart-agent": "sigs.k8s.io/jobset/cmd/in-place-restart-agent"},
+        "sigs.k8s.io/jobset",
+        other=NEWEST_JOBSET,
     ),
     Part("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, "sigs.k8s.io/kueue"),
     Part("karpenter", {"kwok": "sigs.k8s.io/karpenter/kwok"}, "sigs.k8s.io/karpenter"),

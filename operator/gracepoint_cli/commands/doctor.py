@@ -44,7 +44,10 @@ def doctor(
     """
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.doctor.checks import State
+    from gracepoint_cli.naming import parse
 
+    if workload is not None:
+        parse(workload)  # a wrong name is told also without a cluster
     with Cluster(kubeconfig, context) as cluster:
         where = namespace or cluster.namespace
         checks = list(_installation(cluster, where))

@@ -1,8 +1,9 @@
 """Joins and leaves a JAX cluster.
 
-This module calls ``jax.distributed`` and adds three things. A pod of a JobSet finds its place without the API server
+This module calls ``jax.distributed`` and adds four things. A pod of a JobSet finds its place without the API server
 (``detection``). If the coordinator does not answer, an error names it; JAX alone ends the process from C++ (SIGABRT)
-when its own timeout is over. ``shutdown`` first waits for the other processes at our own barrier, because a process
+when its own timeout is over. Process 0 connects to the service in itself without looking up its own name, which the
+cluster's DNS may not know yet. ``shutdown`` first waits for the other processes at our own barrier, because a process
 that is late at JAX's barrier ends *all* processes with SIGABRT.
 
 Everything runs in the calling thread except one request of ``shutdown`` that cannot be interrupted. It has its own
@@ -39,6 +40,11 @@ _KNOCK_S = 1.0
 #: Pauses between two knocks grow from the first to the last: most processes come just before or after process 0.
 _FIRST_PAUSE_S = 0.01
 _LAST_PAUSE_S = 0.1
+_LOOPBACK = "127.0.0.1"
+#: JAX's variable for the address to which process 0 binds.
+_ENV_JAX_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
+#: gRPC connects through the proxy that one of these names, also to addresses of this machine.
+_ENV_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 # Number of calls of shutdown() in this cluster. It is the key of the barrier, because every call is collective.
 _shutdowns = 0
@@ -133,13 +139,31 @@ def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -
             waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
         initialization_timeout = max(1, math.ceil(initialization_timeout - waited_s))
     log.info("joining address=%s process=%s of=%s", place.coordinator_address, place.process_id, place.num_processes)
+    address = _to_connect_to(place, options.get("coordinator_bind_address"), os.environ)
     jax.distributed.initialize(
-        place.coordinator_address,
+        address,
         place.num_processes,
         place.process_id,
         initialization_timeout=initialization_timeout,
         **options,
     )
+    if address != place.coordinator_address:
+        jax_state().coordinator_address = place.coordinator_address  # what others read is the address for all
+
+
+def _to_connect_to(place: Place, bind_address: str | None, environ: Mapping[str, str]) -> str | None:
+    """Returns the address at which this process connects to the coordination service.
+
+    Process 0 hosts the service, and uses the loopback interface. The name of a new pod can be looked up only some
+    hundred milliseconds after its processes run. If the first look-up fails, gRPC waits a second before the next one,
+    and all processes wait for process 0.
+    """
+    host, _, port = (place.coordinator_address or "").rpartition(":")
+    is_bound_to_all = not (bind_address or environ.get(_ENV_JAX_BIND_ADDRESS))
+    has_proxy = any(environ.get(name) for name in _ENV_PROXIES)
+    if place.process_id != 0 or not host or _is_loopback(host) or not is_bound_to_all or has_proxy:
+        return place.coordinator_address
+    return f"{_LOOPBACK}:{port}"
 
 
 def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
@@ -241,14 +265,19 @@ def _check(place: Place) -> None:
 
 def _warn_of_loopback(place: Place, environ: Mapping[str, str]) -> None:
     """Logs a warning if processes in other pods cannot reach the coordinator."""
-    host = (place.coordinator_address or "").rpartition(":")[0].strip("[]")
+    host = (place.coordinator_address or "").rpartition(":")[0]
     in_a_pod = "KUBERNETES_SERVICE_HOST" in environ
-    if in_a_pod and (place.num_processes or 1) > 1 and (host in ("localhost", "::1") or host.startswith("127.")):
+    if in_a_pod and (place.num_processes or 1) > 1 and _is_loopback(host):
         log.warning(
             "address=%s is a loopback address: processes in other pods cannot reach it; expected a name or address of "
             "process 0's pod",
             place.coordinator_address,
         )
+
+
+def _is_loopback(host: str) -> bool:
+    name = host.strip("[]")
+    return name in ("localhost", "::1") or name.startswith("127.")
 
 
 def _integer(name: str, value: int | None) -> int:

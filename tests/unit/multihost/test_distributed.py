@@ -17,6 +17,7 @@ from jax._src import xla_bridge
 
 from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.multihost import distributed, global_state, initialize, join, shutdown
+from gracepoint.multihost.state import jax_state
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 
@@ -32,6 +33,9 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
         asked.update(options, address=address, count=count, process_id=process_id)
 
     monkeypatch.setattr(jax.distributed, "initialize", record)
+    monkeypatch.setattr(jax_state(), "coordinator_address", None)
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "JAX_COORDINATOR_BIND_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
 
     def initialize_here(*arguments: Any, **options: Any) -> Mapping[str, Any]:
@@ -106,9 +110,34 @@ def test_jobset_pod_is_detected_and_jax_does_not_ask_the_api_server(call: Call) 
         Env.COORDINATOR_JOB: "w",
     }
     asked = call(environ=environ)
-    assert (asked["address"], asked["count"], asked["process_id"]) == ("gpt-w-0-0.gpt:8476", 4, 0)
+    assert (asked["address"], asked["count"], asked["process_id"]) == ("127.0.0.1:8476", 4, 0)
+    assert global_state.coordinator_address == "gpt-w-0-0.gpt:8476"
     assert asked["cluster_detection_method"] == "deactivate"
     assert call(environ=environ, cluster_detection_method="jobset") == asked
+
+
+@pytest.mark.parametrize(
+    ("process", "options", "environ", "asked"),
+    [
+        pytest.param(0, {}, {}, "127.0.0.1:1", id="process 0"),
+        pytest.param(1, {}, {}, "h:1", id="another process"),
+        pytest.param(0, {"coordinator_bind_address": "10.0.0.1:1"}, {}, "h:1", id="bound to an address"),
+        pytest.param(0, {}, {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.1:1"}, "h:1", id="bound by JAX's variable"),
+        pytest.param(0, {}, {"https_proxy": "http://proxy:3128"}, "h:1", id="behind a proxy"),
+    ],
+)
+def test_process_0_connects_to_its_own_service_by_loopback(
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    process: int,
+    options: dict[str, Any],
+    environ: dict[str, str],
+    asked: str,
+) -> None:
+    monkeypatch.setattr(distributed, "wait_for_coordinator", lambda address, timeout_s: 0.0)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert call("h:1", 2, process, **options)["address"] == asked
 
 
 def test_other_clusters_and_tpu_are_left_to_jaxs_detection(call: Call) -> None:

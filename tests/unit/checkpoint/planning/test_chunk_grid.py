@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import re
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.format.array_spec import ArraySpec, grid
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Format, grid
 from gracepoint.checkpoint.options import MIB, SaveArgs, WriteOptions
 from gracepoint.checkpoint.planning import write_plan
 from gracepoint.checkpoint.planning.chunk_grid import chunk_shape, slice_shape, stored_specs
@@ -55,6 +56,11 @@ def test_shapes_are_cut_along(shape: tuple[int, ...], asked: int, expected: tupl
     assert chunk_shape(shape, 4, asked) == expected
 
 
+def test_chunks_may_be_as_small_as_the_least_size_and_not_smaller() -> None:
+    assert chunk_shape((8,), 1, 4, smallest_bytes=4) == (4,)
+    assert chunk_shape((8,), 1, 4, smallest_bytes=5) == (8,)
+
+
 def test_axes_that_are_asked_for_are_cut_first() -> None:
     assert chunk_shape((8, 8), 4, 4 * 16, shard_axes=(1,)) == (8, 2)
     assert chunk_shape((8, 8), 4, 4 * 4, shard_axes=(1,)) == (4, 1)
@@ -90,11 +96,22 @@ def test_large_leaf_is_not_split_into_tiny_chunks_unless_asked() -> None:
     prime = np.broadcast_to(np.float32(0), (7919,))
     assert spec_of(prime, target_chunk_bytes=7919).chunk == (7919,)
     assert spec_of(prime, SaveArgs(chunk_byte_size=7919)).chunk == (1,)
+    assert spec_of(prime, SaveArgs(chunk_byte_size=4)).chunk == (1,), "an element has four bytes"
+
+
+@pytest.mark.parametrize(
+    ("size", "told"), [(7919, True), (1979, False), (8192, False)], ids=["a large prime", "as asked", "divisible"]
+)
+def test_leaf_is_named_if_it_cannot_be_cut_evenly(size: int, told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gracepoint")
+    spec_of(np.zeros(size, np.float32), target_chunk_bytes=4 * 1979)
+    assert ("leaf 'w' is written in chunks of" in caplog.text) is told
 
 
 def test_a_replicated_leaf_is_shared_out_in_slices() -> None:
     leaf = np.zeros(2 * MIB, np.uint8)
     assert spec_of(leaf, processes=2).chunk == (MIB,)
+    assert spec_of(leaf[None], processes=2).chunk == (1, MIB)
     assert spec_of(leaf, processes=2).write_shape is None  # a chunk is what is written
     assert spec_of(leaf, processes=2, replica_parallel=False).chunk == (2 * MIB,)
     assert spec_of(leaf, processes=2, max_replicas=1).chunk == (2 * MIB,)
@@ -107,15 +124,17 @@ def test_shards_that_one_process_holds_are_not_sliced() -> None:
 
 
 def test_many_small_leaves_go_into_one_tree_and_others_into_files() -> None:
-    def ocdbt(count: int, size: int, **options: Any) -> bool:
-        leaves = pytree.flatten({f"l{i}": np.zeros(size, np.uint8) for i in range(count)})
+    def ocdbt(count: int, size: int, dtype: Any = np.uint8, **options: Any) -> bool:
+        leaves = pytree.flatten({f"l{i}": np.zeros(size, dtype) for i in range(count)})
         formats = {spec.format for spec in stored_specs(leaves, 1, WriteOptions(**options)) if spec}
         assert len(formats) == 1
         return formats.pop().ocdbt
 
     assert ocdbt(600, 10)
-    assert not ocdbt(500, 10)
+    assert not ocdbt(512, 10)
+    assert ocdbt(513, 10)
     assert not ocdbt(600, 1 << 18)
+    assert not ocdbt(600, 1 << 15, np.float64)
     assert not ocdbt(600, 10, use_ocdbt=False)
     assert ocdbt(1, 10, use_ocdbt=True)
 
@@ -123,6 +142,14 @@ def test_many_small_leaves_go_into_one_tree_and_others_into_files() -> None:
 def test_the_stored_type_is_the_one_that_was_asked_for() -> None:
     assert spec_of(np.zeros(3), SaveArgs(dtype=jnp.bfloat16)).dtype == "bfloat16"
     assert spec_of(np.zeros(3)).dtype == "<f8"
+    assert spec_of(np.zeros(3, complex), SaveArgs(dtype=np.complex64)).dtype == "<c8"
+
+
+def test_the_stored_format_is_the_one_that_was_asked_for() -> None:
+    leaf = np.zeros(3)
+    assert spec_of(leaf, compression="zstd", compression_level=5).format == Format(2, ocdbt=False, zstd_level=5)
+    assert spec_of(leaf, compression_level=5, compression=None).format == Format(2, ocdbt=False, zstd_level=None)
+    assert spec_of(leaf, use_zarr3=True).format.zarr == 3
 
 
 def test_arguments_may_be_for_some_leaves_or_for_all() -> None:

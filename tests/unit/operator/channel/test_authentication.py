@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel import authentication
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
@@ -31,8 +32,10 @@ async def test_token_review_is_cached_but_the_pod_is_checked_each_time(
     checks, api, cache, clock = gate
     for _ in range(3):
         assert (await checks.admit("Bearer good", "uid-pod-0-0")).name == "train-workers-0-0-0xyz"
+    clock.move(14.5)
+    await checks.admit("Bearer good", "uid-pod-0-0")
     assert len(api.calls) == 1
-    clock.move(60)
+    clock.move(0.5)
     await checks.admit("Bearer good", "uid-pod-0-0")
     assert len(api.calls) == 2
     cache.drop("uid-pod-0-0")
@@ -68,10 +71,83 @@ async def test_a_bad_token_is_remembered_for_seconds(
         with pytest.raises(RequestRefused, match="invalid bearer token"):
             await checks.admit("Bearer forged", "uid-pod-0-0")
     assert len(api.calls) == 1
-    clock.move(10)
+    clock.move(5)
     with pytest.raises(RequestRefused):
         await checks.admit("Bearer forged", "uid-pod-0-0")
     assert len(api.calls) == 2
+
+
+USER = {
+    "username": f"system:serviceaccount:{NAMESPACE}:default",
+    "extra": {"authentication.kubernetes.io/pod-uid": ["uid-pod-0-0"]},
+}
+GOOD: client.JsonObject = {"authenticated": True, "audiences": [names.TOKEN_AUDIENCE], "user": USER}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        pytest.param(GOOD | {"authenticated": False}, "bad_token", "it is expired", id="not authenticated"),
+        pytest.param(GOOD | {"authenticated": False, "error": "who?"}, "bad_token", "good: who[?]", id="with an error"),
+        pytest.param(GOOD | {"audiences": ["other"]}, "bad_token", "not for the audience", id="for somebody else"),
+        pytest.param(GOOD | {"audiences": None}, "bad_token", "not for the audience", id="for nobody"),
+        pytest.param(GOOD | {"user": None}, "not_a_pod", "not bound to a pod", id="of nobody"),
+        pytest.param(
+            GOOD | {"user": USER | {"username": None}}, "not_a_pod", "not bound to a pod", id="without a name"
+        ),
+        pytest.param(GOOD | {"user": USER | {"username": "jane"}}, "not_a_pod", "not bound to a pod", id="of a person"),
+        pytest.param(GOOD | {"user": USER | {"extra": None}}, "not_a_pod", "not bound to a pod", id="without extras"),
+        pytest.param(GOOD | {"user": USER | {"extra": {}}}, "not_a_pod", "not bound to a pod", id="without a pod"),
+        pytest.param(
+            GOOD | {"user": USER | {"extra": {"authentication.kubernetes.io/pod-uid": ["uid-pod-0-0", "other"]}}},
+            "not_a_pod",
+            "not bound to a pod",
+            id="of two pods",
+        ),
+    ],
+)
+async def test_a_review_that_names_no_pod_is_a_refusal(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+    monkeypatch: pytest.MonkeyPatch,
+    status: client.JsonObject,
+    reason: str,
+    said: str,
+) -> None:
+    checks, api, *_ = gate
+    answers = [GOOD, status]
+
+    async def review(token: str, audience: str) -> client.JsonObject:
+        return answers.pop(0)
+
+    monkeypatch.setattr(api, "review_token", review)
+    assert (await checks.admit("Bearer one", "uid-pod-0-0")).uid == "uid-pod-0-0"
+    with pytest.raises(RequestRefused, match=said) as refusal:
+        await checks.admit("Bearer another", "uid-pod-0-0")
+    assert refusal.value.reason == reason
+    assert refusal.value.status == (401 if reason == "bad_token" else 403)
+
+
+async def test_token_of_another_pod_or_namespace_is_refused(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+) -> None:
+    checks, api, *_ = gate
+    api.bind_token("other pod", NAMESPACE, "uid-pod-1-0")
+    api.bind_token("other namespace", "team-b", "uid-pod-0-0")
+    for token, reason in (("other pod", "other_pod"), ("other namespace", "unknown_pod")):
+        with pytest.raises(RequestRefused) as refusal:
+            await checks.admit(f"Bearer {token}", "uid-pod-0-0")
+        assert (refusal.value.status, refusal.value.reason) == (403, reason)
+
+
+async def test_token_that_cannot_be_reviewed_now_is_asked_again(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
+) -> None:
+    checks, api, *_ = gate
+    api.failing = [client.Unavailable("no")]
+    with pytest.raises(RequestRefused, match="try again") as refusal:
+        await checks.admit("Bearer good", "uid-pod-0-0")
+    assert (refusal.value.status, refusal.value.reason) == (503, AuthenticationFailure.NOT_READY)
+    assert (await checks.admit("bearer  good", "uid-pod-0-0")).uid == "uid-pod-0-0"
 
 
 async def test_so_many_tokens_are_remembered_and_no_more(
@@ -101,6 +177,8 @@ async def test_a_token_of_absurd_length_is_not_reviewed(
     with pytest.raises(RequestRefused, match="found 5000 characters"):
         await checks.admit("Bearer " + "x" * 5000, "uid-pod-0-0")
     assert api.calls == []
+    with pytest.raises(RequestRefused, match="invalid bearer token"):
+        await checks.admit("Bearer " + "x" * 4096, "uid-pod-0-0")
 
 
 async def test_token_reviews_are_limited_per_pod_and_in_total(

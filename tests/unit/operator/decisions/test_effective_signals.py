@@ -9,6 +9,7 @@ import pytest
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.decisions.decide import End, StartPreemption
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PreemptionSpec, PreemptionStatus
 from gracepoint_operator.workloads.jobset import JOBSETS
@@ -48,6 +49,14 @@ def test_maintenance_announced_before_the_pod_counts_when_moved() -> None:
     assert scene.decisions() == []
     scene.seen(kinds.NODES, maintenance(NOW + 600))
     assert scene.start().spec.deadline.timestamp() == NOW + 600
+
+
+def test_maintenance_announced_in_the_second_of_the_binding_counts() -> None:
+    scene = Scene()
+    scene.clock.move(-99)  # the pods of the scene are bound then
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.clock.move(99)
+    assert scene.start().spec.deadline.timestamp() == NOW + 900
 
 
 def test_signal_over_an_hour_ahead_starts_an_epoch_an_hour_before() -> None:
@@ -295,10 +304,13 @@ def test_a_time_limit_counts_when_all_pods_of_the_gang_run() -> None:
     assert scene.start().spec.cause == "TimeLimit"
 
 
-def test_time_limit_that_ended_before_the_pods_is_ignored() -> None:
+@pytest.mark.parametrize(
+    ("before_s", "counts"), [(7200, False), (3699, False), (3698, True)], ids=["long before", "at the binding", "after"]
+)
+def test_time_limit_that_ended_before_the_pods_is_ignored(before_s: int, counts: bool) -> None:
     scene = Scene()
-    scene.listed(kinds.NODE_CLAIMS, objects.node_claim(expire_after="1h", created_at=NOW - 7200))
-    assert scene.decisions() == []
+    scene.listed(kinds.NODE_CLAIMS, objects.node_claim(expire_after="1h", created_at=NOW - before_s))
+    assert bool(scene.decisions()) is counts
 
 
 def test_a_node_claim_that_outlives_its_node_is_no_obstacle() -> None:
@@ -324,6 +336,19 @@ def test_what_a_pod_tolerates_for_hours_is_far() -> None:
     scene.seen(kinds.PODS, objects.pod(tolerations=[patient]))
     scene.taint(key="node.kubernetes.io/unreachable", effect="NoExecute")
     assert scene.decisions() == []
+
+
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_attempt_to_evict_a_pod_counts_while_the_pod_runs(phase: str) -> None:
+    scene = Scene()
+    pod = objects.pod(phase=phase)
+    scene.seen(kinds.PODS, pod)
+    uid = pod["metadata"]["uid"]
+    scene.cache.first_seen.see_attempt(uid, evictions.mark(uid))
+    if phase == "Running":
+        assert scene.start().spec.signal == "eviction of the pod"
+    else:
+        assert scene.decisions() == []
 
 
 def test_a_request_for_a_time_beyond_all_dates_is_one_like_others() -> None:

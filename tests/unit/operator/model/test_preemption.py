@@ -10,7 +10,7 @@ import pytest
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name, joined_status
-from gracepoint_operator.resources import Acknowledgements, PreemptionStatus, StageTime
+from gracepoint_operator.resources import Acknowledgements, Laggard, PreemptionStatus, Replica, StageTime
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW
@@ -159,8 +159,91 @@ def test_an_epoch_knows_its_pods_by_one_of_two_times(made: bool, newest_pod: boo
 
 
 def test_an_epoch_that_is_under_way_has_not_ended() -> None:
-    assert PreemptionRecord.of(objects.preemption(phase="Noticed")).ended_at is None
-    assert PreemptionRecord.of(objects.preemption(phase="Committed", ended_at=NOW + 9)).ended_at == NOW + 9
+    under_way = PreemptionRecord.of(objects.preemption(phase="Noticed"))
+    assert (under_way.ended_at, under_way.end_reason) == (None, "")
+    over = PreemptionRecord.of(objects.preemption(phase="Committed", ended_at=NOW + 9))
+    assert (over.ended_at, over.end_reason) == (NOW + 9, "Committed")
+    untold = PreemptionRecord.of(objects.preemption(phase="Committed", deadline_at=NOW + 15))
+    assert (untold.ended_at, untold.end_reason) == (NOW + 15, "")
+
+
+def test_the_end_is_the_condition_of_that_type() -> None:
+    body = objects.preemption(phase="Committed", ended_at=NOW + 9)
+    (ended,) = body["status"]["conditions"]
+    body["status"]["conditions"] = [ended | {"type": "Other", "reason": "Other"}, ended]
+    assert PreemptionRecord.of(body).end_reason == "Committed"
+
+
+def test_records_are_compared_without_the_number_of_changes() -> None:
+    epoch = PreemptionRecord.of(objects.preemption())
+    assert dataclasses.replace(epoch, generation=9) == epoch
+    assert PreemptionRecord(epoch.namespace, epoch.name, None, epoch.spec, epoch.status).generation == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy_mode", "exits", "phase", "expected"),
+    [
+        pytest.param("Enforce", "Enforce", True, "Committed", (False, True, True), id="a gang that has left"),
+        pytest.param("Enforce", "Enforce", True, "Promoted", (False, True, True), id="one with an older step"),
+        pytest.param("Enforce", "Enforce", True, "Noticed", (False, True, False), id="one that is still there"),
+        pytest.param("Enforce", "Enforce", False, "Committed", (False, False, False), id="one that trains on"),
+        pytest.param("Observe", "Observe", True, "Committed", (False, False, True), id="one that is told nothing"),
+        pytest.param("Drill", "Enforce", True, "Committed", (True, False, False), id="a drill on request"),
+        pytest.param("Drill", "Drill", True, "Committed", (False, False, False), id="a drill by the policy"),
+        pytest.param("Enforce", "Drill", True, "Retracted", (False, True, False), id="one that was let go on"),
+    ],
+)
+def test_mode_and_phase_say_whether_a_gang_leaves(
+    mode: str, policy_mode: str, exits: bool, phase: str, expected: tuple[bool, bool, bool]
+) -> None:
+    body = objects.preemption(phase=phase, mode=mode, exits=exits)
+    body["spec"]["policy"] = {"name": "careful", "spec": {"mode": policy_mode}}
+    epoch = PreemptionRecord.of(body)
+    assert (epoch.is_rehearsal, epoch.asks_to_leave, epoch.leaves) == expected
+
+
+def with_status(status: PreemptionStatus) -> PreemptionRecord:
+    return dataclasses.replace(PreemptionRecord.of(objects.preemption()), status=status)
+
+
+@pytest.mark.parametrize("detail", ["timings", "replicas"])
+def test_summary_lacks_details_and_joins_with_the_record_to_all(detail: str) -> None:
+    details = {"timings": [StageTime(stage="frozen", seconds=9.0)], "replicas": [Replica(name="a")]}
+    whole = with_status(PreemptionStatus(phase=Phase.FROZEN, step=7).model_copy(update={detail: details[detail]}))
+    summary = whole.summary()
+    assert (summary.status.timings, summary.status.replicas) == (None, None)
+    assert (summary.status.step, summary.phase) == (7, Phase.FROZEN)
+    assert summary.joined(whole) == whole
+
+
+def test_record_without_details_is_its_own_summary() -> None:
+    epoch = with_status(PreemptionStatus(phase=Phase.FROZEN, step=7))
+    assert epoch.summary() is epoch
+
+
+def test_time_of_a_stage_is_told_if_it_was_reached() -> None:
+    epoch = with_status(status(7, 1.0))
+    assert [epoch.timing(stage) for stage in ("firstAck", "frozen", "written")] == [1.0, 9.0, None]
+    assert with_status(PreemptionStatus()).timing("frozen") is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "joined"),
+    [
+        pytest.param(None, Phase.NOTICED, Phase.NOTICED, id="ours has none"),
+        pytest.param(Phase.NOTICED, None, Phase.NOTICED, id="theirs has none"),
+        pytest.param(Phase.FROZEN, Phase.NOTICED, Phase.FROZEN, id="forward"),
+        pytest.param(Phase.NOTICED, Phase.FROZEN, Phase.FROZEN, id="never back"),
+        pytest.param(Phase.COMMITTED, Phase.FAILED, Phase.FAILED, id="an end stays"),
+        pytest.param(Phase.FAILED, Phase.EXPIRED, Phase.EXPIRED, id="an end without a save stays"),
+        pytest.param(Phase.COMMITTED, Phase.EXPIRED, Phase.COMMITTED, id="saved after the deadline"),
+        pytest.param(Phase.PROMOTED, Phase.RETRACTED, Phase.PROMOTED, id="an older step after the retraction"),
+    ],
+)
+def test_phase_of_two_statuses_moves_forward_alone(ours: Phase | None, theirs: Phase | None, joined: Phase) -> None:
+    found = joined_status(PreemptionStatus(phase=ours, step=1), PreemptionStatus(phase=theirs, step=2))
+    assert found.phase is joined
+    assert found.step == (1 if found.phase is ours else 2)
 
 
 def status(step: int, *first_acks: float, phase: Phase = Phase.FROZEN) -> PreemptionStatus:
@@ -188,3 +271,13 @@ def test_receipts_never_become_fewer(ours: tuple[int, int], theirs: tuple[int, i
     assert joined_status(received(*ours), received(*theirs)).acknowledgements == Acknowledgements(
         received=3, expected=8
     )
+
+
+def test_receipts_of_one_status_alone_are_kept_and_those_written_first() -> None:
+    first = Acknowledgements(expected=2, received=1, laggards=[Laggard(pod="a", lags="NotConnected")])
+    second = Acknowledgements(expected=2, received=1, laggards=[Laggard(pod="b", lags="NotConnected")])
+    with_first, with_second, without = (PreemptionStatus(acknowledgements=item) for item in (first, second, None))
+    assert joined_status(with_first, without).acknowledgements == first
+    assert joined_status(without, with_first).acknowledgements == first
+    assert joined_status(with_second, with_first).acknowledgements == first
+    assert joined_status(without, without).timings is None

@@ -557,6 +557,65 @@ def test_a_deletion_begins_before_its_grace_period_and_says_so_exactly(metadata:
     assert (mark.text, mark.since_at, mark.is_exact) == ("deletion of the pod", since_at, since_at is not None)
 
 
+@pytest.mark.parametrize(
+    ("length", "said"), [(64, "x" * 64), (65, "x" * 61 + "...")], ids=["as long as is said", "longer"]
+)
+def test_a_long_value_is_said_in_part(length: int, said: str) -> None:
+    row = Row.model_validate(
+        {
+            "name": "mine",
+            "provider": "us",
+            "cause": "Maintenance",
+            "confidence": "sure",
+            "cancelable": True,
+            "match": {"label": {"key": "k"}},
+        }
+    )
+    (mark,) = signals.marks([row], On.NODE, objects.node(labels={"k": "x" * length}))
+    assert mark.text == f"label k={said}"
+    assert (mark.since_at, mark.is_exact) == (None, False)
+
+
+def test_a_label_was_set_by_the_last_write_of_its_owners() -> None:
+    node = maintenance(NOW + 600)
+    path = ["metadata", "labels", "cloud.google.com/scheduled-maintenance-time"]
+    entries = [owned(node, path, NOW - at)["metadata"]["managedFields"][0] for at in (9, 5, 7)]
+    others = owned(node, ["metadata", "labels", "another"], NOW - 1)["metadata"]["managedFields"]
+    node["metadata"]["managedFields"] = [
+        *entries,
+        *others,
+        entries[0] | {"time": None},
+        {"manager": "of no fields", "fieldsV1": None},
+        {"manager": "of no labels", "fieldsV1": {"f:metadata": None}},
+    ]
+    (mark,) = signals.marks(BUILT_IN, On.NODE, node)
+    assert (mark.since_at, mark.is_exact) == (NOW - 5, False)
+
+
+@pytest.mark.parametrize(
+    ("node", "exact"),
+    [
+        pytest.param(objects.node(taints=[objects.taint(added_at=NOW - 5)]), True, id="a taint that tells it"),
+        pytest.param(objects.node(taints=[objects.taint()], written_at=NOW - 7), False, id="a taint that does not"),
+        pytest.param(objects.node(conditions=[SHUTDOWN]), True, id="a condition"),
+    ],
+)
+def test_a_mark_says_whether_its_beginning_is_told(node: Body, exact: bool) -> None:
+    (mark,) = signals.marks(BUILT_IN, On.NODE, node)
+    assert mark.is_exact is exact
+
+
+def test_parts_that_cannot_be_read_are_named_and_the_others_count() -> None:
+    key = "node.gke.io/upcoming-maintenance"
+    node = objects.node(annotations={key: "NONE"}, taints=[objects.taint() | {"timeAdded": "yesterday"}])
+    left_out: dict[str, None] = {}
+    (mark,) = signals.marks(BUILT_IN, On.NODE, node, left_out)
+    assert (mark.text, mark.until_at) == (f"annotation {key}=NONE", None)
+    annotation, taint = sorted(left_out)
+    assert annotation.startswith(f"annotation/{key}: ")
+    assert taint.startswith("spec.taints[0]: ")
+
+
 def test_signal_outside_the_pod_may_be_older_than_the_pod() -> None:
     def lasting(on: On, body: Body) -> list[bool]:
         return [signal.lasting for signal in seen(on, body)]

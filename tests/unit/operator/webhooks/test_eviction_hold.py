@@ -58,6 +58,16 @@ async def test_the_first_attempt_tells_the_gang_and_waits(api: MemoryApi, clock:
         assert made["spec"]["pods"] == [POD]
 
 
+async def test_an_attempt_waits_though_its_epoch_is_not_written_yet(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        api.calls.clear()
+        assert await evict(replica) is not None
+        name = f"train-{objects.JOBSET_UID[:8]}-1"
+        assert api.calls[:1] == [f"GET {kinds.PREEMPTIONS.path(NAMESPACE, name)}"], "the pod is known"
+        assert not any(kinds.PODS.path(NAMESPACE, POD) in call for call in api.calls)
+
+
 async def test_it_waits_until_the_commit(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await evict(replica)
