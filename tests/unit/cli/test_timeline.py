@@ -92,6 +92,7 @@ def everything() -> Timeline:
     )
 
 
+@pytest.mark.integration
 def test_the_picture_has_lanes_save_and_losses(everything: Timeline) -> None:
     svg = picture.svg(everything)
     words = "".join(ElementTree.fromstring(svg).itertext())
@@ -100,6 +101,7 @@ def test_the_picture_has_lanes_save_and_losses(everything: Timeline) -> None:
         assert word in words, word
 
 
+@pytest.mark.integration
 def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
     page = picture.page(everything)
     # Of the page's own elements. The library's code has addresses in it.
@@ -110,6 +112,7 @@ def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
     assert [spec["width"] for spec in specs] == ["container"] * 3
 
 
+@pytest.mark.integration
 def test_words_of_the_cluster_do_not_become_markup(everything: Timeline) -> None:
     made = everything.with_more(moments=[Moment(OPERATOR, 1.0, "</script><script>alert(1)</script>")])
     assert "<script>alert" not in picture.page(made)

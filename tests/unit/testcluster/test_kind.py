@@ -231,6 +231,7 @@ def test_down_removes_a_cluster_that_its_maker_has_left(cluster: KindCluster, to
 BY_KIND = "TESTCLUSTER_PROVIDER=kind"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "has", "lacks"),
     [

@@ -61,6 +61,7 @@ class TwoReplicas:
         self.entry = WorkloadGoodput.model_validate(written)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restarts_whole", [True, False], ids=["jobset", "lone-job"])
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=4, deadline=None)
