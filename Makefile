@@ -10,7 +10,7 @@ PYTEST := $(PY) -m pytest
 # Three tests at a time, as they wait for a third of their time, on two cores. The tests on a cluster are in
 # CLUSTERS parts, 1 to 3, each on a cluster of its own, one at a time (tests/cluster/conftest.py).
 CLUSTERS ?= 2
-HERE    := not cluster and not controllers and not newest and not promtool and not mounts and not installs
+HERE    := not cluster and not controllers and not newest and not promtool and not mounts and not installs and not soak
 WITHOUT := -n 3 --dist worksteal -m '$(HERE)'
 FAST    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long'
 # Two at a time, as these do not wait for processes, and each imports everything. A fifth of Hypothesis's examples;
@@ -26,7 +26,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-contract test-fast test-cluster test-workloads test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install soak mutants worker-kills demo try format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-contract test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -97,11 +97,17 @@ dashboard-picture: $(STAMP) ## build/dashboard.png: the dashboard with six recor
 	$(PY) -m tests.testcluster build --parts prometheus
 	$(PY) -m tests.dashboard
 
-test-workloads: parts ## What needs other projects' controllers: the Kubeflow Trainer, Kueue, Karpenter (builds them first).
+test-workloads: parts ## What needs other projects' controllers: the Kubeflow Trainer, Kueue, Karpenter, the newest JobSet (builds them first).
 	$(PY) -m tests.testcluster build --parts trainer kueue karpenter
 	$(PYTEST) -n 0 -v -m controllers tests/api_server tests/cluster
+	@$(MAKE) --no-print-directory test-newest-jobset
 
-test-newest: servers ## APIs that only the newest Kubernetes has, on its API server alone (builds it first: ten minutes; needs Go).
+test-newest-jobset: system ## What only the newest JobSet has: restarts in place, another size (builds it first; needs Go, root).
+	TESTCLUSTER_JOBSET=0.12 $(PY) -m tests.testcluster build
+	$(PY) -m tests.testcluster build --parts jobset-0.12
+	TESTCLUSTER_JOBSET=0.12 $(PYTEST) -n 0 -v -m controllers tests/cluster/test_in_place.py tests/cluster/test_resizing.py
+
+test-newest: servers ## What only the newest Kubernetes has, on its API server, scheduler and controllers (builds them first: ten minutes; needs Go).
 	$(PY) -m tests.testcluster build --parts etcd kubernetes kubernetes-1.37
 	$(PYTEST) -n 0 -v -m newest tests/api_server
 
@@ -127,6 +133,9 @@ cuts: $(STAMP) servers ## Cuts saves in object stores after every single request
 soak: parts ## Disrupts one job a hundred times, at random, in nine ways (an hour; SOAK="--disruptions 9 --seed 7").
 	$(PY) -m tests.soak $(SOAK)
 
+test-soak: parts ## The soak's short form: each kind of disruption once, in a random order (ten minutes).
+	$(PYTEST) -n 0 -v -s -m soak tests/soak
+
 demo: $(STAMP) ## A cluster trains, loses a node, and goes on from the very step (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
 	$(PY) -m demo --provider=$(or $(CLUSTER),$(if $(STORAGE),local,auto)) $(if $(STORAGE),--storage=$(STORAGE))
 
@@ -148,6 +157,9 @@ changelog: $(STAMP) ## Makes the changelog's section of pyproject's version from
 
 worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write their saves: nothing may be lost, torn or left.
 	$(PY) -m benchmarks.worker_kills
+
+outliving: $(STAMP) ## Kills trainers and workers at every named point of a handed-over save: 1, 2 and 4 processes (a quarter of an hour).
+	OUTLIVING=everything OUTLIVING_PATIENCE_S=20 $(PYTEST) -n 2 --dist worksteal tests/multiprocess/test_outliving.py
 
 generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
 	$(PY) -m gracepoint_operator.resources --write .

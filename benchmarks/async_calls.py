@@ -1,6 +1,6 @@
 """What a save costs the training, run in a thread or in a worker process, with Orbax beside them.
 
-    python -m benchmarks.async_calls [--mib 512] [--repeats 5] [--json FILE]
+    python -m benchmarks.async_calls [--mib 512] [--repeats 5] [--alone-s 2] [--json FILE]
 
 One process, by turns: a training step of 5 ms in a loop, alone; and the same loop while 512 MiB are written by
 ``ThreadAsyncCaller``, by ``PersistentAsyncCaller``, by Gracepoint's engine (in a thread, and in a worker), and by
@@ -12,13 +12,13 @@ How much a step slows down beside any writer depends on the machine: cores share
 I/O threads. So one more process takes turns, which has no JAX and no Gracepoint and only writes as many bytes from
 touched memory in the same way. Its slow-down is the machine's limit, and the worker's goal is a ratio to it.
 
-The hand-over is compared with a copy of as many bytes within this process, in the same run.
+The hand-over is compared with a copy of as many bytes within this process, in the same run. Of the engine it also
+measures emergency saves, and a periodic save while all cores are busy (``benchmarks.async_calls_engine``).
 """
 
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import shutil
 import statistics
@@ -34,20 +34,16 @@ from typing import Any
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import async_calls_writing as writing
 from benchmarks import report
+from benchmarks.async_calls_engine import Engine, busy_cores
+from benchmarks.async_calls_steps import SlowDown, make_step, repeat
 from benchmarks.report import Better, Figure
 from gracepoint.async_calls import AsyncCaller, AsyncRequest, PersistentAsyncCaller, ThreadAsyncCaller
-from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
-from gracepoint.process_group import SingleProcess
 
-_STEP_S = 0.005
-_ALONE_S = 2.0
 _TIMEOUT_S = 300.0
 _LIMIT = "limit, a process that only writes"
 
@@ -57,22 +53,24 @@ def main() -> int:
     parser = report.parser(__doc__)
     parser.add_argument("--mib", type=int, default=512, help="size of the state (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="turns (%(default)s)")
+    parser.add_argument("--alone-s", type=float, default=2.0, help="seconds of steps alone (%(default)s)")
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
     flags = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(dir=flags.folder) as folder:
-        figures = measure(Path(folder), flags.mib << 20, flags.repeats)
+        figures = measure(Path(folder), flags.mib << 20, flags.repeats, flags.alone_s)
     report.publish(figures, flags.json, load_average=load, state_bytes=flags.mib << 20)
     return 1 if any(figure.met is False for figure in figures) else 0
 
 
-def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
+def measure(folder: Path, size: int, repeats: int, alone_s: float) -> list[Figure]:
     """Measures everything, the ways by turns."""
     state = {f"w{n}": np.full(size // 8 // 4, n, np.float32) for n in range(8)}
-    step = _step()
+    step = make_step()
     callers: dict[str, AsyncCaller] = {"thread": ThreadAsyncCaller(), "worker": PersistentAsyncCaller()}
     blocked: dict[str, list[float]] = {}
-    slow: dict[str, list[float]] = {}
+    slow: dict[str, list[SlowDown]] = {}
+    took: dict[str, list[float]] = {}
     copies: list[float] = []
     ready_s = statistics.median(_ready_s(folder) for _ in range(repeats))
     ways: dict[str, Callable[[], Callable[[], bool]]] = {
@@ -80,37 +78,44 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
         for name, caller in callers.items()
     }
     arrays = {name: jnp.asarray(array) for name, array in state.items()}
-    engines = {name: _engine(arrays, folder / f"engine-{name}", name) for name in ("thread", "worker")}
-    for name, engine in engines.items():
-        ways[f"Gracepoint, {name}"] = _saves(engine, arrays)
+    engines = {f"Gracepoint, {name}": Engine(arrays, folder / f"engine-{name}", name) for name in ("thread", "worker")}
+    ways |= {name: engine.start for name, engine in engines.items()}
+    emergencies: dict[str, list[float]] = {name: [] for name in engines}
     ways["Orbax"] = _orbax(state, folder)
     plain = _PlainWriter(state, folder / "plain")
     ways[_LIMIT] = plain.start
     for turn in range(repeats + 1):  # the first touches memory, and does not count
-        alone_before = _steps(step, lambda: False)
+        alone_before = repeat(step, lambda: False, alone_s)
         for name, start in ways.items():
             gc.collect()
             began = time.monotonic()
             ended = start()
             block_s = time.monotonic() - began
-            during = _steps(step, ended, at_most_s=_TIMEOUT_S)
+            during = repeat(step, ended, _TIMEOUT_S)
             while not ended():
                 time.sleep(0.01)
-            alone_after = _steps(step, lambda: False)
+            took_s = time.monotonic() - began
+            alone_after = repeat(step, lambda: False, alone_s)
             if turn:
                 blocked.setdefault(name, []).append(block_s)
-                slow.setdefault(name, []).append(2 * during / (alone_before + alone_after))
+                slow.setdefault(name, []).append(during.over(alone_before, alone_after))
+                took.setdefault(name, []).append(took_s)
             alone_before = alone_after
+        for name, engine in engines.items():
+            emergencies[name].append(engine.emergency_s())
         if turn:
             copies.append(_copy_s(state))
+    with busy_cores():
+        busy = {name: engine.periodic_s() for name, engine in engines.items()}
     worker_bytes, jax_loaded = _worker_memory(callers["worker"], folder)
     for caller in callers.values():
         caller.close()
     for engine in engines.values():
-        engine.close(_TIMEOUT_S)
+        engine.close()
     plain.close()
     if jax_loaded:
         raise RuntimeError("the worker process has loaded JAX")
+    elsewhere = [name for name in ways if "worker" in name or name == _LIMIT]  # not written by this process
     return [
         *(
             Figure(f"{name}: a save blocks training", statistics.median(blocked[name]), "s")
@@ -118,19 +123,29 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
             if name != _LIMIT
         ),
         *(
-            Figure(f"{name}: training step during the write / alone", statistics.median(slow[name]), "x")
+            Figure(f"{name}: training step during the write / alone", _median(slow[name], "median"), "x")
             for name in ways
+        ),
+        *(Figure(f"{name}: the step's CPU time / alone", _median(slow[name], "ran"), "x") for name in elsewhere),
+        *(
+            Figure(f"{name}: a step waits for a core in addition", 1e3 * _median(slow[name], "waits_s"), "ms")
+            for name in elsewhere
         ),
         *(
             Figure(
                 f"{name}: training step during the write / during the limit's",
-                statistics.median(ours / limit for ours, limit in zip(slow[name], slow[_LIMIT], strict=True)),
+                statistics.median(
+                    ours.median / limit.median for ours, limit in zip(slow[name], slow[_LIMIT], strict=True)
+                ),
                 "x",
                 1.02 if "worker" in name else None,
             )
             for name in ways
             if name != _LIMIT
         ),
+        *(Figure(f"{name}: write beside the step", statistics.median(took[name]), "s") for name in ways),
+        *(Figure(f"{name}: emergency save", statistics.median(emergencies[name][1:]), "s") for name in engines),
+        *(Figure(f"{name}: write while all cores are busy", busy[name], "s") for name in engines),
         Figure("copy within the process", statistics.median(copies), "s"),
         Figure(
             "worker: hand-over bandwidth",
@@ -143,31 +158,8 @@ def measure(folder: Path, size: int, repeats: int) -> list[Figure]:
     ]
 
 
-def _step() -> Callable[[], None]:
-    """Returns a training step that takes about 5 ms alone."""
-    x = jnp.ones((256, 256))
-
-    def multiply(x: Any, times: Any) -> Any:
-        return jax.lax.fori_loop(0, times, lambda _, y: jnp.tanh(y @ x) * 0.5, x)
-
-    run = jax.jit(multiply)
-    jax.block_until_ready(run(x, 10))
-    began = time.monotonic()
-    jax.block_until_ready(run(x, 200))
-    times = max(1, round(200 * _STEP_S / (time.monotonic() - began)))
-    return lambda: jax.block_until_ready(run(x, times))
-
-
-def _steps(step: Callable[[], None], ended: Callable[[], bool], at_most_s: float = _ALONE_S) -> float:
-    """Returns the median seconds of a step until ``ended``, or until so many seconds have passed."""
-    durations, began = [], time.monotonic()
-    while True:
-        before = time.monotonic()
-        step()
-        after = time.monotonic()
-        durations.append(after - before)
-        if ended() or after - began > at_most_s:
-            return statistics.median(durations)
+def _median(slow: list[SlowDown], field: str) -> float:
+    return float(statistics.median(getattr(each, field) for each in slow))
 
 
 def _start(caller: AsyncCaller, state: dict[str, Any], path: Path) -> Callable[[], bool]:
@@ -178,26 +170,6 @@ def _start(caller: AsyncCaller, state: dict[str, Any], path: Path) -> Callable[[
     )
     caller.schedule_async_call(AsyncRequest(writing.write, (str(path),), [], preload_fn=preload))
     return caller.is_current_async_call_done
-
-
-def _engine(state: dict[str, Any], folder: Path, writer: str) -> StepCheckpointer:
-    """Returns Gracepoint's engine, ready to save as a session does."""
-    folder.mkdir()
-    engine = StepCheckpointer(
-        str(folder), gang=SingleProcess(), attempt="a", keep_last=1, options=WriteOptions(writer=writer)
-    )
-    engine.prepare(state)
-    return engine
-
-
-def _saves(engine: StepCheckpointer, state: dict[str, Any]) -> Callable[[], Callable[[], bool]]:
-    steps = itertools.count(1)
-
-    def start() -> Callable[[], bool]:
-        engine.save_in_background(next(steps), state, {})
-        return lambda: not engine.executor.background.busy
-
-    return start
 
 
 def _orbax(state: dict[str, Any], folder: Path) -> Callable[[], Callable[[], bool]]:

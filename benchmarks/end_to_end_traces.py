@@ -30,10 +30,13 @@ class Life:
     compiled: int | None
 
 
+#: Two of the parts in words.
+ENDED = "commit -> all processes have ended"
+PODS_ARE_BACK = "-> the new processes have started"
 #: What ends each part, and the part in words. Every process has to get there before the next part counts.
 PARTS = (
-    ("the process ends with code 77", "commit -> all processes have ended"),
-    ("start", "-> the new processes have started"),
+    ("the process ends with code 77", ENDED),
+    ("start", PODS_ARE_BACK),
     ("before attach: Python, imports", "-> modules imported, attach called"),
     ("meeting of the processes", "-> joined"),
     ("opening of the session", "-> attached"),

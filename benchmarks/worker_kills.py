@@ -7,8 +7,8 @@ a random time each gets a SIGKILL, in random order within two seconds (JAX ends 
 nobody is left but the workers. When they have ended, the newest committed step must be at least the newest that all
 trainers had handed over, pass the verification, and hold the values of its step.
 
-Then it lists what is left: processes of the turn, shared memory and named sockets that were not there before it, and
-files or objects that belong to no step once the job has started again and has deleted what was not finished.
+Then it lists what is left: processes of the turn and their shared memory, named sockets, and files or objects that
+belong to no step once the job has started again and has deleted what was not finished.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ def turn(root: str, folder: Path, count: int, mib: int, random_: random.Random, 
     notes = folder / "notes"
     notes.mkdir()
     arguments = [root, "job-0-a", str(notes), str(mib)]
-    memory_before = set(leftovers.shared_memory())
     environment = {_TURN: str(notes)}
     with Processes.start(_SCRIPT, count, arguments=arguments, devices=1, environment=environment) as processes:
         for process in processes:
@@ -122,8 +121,9 @@ def turn(root: str, folder: Path, count: int, mib: int, random_: random.Random, 
     while leftovers.processes_with(_TURN, str(notes)) and time.monotonic() < dead_s + _PATIENCE_S:
         time.sleep(0.05)
     found.ends_s.append(time.monotonic() - dead_s)
-    found.processes_left += len(leftovers.processes_with(_TURN, str(notes)))
-    found.memory_left += len(set(leftovers.shared_memory()) - memory_before)
+    left = leftovers.processes_with(_TURN, str(notes))
+    found.processes_left += len(left)
+    found.memory_left += len(leftovers.shared_memory(left))  # it has no name, so nobody else can hold it
     found.sockets_left += len(leftovers.sockets_below(folder))
     staged = min(int((notes / f"staged.{index}").read_text() or 0) for index in range(count))
     newest = latest_step(root)
@@ -134,10 +134,10 @@ def turn(root: str, folder: Path, count: int, mib: int, random_: random.Random, 
     if newest is not None:
         found.torn += not _is_whole(root, newest, mib)
         leftovers.start_again(root, _like(mib))
-        left = leftovers.beside_the_steps(root)
-        found.files_left += len(left)
-        if left:
-            print(f"left beside the steps: {left[:20]}", file=sys.stderr)
+        beside = leftovers.beside_the_steps(root)
+        found.files_left += len(beside)
+        if beside:
+            print(f"left beside the steps: {beside[:20]}", file=sys.stderr)
 
 
 def _is_whole(root: str, step: int, mib: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from demo.records import Step
 from demo.timeline import Stage
-from gracepoint_cli.timeline import picture
+from gracepoint_cli.timeline import page, picture
 from gracepoint_cli.timeline.model import Kind, Loss, Moment, Span, Timeline
 from gracepoint_cli.timeline.of_preemption import time_of, timeline_of
 
@@ -64,7 +64,7 @@ def timeline(
 def write(made: Timeline, folder: Path) -> None:
     """Writes ``timeline.svg`` and ``timeline.html``."""
     (folder / "timeline.svg").write_text(picture.svg(made), encoding="utf-8")
-    (folder / "timeline.html").write_text(picture.page(made), encoding="utf-8")
+    (folder / "timeline.html").write_text(page.page(made), encoding="utf-8")
 
 
 def _trained(steps: Iterable[Step]) -> dict[tuple[int, int], tuple[float, float]]:

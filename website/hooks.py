@@ -28,6 +28,7 @@ _PROJECT = "project"
 _BESIDE = InclusionLevel.NOT_IN_NAV
 _SHIM = "https://unpkg.com/iframe-worker/shim"
 _WORKER = "offline-worker.js"
+_STYLES = "extra.css"
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _BLOCK = re.compile(r"(^```.*?^```$)", re.S | re.M)
 
@@ -36,7 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds what is generated, and what is linked to outside ``docs``."""
     for name, text in reference.pages().items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
-    files.append(File.generated(config, f"assets/{_WORKER}", content=(Path(__file__).parent / _WORKER).read_bytes()))
+    for name in (_WORKER, _STYLES):
+        files.append(File.generated(config, f"assets/{name}", content=(Path(__file__).parent / name).read_bytes()))
     seen = set[str]()
     waiting = [f"{_DOCS}/{file.src_uri}" for file in files.documentation_pages() if file.generated_by is None]
     while waiting:

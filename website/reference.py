@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -40,8 +42,15 @@ def command_line() -> str:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr[-2000:]}")
-    body = done.stdout.partition("\n")[2]
+    body = re.sub(r"^\* `(\w+)`: .*\.\.\.$", functools.partial(_whole, done.stdout), done.stdout, flags=re.M)
+    body = body.partition("\n")[2]
     return f"# Commands\n\nWhat each is for, with examples: [The command line](../command-line.md).\n{body}"
+
+
+def _whole(page: str, listed: re.Match[str]) -> str:
+    """Returns a line of a list of commands with what the command's own section says: typer cuts it in the list."""
+    section = re.search(rf"^##+ `[\w ]+ {listed[1]}`\n\n(.+)$", page, re.M)
+    return f"* `{listed[1]}`: {section[1]}" if section else listed[0]
 
 
 def events() -> str:

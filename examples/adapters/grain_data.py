@@ -1,4 +1,5 @@
-"""Grain: the iterator's state is saved with the arrays. Lines with a plus are Gracepoint's.
+"""Grain: the iterator's state is saved with the arrays. Lines with a plus are
+Gracepoint's, and a comment with a minus is the line that one replaces.
 
 Process p of N takes every N-th record from p on, in batches of the global batch's N-th part. Batch b of all processes
 together is then the same records for every N, and the state, the number of batches, is the same in all processes. So a
@@ -36,6 +37,7 @@ def train_step(w: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax
 def main(directory: str, steps: int, report: Callable[[int, float], object] = print) -> None:
     session = gracepoint.attach(directory)  # +
     data = records(jax.process_index(), jax.process_count())
+    # - w, first = jnp.zeros((FEATURES, 1)), 0
     w, first = session.restore(init=lambda: jnp.zeros((FEATURES, 1)), data=data)  # +
     for step in range(first + 1, steps + 1):
         x, y = batch(int(next(data).sum()))

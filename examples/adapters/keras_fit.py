@@ -1,4 +1,5 @@
-"""Keras 3 on JAX: a callback saves and restores; the call of ``fit`` gets it. Lines with a plus are Gracepoint's.
+"""Keras 3 on JAX: a callback saves and restores; the call of ``fit`` gets it. Lines with a plus are Gracepoint's, and
+a comment with a minus is the line that one replaces.
 
 ``KERAS_BACKEND=jax python keras_fit.py DIRECTORY STEPS``
 """
@@ -81,10 +82,12 @@ def main(directory: str, steps: int, report: Callable[[int, float], object] = pr
     model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse")
     saves = GracepointCallback(directory, model)  # +
     model.fit(
+        # - batches(0),
         batches(saves.step),  # +
         epochs=steps // STEPS_PER_EPOCH + 1,
         steps_per_epoch=STEPS_PER_EPOCH,
         verbose=0,
+        # - callbacks=[Report(0, steps, report)],
         callbacks=[Report(saves.step, steps, report), saves],  # +
     )
 

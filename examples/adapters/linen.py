@@ -1,4 +1,5 @@
-"""Flax Linen with optax: the loop of a TrainState. Lines with a plus are Gracepoint's."""
+"""Flax Linen with optax: the loop of a TrainState. Lines with a plus are Gracepoint's, and a comment with a minus
+is the line that one replaces."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ def main(directory: str, steps: int, report: Callable[[int, float], object] = pr
     params = model.init(jax.random.key(0), jax.numpy.zeros((1, FEATURES)))
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(0.05))
     session = gracepoint.attach(directory)  # +
+    # - first = 0
     state, first = session.restore(like=state)  # +
     for step in range(first + 1, steps + 1):
         state, loss = train_step(state, *batch(step))

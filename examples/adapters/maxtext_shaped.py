@@ -1,7 +1,7 @@
 """A loop in the shape of MaxText's: a configuration with checkpointing settings of its own, which stay in force.
 
 Periodic saves follow ``checkpoint_period`` and ``async_checkpointing``. Gracepoint adds the save before a preemption.
-Lines with a plus are Gracepoint's.
+Lines with a plus are Gracepoint's, and a comment with a minus is the line that one replaces.
 """
 
 from __future__ import annotations
@@ -71,9 +71,11 @@ def train_loop(config: Config, report: Callable[[int, float], object]) -> None:
     for step in range(start_step + 1, config.steps + 1):
         state, loss = train_step(state, *batch(step))
         report(step, float(loss))
+        # - leaving = manager is not None and manager.reached_preemption(step)
         leaving = session.reached_preemption(step)  # +
         maybe_save_checkpoint(manager, state, step, force=leaving)
         if leaving:
+            # - break
             session.saved(step)  # +
     if manager is not None:
         manager.close()

@@ -1,4 +1,5 @@
-"""Orbax's CheckpointManager keeps saving, and Gracepoint says when. Lines with a plus are Gracepoint's."""
+"""Orbax's CheckpointManager keeps saving, and Gracepoint says when. Lines with a plus are Gracepoint's,
+and a comment with a minus is the line that one replaces."""
 
 from __future__ import annotations
 
@@ -34,10 +35,12 @@ def main(directory: str, steps: int, report: Callable[[int, float], object] = pr
     for step in range(newest + 1, steps + 1):
         state, loss = train_step(state, *batch(step))
         report(step, float(loss))
+        # - leaving = manager.reached_preemption(step)
         leaving = session.reached_preemption(step)  # +
         manager.save(step, args=ocp.args.StandardSave(state), force=leaving)
         if leaving:
             manager.wait_until_finished()
+            # - break
             session.saved(step)  # +
     manager.close()
     session.close()

@@ -1,4 +1,5 @@
-"""A data loader with worker processes, which live until the save is done. Lines with a plus are Gracepoint's.
+"""A data loader with worker processes, which live until the save is done. Lines with a plus are
+Gracepoint's, and a comment with a minus is the line that one replaces.
 
 Some launchers send SIGTERM to the whole process group. Workers that it ends leave the training without data before the
 step that all processes agree on. So workers ignore it. They end with the executor, which sends no signals.
@@ -48,6 +49,7 @@ def main(directory: str, steps: int, report: Callable[[int, float], object] = pr
     workers = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), begin_worker)
     try:
         session = gracepoint.attach(directory)  # +
+        # - w, first = jnp.zeros((FEATURES, 1)), 0
         w, first = session.restore(init=lambda: jnp.zeros((FEATURES, 1)))  # +
         for step, (x, y) in batches(workers, first + 1, steps):
             w, loss = train_step(w, x, y)

@@ -6,8 +6,11 @@ A ``Cluster`` owns an event loop and the threads of its client. Leaving its cont
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
-from collections.abc import Coroutine
+import re
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -43,11 +46,20 @@ class Cluster:
         in_pod = not configured and "KUBERNETES_SERVICE_HOST" in os.environ
         self._context: Json = {} if in_pod else _read_context(path, context)
         try:
-            self._client = KubeClient.connect(None if in_pod else path, context, name=_NAME)
+            with _heard() as login:
+                self._client = KubeClient.connect(None if in_pod else path, context, name=_NAME)
         except (KubeError, OSError, ValueError) as error:
+            reason = error.__cause__ or error
             raise CommandError(
-                f"no cluster: {error}", "Name a kubeconfig (--kubeconfig) and a context (--context)"
+                f"no cluster: {'the service account of this pod' if in_pod else path}: {reason}",
+                "Name a kubeconfig (--kubeconfig) and a context (--context)",
             ) from error
+        if login:
+            self._client.close()
+            raise CommandError(
+                f"no cluster: the login program that {path} names for the context has failed: {'; '.join(login)}",
+                "Install it, or log in again, until this answers: kubectl get namespaces",
+            )
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -127,8 +139,32 @@ class Cluster:
             raise CommandError(f"the API server: {_short(error)}") from error
 
 
+class _Collector(logging.Handler):
+    """Keeps what is logged as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Collects the errors that the client's package logs instead of raising them: a login program that fails."""
+    collector, root = _Collector(), logging.getLogger()
+    root.addHandler(collector)
+    try:
+        yield collector.messages
+    finally:
+        root.removeHandler(collector)
+
+
 def _short(error: KubeError) -> str:
-    return str(error)[:600]
+    """Returns the reason. Of a connection that failed only the system's words, as the server is named beside them."""
+    system = re.search(r"\[Errno -?\d+\] ([\w ]+)", str(error)) if isinstance(error, Unavailable) else None
+    return system[1] if system else str(error)[:600]
 
 
 def _right(message: str) -> str:
@@ -151,15 +187,22 @@ def _read_context(path: str, name: str | None) -> Json:
             continue
         try:
             config = yaml.safe_load(Path(part).read_text(encoding="utf-8")) or {}
+            if not isinstance(config, dict):
+                raise CommandError(f"{part}: expected a kubeconfig, found a {type(config).__name__}")
             for item in config.get("contexts") or []:
                 contexts.setdefault(item["name"], item.get("context") or {})
             current = current or config.get("current-context")
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise CommandError(f"{part}: expected a kubeconfig: {error}") from error
+            raise CommandError(f"{part}: expected a kubeconfig: {' '.join(str(error).split())}") from error
     if not contexts:
         raise CommandError(
             f"no cluster: found no kubeconfig with a context at {path}",
             "Name one with --kubeconfig or KUBECONFIG, or log in to your cluster first",
+        )
+    if current is None:
+        raise CommandError(
+            f"no cluster: {path} has no current context",
+            f"Name one of these with --context: {', '.join(sorted(contexts))}",
         )
     if current not in contexts:
         raise CommandError(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,6 +17,10 @@ from rich.text import Text
 
 #: Width where the output is no terminal. Lines are not cut there.
 _PLAIN_WIDTH = 400
+#: Characters between two columns.
+_GAP = 3
+#: Characters that the last column gets at least, if it has as many.
+_LAST_COLUMN = 24
 #: Colours of words that tables contain.
 _STYLES = {
     "ok": "green",
@@ -59,19 +64,42 @@ def put_json(value: Any) -> None:
 
 
 def put_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints rows as kubectl does: no lines, headings in capitals. The last column may wrap."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    """Prints rows as kubectl does: no lines, headings in capitals. The last column may wrap.
+
+    On a terminal that is too narrow for the other columns, each row is printed as lines with a heading and a value.
+    """
+    out = console()
+    if out.is_terminal and rows and _narrowest(columns, rows) > out.width:
+        _put_records(columns, rows)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for index, name in enumerate(columns):
         table.add_column(name, no_wrap=index < len(columns) - 1, overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    out = console()
     if out.is_terminal:
         out.print(table)
         return
     with out.capture() as printed:
         out.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))
+
+
+def _narrowest(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
+    """Returns how many characters a line needs at least, so that only the last column wraps."""
+    widths = [max(cell_len(_cell(value).plain) for value in column) for column in zip(columns, *rows, strict=True)]
+    return sum(widths[:-1]) + _GAP * (len(widths) - 1) + min(widths[-1], _LAST_COLUMN)
+
+
+def _put_records(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    out = console()
+    heading = max(map(len, columns))
+    for number, row in enumerate(rows):
+        if number:
+            out.print()
+        for name, value in zip(columns, row, strict=True):
+            # No line is broken, so that a name can be copied whole.
+            out.print(Text.assemble((f"{name:{heading}}{'':{_GAP}}", "bold"), _cell(value)), soft_wrap=True)
 
 
 def put(line: str = "", style: str = "") -> None:

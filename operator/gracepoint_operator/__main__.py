@@ -77,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
         protects_pods=given.protect_pods == "true",
+        watches_devices=given.device_taints == "true",
         on_ready=gc_schedule.spare_what_is_known,
     )
     server = Server(
@@ -205,6 +206,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=("true", "false"),
         default="false",
         help="whether the operator has the right to annotate pods, which protects them from autoscalers",
+    )
+    parser.add_argument(
+        "--device-taints",
+        choices=("true", "false"),
+        default="false",
+        help="whether the taints of devices (resource.k8s.io) are watched, which the operator needs the right to",
     )
     parser.add_argument("--namespace", default="", help="the operator's own namespace")
     parser.add_argument("--sightings", default="", help="a ConfigMap there, in which is kept since when signs are seen")

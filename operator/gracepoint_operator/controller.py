@@ -31,7 +31,7 @@ from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.fresh_looks import FreshLooks
 from gracepoint_operator.cache.object_reader import ObjectReading
 from gracepoint_operator.cache.resource_versions import version_of
-from gracepoint_operator.cache.resync import Swept
+from gracepoint_operator.cache.resync import ALWAYS, Swept
 from gracepoint_operator.cache.sweeper import Sweeper
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.channel.authentication import Authenticator
@@ -89,10 +89,12 @@ class Controller:
         kept: How long, and how many, Preemptions that have ended are kept.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
         protects_pods: Whether the operator has the right to annotate pods.
+        watches_devices: Whether the taints of devices are watched. The operator needs the right to.
         tick_s: Pause between two looks at what depends on the time alone, in seconds.
         on_ready: Called once, when the cluster is known.
 
     Attributes:
+        watched: The kinds that are watched.
         cache: What this replica knows of the cluster.
         watches: The state of each watch.
         subscribers: The pods that are connected to this replica.
@@ -116,6 +118,7 @@ class Controller:
         kept: Limits = Limits(),  # noqa: B008  immutable
         first_seen_place: tuple[str, str] | None = None,
         protects_pods: bool = False,
+        watches_devices: bool = False,
         tick_s: float = TICK_S,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -123,6 +126,7 @@ class Controller:
         self._tick_s = tick_s
         self._on_ready = on_ready
         self._metrics = metrics
+        self.watched = ALWAYS | kinds.DEVICES if watches_devices else ALWAYS
         self.cache = ClusterCache(clock, rows, LeftOut(metrics.count_left_out))
         self.watches = WatchState(metrics)
         self.watches.on_gap = self._note_gap
@@ -194,7 +198,8 @@ class Controller:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper = Sweeper(
-            api, self.cache, self.watches, self._drop, self._first_seen_writer.recall, self._after_sweep
+            *(api, self.cache, self.watches, self._drop),
+            *(self._first_seen_writer.recall, self._after_sweep, self.watched),
         )
 
     @property

@@ -43,11 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> int:
     from gracepoint.pod_check import check_pod
 
-    found = check_pod(os.environ)
-    for item in found:
-        print(f"{item['state']:7} {item['name']}: {item['message']}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(found), encoding="utf-8")
+    def report(found: list[dict[str, str]]) -> None:
+        print(f"{found[-1]['state']:7} {found[-1]['name']}: {found[-1]['message']}", flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(found), encoding="utf-8")
+
+    found = check_pod(os.environ, report)
     return _DAMAGED if any(item["state"] != "ok" for item in found) else _GOOD
 
 

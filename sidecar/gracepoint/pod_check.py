@@ -6,6 +6,7 @@ in a pod that is like those of a job. No threads; each request has a timeout.
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
 import secrets
@@ -19,17 +20,23 @@ from gracepoint.wire.names import PATH_SUBSCRIBE, Env
 
 _TIMEOUT_S = 10.0
 _DAY_S = 86400.0
+_RIGHTS = "Give the pod's user, or its service account, the right to write there"
+#: No such bucket, no space, no quota, no answer, not the conditions that checkpoints need: the message says what to do.
+_NOT_OF_RIGHTS = {errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT, errno.ENOTSUP}
 
 
 class PodCheckFailed(Exception):
     """A check failed. The message says what was found, and what to do."""
 
 
-def check_pod(environment: Mapping[str, str]) -> list[dict[str, str]]:
+def check_pod(
+    environment: Mapping[str, str], report: Callable[[list[dict[str, str]]], object] = len
+) -> list[dict[str, str]]:
     """Runs all checks.
 
     Args:
         environment: The variables of the training container.
+        report: Called after each check with the result so far: the pod may be ended before the next check is done.
 
     Returns:
         An entry for each check with ``name``, ``state`` ("ok" or "FAILED") and ``message``.
@@ -46,6 +53,7 @@ def check_pod(environment: Mapping[str, str]) -> list[dict[str, str]]:
         except Exception as error:  # noqa: BLE001  a check that breaks has failed; the others still run
             message = str(error) if isinstance(error, PodCheckFailed) else f"{type(error).__name__}: {error}"
             found.append({"name": name, "state": "FAILED", "message": message})
+        report(found)
     return found
 
 
@@ -54,7 +62,7 @@ def _channel(environment: Mapping[str, str]) -> str:
     url = environment.get(Env.OPERATOR_URL)
     if not url:
         raise PodCheckFailed(
-            f"found no {Env.OPERATOR_URL}: the pod was not prepared. Create the JobSet again while the operator runs"
+            f"found no {Env.OPERATOR_URL}: the pod was not prepared. Create the job again while the operator runs"
         )
     parts = urllib.parse.urlsplit(url)
     context = ssl.create_default_context(cadata=environment.get(Env.CA_CERTIFICATE))
@@ -67,7 +75,7 @@ def _channel(environment: Mapping[str, str]) -> str:
         connection.request("POST", PATH_SUBSCRIBE, body=b"{}", headers={"Content-Type": "application/json"})
         status = connection.getresponse().status
     except ssl.SSLCertVerificationError as error:
-        raise PodCheckFailed(f"{url}: the certificate is not trusted: {error}. Create the JobSet again") from error
+        raise PodCheckFailed(f"{url}: the certificate is not trusted: {error}. Create the job again") from error
     except (OSError, http.client.HTTPException) as error:
         raise PodCheckFailed(
             f"{url}: {error!r}. Check the operator's pods, the cluster's DNS and NetworkPolicies"
@@ -100,9 +108,8 @@ def _storage(environment: Mapping[str, str]) -> str:
         finally:
             probe.delete()
     except OSError as error:
-        raise PodCheckFailed(
-            f"{directory}: {error}. Give the pod's user, or its service account, the right to write there"
-        ) from error
+        rights = "" if error.errno in _NOT_OF_RIGHTS else f". {_RIGHTS}"
+        raise PodCheckFailed(f"{directory}: {error}{rights}") from error
     if found != data:
         raise PodCheckFailed(f"{directory}: found other bytes than were written")
     return f"{directory}: written, read and deleted"

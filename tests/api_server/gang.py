@@ -124,8 +124,9 @@ class Gang:
                 "batch.kubernetes.io/job-completion-index": str(index),
             }
             meta = {"name": self.pod(index), "labels": {**pod_labels, **of_job}}
-            spec = _pod_spec() | {"nodeName": self.node(index)}
-            await self.api.create(kinds.PODS, self.name, {"metadata": meta, "spec": spec})
+            await self.api.create(kinds.PODS, self.name, {"metadata": meta, "spec": self.pod_spec(index)})
+        await self.bind()
+        for index in (0, 1):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             status = {
                 "phase": "Running",
@@ -134,6 +135,12 @@ class Gang:
                 ],
             }
             await self.api.merge_status(kinds.PODS, self.name, self.pod(index), {"status": status})
+
+    def pod_spec(self, index: int) -> Body:
+        return _pod_spec() | {"nodeName": self.node(index)}
+
+    async def bind(self) -> None:
+        """Waits until the pods have nodes. Here they have them from the start."""
 
     async def taint(self, index: int, *, on: bool = True) -> None:
         taints = [{"key": TAINT, "effect": "NoSchedule"}] if on else None
@@ -168,11 +175,16 @@ class Gang:
 class Replica:
     """A replica's core, to which the test brings what the watches would."""
 
-    def __init__(self, gang: Gang, name: str) -> None:
+    def __init__(self, gang: Gang, name: str, *, devices: bool = False) -> None:
         self.gang = gang
         self.api = gang.api
         self.metrics = Metrics()
-        self.core = Controller(self.api, self.metrics, time.time, name, write_interval_s=0.05, protects_pods=True)
+        self.core = Controller(
+            *(self.api, self.metrics, time.time, name),
+            write_interval_s=0.05,
+            protects_pods=True,
+            watches_devices=devices,
+        )
 
     async def watch(self) -> None:
         """Brings every object as it is now, and deletions of those that are gone."""
@@ -247,13 +259,13 @@ class Replica:
 
 
 @contextlib.asynccontextmanager
-async def running(gang: Gang, name: str = "replica-a") -> AsyncIterator[Replica]:
-    """A replica that has listed the cluster.
+async def running(gang: Gang, name: str = "replica-a", *, devices: bool = False) -> AsyncIterator[Replica]:
+    """A replica that has listed the cluster. ``devices``: it also looks at taints of devices.
 
     Raises:
         AssertionError: It ended, or did not become ready in time.
     """
-    replica = Replica(gang, name)
+    replica = Replica(gang, name, devices=devices)
     task = asyncio.create_task(replica.core.run())
     try:
         await until(lambda: replica.core.ready or task.done(), "the replica to be ready")

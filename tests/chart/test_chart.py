@@ -185,6 +185,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--preemption-ttl-seconds": "2592000",
         "--preemption-history-limit": "50",
         "--protect-pods": "false",
+        "--device-taints": "false",
         "--pending-connections": "1024",
         "--pending-connections-per-address": "256",
         "--service-url": "https://gp-gracepoint.gp-system.svc:443",
@@ -206,6 +207,17 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
 def test_operator_annotates_pods_only_with_the_right_to_it(render: Render) -> None:
     args = pod_spec(render("protection.enabled=true"))["containers"][0]["args"]
     assert args[args.index("--protect-pods") + 1] == "true"
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_devices_are_watched_only_with_the_right_to_it(render: Render, enabled: bool) -> None:
+    objects = render(f"deviceTaints.enabled={str(enabled).lower()}")
+    args = pod_spec(objects)["containers"][0]["args"]
+    assert args[args.index("--device-taints") + 1] == str(enabled).lower()
+    rules = [rule for item in objects if item["kind"] == "ClusterRole" for rule in item["rules"]]
+    granted = [rule for rule in rules if "resource.k8s.io" in rule["apiGroups"]]
+    wanted = {"resourceclaims", "resourceslices", "devicetaintrules"}
+    assert [(set(rule["resources"]), rule["verbs"]) for rule in granted] == ([(wanted, ["list", "watch"])] * enabled)
 
 
 def test_the_service_leads_to_the_pods(render: Render) -> None:

@@ -24,6 +24,7 @@ from demo.snapshot import Json
 from demo.training import TrainingRun, apply_policy
 from tests import testcluster, xla
 from tests.cluster import operator
+from tests.testcluster import features
 from tests.testcluster.api import Cluster
 
 _KEPT = "GRACEPOINT_CLUSTER"
@@ -40,6 +41,8 @@ MARK = secrets.token_hex(2)
 
 
 HARNESS = "test_harness.py"
+#: What the JobSet that is chosen does not have is left out.
+collect_ignore = [] if "InPlaceRestart" in features.of_jobset() else ["test_in_place.py"]
 #: Files that have a cluster of their own, by the number of workers. One more worker has the others. All take about as
 #: long. A run that nobody disturbed is made once on each cluster where others are held against it.
 APART: Mapping[int, Sequence[frozenset[str]]] = {

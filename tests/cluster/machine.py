@@ -21,6 +21,16 @@ def trainer_process(run: TrainingRun, pod: str) -> psutil.Process:
     pytest.skip(f"the trainers' processes are not on this machine (looked for the one of pod {pod})")
 
 
+def processes_of(run: TrainingRun, command: str) -> list[psutil.Process]:
+    """This machine's processes of the run with ``command`` in their command line."""
+    found = []
+    for process in _with(run, Env.JOBSET_NAME, run.name):
+        with contextlib.suppress(psutil.Error):
+            if command in f"{' '.join(process.cmdline())} ":
+                found.append(process)
+    return found
+
+
 @contextlib.contextmanager
 def paused(run: TrainingRun, pod: str) -> Iterator[None]:
     """The trainer's process does nothing inside of this: it is stopped, not dead, and its connections stay open."""

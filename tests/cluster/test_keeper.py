@@ -10,8 +10,8 @@ import pytest
 
 from demo import install, nodes
 from demo.training import TrainingRun, apply_policy
-from gracepoint.wire.names import Env
 from tests.cluster.conftest import NAMESPACE, training_run
+from tests.cluster.machine import processes_of
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 
@@ -72,17 +72,6 @@ def test_a_save_survives_the_containers_of_its_trainers(kind: str, run: Training
     assert [found for found in differences if not found.endswith("was not recorded")] == []
     assert (saved == PERIODIC) if kind == "periodic" else (saved >= EARLY)
     assert not any(worker.is_running() for worker in workers)
-
-
-def processes_of(run: TrainingRun, command: str) -> list[psutil.Process]:
-    """This machine's processes of the run with ``command`` in their command line."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            environment = process.environ()
-            if environment.get(Env.JOBSET_NAME) == run.name and command in f"{' '.join(process.cmdline())} ":
-                found.append(process)
-    return found
 
 
 def handed(run: TrainingRun, pod: str) -> bool:

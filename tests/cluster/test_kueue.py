@@ -1,7 +1,11 @@
-"""Runs in a queue of Kueue, by its real controller: they wait, give way, run out of time, and end bit for bit."""
+"""Runs in a queue of Kueue, by its real controller: they wait, give way, run out of time, and end bit for bit.
+
+With fewer processes than they asked for, they use each sample once.
+"""
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable, Iterator
 
@@ -12,6 +16,7 @@ from demo.forms import JOB, JOBSET, TRAINJOB, Form
 from demo.snapshot import Json
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
+from tests.cluster import elastic_run
 from tests.cluster.conftest import MARK, NAMESPACE, training_run
 from tests.cluster.machine import local
 from tests.cluster.small import container, create
@@ -28,6 +33,8 @@ WORKLOADS = "workloads.kueue.x-k8s.io"
 #: Enough for the two processes of a run, and for nothing beside them.
 QUOTA = {"cpu": "500m", "memory": "2Gi"}
 MIDDLE = 20
+#: Seconds of the time limit. A slowed run takes longer than that.
+LIMIT_S = 75
 
 
 def kueue_objects() -> list[Json]:
@@ -62,9 +69,12 @@ def kueue_objects() -> list[Json]:
 
 
 @pytest.fixture(scope="module")
-def queue(installed: Cluster) -> Cluster:
-    """The cluster with the Trainer, Kueue and a queue."""
-    controllers.install(local(installed), controllers.TRAINER)  # Kueue looks for its kinds when it starts
+def queue(request: pytest.FixtureRequest, installed: Cluster) -> Cluster:
+    """The cluster with Kueue, a queue, and the Trainer if a test needs it."""
+    chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    if any(TRAINJOB in params.values() for params in chosen):
+        # Before Kueue, which looks for its kinds when it starts.
+        controllers.install(local(installed), controllers.TRAINER)
     controllers.install(local(installed), controllers.KUEUE)
     made = json.dumps({"apiVersion": "v1", "kind": "List", "items": kueue_objects()})
 
@@ -96,10 +106,12 @@ def in_queue(priority: str = "low", **labels: str) -> Callable[[Json], None]:
     return change
 
 
-def occupant(cluster: Cluster, images: install.Images, name: str, seconds: int) -> Json:
-    """Creates a Job of high priority that takes the whole quota for so long; returns it as stored."""
+def occupant(
+    cluster: Cluster, images: install.Images, name: str, seconds: int, *, processors: str = QUOTA["cpu"]
+) -> Json:
+    """Creates a Job of high priority that takes the quota, or so much of it, for so long; returns it as stored."""
     one = container("wait", images.trainer, f"import time; time.sleep({seconds})")
-    one["resources"] = {"requests": {"cpu": QUOTA["cpu"], "memory": "64Mi"}}
+    one["resources"] = {"requests": {"cpu": processors, "memory": "64Mi"}}
     body: Json = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -163,23 +175,63 @@ def test_a_run_waits_for_quota_and_gives_way_to_a_higher_priority(
 
 @pytest.mark.parametrize("queued", [pytest.param(JOBSET, id="JobSet")], indirect=True)
 def test_a_run_saves_before_its_time_in_the_queue_is_over(queued: TrainingRun, undisturbed: TrainingRun) -> None:
-    run, cluster = queued, queued.cluster
-    run.start(slowed(in_queue(**{TIME_LIMIT: "75"})))
+    run = queued
+    run.start(slowed(in_queue(**{TIME_LIMIT: str(LIMIT_S)})))
+    wait_until("Kueue to admit it", lambda: transition(kueue_workload(run), "Admitted") is not None, timeout_s=60)
+    admitted_at = transition(kueue_workload(run), "Admitted")
+    assert admitted_at is not None
     record = run.wait_for_phase(Phase.COMMITTED, timeout_s=240)
-    assert record["spec"]["cause"] == "TimeLimit"
-    assert record["spec"]["signal"] == "Workload spec.maximumExecutionTimeSeconds=75"
+    spec, status = record["spec"], record["status"]
+    assert (spec["cause"], spec["exits"]) == ("TimeLimit", False)
+    assert spec["signal"] == f"Workload spec.maximumExecutionTimeSeconds={LIMIT_S}"
+    assert parsed(spec["deadline"]) == admitted_at + datetime.timedelta(seconds=LIMIT_S)
 
-    # Kueue ends it at its time, and somebody lets it go on, as often as it takes.
-    def over() -> bool:
-        workload = kueue_workload(run)
-        if workload and not workload["spec"].get("active", True) and not run.look().running():
-            patch = '{"spec":{"active":true}}'
-            resource = f"{WORKLOADS}/{workload['metadata']['name']}"
-            cluster.kubectl("patch", resource, f"--namespace={NAMESPACE}", "--type=merge", "--patch", patch)
-        return run.look().end == "Completed"
+    # Kueue ends it at its time. It has trained on until then, and saves the last step as well.
+    over = run.wait_for_phase(Phase.COMMITTED, epoch=1, timeout_s=120)
+    evicted_at = transition(kueue_workload(run), "Evicted")
+    assert evicted_at is not None
+    assert evicted_at >= parsed(spec["deadline"])
+    assert status["secondsToSpare"] > 0
+    assert over["spec"]["cause"] == "Suspension"
+    assert "MaximumExecutionTimeExceeded" in over["spec"]["signal"]
+    assert (status["stepsLost"], over["status"]["stepsLost"]) == (0, 0)
+    assert over["status"]["step"] > status["step"]
+    wait_until("Kueue to give its quota back", lambda: waits(kueue_workload(run)), timeout_s=120, every_s=0.5)
+    assert kueue_workload(run)["spec"]["active"] is False
 
-    wait_until("the run to complete", over, timeout_s=900, every_s=2)
+    # A person gives it more time: hours, so that no notice of the new limit comes before the end.
+    longer = f"{TIME_LIMIT}={LIMIT_S + 10_000}"
+    resource = f"{run.form.created}/{run.name}"
+    run.cluster.kubectl("label", resource, f"--namespace={NAMESPACE}", "--overwrite", longer)
+    activate(run)
+    run.wait_for_record("that it trains again", lambda status: "restoredStep" in status, timeout_s=180)
+    run.wait_for_end(timeout_s=300)
     assert run.compare(undisturbed).differences == ()
+    assert run.look().restarts_counted == 0
+
+
+def transition(workload: Json, condition: str) -> datetime.datetime | None:
+    """Since when a condition of Kueue's Workload is true. None if it is not."""
+    conditions = workload.get("status", {}).get("conditions", [])
+    true = (item for item in conditions if (item["type"], item["status"]) == (condition, "True"))
+    return next((parsed(item["lastTransitionTime"]) for item in true), None)
+
+
+def parsed(time: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(time)
+
+
+def activate(run: TrainingRun) -> None:
+    """Lets Kueue admit a run that it has deactivated."""
+
+    def active() -> bool:
+        workload = f"{WORKLOADS}/{kueue_workload(run)['metadata']['name']}"
+        patch = ("--type=merge", "--patch", '{"spec":{"active":true}}')
+        run.cluster.kubectl("patch", workload, f"--namespace={NAMESPACE}", *patch)
+        spec = kueue_workload(run)["spec"]
+        return bool(spec["active"] and spec["maximumExecutionTimeSeconds"] > LIMIT_S)
+
+    wait_until("Kueue to see its longer time", active, timeout_s=60)
 
 
 def slowed(change: Callable[[Json], None]) -> Callable[[Json], None]:
@@ -202,3 +254,40 @@ def test_partial_admission_is_refused_with_its_reason(queued: TrainingRun) -> No
 
     with pytest.raises(ClusterError, match="expected nothing: the number of processes is written into the pods"):
         queued.start(change)
+
+
+@pytest.fixture(params=[pytest.param(JOB, id="Job")])
+def elastic(request: pytest.FixtureRequest, queue: Cluster, images: install.Images) -> Iterator[TrainingRun]:
+    """A run of any size, not started."""
+    run = elastic_run.elastic_run(queue, images, "partial", request.param)
+    yield run
+    run.delete()
+
+
+def test_a_partly_admitted_job_uses_each_sample_once(elastic: TrainingRun, images: install.Images) -> None:
+    run, cluster = elastic, elastic.cluster
+
+    def any_size(body: Json) -> None:
+        in_queue()(body)
+        body["metadata"]["annotations"] = {
+            "kueue.x-k8s.io/job-min-parallelism": "1",
+            "kueue.x-k8s.io/job-completions-equal-parallelism": "true",
+        }
+
+    run.start(elastic_run.training_elastically(run, any_size))
+    elastic_run.wait_for_size(run, 2, 20)
+    # Beside this one there is room for one of its two processes.
+    taker = occupant(cluster, images, "taker-partial", 3600, processors="300m")["metadata"]
+    record = run.wait_for_phase(Phase.COMMITTED, timeout_s=120)
+    assert record["spec"]["cause"] == "PriorityPreemption"
+    assert f"JobUID: {taker['uid']}" in record["spec"]["signal"], "it says who took the quota"
+    elastic_run.wait_for_size(run, 1, 60)
+
+    # Kueue does not give a running job more. When it starts again, it gets what there is.
+    cluster.kubectl("delete", f"jobs/{taker['name']}", f"--namespace={NAMESPACE}")
+    occupant(cluster, images, "all-partial", 5)
+    assert run.wait_for_phase(Phase.COMMITTED, epoch=1, timeout_s=120)["status"]["stepsLost"] == 0
+    run.wait_for_end(timeout_s=300)
+    assert elastic_run.sizes(run) == [2, 1, 2]
+    elastic_run.used_once(run)
+    assert run.look().restarts_counted == 0

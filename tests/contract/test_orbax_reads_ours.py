@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     root, state = tmp_path_factory.mktemp("root"), rich_state()
-    save(engine(root), 3, state, {"data": {"position": 7}})
+    save(engine(root), 3, state, {"data": {"position": 7}}, note="for gpt-1")
     return root, state
 
 

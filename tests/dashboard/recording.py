@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.cache.resync import SELECTORS
+from gracepoint_operator.cache.resync import ALWAYS
 from gracepoint_operator.channel.authentication import AuthenticationFailure
 from gracepoint_operator.channel.connections import CloseReason
 from gracepoint_operator.observability.metrics import Metrics
@@ -96,7 +96,7 @@ class _Replica:
         for loop in ("controller", "channel"):
             for _ in range(60):
                 metrics.loop_lag_s.labels(loop=loop).observe(chance.expovariate(200))
-        for kind in SELECTORS:
+        for kind in sorted(ALWAYS, key=lambda kind: kind.title):
             metrics.watch_age_s.labels(kind=kind.title).set(chance.uniform(0, 25))
         if _hour(at_s, 1.0, HOURS):  # the series begins with the first object that cannot be read
             metrics.count_left_out("pods", "part", 1 if _hour(at_s, 1.0, 1.5) else 0)

@@ -364,6 +364,16 @@ def one_id_twice() -> None:
     print("joined")
 
 
+def unpublished() -> None:
+    """The name of process 0 cannot be looked up in its own pod yet, only in the other."""
+    me = here().process_index
+    host = "not-yet-published.invalid" if me == 0 else "localhost"
+    address = f"{host}:{here().coordinator.rpartition(':')[2]}"
+    multihost.initialize(address, here().process_count, me, initialization_timeout=60)
+    assert multihost.global_state.coordinator_address == address
+    multihost.sync_global_processes("joined", timeout=60)
+
+
 def at_exit() -> None:
     """A process that ends without shutdown() leaves as well."""
     place = here()

@@ -2,8 +2,9 @@
 
 python stall_process.py <folder> <report|restart> <limit in seconds> <which process> <where>
 
-``where`` is ``step``, ``periodic save``, ``restore``, or ``attach``: before it meets the others. That last run saves
-steps and ends.
+``where`` is ``step``, ``periodic save``, ``restore``, ``emergency save`` (the process gets a SIGTERM then), ``worker``
+(its worker process stops, and not itself), or ``attach``: before it meets the others. That last run saves steps and
+ends.
 """
 
 from __future__ import annotations
@@ -38,6 +39,25 @@ def stop(where: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def stop_the_worker_with_a_save() -> None:
+    """Has the process stop its worker when it hands over its first save. The save does not end before it goes on."""
+    from gracepoint.checkpoint.saving.save_worker import SaveWorker
+
+    hand_over = SaveWorker.hand_over
+
+    def stop_and_hand_over(worker: SaveWorker, *arguments: Any, **options: Any) -> Any:
+        global WHERE
+        if WHERE and here().process_index == int(PROCESS):
+            (process,) = worker.process_ids
+            os.kill(process, signal.SIGSTOP)
+            print(f"stops in {WHERE} {process}", flush=True)
+            WHERE = ""
+        return hand_over(worker, *arguments, **options)
+
+    changed: Any = SaveWorker
+    changed.hand_over = stop_and_hand_over
+
+
 def train() -> None:
     import jax
     import jax.numpy as jnp
@@ -59,17 +79,23 @@ def train() -> None:
         return read_into(*arguments, **options)
 
     module.read_into = read_or_stop
+    if WHERE == "worker":
+        stop_the_worker_with_a_save()
     stop("attach")
     session = gracepoint.attach(
-        FOLDER, stall_after_s=float(LIMIT_S), stall_action=ACTION, save_every_steps=_SAVE_EVERY_STEPS
+        FOLDER,
+        stall_after_s=float(LIMIT_S),
+        stall_action=ACTION,
+        save_every_steps=_SAVE_EVERY_STEPS,
+        writer="worker" if WHERE == "worker" else "thread",
     )
     sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("x",)), PartitionSpec("x"))
     state = {"w": jax.make_array_from_callback((12,), sharding, lambda i: np.arange(12.0)[i])}
-    saving = False
+    saving = ending = False
 
     def progress() -> int:
         if saving:
-            stop("periodic save")
+            stop("emergency save" if ending else "periodic save")
         return 0
 
     session.host_state("progress", progress, lambda value: None)
@@ -80,6 +106,10 @@ def train() -> None:
         saving = number > begun + _SAVE_EVERY_STEPS
         if saving:
             stop("step")
+        if WHERE == "emergency save" and number == begun + _SAVE_EVERY_STEPS + 2:
+            ending = True
+            if here().process_index == int(PROCESS):
+                os.kill(os.getpid(), signal.SIGTERM)
         state = step(state)
         jax.block_until_ready(state)
         session.step(number, state)

@@ -77,6 +77,33 @@ def test_an_example_has_few_lines_of_gracepoint(name: str) -> None:
     assert {line for line in unmarked if "self._session" not in line} <= {"session.close()"}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_without_gracepoints_lines_an_example_is_whole(name: str) -> None:
+    ruff = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select",
+        "F404,F821,F823",
+        "--stdin-filename",
+        "x.py",
+        "-",
+    ]
+    done = subprocess.run(ruff, input=without(name), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def without(name: str) -> str:
+    """Returns an example as it was before Gracepoint: without its lines, and with those that they replace."""
+    lines = (EXAMPLES / f"{name}.py").read_text().splitlines(keepends=True)
+    # Keras's callback stays, and is used no more.
+    of_ours = {"session.close()"} | ({"import gracepoint"} if name != "keras_fit" else set())
+    kept = [line for line in lines if not line.endswith("# +\n") and line.strip() not in of_ours]
+    return "".join(line.replace("# - ", "", 1) for line in kept)
+
+
 def test_grains_batches_are_the_same_for_any_number_of_processes() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(EXAMPLES)!r})

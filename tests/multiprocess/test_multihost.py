@@ -76,6 +76,11 @@ def test_jax_detects_place_and_devices_under_slurm_and_from_its_variables(found_
         assert "Starting JAX distributed service on 127.0.0.1:" in results[0].output
 
 
+def test_process_0_joins_before_its_own_name_can_be_looked_up() -> None:
+    results = run(2, "unpublished", devices=1)
+    assert succeeded(results), results
+
+
 def test_processes_with_the_same_id_do_not_join() -> None:
     results = run(3, "one_id_twice", devices=1)
     assert all(result.code != 0 for result in results), results

@@ -21,11 +21,12 @@ from tests.multiprocess.launcher import ROOT, Processes
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 SCRIPT = Path(outliving_process.__file__)
-# How long a survivor waits for the dead.
-PATIENCE_S = 5
+# How long a survivor waits for the dead. The workers must write, and the test must kill, within this time.
+PATIENCE_S = float(os.environ.get("OUTLIVING_PATIENCE_S", "5"))
 
-# Processes, kind of save, where the workers are, which trainers are killed, which workers are.
-KILLS = [
+#: Processes, kind of save, where the workers are, which trainers are killed, which workers are.
+Kill = tuple[int, str, str, str, str]
+SOME: list[Kill] = [
     (1, "background", "before any file", "0", ""),
     (1, "background", "in the middle of the files", "0", ""),
     (1, "background", "before the done-record", "0", ""),
@@ -38,6 +39,23 @@ KILLS = [
     (2, "background", "in the middle of the files", "", "1"),
     (4, "background", "in the middle of the files", "0123", ""),
 ]
+
+
+def everything() -> list[Kill]:
+    """Returns every point with every kind of save: process 0 is killed, or the last one, all, or a worker."""
+    return [
+        (count, kind, point, trainers, workers)
+        for count in (1, 2, 4)
+        for kind in ("background", "emergency")
+        for point in worker_points.POINTS
+        for trainers, workers in dict.fromkeys(
+            [("0", ""), (f"{count - 1}", ""), ("0123"[:count], ""), ("", f"{count - 1}")]
+        )
+    ]
+
+
+#: ``make outliving`` tries everything.
+KILLS = everything() if os.environ.get("OUTLIVING") == "everything" else SOME
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -47,6 +48,24 @@ def test_a_process_that_stops_anywhere_is_named_until_it_goes_on(tmp_path: Path)
             gang[stopped].signal(signal.SIGCONT)
             gang[1 - stopped].wait_for_line("there is progress again part=training", PATIENCE_S)
             gang[stopped].wait_for_line("this process was stopped for a while", PATIENCE_S)
+
+
+def test_a_process_that_stops_in_an_emergency_save_is_named(tmp_path: Path) -> None:
+    with start(tmp_path, "report", 1, "emergency save") as processes:
+        processes[1].wait_for_line("stops in emergency save", PATIENCE_S)
+        line = processes[0].wait_for_line("no progress part=training", PATIENCE_S)
+        assert "stage=emergency save after step" in line
+        processes[0].wait_for_line("suspects=[1]", PATIENCE_S)
+
+
+def test_a_worker_that_stops_in_a_save_is_named_by_its_process(tmp_path: Path) -> None:
+    with start(tmp_path, "report", 1, "worker") as processes:
+        worker = int(processes[1].wait_for_line("stops in worker", PATIENCE_S).split()[-1])
+        line = processes[1].wait_for_line("no progress part=background save", PATIENCE_S)
+        assert "stage=background save of step 5" in line
+        processes.wait_for_any_line([0, 1], "suspects=[1]", PATIENCE_S)
+        os.kill(worker, signal.SIGCONT)
+        processes[1].wait_for_line("there is progress again part=background save", PATIENCE_S)
 
 
 def test_the_others_exit_for_a_restart_if_the_policy_says_so(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
     make soak                                     # 100 disruptions
     python -m tests.soak --disruptions 9 --seed 7
+    make test-soak                                # each kind once, as a test: ten minutes
 
-``plan`` says what happens when, from a seed. ``kinds`` does it. ``runner`` goes through the plan, and ``checks`` looks
-for what must not be there in the end. ``account`` says where the time went by the trainers' own records, to compare it
-with the operator's account. ``trainer`` runs in the containers.
+``plan`` says what happens when, from a seed. ``kinds`` does it. ``whole`` makes the cluster, ``runner`` goes through
+the plan, and ``checks`` looks for what must not be there in the end. ``account`` says where the time went by the
+trainers' own records, and ``both_accounts`` compares that with the operator's. ``trainer`` runs in the containers.
 """

@@ -15,19 +15,14 @@ import json
 import secrets
 import signal
 import sys
-import time
 from pathlib import Path
 
-from demo import install
 from demo.narrator import Narrator
-from tests import testcluster
+from tests.soak import whole
 from tests.soak.kinds import KINDS
 from tests.soak.plan import SPACING, plan
 from tests.soak.report import rendered
-from tests.soak.runner import Soak
 from tests.testcluster.api import ClusterError
-
-_LOGS = Path(__file__).parents[2] / "build" / "soak"
 
 
 def main() -> int:
@@ -46,18 +41,9 @@ def main() -> int:
     say(f"seed {seed}")
     made = plan(seed, flags.disruptions, flags.kinds, spacing=flags.spacing)
     try:
-        with testcluster.open(nodes=2) as cluster:
-            images = install.build_images(cluster, say)
-            install.install_operator(cluster, images.operator)
-            until_s = float("inf") if flags.minutes is None else time.monotonic() + 60 * flags.minutes
-            soak = Soak(cluster, images, made, seed=seed, say=say, logs=_LOGS)
-            try:
-                found = soak.run(until_s=until_s)
-            except BaseException:
-                print(rendered(soak.found()), flush=True)
-                raise
+        found = whole.run(made, seed=seed, say=say, minutes=flags.minutes)
     except (ClusterError, KeyboardInterrupt) as error:
-        say(f"stopped, with seed {seed}: {error}\nlogs are in {_LOGS}")
+        say(f"stopped, with seed {seed}: {error}\nlogs are in {whole.LOGS}")
         return 1
     print(rendered(found))
     if flags.json is not None:

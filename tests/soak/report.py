@@ -77,7 +77,7 @@ def rendered(found: Found) -> str:
     """Returns the report."""
     parts = [_kinds(found.outcomes)]
     if found.account:
-        parts.append(_account(found.account))
+        parts.append(account_table(found.account))
     parts.append("\n".join(found.problems) if found.problems else "Nothing was found that must not be.")
     return "\n\n".join(parts)
 
@@ -100,7 +100,7 @@ def _kinds(outcomes: Sequence[Outcome]) -> str:
     return _aligned(rows)
 
 
-def _account(account: Sequence[tuple[str, float, float]]) -> str:
+def account_table(account: Sequence[tuple[str, float, float]]) -> str:
     whole = sum(own for _, own, _ in account)
     rows = [["CATEGORY", "TRAINERS S", "OPERATOR S", "DIFFERENCE S", "OF ALL"]]
     for category, own, theirs in (*account, ("all", whole, sum(theirs for _, _, theirs in account))):

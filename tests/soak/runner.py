@@ -6,14 +6,12 @@ Everything happens in the caller's thread, apart from the pod watch and the meta
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime
 import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from demo import install, records
+from demo import install
 from demo.install import Images
 from demo.logs import PodLogs
 from demo.snapshot import Json, Snapshot
@@ -23,6 +21,7 @@ from tests import xla
 from tests.cluster import machine, operator
 from tests.metadata.servers import GceServer
 from tests.soak import account, checks, report, trainer
+from tests.soak.both_accounts import BothAccounts
 from tests.soak.kinds import KINDS, Kind, Scene
 from tests.soak.plan import Disruption, Plan
 from tests.soak.pod_watch import PodWatch
@@ -38,7 +37,7 @@ _FLAGS = {"width": 64, "layers": 1, "pace": 0.1}
 _ENVIRONMENT = {"XLA_FLAGS": xla.FLAGS}
 _RESUMED_S = 240.0
 _SAVED_S = 60.0
-_ACCOUNT_S = 60.0
+_RECORDED_S = 30.0
 _END_S = 600.0
 _GONE_S = 60.0
 
@@ -85,15 +84,16 @@ class Soak:
         try:
             with self._metadata() as metadata, PodWatch(disturbed) as pods:
                 disturbed.start(self._with_words(disturbed))
+                accounts = BothAccounts(disturbed, POLICY, pods, self._logs.folder)
                 memory: list[int] = []
                 for disruption in self._plan.disruptions:
                     if time.monotonic() > until_s:
                         self._say(f"no time for disruption {disruption.number} and those after it")
                         break
-                    self._disrupt(disruption, disturbed, pods, metadata)
+                    self._disrupt(disruption, disturbed, accounts, metadata)
                     memory = memory or checks.operator_bytes()
                 disturbed.wait_for_end(timeout_s=_END_S)
-                self._compared = self._accounts(disturbed, pods)
+                self._compared = accounts.finished()
             self._check_end(disturbed, memory)
             undisturbed.start()
             undisturbed.wait_for_end(timeout_s=_END_S)
@@ -149,13 +149,13 @@ class Soak:
             yield found
 
     def _disrupt(
-        self, disruption: Disruption, run: TrainingRun, pods: PodWatch, metadata: dict[str, GceServer]
+        self, disruption: Disruption, run: TrainingRun, accounts: BothAccounts, metadata: dict[str, GceServer]
     ) -> None:
         kind = KINDS[disruption.kind]
         run.wait_for_step(disruption.at_step, timeout_s=_RESUMED_S)
         targets = run.wait_for_pods()
         before = run.look()
-        lives = self._lives(run, pods)
+        lives = accounts.lives()
         self._say(f"disruption {disruption.number}: {kind.name}, process {disruption.process}")
         began_s, at_step = time.time(), _newest(run)
         saved = _saved_once_more(run)
@@ -164,12 +164,13 @@ class Soak:
         resumed = self._wait_for_resumption(run, kind, began_s)
         kind.mend(scene)
         after = run.look()
-        lost = _lost(self._lives(run, pods), len(lives) - 1)
+        accounts.note(f"{disruption.number} {kind.name}")
+        lost = _lost(accounts.lives(), len(lives) - 1)
         counted = after.restarts_counted - before.restarts_counted
         outcome = report.Outcome(kind.name, kind.notice, lost, resumed - began_s, counted)
         self._outcomes.append(outcome)
         self._say(f"  at step {at_step}, {lost} steps lost, training again after {outcome.seconds:.1f} s")
-        self._check_record(disruption, kind, before, after)
+        self._check_record(disruption, kind, run, before)
 
     def _wait_for_resumption(self, run: TrainingRun, kind: Kind, since_s: float) -> float:
         """Waits for the first step of the next start; returns when it was done."""
@@ -188,44 +189,28 @@ class Soak:
         )
         return min(begins)
 
-    def _lives(self, run: TrainingRun, pods: PodWatch) -> list[account.Life]:
-        words = account.read_words(run.output)
-        return account.lives(pods.pods(), words, records.read(run.output), end_s=time.time())
-
-    def _check_record(self, disruption: Disruption, kind: Kind, before: Snapshot, after: Snapshot) -> None:
-        fresh = after.preemptions[len(before.preemptions) :]
+    def _check_record(self, disruption: Disruption, kind: Kind, run: TrainingRun, before: Snapshot) -> None:
         if not kind.recorded or not kind.notice:
             return
-        what = f"disruption {disruption.number}, {kind.name}"
+        known, what = {_name(record) for record in before.preemptions}, f"disruption {disruption.number}, {kind.name}"
+        fresh: list[Json] = []
+
+        def are_saved() -> bool:
+            fresh[:] = [record for record in run.look().preemptions if _name(record) not in known]
+            return bool(fresh) and all(_is_saved(record) for record in fresh)
+
+        # The replicas of the operator may just have begun to serve again.
+        with contextlib.suppress(ClusterError):
+            wait_until(f"the record of {what}", are_saved, timeout_s=_RECORDED_S, every_s=1)
         if len(fresh) != 1:
             self._problems.append(f"{what}: {len(fresh)} Preemptions, expected 1")
         for record in fresh:
-            status = record.get("status", {})
-            if status.get("phase") != Phase.COMMITTED or status.get("stepsLost") != 0:
+            if not _is_saved(record):
+                status = record.get("status", {})
                 self._problems.append(
-                    f"{what}: Preemption {record['metadata']['name']} is {status.get('phase')} with "
-                    f"{status.get('stepsLost')} steps lost: {status.get('message')}"
+                    f"{what}: Preemption {_name(record)} is {status.get('phase')} with {status.get('stepsLost')} steps "
+                    f"lost: {status.get('message')}"
                 )
-
-    def _accounts(self, run: TrainingRun, pods: PodWatch) -> list[tuple[str, float, float]]:
-        """Returns where the time went, by the trainers' records and by the operator's account."""
-        found: list[Json] = []
-
-        def finished() -> bool:
-            query = ("get", f"checkpointpolicies/{POLICY}", f"--namespace={NAMESPACE}", "--output=json")
-            entries = json.loads(self._cluster.kubectl(*query).stdout).get("status", {}).get("goodput", [])
-            found[:] = [entry for entry in entries if entry["name"] == run.name and "finished" in entry]
-            return bool(found)
-
-        wait_until(f"the operator's account of {run.name}", finished, timeout_s=_ACCOUNT_S, every_s=1)
-        entry = found[0]
-        since_s, end_s = (datetime.datetime.fromisoformat(entry[key]).timestamp() for key in ("since", "finished"))
-        words = account.read_words(run.output)
-        lives = account.lives(pods.pods(), words, records.read(run.output), end_s=end_s)
-        (self._logs.folder / "account.json").write_text(
-            json.dumps({"operator": entry, "lives": [dataclasses.asdict(life) for life in lives]}, indent=2)
-        )
-        return account.compared(account.spent(lives, since_s=since_s, end_s=end_s), entry["seconds"])
 
     def _check_end(self, run: TrainingRun, memory: list[int]) -> None:
         """Looks at what the finished run has left."""
@@ -242,6 +227,15 @@ def _policy(spec: Json) -> None:
     # A soak disrupts far more often than any cluster does.
     spec["exitBreaker"] = {"savedExits": 0}
     spec["cloudMetadata"] = ["GCE"]
+
+
+def _name(record: Json) -> str:
+    return str(record["metadata"]["name"])
+
+
+def _is_saved(record: Json) -> bool:
+    status = record.get("status", {})
+    return bool(status.get("phase") == Phase.COMMITTED and status.get("stepsLost") == 0)
 
 
 def _remaining(look: Callable[[], list[str]]) -> list[str]:

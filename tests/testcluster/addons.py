@@ -13,7 +13,7 @@ import shutil
 import string
 from pathlib import Path
 
-from tests.testcluster import parts, pki
+from tests.testcluster import features, parts, pki
 from tests.testcluster.api import Cluster
 from tests.testcluster.images import COREDNS, JOBSET
 from tests.testcluster.network import DNS_IP
@@ -93,9 +93,12 @@ def wait(cluster: Cluster, *, timeout_s: float = 120) -> None:
 
 
 def _render_jobset(work: Path) -> str:
-    """JobSet's own config/default, with our image and a certificate."""
+    """JobSet's own config/default, with our image, a certificate and features on."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(_jobset_config(), work / "config")
+    if on := features.of_jobset():
+        with (work / "config/components/manager/controller_manager_config.yaml").open("a") as config:
+            config.write("\n".join(["featureGates:", *(f"  {name}: true" for name in on), ""]))
     deployment = {"kind": "Deployment", "name": "jobset-controller-manager"}
     container = "/spec/template/spec/containers/0"
     toleration = {"key": CONTROL_PLANE_ROLE, "operator": "Exists"}

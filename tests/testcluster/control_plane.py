@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testcluster import parts, pki
+from tests.testcluster import features, parts, pki
 from tests.testcluster.network import KUBERNETES_IP, SERVICE_CIDR
 from tests.testcluster.sandbox import Sandbox, processes
 from tests.testcluster.shell import log_tail, run, wait_until
@@ -141,6 +141,7 @@ class ControlPlane:
             # pods of a node that went away are replaced after 30 s rather than 300
             "--default-not-ready-toleration-seconds=30",
             "--default-unreachable-toleration-seconds=30",
+            *(f"--feature-gates={name}=true" for name in features.of_kubernetes()),
         )
         kubectl: list[str | Path] = [
             parts.program("kubectl"),

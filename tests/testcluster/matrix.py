@@ -34,7 +34,7 @@ class MatrixRow:
         name: What it is called on the command line.
         kubernetes: The version of Kubernetes: the end of the folder's name under ``parts/``. Empty: the usual one.
         jobset: The same for JobSet.
-        alone: Whether it is about an API server alone. Then no other program of this Kubernetes is built.
+        alone: Whether it is about an API server alone.
     """
 
     name: str
@@ -70,9 +70,10 @@ class MatrixRow:
 
 ROWS = (
     MatrixRow("oldest-api", parts.OLDEST_KUBERNETES, "", alone=True),
-    MatrixRow("newest-api", parts.NEWEST_KUBERNETES, "0.12", alone=True),
-    MatrixRow("newest-jobset", "", "0.12"),
+    MatrixRow("newest-api", parts.NEWEST_KUBERNETES, parts.NEWEST_JOBSET, alone=True),
+    MatrixRow("newest-jobset", "", parts.NEWEST_JOBSET),
     MatrixRow("oldest", parts.OLDEST_KUBERNETES, ""),
+    MatrixRow("newest", parts.NEWEST_KUBERNETES, "0.12"),
 )
 
 

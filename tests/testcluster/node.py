@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testcluster import cgroups, logind, parts
+from tests.testcluster import cgroups, features, logind, parts
 from tests.testcluster.images import PAUSE, Image, blob, layout
 from tests.testcluster.network import DNS_IP, POD_CIDR, Network, cni_config
 from tests.testcluster.sandbox import Sandbox, processes
@@ -35,6 +35,8 @@ _TUNABLES = {
 }
 """What kubelet wants of the kernel. It is global, so kubelet finds it set, in files over the real ones."""
 
+#: The minor version of Kubernetes from which the kubelet has the field. Since 1.35 its default is true.
+_CAN_FAIL_CGROUP_V1 = 31
 _SOCKET = "/run/containerd/containerd.sock"
 
 
@@ -228,7 +230,15 @@ class Node:
             # when logind says so; of it the second one is for critical pods, which go last
             "shutdownGracePeriod": "40s",
             "shutdownGracePeriodCriticalPods": "10s",
+            **_for_cgroup_v1(parts.part("kubernetes").version),
+            "featureGates": dict.fromkeys(features.of_kubernetes(), True),
         }
+
+
+def _for_cgroup_v1(version: str) -> dict[str, object]:
+    """Lets a kubelet of that version run on a host with cgroup v1, as this may be one."""
+    minor = int(version.split(".")[1])
+    return {"failCgroupV1": False} if minor >= _CAN_FAIL_CGROUP_V1 else {}
 
 
 _CONTAINERD = """\

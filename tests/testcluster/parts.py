@@ -121,7 +121,9 @@ PARTS = (
     Part("versitygw", {"versitygw": "github.com/versity/versitygw/cmd/versitygw"}, "github.com/versity/versitygw"),
 )
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.30", "1.37"
-"""Of which the API server alone is built, for the matrix of versions and for APIs that are new there."""
+"""For the matrix of versions, and for what is new there."""
+NEWEST_JOBSET = "0.12"
+"""Of which the agent for restarts in place is a part of its own."""
 OBJECT_STORES = ("fake-gcs-server", "versitygw")
 """The parts that need nothing but Go, for tests without a cluster."""
 OPTIONAL_PARTS = (
@@ -133,12 +135,18 @@ OPTIONAL_PARTS = (
     *(
         Part(
             "kubernetes",
-            {"kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver"},
+            {name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES},
             "k8s.io/kubernetes",
             _KUBERNETES_STAMPS,
             other=version,
         )
         for version in (OLDEST_KUBERNETES, NEWEST_KUBERNETES)
+    ),
+    Part(
+        "jobset",
+        {"in-place-restart-agent": "sigs.k8s.io/jobset/cmd/in-place-restart-agent"},
+        "sigs.k8s.io/jobset",
+        other=NEWEST_JOBSET,
     ),
     Part("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, "sigs.k8s.io/kueue"),
     Part("karpenter", {"kwok": "sigs.k8s.io/karpenter/kwok"}, "sigs.k8s.io/karpenter"),

@@ -16,6 +16,7 @@ REFERENCES = {
     "jax-distributed.md": 37,
     "orbax-async-checkpointer.md": 51,
     "orbax-array-handlers.md": 111,
+    "megatron-async-utils.md": 46,
 }
 
 

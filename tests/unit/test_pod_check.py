@@ -13,8 +13,13 @@ import pytest
 import trustme
 
 from gracepoint.__main__ import main
+from gracepoint.checkpoint.storage.objects import probe
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.pod_check import check_pod
 from gracepoint.wire.names import PATH_SUBSCRIBE, Env
+from tests.object_stores.fault_proxy import FaultProxy
+from tests.object_stores.faults import Fault, How, Rule
+from tests.object_stores.servers import Bucket
 
 STRANGER = trustme.CA().cert_pem.bytes().decode()
 
@@ -85,6 +90,42 @@ def test_what_fails_is_named_and_the_rest_goes_on(
     assert found[check][0] == "FAILED"
     assert words in found[check][1]
     assert {state for name, (state, _) in found.items() if name != check} == {"ok"}
+
+
+def test_a_bucket_is_written_read_and_left_clean(environment: dict[str, str], bucket: Bucket) -> None:
+    found = states(environment | {Env.DIRECTORY: f"{bucket.uri}/runs/llm"})
+    assert found["storage"] == ("ok", f"{bucket.uri}/runs/llm: written, read and deleted")
+    assert not storage_path(f"{bucket.uri}/runs").is_folder()
+
+
+def test_a_bucket_that_does_not_exist_is_no_matter_of_rights(environment: dict[str, str], bucket: Bucket) -> None:
+    state, message = states(environment | {Env.DIRECTORY: f"{bucket.scheme}://not-{bucket.name}/runs"})["storage"]
+    assert (state, "The bucket does not exist" in message, "the right to write" in message) == ("FAILED", True, False)
+
+
+def test_a_bucket_that_refuses_writes_needs_a_right(
+    environment: dict[str, str], far: Bucket, store_proxy: FaultProxy
+) -> None:
+    with store_proxy.rules(Rule(Fault(How.ANSWER, status=403), kinds=("write",))):
+        state, message = states(environment | {Env.DIRECTORY: f"{far.uri}/runs"})["storage"]
+    assert (state, "or its service account, the right to write there" in message) == ("FAILED", True), message
+
+
+@pytest.mark.timeout(45)  # less than the patience with a store that does not answer
+def test_what_cannot_be_deleted_either_is_not_waited_for(
+    environment: dict[str, str], far: Bucket, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_CLEANUP_S", 0.5)
+    with store_proxy.rules(
+        Rule(Fault(How.ANSWER, status=403), kinds=("write",)), Rule(Fault(How.REFUSE), kinds=("delete",))
+    ):
+        assert states(environment | {Env.DIRECTORY: f"{far.uri}/runs"})["storage"][0] == "FAILED"
+
+
+def test_each_result_is_reported_before_the_next_check(environment: dict[str, str]) -> None:
+    seen: list[list[str]] = []
+    check_pod(environment, lambda found: seen.append([item["name"] for item in found]))
+    assert seen == [["library"], ["library", "channel"], ["library", "channel", "storage"]]
 
 
 def test_the_result_is_written_for_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,3 +69,7 @@ def test_every_metric_is_in_the_reference(site: Path) -> None:
 
 def test_pages_of_the_reference_have_a_title() -> None:
     assert [name for name, text in reference.pages().items() if not text.startswith("# ")] == []
+
+
+def test_sentences_of_the_reference_are_whole() -> None:
+    assert [line for line in reference.command_line().splitlines() if re.match(r"\*.*\.\.\.$", line)] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _TIMEOUT_S = 120.0
+_DIRECTORY = "Give the policy's directory (spec.checkpoint.directory) with {namespace} and {jobset} filled in"
 
 app = typer.Typer(
     help="Lists, shows and verifies checkpoints in any store. Writes nothing.",
@@ -156,10 +158,12 @@ class _reading:  # noqa: N801  used as a function
             ) from error
         if error is None or isinstance(error, CommandError | typer.Exit):
             return
-        from gracepoint.errors import CheckpointCorrupt, GracepointError
+        from gracepoint.errors import CheckpointCorrupt, GracepointError, SettingsError
 
         if isinstance(error, CheckpointCorrupt):
             raise CommandError(str(error), code=ExitCode.BAD) from error
+        if isinstance(error, SettingsError):  # the location, or a variable of the store's client
+            raise CommandError(str(error), code=ExitCode.USAGE) from error
         if isinstance(error, GracepointError | OSError):
             raise CommandError(f"{self._uri}: {error}") from error
 
@@ -174,18 +178,20 @@ def _folders(uri: str) -> list[StoragePath]:
     from gracepoint.checkpoint.format.layout import Layout
     from gracepoint.checkpoint.storage.storage_path import storage_path
 
+    if not uri or (re.match(r"[a-z0-9]+:/?(?!/)", uri) and not os.path.exists(uri)):
+        expected = "expected a path, file:///PATH, gs://BUCKET/PATH or s3://BUCKET/PATH"
+        raise CommandError(f"found {uri!r}, {expected}", code=ExitCode.USAGE)
     folder = storage_path(uri if "://" in uri else Path(os.path.abspath(uri)))
     if (folder / layout.MANIFEST).exists() or (folder / layout.STEP_METADATA).exists():
         return [folder]
+    if not folder.exists():
+        raise CommandError(f"{folder}: there is nothing of that name", _DIRECTORY)
     paths = Layout(folder)
-    steps = paths.steps() if folder.exists() else []
+    steps = paths.steps()
     if not steps:
-        hidden = paths.temporaries() if folder.exists() else []
+        hidden = paths.temporaries()
         seen = f"; there are {len(hidden)} saves that did not end" if hidden else ""
-        raise CommandError(
-            f"{folder}: found no complete checkpoint{seen}",
-            "Give the policy's directory with {namespace} and {jobset} filled in",
-        )
+        raise CommandError(f"{folder}: found no complete checkpoint{seen}", _DIRECTORY)
     return [paths.step(step) for step in sorted(steps, reverse=True)]
 
 

@@ -44,7 +44,10 @@ def doctor(
     """
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.doctor.checks import State
+    from gracepoint_cli.naming import parse
 
+    if workload is not None:
+        parse(workload)  # a wrong name is told also without a cluster
     with Cluster(kubeconfig, context) as cluster:
         where = namespace or cluster.namespace
         checks = list(_installation(cluster, where))
@@ -128,7 +131,7 @@ def _policies(cluster: Cluster, namespace: str) -> Iterable[Check]:
         if problems:
             yield Check(f"policy {policy.name}", state, "; ".join(problems))
         else:
-            yield Check(f"policy {policy.name}", State.OK, f"{policy.workloads} jobs")
+            yield Check(f"policy {policy.name}", State.OK, f"{policy.workloads} job{'s' * (policy.workloads != 1)}")
 
 
 def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[Check]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gracepoint_cli.commands.options import WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
+from gracepoint_cli.commands.options import NO_VALUE, WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
 from gracepoint_cli.errors import CommandError, ExitCode
 from gracepoint_cli.output import Format, progress, put, put_json, say
 
@@ -32,8 +32,10 @@ def drill(
             metavar=WORKLOAD, help="A running JobSet, Job or TrainJob: llm, or job/llm.", autocompletion=workload_names
         ),
     ],
-    deadline: Annotated[float, typer.Option(help="Seconds of the notice.", min=1, max=86400)] = 60.0,
-    wait: Annotated[bool, typer.Option(help="Wait for the end, and report it.")] = True,
+    deadline: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time that the notice leaves for the save.", min=1, max=86400)
+    ] = 60.0,
+    wait: Annotated[bool, typer.Option(metavar=NO_VALUE, help="Wait for the end, and report it.")] = True,
     namespace: Namespace = None,
     output: Output = Format.TABLE,
     context: Context = None,
@@ -45,9 +47,11 @@ def drill(
     """
     from gracepoint_cli import rehearsal
     from gracepoint_cli.cluster import Cluster
+    from gracepoint_cli.naming import parse
     from gracepoint_cli.workloads import find
     from gracepoint_operator.kube.kinds import POLICIES, PREEMPTIONS
 
+    parse(workload)  # a wrong name is told also without a cluster
     with Cluster(kubeconfig, context) as cluster:
         where = namespace or cluster.namespace
         job = find(cluster, where, workload)

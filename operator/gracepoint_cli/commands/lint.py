@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from gracepoint_cli.commands.options import WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
+from gracepoint_cli.commands.options import NO_VALUE, WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
 from gracepoint_cli.errors import CommandError, ExitCode
 from gracepoint_cli.output import Format, put, put_json, say
 
@@ -34,8 +34,12 @@ def lint(
             autocompletion=workload_names,
         ),
     ],
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings also end with exit code 1.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Do not ask a cluster for what a file lacks.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", metavar=NO_VALUE, help="Warnings also end with exit code 1.")
+    ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", metavar=NO_VALUE, help="Do not ask a cluster for what a file lacks.")
+    ] = False,
     namespace: Namespace = None,
     output: Output = Format.TABLE,
     context: Context = None,
@@ -61,9 +65,15 @@ def lint(
 def _of_cluster(name: str, namespace: str | None, kubeconfig: str | None, context: str | None) -> list[Report]:
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.lint.workloads import check
+    from gracepoint_cli.naming import parse
     from gracepoint_cli.workloads import find
 
-    with Cluster(kubeconfig, context) as cluster:
+    parse(name)  # a wrong name is told also without a cluster
+    try:
+        reached = Cluster(kubeconfig, context)
+    except CommandError as error:
+        raise CommandError(f"there is no file {name!r}, and {error}", error.todo, error.code) from error
+    with reached as cluster:
         where = namespace or cluster.namespace
         job = find(cluster, where, name, todo="For a file, give its path")
         policy = _policy_of(cluster, where, job.read().policy)
@@ -77,8 +87,10 @@ def _of_file(name: str, namespace: str | None, reached: _Reached) -> list[Report
 
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise CommandError(f"cannot read {name}: {error}") from error
+    except OSError as error:
+        raise CommandError(f"cannot read {name}: {error.strerror}") from error
     items = objects(text, name)
     reports = []
     for body in to_check(items, name):

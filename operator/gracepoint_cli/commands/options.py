@@ -9,16 +9,29 @@ import typer
 from gracepoint_cli.errors import CommandError
 from gracepoint_cli.output import Format
 
+#: In the place of the type in the help of an option that takes no value.
+NO_VALUE = ""
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the context.", show_default=False)
+    str | None,
+    typer.Option(
+        "--namespace", "-n", metavar="NAME", help="Default: the namespace of the context.", show_default=False
+    ),
 ]
-AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.")]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", metavar=NO_VALUE, help="All namespaces.")]
 Kubeconfig = Annotated[
-    str | None, typer.Option("--kubeconfig", help="Path of the kubeconfig. Default: as kubectl.", show_default=False)
+    str | None,
+    typer.Option(
+        "--kubeconfig",
+        metavar="FILE",
+        help="Default: as kubectl, KUBECONFIG or ~/.kube/config.",
+        show_default=False,
+    ),
 ]
 Context = Annotated[
     str | None,
-    typer.Option("--context", help="Context of the kubeconfig. Default: the current one.", show_default=False),
+    typer.Option(
+        "--context", metavar="NAME", help="Context of the kubeconfig. Default: its current one.", show_default=False
+    ),
 ]
 Output = Annotated[Format, typer.Option("--output", "-o", help="Form of the answer.")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 from typing import Annotated
 
 import typer
@@ -10,11 +11,19 @@ import typer
 from gracepoint_cli.commands.options import Context, Kubeconfig, Output
 from gracepoint_cli.output import Format, put, put_json, put_table
 
+_OWN_ROWS = "Rows of your own are in the chart's value signals.rows"
+
 
 def signals(
-    name: Annotated[str | None, typer.Argument(help="Name of a row, to see all of it.", show_default=False)] = None,
-    provider: Annotated[str | None, typer.Option(help="Only rows of this provider.", show_default=False)] = None,
-    node: Annotated[str | None, typer.Option(help="Instead: the signals that this node shows now.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of a row, to see all of it.", show_default=False)
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only rows of this provider.", show_default=False)
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Not the rows, but the signals that this node shows now.")
+    ] = None,
     output: Output = Format.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -24,17 +33,19 @@ def signals(
     from gracepoint_operator.signals import BUILT_IN, page
 
     if node is not None:
+        if name is not None or provider is not None:
+            given = repr(name) if name is not None else "--provider"
+            raise CommandError(
+                f"found {given} beside --node, expected one of them",
+                "With --node, all signals of the node are shown",
+                ExitCode.USAGE,
+            )
         _of_node(node, output, kubeconfig, context)
         return
     rows = [row for row in BUILT_IN if name in (None, row.name)]
     rows = [row for row in rows if provider is None or row.provider.lower() == provider.lower()]
     if not rows:
-        providers = ", ".join(sorted({row.provider for row in BUILT_IN}))
-        raise CommandError(
-            f"found no row named {name!r}" if name else f"found no row of the provider {provider!r}",
-            f"Providers are: {providers}. Rows of your own are in the chart's value signals.rows",
-            ExitCode.USAGE,
-        )
+        raise CommandError(*_no_row(name, provider), ExitCode.USAGE)
     if output is Format.JSON:
         put_json([row.to_json() for row in rows])
     elif name is not None:
@@ -49,6 +60,19 @@ def signals(
         )
         put()
         put("One of them in full: kubectl gracepoint signals NAME")
+
+
+def _no_row(name: str | None, provider: str | None) -> tuple[str, str]:
+    """Returns what was not found, and what there is."""
+    from gracepoint_operator.signals import BUILT_IN
+
+    of = "" if provider is None else f" of the provider {provider!r}"
+    if name is None:
+        providers = "; ".join(sorted({row.provider for row in BUILT_IN}))
+        return f"found no row{of}", f"Providers are: {providers}. {_OWN_ROWS}"
+    near = difflib.get_close_matches(name, [row.name for row in BUILT_IN], n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return f"found no row named {name!r}{of}", f"{hint}To list all: kubectl gracepoint signals. {_OWN_ROWS}"
 
 
 def _of_node(name: str, output: Format, kubeconfig: str | None, context: str | None) -> None:

@@ -19,10 +19,20 @@ Json = dict[str, Any]
 
 def timeline(
     preemption: Annotated[
-        str, typer.Argument(help="Name of a Preemption, or of a request for one.", autocompletion=preemption_names)
+        str,
+        typer.Argument(
+            metavar="PREEMPTION",
+            help="Name of a Preemption (kubectl get preemptions), or of a request for one.",
+            autocompletion=preemption_names,
+        ),
     ],
-    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.", dir_okay=False)] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file. It loads nothing else.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the picture to this file.", dir_okay=False)
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page to this file. It loads nothing else.", dir_okay=False),
+    ] = None,
     namespace: Namespace = None,
     output: Output = Format.TABLE,
     context: Context = None,
@@ -30,7 +40,7 @@ def timeline(
 ) -> None:
     """Draws a preemption: signal, notice, freeze, drain, save, commit, exit, restore and training, and the deadline."""
     from gracepoint_cli.cluster import Cluster
-    from gracepoint_cli.timeline import picture, terminal
+    from gracepoint_cli.timeline import page, picture, terminal
     from gracepoint_cli.timeline.of_preemption import timeline_of
     from gracepoint_cli.workloads import pods_of
     from gracepoint_operator.resources.base import WORKLOAD_KIND
@@ -40,7 +50,7 @@ def timeline(
         record = _record(cluster, where, preemption)
         of = record["spec"]["jobSet"]
         made = timeline_of(record, pods_of(cluster, where, of.get("kind", WORKLOAD_KIND), of["name"], of["uid"]))
-    for path, draw in ((svg, picture.svg), (html, picture.page)):
+    for path, draw in ((svg, picture.svg), (html, page.page)):
         if path is not None:
             try:
                 path.write_text(draw(made), encoding="utf-8")

@@ -19,6 +19,12 @@ from gracepoint_operator.webhooks.training_jobs import Problems, gang
 Json = dict[str, Any]
 
 _LIVES_S = 120
+_NO_CONTAINER = "it has no container that ended"
+#: What is left unsaid by a pod that was ended in the middle of a check.
+_LATE = (
+    f"was not done after {_LIVES_S} s. The next check waits for something that does not answer: the storage, its "
+    "metadata server, or the start of the container"
+)
 _MESSAGE = "/dev/termination-log"
 #: Fields of the pod that decide where it may run and what it may reach.
 _POD_FIELDS = (
@@ -104,19 +110,20 @@ def waits_for(pod: Json) -> str:
 
 def results(pod: Json) -> Sequence[Check]:
     """Returns what the pod has found."""
-    name = pod["metadata"]["name"]
-    for item in (pod.get("status") or {}).get("containerStatuses") or ():
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    late = f"the pod {name} {_LATE}" if status.get("reason") == "DeadlineExceeded" else ""
+    for item in status.get("containerStatuses") or ():
         terminated = (item.get("state") or {}).get("terminated") or {}
         try:
-            found = json.loads(terminated.get("message") or "")
-            return [Check(f"pod: {c['name']}", State(c["state"]), str(c["message"])) for c in found]
+            found = [
+                Check(f"pod: {check['name']}", State(check["state"]), str(check["message"]))
+                for check in json.loads(terminated.get("message") or "")
+            ]
         except (ValueError, KeyError, TypeError):
-            code = terminated.get("exitCode")
-            text = (
-                f"the pod {name} ended with exit code {code} and no result. The image needs python3 and this version "
-                "of the "
-                "library (python3 -m gracepoint check)"
+            text = late or (
+                f"the pod {name} ended with exit code {terminated.get('exitCode')} and no result. The image needs "
+                "python3 and this version of the library (python3 -m gracepoint check)"
             )
             return [Check("pod", State.FAILED, text)]
-    message = (pod.get("status") or {}).get("message") or "it has no container that ended"
-    return [Check("pod", State.FAILED, f"the pod {name}: {message}")]
+        return [*found, *([Check("pod", State.FAILED, late)] if late else [])]
+    return [Check("pod", State.FAILED, late or f"the pod {name}: {status.get('message') or _NO_CONTAINER}")]

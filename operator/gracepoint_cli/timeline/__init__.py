@@ -4,7 +4,8 @@
 * ``model``: what a timeline contains, whoever made it;
 * ``of_preemption``: the timeline of any Preemption, from the API's objects;
 * ``terminal``: the timeline as text;
-* ``picture``: the timeline as Vega-Lite charts, in an SVG or in a page that needs nothing else.
+* ``picture``: the timeline as Vega-Lite charts, and as SVG;
+* ``page``: the charts and all events in a page that needs nothing else.
 
 The demo draws its run with the same modules, and adds what it has measured itself.
 """

@@ -86,6 +86,15 @@ class Timeline:
         room = max(last - first, 0.1) * 0.03
         return first - room, last + room
 
+    @property
+    def events(self) -> list[Moment]:
+        """Returns what happened, in order: moments, ends of spans with how long they took, the deadline."""
+        found = list(self.moments)
+        found += [Moment(s.lane, s.end_s, f"{s.text} ({s.end_s - s.start_s:.3f} s)") for s in self.spans]
+        if self.deadline_s is not None:
+            found.append(Moment("", self.deadline_s, "deadline"))
+        return sorted(found, key=lambda event: event.at_s)
+
     def with_more(
         self,
         *,

@@ -1,4 +1,4 @@
-"""A timeline as Vega-Lite charts: an SVG, or a page with everything in it. Pure, but for the renderer.
+"""A timeline as Vega-Lite charts, and as SVG; ``page`` has the charts in a page. Pure, but for the renderer.
 
 There are up to three charts: the whole preemption in lanes; its save, enlarged, as it mostly takes a small part of the
 time; and the losses of the runs over each other. The page makes each chart as wide as the window.
@@ -6,7 +6,6 @@ time; and the losses of the runs over each other. The page makes each chart as w
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from gracepoint_cli.timeline.of_preemption import GANG
 Chart = dict[str, Any]
 
 #: Colours that people with any colour vision tell apart (Okabe and Ito), and lighter ones for what is not the save.
-_COLOURS = {
+COLOURS = {
     Kind.TRAINING: "#9ad0b5",
     Kind.NOTICE: "#b8b8b8",
     Kind.FREEZE: "#56b4e9",
@@ -34,9 +33,13 @@ _COLOURS = {
 _DEADLINE = "#c00000"
 _SVG_WIDTH = 860
 _LANE_HEIGHT = 30
+#: In a narrow chart, long names lose their middle: their end tells pods apart.
+_LABEL = (
+    "width > 500 || length(datum.label) <= 26 ? datum.label : slice(datum.label, 0, 10) + '…' + slice(datum.label, -15)"
+)
 _TEXT_LENGTH = 64
-_FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif"
-_CONFIG: Chart = {
+#: How all charts look.
+CONFIG: Chart = {
     "font": "DejaVu Sans, Arial, sans-serif",
     "background": "white",
     "view": {"stroke": None},
@@ -64,34 +67,13 @@ def svg(timeline: Timeline) -> str:
     charts = [{**chart, "width": _SVG_WIDTH} for chart in charts_of(timeline)]
     charts[0]["title"] = {"text": timeline.title, "subtitle": "; ".join(timeline.facts)}
     spec = {
-        "config": _CONFIG,
+        "config": CONFIG,
         "padding": 16,
         "vconcat": charts,
         "spacing": 36,
         "resolve": {"scale": {"color": "independent", "x": "independent", "y": "independent"}},
     }
     return str(vl_convert.vegalite_to_svg(json.dumps(spec)))
-
-
-def page(timeline: Timeline) -> str:
-    """Returns a page that loads nothing else, as wide as its window."""
-    import vl_convert
-
-    charts = charts_of(timeline)
-    places = "\n".join(
-        f'<section><h2>{html.escape(_heading(c))}</h2><div id="c{i}"></div></section>' for i, c in enumerate(charts)
-    )
-    specs = [{**chart, "config": _CONFIG, "width": "container", "title": None} for chart in charts]
-    # A text of a Kubernetes object must not end the script, nor begin another.
-    data = json.dumps(specs).replace("<", "\\u003c")
-    return _PAGE.format(
-        title=html.escape(timeline.title),
-        facts="".join(f"<li>{html.escape(fact)}</li>" for fact in timeline.facts),
-        places=places,
-        font=_FONT,
-        library=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script"),
-        script=_EMBED.replace("SPECS", data),
-    )
 
 
 def charts_of(timeline: Timeline) -> list[Chart]:
@@ -105,17 +87,13 @@ def charts_of(timeline: Timeline) -> list[Chart]:
     return charts
 
 
-def _heading(chart: Chart) -> str:
-    return str(chart["title"]["text"])
-
-
 def _colours(kinds: set[Kind]) -> Chart:
     shown = [kind for kind in Kind if kind in kinds]
     return {
         "field": "kind",
         "type": "nominal",
         "title": None,
-        "scale": {"domain": [str(kind) for kind in shown], "range": [_COLOURS[kind] for kind in shown]},
+        "scale": {"domain": [str(kind) for kind in shown], "range": [COLOURS[kind] for kind in shown]},
         "legend": {"orient": "bottom", "columns": {"expr": "width > 600 ? 9 : 2"}, "direction": "horizontal"},
     }
 
@@ -149,7 +127,8 @@ def _bars(spans: Sequence[Span], lanes: Sequence[str], x: Chart, field: str) -> 
                 "title": None,
                 "scale": {"domain": list(lanes)},
                 "axis": {
-                    "labelLimit": {"expr": "width > 500 ? 260 : 145"},
+                    "labelLimit": {"expr": "width > 500 ? 260 : 170"},
+                    "labelExpr": _LABEL,
                     "ticks": False,
                     "domain": False,
                     "grid": False,
@@ -228,8 +207,10 @@ def _enlarged(timeline: Timeline, save: Sequence[Span]) -> Chart:
         for span in save
     ]
     names = [span.text for span in save]
-    x = {"field": "start", "type": "quantitative", "title": "milliseconds since all were frozen"}
-    layers = [_bars(steps, names, {**x, "scale": {"domain": [0, round((end_s - begin_s) * 1250, 1)]}}, "text")]
+    # Beside the last bar is room for its time.
+    room = {"domainMin": 0, "domainMax": {"expr": f"{(end_s - begin_s) * 1000:.1f} * (width > 500 ? 1.25 : 1.7)"}}
+    x = {"field": "start", "type": "quantitative", "title": "milliseconds", "scale": room}
+    layers = [_bars(steps, names, x, "text")]
     layers[0]["encoding"]["tooltip"] = [{"field": "text", "title": "what"}, {"field": "start"}, {"field": "end"}]
     layers[0]["encoding"]["color"]["legend"] = None
     words = [
@@ -246,7 +227,7 @@ def _enlarged(timeline: Timeline, save: Sequence[Span]) -> Chart:
             },
         }
     )
-    title = f"The save, enlarged: {end_s - begin_s:.3f} s"
+    title = f"The save, enlarged: {end_s - begin_s:.3f} s since all were frozen"
     return {"title": {"text": title}, "height": {"step": _LANE_HEIGHT}, "layer": layers}
 
 
@@ -282,8 +263,11 @@ def _losses(timeline: Timeline) -> Chart:
     if timeline.saved_step is not None:
         at = {"x": {"datum": timeline.saved_step, "type": "quantitative"}}
         rule = {"type": "rule", "color": _DEADLINE, "strokeDash": [6, 3]}
-        text = f"step {timeline.saved_step} saved, and continued from"
-        words = {"type": "text", "text": text, "align": "left", "dx": 6, "y": 8, "fontSize": 12, "color": _DEADLINE}
+        text = f"step {timeline.saved_step} saved"
+        steps = [loss.step for loss in timeline.losses]
+        late = timeline.saved_step > (min(steps) + max(steps)) / 2
+        words = {"type": "text", "text": text, "y": 8, "fontSize": 12, "color": _DEADLINE}
+        words |= {"align": "right" if late else "left", "dx": -6 if late else 6}
         layers += [{"data": {"values": [{}]}, "mark": mark, "encoding": at} for mark in (rule, words)]
     return {"title": {"text": "Losses of both runs"}, "height": 220, "layer": layers}
 
@@ -294,24 +278,3 @@ def _milliseconds(value: float) -> str:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _TEXT_LENGTH else f"{text[: _TEXT_LENGTH - 1]}…"
-
-
-_EMBED = """
-const specs = SPECS;
-specs.forEach((spec, i) => vegaEmbed(`#c${i}`, spec, {actions: false, renderer: "svg"}));
-"""
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font-family: {font}; color: #222; margin: 0 auto; padding: 1rem; max-width: 75rem; box-sizing: border-box; }}
-h1 {{ font-size: 1.3rem; overflow-wrap: anywhere; }} h2 {{ font-size: 1rem; margin: 1.5rem 0 .25rem; }}
-ul {{ display: flex; flex-wrap: wrap; gap: .25rem .5rem; list-style: none; padding: 0; }}
-li {{ background: #f0f4f8; border-radius: 1rem; padding: .15rem .7rem; font-size: .9rem; }}
-section > div {{ width: 100%; }}
-</style></head>
-<body><h1>{title}</h1><ul>{facts}</ul>
-{places}
-<script type="module">{library}</script>
-<script type="module">{script}</script></body></html>
-"""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich.text import Text
 
 from gracepoint_cli.timeline.model import Kind, Timeline
@@ -47,7 +45,8 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
         width: Columns of the terminal.
         colours: Whether spans are told apart by colour. Without, by letters.
     """
-    labels = max(map(len, timeline.lanes), default=0)
+    names = {lane: _shortened(lane, max(width // 3, _NARROWEST)) for lane in timeline.lanes}
+    labels = max(map(len, names.values()), default=0)
     columns = max(width - labels - 3, _NARROWEST)
     first, last = timeline.bounds
 
@@ -68,15 +67,16 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
                 cells[column(moment.at_s)] = ("◆" if colours else "!", "bold")
         if deadline is not None:
             cells[deadline] = ("│" if colours else "|", "red")
-        line = Text(f"{lane:>{labels}}  ")
+        line = Text(f"{names[lane]:>{labels}}  ")
         for sign, style in cells:
             line.append(sign, style=style)
         made.append(line)
     made.append(Text(" " * (labels + 2) + _scale(first, last, columns), style="bright_black"))
-    if colours:
-        made.append(Text(" " * (labels + 2)).append_text(_legend({span.kind for span in timeline.spans})))
+    made.append(_legend(timeline, colours=colours))
     made.append(Text())
-    made += [Text(f"{at:10.3f} s  {text}") for at, text in _events(timeline)]
+    made += [
+        Text(f"{event.at_s:10.3f} s  {event.lane}{': ' if event.lane else ''}{event.text}") for event in timeline.events
+    ]
     return made
 
 
@@ -85,16 +85,20 @@ def _scale(first: float, last: float, columns: int) -> str:
     return left + right.rjust(columns - len(left))
 
 
-def _legend(kinds: Iterable[Kind]) -> Text:
+def _shortened(text: str, limit: int) -> str:
+    """Returns the text, without its middle if it is too long: the end of a pod's name tells it from others."""
+    if len(text) <= limit:
+        return text
+    begin = (limit - 1) // 2
+    return f"{text[:begin]}…{text[len(text) - (limit - 1 - begin) :]}"
+
+
+def _legend(timeline: Timeline, *, colours: bool) -> Text:
     legend = Text()
-    for kind in sorted(kinds, key=list(Kind).index):
-        legend.append("█ ", style=_COLOURS[kind]).append(f"{kind}   ")
-    return legend.append("│ ", style="red").append("deadline")
-
-
-def _events(timeline: Timeline) -> list[tuple[float, str]]:
-    found = [(moment.at_s, f"{moment.lane}: {moment.text}") for moment in timeline.moments]
-    found += [(span.end_s, f"{span.lane}: {span.text} ({span.end_s - span.start_s:.3f} s)") for span in timeline.spans]
+    for kind in sorted({span.kind for span in timeline.spans}, key=list(Kind).index):
+        legend.append("█ " if colours else f"{_LETTERS[kind]} ", style=_COLOURS[kind]).append(f"{kind}   ")
+    if timeline.moments:
+        legend.append("◆ " if colours else "! ", style="bold").append("event   ")
     if timeline.deadline_s is not None:
-        found.append((timeline.deadline_s, "deadline"))
-    return sorted(found, key=lambda item: item[0])
+        legend.append("│ " if colours else "| ", style="red").append("deadline")
+    return legend

@@ -10,24 +10,25 @@ cannot be read (``left_out``). Callers use these parts themselves.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from gracepoint_operator import signals
+from gracepoint_operator.cache.device_index import DeviceIndex
 from gracepoint_operator.cache.eviction_index import EvictionIndex
 from gracepoint_operator.cache.first_seen import FirstSeen
 from gracepoint_operator.cache.gang_objects import GangObjects
 from gracepoint_operator.cache.object_reader import CacheReader, ObjectReading
-from gracepoint_operator.cache.pod_marks import marks_of_pods
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
+from gracepoint_operator.cache.snapshots import Snapshots
 from gracepoint_operator.cache.suspensions import Suspensions
 from gracepoint_operator.cache.untold_times import untold_since
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.left_out import LeftOut
+from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints
 from gracepoint_operator.model.eviction_requests import EvictionAsked
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
@@ -61,11 +62,25 @@ class ClusterCache:
         self.reader = CacheReader(rows)
         self._signal_index = SignalIndex(self.first_seen)
         self.evictions = EvictionIndex(self.first_seen)
+        self._devices = DeviceIndex(self.first_seen)
         self.versions = ResourceVersions(clock)
         self._checked: set[str] = set()
         self.suspensions = Suspensions(self.objects, self._signal_index, self.first_seen, self.place)
         self._places: dict[kinds.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.readable}  # UID -> place
         self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
+        self._snapshots = Snapshots(
+            objects=self.objects,
+            policies=self.policies,
+            preemptions=self.preemptions,
+            first_seen=self.first_seen,
+            signal_index=self._signal_index,
+            evictions=self.evictions,
+            devices=self._devices,
+            suspensions=self.suspensions,
+            place=self.place,
+            checked=self._checked,
+            doomed=self._doomed,
+        )
 
     def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
         """Reads an object and stores it. Returns the UIDs of the workloads that it may matter to.
@@ -116,7 +131,9 @@ class ClusterCache:
                 return self.objects.workloads_named(wanted)
             case EvictionAsked() as asked:
                 changed = self.evictions.put(asked, listed=listed)
-                return self.objects.workload_of_pod(asked.pod_uid) if changed else set()
+                return self.objects.workloads_of_pods([asked.pod_uid]) if changed else set()
+            case ClaimedDevices() | DeviceTaints() as devices:
+                return self.objects.workloads_of_pods(self._devices.put(devices, listed=listed))
             case str() as owner:
                 return self._store_attached(found, owner, listed)
         raise AssertionError(f"{where}: found {found.value!r}, expected a value of {kind.plural}")
@@ -156,7 +173,9 @@ class ClusterCache:
         if kind is kinds.KUEUE_WORKLOADS:
             return self.objects.queued_as(attached_to)
         if kind is kinds.EVICTIONS:
-            return self.objects.workload_of_pod(self.evictions.drop(uid))
+            return self.objects.workloads_of_pods([self.evictions.drop(uid)])
+        if kind in kinds.DEVICES:
+            return self.objects.workloads_of_pods(self._devices.drop(uid))
         if kind is kinds.PODS:
             self._checked.discard(uid)
             return self.objects.drop_pod(uid)
@@ -230,44 +249,7 @@ class ClusterCache:
 
     def gang(self, workload_uid: str) -> GangSnapshot:
         """What the decisions about a workload are based on."""
-        objects = self.objects
-        workload = objects.workloads.get(workload_uid)
-        namespace = workload.namespace if workload is not None else None
-        if workload is not None and workload_uid in self._doomed:
-            workload = dataclasses.replace(workload, deleted=True)
-        pods = objects.pods_of(workload_uid, namespace)
-        nodes = {name: objects.nodes[name] for name in {pod.node for pod in pods} if name in objects.nodes}
-        jobs = {job.name: job for job in objects.jobs_of(workload_uid) if namespace in (None, job.namespace)}
-        if workload is not None and workload.job is not None:
-            jobs[workload.job.name] = workload.job
-        requests = () if workload is None else self.preemptions.requests_for(workload)
-        queued_as = (workload_uid,) if workload is None else workload.queued_as
-        marks = marks_of_pods(self._signal_index, self.place, queued_as, pods, nodes, jobs)
-        marked = {workload_uid, *(request.uid for request in requests)} | {job.uid for job in jobs.values()}
-        marked |= {node.uid for node in nodes.values()} & self._signal_index.marked
-        marked.update(pod.uid for pod in pods)
-        # By the node names in the pods, because a NodeClaim outlives its node.
-        marked |= self._signal_index.attached_to([*queued_as, *{pod.node for pod in pods}])
-        asked = self.evictions.of(pods)
-        marked.update(eviction.uid for eviction in asked.values())
-        since = self.first_seen.since(marked)
-        return GangSnapshot(
-            workload_uid=workload_uid,
-            workload=workload,
-            workload_gone=workload is None and self.preemptions.is_gone(workload_uid),
-            jobs=jobs,
-            pods=pods,
-            nodes=nodes,
-            policy=self.policies.get((workload.namespace, workload.policy)) if workload else None,
-            epochs=tuple(self.preemptions.epochs_of(workload_uid, namespace)),
-            requests=requests,
-            marks=marks,
-            since=since,
-            bound_at=self.first_seen.bound_at(pod.uid for pod in pods),
-            checked=frozenset(uid for uid in self._checked if objects.pods[uid].workload_uid == workload_uid),
-            evictions=asked,
-            unexplained=self.suspensions.unexplained(workload_uid, since),
-        )
+        return self._snapshots.of(workload_uid)
 
     def _store_object(self, value: Pod | Node | Job | Workload, found: ObjectReading, listed: bool) -> set[str]:
         """Stores an object of a gang, or a node. Nothing is affected if nothing that matters has changed in it."""

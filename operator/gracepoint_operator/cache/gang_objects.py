@@ -6,7 +6,7 @@ The controller's event loop owns it; there are no locks. Only ``ClusterCache`` c
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 
 from gracepoint_operator.cache.preemption_store import Key, discard
 from gracepoint_operator.kube.objects import Node, Pod
@@ -152,10 +152,9 @@ class GangObjects:
         """UIDs of the known workloads that are this object, or that it controls."""
         return set(self._queued_as.get(uid, ()))
 
-    def workload_of_pod(self, pod_uid: str) -> set[str]:
-        """UID of the workload of a pod. The set is empty if the pod is not known."""
-        pod = self.pods.get(pod_uid)
-        return set() if pod is None else {pod.workload_uid}
+    def workloads_of_pods(self, pod_uids: Iterable[str]) -> set[str]:
+        """UIDs of the workloads of these pods. Pods that are not known are left out."""
+        return {self.pods[uid].workload_uid for uid in pod_uids if uid in self.pods}
 
     def nodes_with_pods(self) -> Set[str]:
         """Names of the nodes that pods are bound to. A node may not be known yet."""

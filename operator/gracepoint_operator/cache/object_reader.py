@@ -8,6 +8,7 @@ whole objects. A reader has no state but the catalogue, and any thread may use i
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.fields import LONGEST_NAME
 from gracepoint_operator.kube.objects import Node, Pod, read_node
+from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints, read_claim, read_rule, read_slice
 from gracepoint_operator.model.eviction_requests import EvictionAsked, read_eviction
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
@@ -26,7 +28,9 @@ from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType,
 
 #: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
 #: of a NodeClaim, the UID of the owner of a Kueue workload.
-Value = Node | Pod | Job | Workload | CheckpointPolicy | PreemptionRecord | RequestRecord | EvictionAsked | str
+Value = (Node | Pod | Job | Workload | ClaimedDevices | DeviceTaints) | (
+    CheckpointPolicy | PreemptionRecord | RequestRecord | EvictionAsked | str
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +83,9 @@ class CacheReader:
             kinds.NODE_CLAIMS: _node_of_claim,
             kinds.KUEUE_WORKLOADS: _owner_of_kueue_workload,
             kinds.EVICTIONS: read_eviction,
+            kinds.RESOURCE_CLAIMS: read_claim,
+            kinds.RESOURCE_SLICES: functools.partial(read_slice, marks=self._marks_of_device),
+            kinds.DEVICE_TAINT_RULES: functools.partial(read_rule, marks=self._marks_of_device),
             kinds.PODS: read_pod,
             kinds.JOBS: read_job,
             **{place: _reader_of(known) for place, known in BY_PLACE.items()},
@@ -116,6 +123,14 @@ class CacheReader:
         except Unreadable as error:
             return ObjectReading(kind, namespace, name, uid, version, None, error=str(error))
         return ObjectReading(kind, namespace, name, uid, version, value, marks, tuple(left_out))
+
+    def _marks_of_device(self, body: Mapping[str, Any]) -> tuple[Mark, ...]:
+        """The marks on an object whose ``spec.taints`` are the taints of a device."""
+        left_out: dict[str, None] = {}
+        found = signals.marks(self._rows[On.DEVICE], On.DEVICE, body, left_out)
+        if left_out:
+            raise Unreadable("; ".join(left_out))
+        return found
 
 
 def _is_short(text: object) -> bool:

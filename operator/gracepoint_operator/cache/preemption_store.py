@@ -33,12 +33,17 @@ class PreemptionStore:
         self._epochs_under: dict[Key, set[Key]] = collections.defaultdict(set)  # by policy, which may not be there
         self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by workload, which may not be there
         self._under_way: set[Key] = set()
+        self._unwritten: set[Key] = set()  # records with details that the API server may not have yet
         self._latest: set[Key] = set()  # at least the epochs of the last period for which ``latest`` was called
         self._unmade_since: dict[Key, float] = {}  # when epochs in ``_latest`` without a record were first asked for
         self._without_workload: set[str] = set()  # UIDs of workloads that do not exist, as the API says
 
     def put(self, epoch: PreemptionRecord) -> None:
-        """Keeps a record. It replaces the record that was known under its name."""
+        """Keeps a record that changed here. It replaces the record that was known under its name."""
+        self._unwritten.add(epoch.key)
+        self._keep(epoch)
+
+    def _keep(self, epoch: PreemptionRecord) -> None:
         before = self.epochs.get(epoch.key)
         if before is not None and _policy_of(before) != _policy_of(epoch):
             discard(self._epochs_under, _policy_of(before), epoch.key)
@@ -55,7 +60,10 @@ class PreemptionStore:
     def join(self, epoch: PreemptionRecord) -> None:
         """Joins a record from the API server with what is known of it, and keeps the result."""
         known = self.epochs.get(epoch.key)
-        self.put(epoch if known is None else known.joined(epoch))
+        joined = epoch if known is None else known.joined(epoch)
+        if joined.same_details(epoch):
+            self._unwritten.discard(epoch.key)
+        self._keep(joined)
 
     def put_request(self, request: RequestRecord) -> Key:
         """Keeps a request. Returns the namespace and name of the workload that it is for."""
@@ -70,6 +78,7 @@ class PreemptionStore:
         if epoch is None:
             return None
         self._under_way.discard(key)
+        self._unwritten.discard(key)
         self._latest.discard(key)
         self._unmade_since.pop(key, None)
         discard(self._epochs_of, epoch.spec.workload.uid, key)
@@ -140,12 +149,15 @@ class PreemptionStore:
         return workload_uid in self._without_workload
 
     def _summarize(self, workload_uid: str) -> None:
-        """Keeps only summaries of the workload's ended epochs, but for the newest one and the newest disruption."""
+        """Keeps only summaries of the workload's ended epochs, but for the newest one and the newest disruption.
+
+        The API server has the rest. A record that still has to be written there is kept as it is.
+        """
         epochs = self.epochs_of(workload_uid)
         disruptions = [epoch.key for epoch in epochs if not epoch.is_rehearsal]
         whole = {epochs[-1].key, *disruptions[-1:]}
         for epoch in epochs:
-            if epoch.phase.ended and epoch.key not in whole:
+            if epoch.phase.ended and epoch.key not in whole and epoch.key not in self._unwritten:
                 self.epochs[epoch.key] = epoch.summary()
 
 

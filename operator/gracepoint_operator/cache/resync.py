@@ -35,12 +35,18 @@ SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.NODE_CLAIMS: None,
     kinds.KUEUE_WORKLOADS: None,
     kinds.EVICTIONS: None,
+    kinds.RESOURCE_SLICES: None,
+    kinds.DEVICE_TAINT_RULES: None,
+    kinds.RESOURCE_CLAIMS: None,
     kinds.PODS: POD_LABEL,
 }
 
+#: The kinds that are watched in any case. The others need rights that an administrator may give to the operator.
+ALWAYS: Set[kinds.Kind] = SELECTORS.keys() - kinds.DEVICES
+
 
 #: Kinds that a cluster may not have. A failure of one of them delays nothing else.
-OPTIONAL: frozenset[kinds.Kind] = frozenset({kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS, kinds.EVICTIONS})
+OPTIONAL: frozenset[kinds.Kind] = kinds.DEVICES | {kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS, kinds.EVICTIONS}
 
 
 #: How long what changed during a list may take to come from the watch.
@@ -61,7 +67,7 @@ class Swept:
             after a full sweep.
         affected: UIDs of the workloads to which it matters what was found.
         rewound: True if the API server has gone back to an older state.
-        whole: True if all kinds were wanted.
+        whole: True if all kinds that are always watched were wanted.
     """
 
     left_out: frozenset[kinds.Kind]
@@ -76,7 +82,7 @@ async def sweep(
     cache: ClusterCache,
     drop: Callable[[str], Set[str]],
     watches: WatchState,
-    wanted: Collection[kinds.Kind] = SELECTORS.keys(),
+    wanted: Collection[kinds.Kind] = ALWAYS,
     begins: Callable[[kinds.Kind], Awaitable[None]] = _nothing,
     *,
     metadata_only: bool = False,
@@ -119,7 +125,7 @@ async def sweep(
         rewound |= listing.rewound
         if listing.behind:
             changed.add(kind)
-    return Swept(frozenset(left_out), frozenset(changed), frozenset(affected), rewound, SELECTORS.keys() <= set(wanted))
+    return Swept(frozenset(left_out), frozenset(changed), frozenset(affected), rewound, set(wanted) >= ALWAYS)
 
 
 class _Listing:

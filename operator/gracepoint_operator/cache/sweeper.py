@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.resync import OPTIONAL, SELECTORS, Swept, sweep
+from gracepoint_operator.cache.resync import ALWAYS, OPTIONAL, Swept, sweep
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
@@ -46,6 +46,7 @@ class Sweeper:
         drop: As in ``sweep``.
         begin: Awaited before the first list, and again if that list fails.
         after: Called after each list with its result.
+        watched: The kinds that are watched.
 
     Attributes:
         complete: True once every kind was listed.
@@ -59,6 +60,7 @@ class Sweeper:
         drop: Callable[[str], Set[str]],
         begin: Callable[[], Awaitable[None]],
         after: Callable[[Swept], None],
+        watched: Set[kinds.Kind] = ALWAYS,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -66,6 +68,7 @@ class Sweeper:
         self._drop = drop
         self._begin = begin
         self._after = after
+        self._watched = watched
         self._listed: set[kinds.Kind] = set()
         self._left_out: set[kinds.Kind] = set()  # optional kinds that could not be listed
         self._gaps: dict[kinds.Kind, bool] = {}  # kinds of which events may have been missed; False: only deletions
@@ -75,7 +78,7 @@ class Sweeper:
 
     @property
     def complete(self) -> bool:
-        return self._listed == SELECTORS.keys()
+        return self._listed == self._watched
 
     def look_again(self, kind: kinds.Kind, *, in_full: bool = True) -> None:
         """Lists the kind soon.
@@ -89,7 +92,7 @@ class Sweeper:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        wanted: Set[kinds.Kind] = SELECTORS.keys()
+        wanted: Set[kinds.Kind] = self._watched
         in_full = True
         self._watched_at = asyncio.get_running_loop().time() + _WATCHES_BEGIN_S
         while True:
@@ -106,7 +109,7 @@ class Sweeper:
                     functools.partial(self._list_begins, in_full=in_full),
                     metadata_only=not in_full,
                 )
-                self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=wanted == SELECTORS.keys())
+                self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=wanted == self._watched)
             except client.KubeError as error:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(_AGAIN_S)
@@ -114,7 +117,7 @@ class Sweeper:
             self._listed |= wanted - swept.left_out
             self._left_out = (self._left_out - wanted) | swept.left_out
             self._after(swept)
-            if wanted == SELECTORS.keys():
+            if wanted == self._watched:
                 self._all_at = asyncio.get_running_loop().time() + EVERY_S
             wanted, in_full = await self._next_wanted(swept)
 
@@ -130,7 +133,7 @@ class Sweeper:
     async def _next_wanted(self, swept: Swept) -> tuple[Set[kinds.Kind], bool]:
         """Waits until kinds must be listed again. Returns which, and whether in full."""
         if swept.rewound:
-            return SELECTORS.keys(), True
+            return self._watched, True
         if swept.changed:
             return swept.changed, True
         loop = asyncio.get_running_loop()
@@ -145,6 +148,6 @@ class Sweeper:
                 await asyncio.sleep(_GAPS_TOGETHER_S)
         self._gap.clear()
         if loop.time() >= self._all_at:
-            return SELECTORS.keys(), False
+            return self._watched, False
         in_full = {kind for kind, in_full in self._gaps.items() if in_full} | self._left_out
         return (in_full, True) if in_full else (set(self._gaps), False)

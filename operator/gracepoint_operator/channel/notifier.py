@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gracepoint.wire.frames import Frame, Notice, Retraction
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
+from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
 from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption
 from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
@@ -111,20 +111,22 @@ class Notifier:
         """Tells the subscribers from ``begin`` on. Others on the loop run between thousands of them."""
         pods, deadline_at = self._cache.objects.pods, epoch.spec.deadline.timestamp()
         retracted, ended = epoch.phase is Phase.RETRACTED, epoch.phase.ended
+        wake_ups = WakeUps()
         for subscriber in subscribers[begin : begin + _AT_ONCE]:
             pod = pods.get(subscriber.hello.pod_uid)
             if pod is None or pod.namespace != epoch.namespace or not epoch.includes(pod):
                 continue
             if retracted and epoch.name not in subscriber.retracted:
                 subscriber.retracted.add(epoch.name)
-                subscriber.send(Outgoing(functools.partial(_retraction, subscriber, epoch)))
+                subscriber.send(Outgoing(functools.partial(_retraction, subscriber, epoch)), wake_ups)
             if ended:
                 continue
             told = subscriber.told.get(epoch.name)
             if told is None or abs(deadline_at - told) > DEADLINE_TOLERANCE_S:
                 subscriber.told[epoch.name] = deadline_at
                 telling = _Telling(subscriber, pod, epoch, self._clock, self._told)
-                subscriber.send(Outgoing(telling.make, telling.written, telling.sent))
+                subscriber.send(Outgoing(telling.make, telling.written, telling.sent), wake_ups)
+        wake_ups.post()
         if begin + _AT_ONCE < len(subscribers):
             asyncio.get_running_loop().call_soon(self._tell_rest, epoch.key, subscribers, begin + _AT_ONCE)
 

@@ -158,12 +158,26 @@ class ReportHandler:
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
         self._stalls.resumed(message.workload_uid)
+        if (saved_for := message.saved_for) is not None:
+            self._policy_writer.goodput.hear(pod, saved_for.session, saved_for.spent, of_former=True)
+        now = self._clock()
         # The gang may already be disrupted again, in another epoch.
-        epochs = self._cache.preemptions.epochs_of(message.workload_uid, pod.namespace)
-        left = next((epoch for epoch in reversed(epochs) if not epoch.includes(pod)), None)
-        if left is not None and left.spec.mode is Mode.ENFORCE:
-            after = preemption_status.resumed(left, message, self._clock())
-            self._notifier.changed(dataclasses.replace(left, status=after))
+        before = [
+            epoch
+            for epoch in reversed(self._cache.preemptions.epochs_of(message.workload_uid, pod.namespace))
+            if not epoch.includes(pod)
+        ]
+        for epoch in before:
+            is_left, status = epoch is before[0], epoch.status
+            if is_left and epoch.spec.mode is Mode.ENFORCE:
+                status = preemption_status.resumed(epoch, message, now)
+            known = dataclasses.replace(epoch, status=status)
+            if (is_left or _names(message, epoch)) and preemption_status.proves_commit(known, message):
+                log.warning("a commit that nobody reported", extra=about(preemption=epoch.name, pod=pod.name))
+                status = preemption_status.proven_committed(known, message, now)
+                self.on_end([message.workload_uid])
+            if status != epoch.status:
+                self._notifier.changed(dataclasses.replace(epoch, status=status))
 
     async def _named(self, pod: Pod, report: Report) -> PreemptionRecord:
         """The epoch that a report names.
@@ -263,6 +277,10 @@ class ReportHandler:
         latest = next((epoch for epoch in epochs if epoch.asks_to_leave or epoch.spec.mode is Mode.OBSERVE), None)
         about_it = latest is not None and latest.includes(pod) and not _left_the_gang_training(latest)
         return latest if about_it else None
+
+
+def _names(message: Resumption, epoch: PreemptionRecord) -> bool:
+    return message.saved_for is not None and message.saved_for.preemption == epoch.name
 
 
 def _left_the_gang_training(epoch: PreemptionRecord) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable, Collection, Iterable
 
 from gracepoint.wire.frames import Frame
 from gracepoint.wire.messages import Subscription
@@ -71,13 +72,18 @@ class Subscriber:
         self._news = asyncio.Event()
         self._calls = calls
 
-    def send(self, outgoing: Outgoing) -> None:
-        """Adds a frame to the queue. If the queue is full, disconnects the subscriber."""
+    def send(self, outgoing: Outgoing, wake_ups: WakeUps | None = None) -> None:
+        """Adds a frame to the queue. If the queue is full, disconnects the subscriber.
+
+        Args:
+            outgoing: The frame.
+            wake_ups: Wakes the stream's loop later. None: it is woken at once.
+        """
         if len(self._frames) >= _QUEUE_LENGTH:
-            self.close()
+            self.closed = True
         else:
             self._frames.append(outgoing)
-            self._wake()
+        self._wake(wake_ups)
 
     def close(self) -> None:
         """Ends the stream. Frames that were not written are dropped."""
@@ -101,9 +107,37 @@ class Subscriber:
                 return self._frames.popleft()
             await self._news.wait()
 
-    def _wake(self) -> None:
-        if self._calls is not None:
+    def _wake(self, wake_ups: WakeUps | None = None) -> None:
+        if self._calls is None:
+            return
+        if wake_ups is None:
             self._calls.post(self._news.set)
+        else:
+            wake_ups.add(self._calls, self._news)
+
+
+class WakeUps:
+    """Wake-ups of many streams, which their loop gets as one.
+
+    If it woke for the first of many frames, its thread and that of the controller would take turns for the interpreter.
+    """
+
+    def __init__(self) -> None:
+        self._events: dict[LoopCalls, list[asyncio.Event]] = {}
+
+    def add(self, calls: LoopCalls, event: asyncio.Event) -> None:
+        """Has ``event`` set by ``calls``, once ``post`` is called."""
+        self._events.setdefault(calls, []).append(event)
+
+    def post(self) -> None:
+        """Wakes the loops."""
+        for calls, events in self._events.items():
+            calls.post(functools.partial(_set_all, events))
+
+
+def _set_all(events: Iterable[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
 
 
 class Subscribers:

@@ -132,6 +132,17 @@ def root_causes(timed: Sequence[Timed]) -> list[Timed]:
     return [*by_queue, *(item for item in timed if item.signal.kind not in follows)]
 
 
+def without_limits(timed: Sequence[Timed]) -> list[Timed]:
+    """Returns the signals without time limits, if the pods are ended already.
+
+    A time limit says when this begins. The pods then have their grace period, also if the limit is over.
+    """
+    kinds = {SignalKind.SUSPENSION, SignalKind.POD_DELETION, SignalKind.DISRUPTION_TARGET}
+    if not any(item.signal.kind in kinds for item in timed):
+        return list(timed)
+    return [item for item in timed if not item.signal.limit]
+
+
 def ends_pods(timed: Iterable[Timed]) -> bool:
     """True if a pod is being deleted, or an eviction will delete it, whatever the gang does."""
     kinds = {SignalKind.POD_DELETION, SignalKind.DISRUPTION_TARGET, SignalKind.EVICTION}

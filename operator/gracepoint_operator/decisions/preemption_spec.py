@@ -8,7 +8,7 @@ from typing import Any
 
 from gracepoint.wire.frames import SAME_REVISION
 from gracepoint.wire.messages import Confidence, Mode, Phase
-from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of, root_causes
+from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of, root_causes, without_limits
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import (
@@ -52,6 +52,7 @@ def begun(
         now: Seconds since the epoch.
         drill: Whether the signals are requests for a drill.
     """
+    timed = without_limits(timed)
     first = _first(timed)
     attempt = first.signal.pod.restart_attempt
     mode = Mode.DRILL if drill else mode_of(policy.spec, timed)
@@ -99,6 +100,7 @@ def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec |
     and the gang has not frozen: the provider moved a maintenance, a request was edited, or the time of a signal became
     known after the signal (Karpenter's taint and its NodeClaim come from two watches).
     """
+    timed = without_limits(timed)
     if not timed:
         return None
     spec, about = current.spec, _about(timed)

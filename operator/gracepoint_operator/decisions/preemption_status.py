@@ -73,6 +73,9 @@ def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: floa
         now: When the report came, in seconds since the epoch.
     """
     message = (report.message or phase_message(report.phase, report))[:1024]
+    if epoch.spec.mode is Mode.ENFORCE:
+        # To the library, every epoch after which the gang trains on is a drill, so also one of a time limit.
+        message = message.removeprefix("drill: ")
     after = PreemptionStatus(
         phase=report.phase,
         message=message,
@@ -124,6 +127,36 @@ def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> Pree
     if status.restored_step is None:
         status = status.model_copy(update={"restored_step": restored.restored_step})
     return status
+
+
+def proves_commit(epoch: PreemptionRecord, resumption: Resumption) -> bool:
+    """Returns whether the restored step was saved for this epoch. Then its save was committed, whoever knows of that.
+
+    The checkpoint says for which epoch it was saved. An older library, or processes that did not learn of the epoch
+    from the operator, leave that open. Then the step that the gang was saving proves it, if this is the next start.
+    """
+    step, saved_for = resumption.restored_step, resumption.saved_for
+    if step is None or not epoch.may_be_committed:
+        return False
+    attempt = epoch.spec.restart_attempt
+    if saved_for is not None and saved_for.preemption == epoch.name:
+        return attempt is None or saved_for.restart_attempt == attempt
+    is_next = attempt is None or resumption.restart_attempt <= attempt + 1
+    return is_next and epoch.status.step == step
+
+
+def proven_committed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
+    """Returns the status of an epoch of which a resumption ``proves_commit``."""
+    step = resumption.restored_step
+    message = f"step {step} is saved, 0 steps lost: the next start has restored it. No report of the commit had arrived"
+    after = PreemptionStatus(
+        phase=Phase.COMMITTED,
+        message=message,
+        step=step,
+        steps_lost=0,
+        conditions=[_ended_condition(EndReason.NEXT_START_RESTORED, message, now)],
+    )
+    return joined_status(after, epoch.status)
 
 
 def _of_the_start(spent: Spent, now: float) -> Mapping[str, float]:

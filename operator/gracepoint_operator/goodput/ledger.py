@@ -77,6 +77,10 @@ class GoodputLedger:
             self.saves_ms + sum(life.saves_ms for life in self.lives),
         )
 
+    def has_session(self, session: str) -> bool:
+        """True if an open life has this session."""
+        return any(life.session == session for life in self.lives)
+
     def running_ms(self, now_ms: int) -> int:
         """Returns for how long processes ran."""
         return total_ms(self.spent(now_ms), RUNNING)

@@ -47,7 +47,7 @@ class Life:
         first_step: The step from which it trained: the one that it restored. 0 if it restored none.
         trained_ms: When the first step was done.
         left_ms: When training ended for good, after the emergency save, as the processes say.
-        broke_ms: When its first process ended.
+        broke_ms: When its first process ended, or the node of one was deleted.
         gone_ms: When its last process had ended. None while one runs.
         saving_ms: For how long saves stopped the training.
         saves: Number of periodic saves.

@@ -1,13 +1,15 @@
 """What happened to a gang, as its pods show it. Pure.
 
-The API server and the kubelet write times in whole seconds. If the operator sees a change in the same second, the
-moment at which it sees it is the better guess.
+The API server and the kubelet write times in whole seconds. What the API server has written is seen at once, so that
+the moment at which it is seen is the better guess. A kubelet looks at its containers once a second, and writes what it
+has found afterwards. So what it writes is seen up to about a second late, and the middle between the beginning of the
+written second and the moment at which it is seen is right on average.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 
 from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
 from gracepoint_operator.goodput.life import Life
@@ -16,6 +18,8 @@ from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 
 _SECOND_MS = 1000
+#: A kubelet writes what it sees of containers within so much of the beginning of the second that it writes.
+_SEEN_WITHIN_MS = 2000
 #: See ``look``. Watches of one replica are rarely further apart.
 _DOUBT_MS = 10_000
 
@@ -28,12 +32,14 @@ class Known:
         attempt: Number of the workload's restarts before it.
         created_ms: The second in which its first pod was created.
         pods: UIDs of its pods at the last look. Empty if this replica has seen none.
+        nodes: Names of the nodes of these pods that this replica has seen.
         absent_ms: Since when it was seen to have no pods, if this replica has never seen any.
     """
 
     attempt: int
     created_ms: int
     pods: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
     absent_ms: int | None = None
 
 
@@ -66,7 +72,10 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
     """Looks at the pods of a gang.
 
     The account may be ahead of the pods: another replica has seen new pods, and has written that, before they came to
-    this one. So a life of which this replica has never seen a pod has ended only if none comes for ``_DOUBT_MS``.
+    this one. So a life of which this replica has never seen a pod has ended only if none comes for ``_DOUBT_MS``, or if
+    pods of a later life come.
+
+    A process has ended when its node is deleted. Its pod may stay for a minute, until the control plane cleans up.
 
     Args:
         gang: The gang.
@@ -95,14 +104,21 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
     ran = life.started_ms is not None
     if of_life or known.pods:
         vanished = [now_ms] if known.pods - {pod.uid for pod in pods} else []
-        sighting = _sighting(of_life, life.attempt, created, now_ms, ended=vanished, ran=ran)
-        now_known = dataclasses.replace(known, pods=frozenset(pod.uid for pod in of_life), absent_ms=None)
+        nodes = known.nodes | gang.nodes.keys()
+        lost = known.nodes - gang.nodes.keys()
+        sighting = _sighting(of_life, life.attempt, created, now_ms, ended=vanished, lost=lost, ran=ran)
+        now_known = dataclasses.replace(
+            known,
+            pods=frozenset(pod.uid for pod in of_life),
+            nodes=frozenset(pod.node for pod in of_life if pod.node in nodes),
+            absent_ms=None,
+        )
     else:
         absent_ms = now_ms if known.absent_ms is None else known.absent_ms
         now_known = dataclasses.replace(known, absent_ms=absent_ms)
-        if newer or life.gone_ms is not None:
+        if life.gone_ms is not None or (newer and known.absent_ms is None):
             return after if newer else PodsSeen((), now_known)
-        if now_ms - absent_ms < _DOUBT_MS:
+        if now_ms - absent_ms < _DOUBT_MS and not newer:
             return PodsSeen((), now_known, absent_ms + _DOUBT_MS)
         sighting = _sighting([], life.attempt, created, now_ms, ended=[absent_ms], ran=ran)
     return PodsSeen((sighting, *after.sightings), after.known if newer else now_known)
@@ -125,7 +141,14 @@ def _is_older(life: Life, pod: Pod) -> bool:
 
 
 def _sighting(
-    pods: Sequence[Pod], attempt: int, created: Moment, now_ms: int, *, ended: Sequence[int], ran: bool
+    pods: Sequence[Pod],
+    attempt: int,
+    created: Moment,
+    now_ms: int,
+    *,
+    ended: Sequence[int],
+    lost: Set[str] = frozenset(),
+    ran: bool,
 ) -> Sighting:
     """Returns what is seen of a life with these pods.
 
@@ -135,29 +158,32 @@ def _sighting(
         created: When its first pod was created.
         now_ms: The time.
         ended: When pods ended that are not there any more.
+        lost: Nodes that are not there any more.
         ran: True if all its containers were started once.
     """
-    living = [pod for pod in pods if not pod.finished]
-    finished = [pod for pod in pods if pod.finished]
-    ended = [*ended, *(now_ms if pod.ended_at is None else _moment(pod.ended_at, now_ms).at_ms for pod in finished)]
+    unfinished = [pod for pod in pods if not pod.finished]
+    living = [pod for pod in unfinished if pod.node not in lost]
+    by_kubelet = [pod.ended_at for pod in pods if pod.finished]
+    ended = [*ended, *(now_ms if at is None else _moment_of_kubelet(at, now_ms).at_ms for at in by_kubelet)]
+    broken = [*ended, now_ms] if len(living) < len(unfinished) else ended
     return Sighting(
         attempt=attempt,
         created=created,
-        bound=_last([pod.bound_at if pod.node else None for pod in living], now_ms),
-        started=_last([pod.started_at for pod in living], now_ms),
-        broke_ms=min(ended) if ended and (ran or not living) else None,
+        bound=_last([pod.bound_at if pod.node else None for pod in unfinished], now_ms, _moment),
+        started=_last([pod.started_at for pod in unfinished], now_ms, _moment_of_kubelet),
+        broke_ms=min(broken) if broken and (ran or not living) else None,
         gone_ms=None if living else max(ended, default=now_ms),
     )
 
 
-def _last(times: Sequence[float | None], now_ms: int) -> Moment | None:
-    """The latest of the times. None if one of them has not come, or there are none."""
+def _last(times: Sequence[float | None], now_ms: int, moment: Callable[[float, int], Moment]) -> Moment | None:
+    """The latest of the times, as ``moment`` guesses it. None if one of them has not come, or there are none."""
     known = [at for at in times if at is not None]
-    return _moment(max(known), now_ms) if known and len(known) == len(times) else None
+    return moment(max(known), now_ms) if known and len(known) == len(times) else None
 
 
 def _moment(stamp: float, now_ms: int) -> Moment:
-    """Guesses when something happened of which the API server has written the second."""
+    """Guesses when the API server wrote something of which it has written the second."""
     stamp_ms = _ms(stamp)
     if stamp_ms <= now_ms < stamp_ms + _SECOND_MS:
         at_ms = now_ms
@@ -166,6 +192,15 @@ def _moment(stamp: float, now_ms: int) -> Moment:
     else:
         at_ms = stamp_ms + _SECOND_MS // 2
     return Moment(stamp_ms=stamp_ms, at_ms=at_ms)
+
+
+def _moment_of_kubelet(stamp: float, now_ms: int) -> Moment:
+    """Guesses when something happened to a container, of which the kubelet has written the second."""
+    stamp_ms = _ms(stamp)
+    seen_after_ms = now_ms - stamp_ms
+    if seen_after_ms >= _SEEN_WITHIN_MS:  # it was not seen as it came
+        return Moment(stamp_ms=stamp_ms, at_ms=stamp_ms + _SECOND_MS // 2)
+    return Moment(stamp_ms=stamp_ms, at_ms=stamp_ms + max(0, min(seen_after_ms // 2, _SECOND_MS - 1)))
 
 
 def _ms(at: float) -> int:

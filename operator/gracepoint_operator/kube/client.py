@@ -233,7 +233,7 @@ class KubeClient:
         path = kind.path(namespace, name)
         return cast(JsonObject, await self._call("PATCH", path, body=body, content_type=MERGE_PATCH))
 
-    async def merge_status(self, kind: Kind, namespace: str, name: str, body: JsonObject) -> JsonObject:
+    async def merge_status(self, kind: Kind, namespace: str | None, name: str, body: JsonObject) -> JsonObject:
         """Merge-patches the status. If ``body`` has ``metadata.resourceVersion``, only that version is changed."""
         path = kind.path(namespace, name, "status")
         return cast(JsonObject, await self._call("PATCH", path, body=body, content_type=MERGE_PATCH))

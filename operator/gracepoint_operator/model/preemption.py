@@ -44,6 +44,7 @@ class EndReason(StrEnum):
     WORKLOAD_FINISHED = workloads.REASON_FINISHED
     DEADLINE_PASSED = "DeadlinePassed"
     PODS_REPLACED = "PodsReplaced"
+    NEXT_START_RESTORED = "NextStartRestored"  # the step that was saved for it, though nobody reported the commit
 
 
 #: The fields of a Preemption's spec that a signal which joins the epoch may change; all others are immutable.
@@ -104,6 +105,10 @@ class PreemptionRecord:
         kept = {name: value for name, value in _given(status).items() if name not in _DETAILS}
         return dataclasses.replace(self, status=PreemptionStatus.model_construct(**kept))
 
+    def same_details(self, other: PreemptionRecord) -> bool:
+        """Returns whether ``other`` has what a summary of this record would leave out."""
+        return all(getattr(self.status, name) == getattr(other.status, name) for name in _DETAILS)
+
     @property
     def workload(self) -> WorkloadIdentity:
         """The workload that it is about."""
@@ -132,6 +137,11 @@ class PreemptionRecord:
     def is_rehearsal(self) -> bool:
         """True for a requested drill under a policy whose mode is not Drill."""
         return self.spec.mode is Mode.DRILL and self.spec.policy.spec.mode is not Mode.DRILL
+
+    @property
+    def may_be_committed(self) -> bool:
+        """True if no end is known, or only one that the operator has set by itself, without a report of the gang."""
+        return not self.phase.ended or self.phase in _CORRECTED
 
     @property
     def asks_to_leave(self) -> bool:

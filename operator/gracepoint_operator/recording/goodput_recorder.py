@@ -135,8 +135,15 @@ class GoodputRecorder:
             self._change(account, workload, ledger, _End(now_ms))
         return None if seen.again_ms is None else seen.again_ms / 1000
 
-    def hear(self, pod: Pod, session: str, spent: Spent | None) -> None:
-        """Takes what a process of a pod says. None: it says nothing, as older libraries."""
+    def hear(self, pod: Pod, session: str, spent: Spent | None, *, of_former: bool = False) -> None:
+        """Takes what a process of a pod says.
+
+        Args:
+            pod: The pod.
+            session: The session of which it tells.
+            spent: What it says. None: nothing, as older libraries.
+            of_former: True if the session is of a former start, which its pod's process has found in the checkpoint.
+        """
         workload = self._cache.objects.workloads.get(pod.workload_uid)
         account = self._accounts.get(pod.workload_uid)
         policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
@@ -148,7 +155,10 @@ class GoodputRecorder:
             return
         # The pod may be of a life that was not seen yet.
         self._look(self._cache.gang(workload.uid), workload, policy, account)
-        self._change(account, workload, self._ledger(account, policy, workload.uid), said)
+        ledger = self._ledger(account, policy, workload.uid)
+        if of_former and not ledger.has_session(session):
+            return  # it is settled, or nothing was ever heard of it: its times cannot be placed
+        self._change(account, workload, ledger, said)
 
     def answer(self, message: Forecast) -> SaveEvery | None:
         """Returns how often a gang should save. None if it does not want to know, or if that is not known."""

@@ -36,6 +36,7 @@ class SignalKind(StrEnum):
     NODE_ANNOTATION = "NodeAnnotation"
     NODE_CONDITION = "NodeCondition"
     NODE_CLAIM = "NodeClaim"
+    DEVICE_TAINT = "DeviceTaint"
     SUSPENSION = "Suspension"
     TIME_LIMIT = "TimeLimit"
     DISRUPTION_TARGET = "DisruptionTarget"

@@ -1,4 +1,4 @@
-"""Rows of Kubernetes itself and of job queues: nodes, pods, Jobs, JobSet, Kueue."""
+"""Rows of Kubernetes itself and of job queues: nodes, devices, pods, Jobs, JobSet, Kueue."""
 
 from __future__ import annotations
 
@@ -87,6 +87,23 @@ _NODES = (
         tolerable=True,
         about="The pod is deleted once its tolerationSeconds are over, at once without, and then has its grace period "
         "(kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
+    ),
+)
+
+_DEVICES = (
+    Row(
+        name="device-taint",
+        provider="Kubernetes",
+        match=Match(kind=On.DEVICE, taint=TaintMatch(effect="NoExecute")),
+        cause=Cause.HARDWARE,
+        confidence=SURE,
+        cancelable=True,
+        deadline=DeadlineRule(tolerated=True),
+        tolerable=True,
+        about="In a ResourceSlice, by the driver, or in a DeviceTaintRule, by an administrator. The pods that use the "
+        "device are deleted once the tolerationSeconds of their claim are over, at once without, and then have their "
+        "grace period. Watched with the chart's deviceTaints.enabled "
+        "(kubernetes.io/docs/concepts/resource-management/dynamic-resource-allocation/device-taints).",
     ),
 )
 
@@ -197,4 +214,4 @@ _JOBS = (
     ),
 )
 
-ROWS: tuple[Row, ...] = (*_NODES, *_PODS, *_JOBS)
+ROWS: tuple[Row, ...] = (*_NODES, *_DEVICES, *_PODS, *_JOBS)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gracepoint_operator.kube.fields import parse_time
-from gracepoint_operator.kube.objects import Taint, read_taint
+from gracepoint_operator.kube.objects import Taint, Toleration, read_taint
 from gracepoint_operator.signals.rows import (
     ConditionMatch,
     FieldMatch,
@@ -47,6 +47,8 @@ class Mark:
         is_exact: Whether the object says when it began.
         until_at: When the pod will be gone, in seconds since the epoch. None if the object does not say.
         taint: The taint. None if it is not a taint.
+        tolerations: What tolerates the taint, in the order in which it counts: the claim's tolerations of a device's
+            taint. None: the pod's tolerations.
     """
 
     id: str
@@ -56,6 +58,7 @@ class Mark:
     until_at: float | None
     is_exact: bool
     taint: Taint | None = None
+    tolerations: tuple[Toleration, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gracepoint_operator.resources.reference import put_between
 from gracepoint_operator.signals.catalogue import BUILT_IN
-from gracepoint_operator.signals.rows import DeadlineRule, Match, Row, TimeFormat
+from gracepoint_operator.signals.rows import DeadlineRule, Match, On, Row, TimeFormat
 
 START, END = "<!-- rows: generated from the catalogue -->\n", "<!-- end of rows -->\n"
 
@@ -40,6 +40,8 @@ def put_into(page: str) -> str:
 def _seen(match: Match) -> str:
     if (taint := match.taint) is not None:
         value, effect = f"={taint.value}" if taint.value else "", f":{taint.effect}" if taint.effect else ""
+        if match.kind is On.DEVICE:
+            return f"{'taint' if taint.key else 'any taint'} `{taint.key or ''}{value}{effect}` of a device"
         return f"taint `{taint.key}{value}{effect}`" if taint.key else f"any other taint `{value}{effect}`"
     on = f"{match.kind}: "
     for name, wanted in (("label", match.label), ("annotation", match.annotation)):
@@ -59,7 +61,10 @@ def _values(values: list[str]) -> str:
 
 
 def _unless(row: Row) -> str:
-    return ", unless the pod tolerates it for good" if row.tolerable else ""
+    if not row.tolerable:
+        return ""
+    who = "pod's ResourceClaim" if row.match.kind is On.DEVICE else "pod"
+    return f", unless the {who} tolerates it for good"
 
 
 def _by_when(row: Row) -> str:

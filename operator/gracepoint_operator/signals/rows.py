@@ -49,10 +49,11 @@ class On(StrEnum):
     JOB_SET = "JobSet"
     NODE_CLAIM = "NodeClaim"  # Karpenter's, of the pod's node
     WORKLOAD = "Workload"  # Kueue's, of the workload or of what controls it
+    DEVICE = "Device"  # of dynamic resource allocation, that is allocated to a ResourceClaim of the pod
 
 
 class TaintMatch(Model):
-    """A taint of the node."""
+    """A taint of the node, or of a device."""
 
     key: Key | None = None
     """Absent: any key; only for an effect."""
@@ -137,8 +138,10 @@ class Match(Model):
         if len(self._given()) != 1:
             found = self._given() or "none"
             raise ValueError(f"expected exactly one of taint, label, annotation, condition and field, found {found}")
-        if self.taint is not None and self.kind is not On.NODE:
-            raise ValueError(f"taint: only a Node has taints, found kind {self.kind}")
+        if self.taint is not None and self.kind not in (On.NODE, On.DEVICE):
+            raise ValueError(f"taint: only Nodes and Devices have taints, found kind {self.kind}")
+        if self.taint is None and self.kind is On.DEVICE:
+            raise ValueError(f"kind Device: expected a taint, found {self._given()}")
         return self
 
     @property
@@ -236,6 +239,8 @@ class Row(Model):
             return SignalKind.TIME_LIMIT
         if self.match.kind is On.NODE:
             return _ON_NODE[self.match.feature]
+        if self.match.kind is On.DEVICE:
+            return SignalKind.DEVICE_TAINT
         if self.match.kind is On.POD:
             return SignalKind.POD_DELETION if self.match.feature == "field" else SignalKind.DISRUPTION_TARGET
         return SignalKind.NODE_CLAIM if self.match.kind is On.NODE_CLAIM else SignalKind.SUSPENSION

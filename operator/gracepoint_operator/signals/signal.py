@@ -119,7 +119,8 @@ def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
     row, rule, tolerated_s = mark.row, mark.row.deadline, 0.0
     if mark.taint is not None and mark.taint.effect == "NoExecute":
         # The taint manager uses the first toleration that matches.
-        toleration = next((item for item in pod.tolerations if item.tolerates(mark.taint)), None)
+        tolerations = pod.tolerations if mark.tolerations is None else mark.tolerations
+        toleration = next((item for item in tolerations if item.tolerates(mark.taint)), None)
         if toleration is not None:
             if toleration.seconds is None and row.tolerable:
                 return None

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 
 import kopf
 
-from gracepoint_operator.cache.resync import OPTIONAL, SELECTORS
+from gracepoint_operator.cache.resync import OPTIONAL
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.backoffs import Backoffs
@@ -55,14 +55,14 @@ class Watches:
         backoffs: Iterable[float] = REQUEST_BACKOFFS,
     ) -> None:
         # kopf has one label selector for each resource, so kinds at the same place cannot share a run.
-        apart = OPTIONAL | {kind for kind in SELECTORS if kind.subset}
-        groups = {"required": SELECTORS.keys() - apart} | {kind.title: {kind} for kind in apart}
+        apart = {kind for kind in controller.watched if kind in OPTIONAL or kind.subset}
+        groups = {"required": controller.watched - apart} | {kind.title: {kind} for kind in apart}
         self._threads = [
             _WatchThread(controller, api, metrics, name, watched, replica=replica, backoffs=backoffs)
             for name, watched in sorted(groups.items())
         ]
         controller.watches.on_rewind = self.begin_anew
-        controller.watches.expect(SELECTORS)
+        controller.watches.expect(controller.watched)
 
     def start(self) -> None:
         """Starts all threads."""

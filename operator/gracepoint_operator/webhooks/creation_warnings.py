@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast
+from gracepoint_operator.webhooks.in_place_restart import agent_starts_training
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
 
 #: The values of managedBy that mean the usual controller.
@@ -28,6 +29,7 @@ def warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
     return [
         *_run_elsewhere(made, kind),
         *_restarted_alone(made, members),
+        *_killed_at_once(members),
         *_lost_checkpoints(members),
         *_short_bounds(members, kind, name, policy),
     ]
@@ -55,6 +57,18 @@ def _restarted_alone(made: Json, members: list[TrainingJob]) -> list[str]:
                 "all end, and each Job counts for itself. Use RestartJobSet, which restarts the gang as a whole"
             )
     return found
+
+
+def _killed_at_once(members: list[TrainingJob]) -> list[str]:
+    """Warns of training that JobSet's agent has started: at a SIGTERM the agent ends at once, and the training too."""
+    return [
+        f"{member.path}.template.spec.containers[{member.container['name']}].env[WORKER_COMMAND]: JobSet's agent "
+        "starts the training, and kills it when its pod is deleted. What no notice comes before, such as a suspension, "
+        "loses the steps since the last save. Run the agent as a sidecar (Kubernetes 1.35, restartPolicyRules with "
+        "RestartAllContainers)"
+        for member in members
+        if agent_starts_training(member)
+    ]
 
 
 def _lost_checkpoints(members: list[TrainingJob]) -> list[str]:

@@ -46,7 +46,9 @@ def _stays_ended(member: TrainingJob, codes: Collection[int], problems: Problems
                 f"{path}.restartPolicyRules[{i}]",
                 found=f"{rule.get('action')} for exit codes {on.get('operator')} {on.get('values')}",
                 expected=f"none that matches {sorted(codes)}, {why}",
-                fix="Remove the rule, or these codes from it",
+                fix="Remove the rule, or these codes from it"
+                if on.get("operator") == "In"
+                else "Remove the rule, or add these codes to it",
             )
 
 

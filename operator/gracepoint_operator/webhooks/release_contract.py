@@ -32,6 +32,12 @@ from gracepoint_operator.webhooks.contract_parts import (
     put_pod_rules,
     run_all_pods,
 )
+from gracepoint_operator.webhooks.in_place_restart import (
+    STRATEGY,
+    allow_restarts_in_place,
+    in_place_is_possible,
+    restarts_in_place,
+)
 from gracepoint_operator.webhooks.job_contract import apply_job_contract
 from gracepoint_operator.webhooks.pod_template import check_template
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
@@ -71,12 +77,19 @@ def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | 
         for member in members:
             apply_job_contract(made, member, policy, problems)
         return ContractViolation(tuple(problems)) if problems else Patched(made)
+    in_place = restarts_in_place(made) and all(map(in_place_is_possible, members))
     for member in members:
+        if in_place:
+            allow_restarts_in_place(member, problems)
+        else:
+            backoff = "a replaced pod cannot join the running gang"
+            expect(member.job, "backoffLimit", 0, member.path, backoff, problems)
         _fail_as_a_whole(member, policy, problems)
         check_template(member, exit_codes(policy), problems)
         _run_at_once(member, members, problems)
     _hostnames(made, problems)
-    _restarts_elsewhere(made, problems)
+    if not in_place:
+        _restarts_elsewhere(made, problems)
     if problems:
         return ContractViolation(tuple(problems))
     _restart_uncounted(made["spec"], members, policy)
@@ -97,7 +110,6 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems
         expect(pod, "restartPolicy", "Never", f"{path}.template.spec", "the JobSet restarts pods", problems)
     if pod.get("terminationGracePeriodSeconds") is None:
         pod["terminationGracePeriodSeconds"] = DEFAULT_GRACE_PERIOD_S
-    expect(job, "backoffLimit", 0, path, "a replaced pod cannot join the running gang", problems)
     expect(job, "completionMode", "Indexed", path, "the index is the process's place in the gang", problems)
     run_all_pods(member, problems)
     if job.get("backoffLimitPerIndex") is not None:
@@ -171,9 +183,9 @@ def _restarts_elsewhere(jobset: Json, problems: Problems) -> None:
         problems.add(
             "spec.failurePolicy.restartStrategy",
             found=strategy,
-            expected="Recreate or BlockingRecreate: only new pods are bound to another node (InPlaceRestart restarts "
-            "containers where they are, and needs another backoffLimit)",
-            fix="Remove it",
+            expected=f"Recreate or BlockingRecreate, or with {STRATEGY} in each pod of the gang JobSet's agent (a "
+            "container with the variables JOBSET_NAME and POD_NAME) and a container with restartPolicyRules",
+            fix="Remove it, or add these",
         )
 
 

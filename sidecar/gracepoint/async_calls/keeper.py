@@ -1,13 +1,16 @@
 """The keeper: starts worker processes for the trainers that connect to its socket, and outlives them.
 
-    python -m gracepoint.async_calls.keeper SOCKET
+    python -m gracepoint.async_calls.keeper SOCKET [MODULE ...]
 
 It runs in a container of its own beside the training container, and shares a volume with the socket. A trainer that
 connects gets a worker process, which takes calls and shared memory over the connection. The trainer may be killed, and
 its whole container with it: its worker finishes the calls.
 
+Each MODULE is run once in a process of its own, as soon as the keeper listens: the keeper is there before the trainer.
+
 The main thread accepts connections, starts workers and reaps them. At SIGTERM, which the kubelet sends when the main
-containers have ended, the keeper waits for its workers and ends. A worker ends after the last call of its trainer.
+containers have ended, the keeper waits for its workers and ends. A worker ends after the last call of its trainer. The
+process of a MODULE that still runs then is killed.
 """
 
 from __future__ import annotations
@@ -20,17 +23,23 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from gracepoint.async_calls.worker_process import start_process
+from gracepoint.async_calls.worker_process import child_environment, start_process
 
 logger = logging.getLogger(__name__)
 
 _WAITING_TRAINERS = 16
 
 
-def main(path: str) -> None:
-    """Serves trainers at the socket ``path`` until SIGTERM has come and all workers have ended."""
+def main(path: str, modules: Sequence[str] = ()) -> None:
+    """Serves trainers at the socket ``path`` until SIGTERM has come and all workers have ended.
+
+    Args:
+        path: Where the socket is made.
+        modules: Names of modules. Each is run once, in a process of its own.
+    """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGTERM, lambda *_: os.write(wake, b"."))
@@ -39,19 +48,37 @@ def main(path: str) -> None:
         listener.bind(path)
         listener.listen(_WAITING_TRAINERS)
         logger.info("the keeper listens at %s", path)
+        beside = _started(modules)
         try:
-            _serve(listener, woken)
+            _serve(listener, woken, beside)
         finally:
+            for process in beside.values():
+                process.kill()
             with contextlib.suppress(OSError):
                 os.unlink(path)
     logger.info("the keeper ends: no trainer and no worker is left")
 
 
-def _serve(listener: socket.socket, woken: int) -> None:
+def _started(modules: Sequence[str]) -> dict[int, subprocess.Popen[bytes]]:
+    """Starts a process for each module. Returns them by a file descriptor that is readable once it has ended."""
+    found = {}
+    for module in modules:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module], stdin=subprocess.DEVNULL, env=child_environment()
+            )
+        except OSError as error:
+            logger.warning("%s is not run: %s", module, error)
+            continue
+        found[os.pidfd_open(process.pid)] = process
+    return found
+
+
+def _serve(listener: socket.socket, woken: int, beside: dict[int, subprocess.Popen[bytes]]) -> None:
     workers: dict[int, subprocess.Popen[bytes]] = {}  # by a file descriptor that is readable once the worker has ended
     is_ending = False
     while workers or not is_ending:
-        readable, _, _ = select.select([listener.fileno(), woken, *workers], [], [])
+        readable, _, _ = select.select([listener.fileno(), woken, *workers, *beside], [], [])
         for handle in readable:
             if handle == listener.fileno():
                 connection, _ = listener.accept()
@@ -63,6 +90,9 @@ def _serve(listener: socket.socket, woken: int) -> None:
                 os.read(woken, 64)
                 is_ending = True
                 logger.info("the keeper was told to end, and waits for %d workers", len(workers))
+            elif handle in beside:
+                os.close(handle)
+                beside.pop(handle).wait()
             else:
                 worker = workers.pop(handle)
                 os.close(handle)
@@ -70,4 +100,4 @@ def _serve(listener: socket.socket, woken: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

@@ -1,6 +1,7 @@
 """What a worker process still does once its trainer has died, after the calls that were handed over.
 
-A call registers a function with ``when_orphaned``. The worker's main thread runs calls and the functions.
+A call registers a function with ``when_orphaned``. The worker's main thread runs calls and the functions. Any thread
+may ask ``trainer_has_died``.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import threading
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
 _last: dict[str, Callable[[], object]] = {}
+_died = threading.Event()
 
 
 def when_orphaned(name: str, function: Callable[[], object]) -> None:
@@ -42,6 +45,12 @@ def is_orphan(connection: socket.socket, trainer: int | None) -> bool:
 def wait_until_orphan(connection: socket.socket, trainer: int | None) -> None:
     """Returns when ``is_orphan`` is true. Waits as long as the trainer lives."""
     _poll(connection, trainer, None)
+    _died.set()
+
+
+def trainer_has_died() -> bool:
+    """Returns whether ``wait_until_orphan`` has returned in this process."""
+    return _died.is_set()
 
 
 def _poll(connection: socket.socket, trainer: int | None, timeout_ms: int | None) -> bool:

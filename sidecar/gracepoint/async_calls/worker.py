@@ -11,7 +11,6 @@ CPU here.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import logging
@@ -24,9 +23,8 @@ import struct
 import threading
 import time
 import traceback
-from pathlib import Path
 
-from gracepoint.async_calls import orphan
+from gracepoint.async_calls import orphan, priority
 from gracepoint.async_calls.pickling import unpack
 
 logger = logging.getLogger(__name__)
@@ -49,7 +47,7 @@ def main(connection: socket.socket) -> None:
         signal.signal(each, signal.SIG_IGN)
     options = json.loads(connection.recv(ANSWER_BYTES))
     logging.basicConfig(level=options["log_level"], format="%(levelname)s %(name)s %(message)s")
-    _give_way(options["nice"])
+    priority.give_way(options["nice"])
     # A keeper's worker cannot see the trainer, which is in another container: the connection alone tells of its end.
     trainer = _process_handle(options["trainer"]) if not options["by_keeper"] else None
     threading.Thread(
@@ -78,21 +76,6 @@ def _end_after(connection: socket.socket, trainer: int | None, limit_s: float) -
     time.sleep(limit_s)
     logger.error("the trainer has ended, and its calls still run after %g s: they are given up", limit_s)
     os._exit(1)
-
-
-def _give_way(nice: int) -> None:
-    """Leaves the CPU to the training, as far as ``nice`` says.
-
-    The kernel must also not prefer this process to a thread of the training that wakes up (``SCHED_BATCH``). Outside of
-    control groups, it weighs sessions against each other and not processes (sched(7), "The autogroup feature"), and
-    this process leads one.
-    """
-    os.nice(nice)
-    if nice:
-        with contextlib.suppress(OSError):  # forbidden here
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        with contextlib.suppress(OSError):  # not in this kernel, or already done too often in a second
-            Path("/proc/self/autogroup").write_text(str(nice))
 
 
 def _next_call(connection: socket.socket, trainer: int | None) -> tuple[int, int, int, list[int]] | None:

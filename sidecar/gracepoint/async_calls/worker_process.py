@@ -193,7 +193,7 @@ def start_process(connection: socket.socket) -> subprocess.Popen[bytes]:
         pass_fds=[connection.fileno()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        env=_environment(),
+        env=child_environment(),
     )
 
 
@@ -213,8 +213,8 @@ def _connected(keeper: str) -> socket.socket:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _environment() -> dict[str, str]:
-    """Returns the environment of the worker: it finds the modules of this process, and no accelerator."""
+def child_environment() -> dict[str, str]:
+    """Returns the environment of a child process: it finds the modules of this process, and no accelerator."""
     environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     environment["JAX_PLATFORMS"] = "cpu"

@@ -77,8 +77,7 @@ class StepCheckpointer(BackgroundView):
         Args:
             directory: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
             gang: The processes that save together.
-            attempt: Unique for each start of the gang, the same in all its processes; letters, digits, '-',
-                '_'.
+            attempt: Unique for each start of the gang, equal in all its processes; letters, digits, '-', '_'.
             processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
             save_every_steps: A save is due at the first step from each of its multiples on. 0: no save is due for that
                 reason.
@@ -87,8 +86,7 @@ class StepCheckpointer(BackgroundView):
             keep_every_steps: See ``Retention``.
             keep_for_s: See ``Retention``.
             options: How arrays are written. None: the defaults.
-            host_memory_limit_bytes: Most bytes of host memory in this process for the snapshot of background saves.
-                None: the available memory of the host.
+            host_memory_limit_bytes: Most bytes of host memory for the snapshot of background saves. None: what is free.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
             item: Name of the item that holds the state in each step.
             remember_throughput: Whether to keep the speed of saves in a file in the directory, for the next start.
@@ -241,6 +239,7 @@ class StepCheckpointer(BackgroundView):
         *,
         deadline: Deadline,
         on_stage: Callable[[str], None],
+        note: str | None = None,
     ) -> Saved:
         """Saves now, and returns when the step is committed.
 
@@ -255,6 +254,7 @@ class StepCheckpointer(BackgroundView):
             deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
             on_stage: Called with "written" (this process's files are written), "durable" (its done-record is durable)
                 and "committed" (the step is committed in all processes).
+            note: See ``SaveExtras``.
 
         Raises:
             SaveFailed: The step is not committed in time, or a process failed.
@@ -267,7 +267,7 @@ class StepCheckpointer(BackgroundView):
             for stage in ("written", "durable", "committed"):
                 on_stage(stage)
             return Saved(step, self.executor.planner.plan(state)[1].plan.total_bytes)
-        save = self.executor.begin(self._paths, step)
+        save = self.executor.begin(self._paths, step, extras=SaveExtras(note=note))
         total_bytes = self.executor.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
         self._committed.newest = step
         self._learn(Way.STREAMED)

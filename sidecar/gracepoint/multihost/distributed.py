@@ -1,8 +1,9 @@
 """Joins and leaves a JAX cluster.
 
-This module calls ``jax.distributed`` and adds three things. A pod of a JobSet finds its place without the API server
+This module calls ``jax.distributed`` and adds four things. A pod of a JobSet finds its place without the API server
 (``detection``). If the coordinator does not answer, an error names it; JAX alone ends the process from C++ (SIGABRT)
-when its own timeout is over. ``shutdown`` first waits for the other processes at our own barrier, because a process
+when its own timeout is over. Process 0 connects to the service in itself without looking up its own name, which the
+cluster's DNS may not know yet. ``shutdown`` first waits for the other processes at our own barrier, because a process
 that is late at JAX's barrier ends *all* processes with SIGABRT.
 
 Everything runs in the calling thread except one request of ``shutdown`` that cannot be interrupted. It has its own
@@ -15,7 +16,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ from typing import Any
 from gracepoint import trace
 from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.multihost.barriers import StoreGang
+from gracepoint.multihost.coordinator import wait_for_coordinator
 from gracepoint.multihost.detection import ENV_JAX_COORDINATOR_ADDRESS, POD_LABELS_FILE, Place, detect, read_labels
 from gracepoint.multihost.state import global_state, jax_state
 from gracepoint.multihost.store import JaxStore
@@ -35,10 +36,11 @@ ENV_TPU = "TPU_WORKER_HOSTNAMES"
 #: Values of ``cluster_detection_method``: only the detection of this module, and no detection. Other names are JAX's.
 JOBSET, DEACTIVATE = "jobset", "deactivate"
 _MISSING = "{name}: expected a value, found none: give it to initialize(), or see where it looks for it"
-_KNOCK_S = 1.0
-#: Pauses between two knocks grow from the first to the last: most processes come just before or after process 0.
-_FIRST_PAUSE_S = 0.01
-_LAST_PAUSE_S = 0.1
+_LOOPBACK = "127.0.0.1"
+#: JAX's variable for the address to which process 0 binds.
+_ENV_JAX_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
+#: gRPC connects through the proxy that one of these names, also to addresses of this machine.
+_ENV_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 # Number of calls of shutdown() in this cluster. It is the key of the barrier, because every call is collective.
 _shutdowns = 0
@@ -133,40 +135,31 @@ def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -
             waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
         initialization_timeout = max(1, math.ceil(initialization_timeout - waited_s))
     log.info("joining address=%s process=%s of=%s", place.coordinator_address, place.process_id, place.num_processes)
+    address = _to_connect_to(place, options.get("coordinator_bind_address"), os.environ)
     jax.distributed.initialize(
-        place.coordinator_address,
+        address,
         place.num_processes,
         place.process_id,
         initialization_timeout=initialization_timeout,
         **options,
     )
+    if address != place.coordinator_address:
+        jax_state().coordinator_address = place.coordinator_address  # what others read is the address for all
 
 
-def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
-    """Waits until something listens at ``host:port``. Returns how many seconds that took.
+def _to_connect_to(place: Place, bind_address: str | None, environ: Mapping[str, str]) -> str | None:
+    """Returns the address at which this process connects to the coordination service.
 
-    Raises:
-        ClusterError: Nothing listens there within the timeout. The message says why the last attempt failed.
-        SettingsError: The address has no port.
+    Process 0 hosts the service, and uses the loopback interface. The name of a new pod can be looked up only some
+    hundred milliseconds after its processes run. If the first look-up fails, gRPC waits a second before the next one,
+    and all processes wait for process 0.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise SettingsError(f"coordinator_address: expected host:port, found {address!r}")
-    began = time.monotonic()
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
-                return time.monotonic() - began
-        except OSError as error:  # the name does not exist yet, refused, no route, timeout
-            waited_s = time.monotonic() - began
-            if waited_s + pause_s > timeout_s:
-                raise ClusterError(
-                    f"waited {waited_s:.0f} s for process 0 at {address}, which did not answer: {error}. Expected its "
-                    f"coordination service there: see whether that process runs, and whether all have its address"
-                ) from error
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _LAST_PAUSE_S)
+    host, _, port = (place.coordinator_address or "").rpartition(":")
+    is_bound_to_all = not (bind_address or environ.get(_ENV_JAX_BIND_ADDRESS))
+    has_proxy = any(environ.get(name) for name in _ENV_PROXIES)
+    if place.process_id != 0 or not host or _is_loopback(host) or not is_bound_to_all or has_proxy:
+        return place.coordinator_address
+    return f"{_LOOPBACK}:{port}"
 
 
 def shutdown(timeout_s: float = 300.0) -> None:
@@ -241,14 +234,19 @@ def _check(place: Place) -> None:
 
 def _warn_of_loopback(place: Place, environ: Mapping[str, str]) -> None:
     """Logs a warning if processes in other pods cannot reach the coordinator."""
-    host = (place.coordinator_address or "").rpartition(":")[0].strip("[]")
+    host = (place.coordinator_address or "").rpartition(":")[0]
     in_a_pod = "KUBERNETES_SERVICE_HOST" in environ
-    if in_a_pod and (place.num_processes or 1) > 1 and (host in ("localhost", "::1") or host.startswith("127.")):
+    if in_a_pod and (place.num_processes or 1) > 1 and _is_loopback(host):
         log.warning(
             "address=%s is a loopback address: processes in other pods cannot reach it; expected a name or address of "
             "process 0's pod",
             place.coordinator_address,
         )
+
+
+def _is_loopback(host: str) -> bool:
+    name = host.strip("[]")
+    return name in ("localhost", "::1") or name.startswith("127.")
 
 
 def _integer(name: str, value: int | None) -> int:

@@ -48,8 +48,10 @@ class StepSaver(Protocol):
         *,
         deadline: Deadline,
         on_stage: Callable[[str], None],
+        note: str,
     ) -> Any:
-        """Saves and commits. The result has ``step``, and ``bytes`` over all processes."""
+        """Saves and commits, with a text for whoever restores the step. The result has ``step``, and ``bytes`` over all
+        processes."""
 
     def refuse(self, step: int, error: Exception) -> None:
         """Tells the other processes, which save this step, that this one cannot. Never raises."""
@@ -137,8 +139,9 @@ class EmergencySave:
                 values = self._drain(step, state, host_state)
                 epoch.stages.mark("drained")
                 epoch.report(Phase.DRAINED, step=step)
+                deadline, note = self._budget.deadline(), epoch.note()
                 with self._waiting_to_commit() as on_stage:
-                    saved = saver.save(step, state, values, deadline=self._budget.deadline(), on_stage=on_stage)
+                    saved = saver.save(step, state, values, deadline=deadline, on_stage=on_stage, note=note)
         except Exception as error:  # noqa: BLE001 - the process exits whatever the error is, and reports it
             return self._outcome.failed(step, error)
         return self._committed(step, saved.step, saved.bytes)

@@ -129,6 +129,11 @@ class EpochProgress:
         elif phase.ended:
             time_spent.left()
 
+    def note(self) -> str:
+        """Returns what is saved with the step, so that the next start can say for which preemption it was saved."""
+        about = self._mailbox.current_drill if self.drill else self._mailbox.current
+        return self._reporter.note(about, leaves=not self.drill)
+
     def chose(self, plan: Plan) -> None:
         """Notes what all processes have chosen to do. The next report says so."""
         self.plan = plan

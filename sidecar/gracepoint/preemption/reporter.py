@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from gracepoint import trace
+from gracepoint.errors import WireError
 from gracepoint.preemption.forecast import Figures
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
-from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, StageTiming, Stall
+from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, SavedFor, StageTiming, Stall
 from gracepoint.wire.names import SAVE_AUTO
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Reporter:
         self._gang = gang
         self._mailbox = mailbox
         self.time_spent = time_spent
+        self._saved_for: SavedFor | None = None  # for which preemption the restored step was saved
 
     def report(self, phase: Phase, progress: Progress, about: Disruption | None, *, alone: bool = False) -> None:
         """Reports that the preemption has reached a phase.
@@ -164,8 +166,34 @@ class Reporter:
         if self._sender is not None:
             self._sender.on_interval = follow
 
-    def resumption(self, restored_step: int | None, *, training: bool) -> None:
-        """Reports that the state is restored, or that training goes on from it."""
+    def note(self, about: Disruption | None, *, leaves: bool) -> str:
+        """Returns the note of a step that is saved now for a preemption; see ``wire.messages.SavedFor``.
+
+        Args:
+            about: The notice for which it is saved. None if there is none.
+            leaves: True if training ends here, False if it goes on.
+        """
+        spent = self.time_spent.spent()
+        return SavedFor(
+            preemption=about.preemption if about else "",
+            session=self._session,
+            restart_attempt=self._settings.restart_attempt,
+            spent=dataclasses.replace(spent, left_s=spent.now_s) if leaves else spent,
+        ).to_json()
+
+    def resumption(self, restored_step: int | None, *, training: bool, note: str | None = None) -> None:
+        """Reports that the state is restored, or that training goes on from it.
+
+        Args:
+            restored_step: The step that was restored. None: there was no checkpoint.
+            training: False after the restore, True after the first step.
+            note: What ``note`` returned when the step was saved. None: there is none, or it was told before.
+        """
+        if note is not None:
+            try:
+                self._saved_for = SavedFor.from_json(note)
+            except WireError as error:  # of a newer library
+                log.warning("it is not known for which preemption the step was saved error=%s", error)
         if training:
             self.time_spent.trains()
         else:
@@ -181,6 +209,7 @@ class Reporter:
                 training=training,
                 age_s=0.0,
                 spent=self.time_spent.spent(),
+                saved_for=self._saved_for,
             )
             self._sender.send(message, within_s=_UNHURRIED_S)
 

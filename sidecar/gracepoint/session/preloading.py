@@ -2,8 +2,8 @@
 
 A process waits while it joins: for process 0, and for the last process. The **preloading thread**
 ("gracepoint-preload", daemon) uses that time. It imports modules, has the system read the newest checkpoint into its
-page cache, and ends. Nothing waits for it but an import of the same module. What fails here is done again by ``attach``
-and ``restore``, which raise the error.
+page cache or makes a connection to the object store ready, and ends. Nothing waits for it but an import of the same
+module. What fails here is done again by ``attach`` and ``restore``, which raise the error.
 """
 
 from __future__ import annotations

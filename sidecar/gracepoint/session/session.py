@@ -233,7 +233,7 @@ class Session(OwnLoop):
         self.restored = start.restored
         if start.step is not None:
             self._coordinator.step = self._saves.restored_step = start.step
-        self._coordinator.reporter.resumption(start.step, training=False)
+        self._coordinator.reporter.resumption(start.step, training=False, note=start.note)
         return start.state, start.step or 0
 
     def step(self, step: int, state: Any) -> None:

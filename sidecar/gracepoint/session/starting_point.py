@@ -45,11 +45,13 @@ class Start:
         state: The train state.
         step: The step of this job that was restored. None if this job begins anew.
         restored: Where the state came from. None if it is a new state.
+        note: The text that the step was saved with, in process 0. None: there is none.
     """
 
     state: Any
     step: int | None
     restored: RestoredFrom | None
+    note: str | None = None
 
 
 def start_from(
@@ -81,7 +83,7 @@ def start_from(
             if changed and checkpointer.restorer.is_primary:
                 log.warning("the job goes on in another form step=%d %s", restored.step, ", ".join(changed))
             origin = RestoredFrom(checkpointer.directory, restored.step, own=True, changed=changed)
-            return Start(restored.state, restored.step, origin)
+            return Start(restored.state, restored.step, origin, restored.note)
         if base is not None:
             found = checkpointer.restorer.restore_base(
                 base,

@@ -18,6 +18,8 @@ import dataclasses
 from enum import StrEnum
 
 from gracepoint.wire.codec import Message
+from gracepoint.wire.spent import SavedFor as SavedFor
+from gracepoint.wire.spent import Spent as Spent
 
 
 class Mode(StrEnum):
@@ -67,47 +69,6 @@ class Phase(StrEnum):
 
 
 _ENDED = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.RETRACTED, Phase.EXPIRED, Phase.FAILED})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Spent(Message):
-    """Part of what the primary process writes: what its time went into so far, by its own clock. Read by the operator.
-
-    All values are totals, so a message that is lost leaves no gap. Times (``now_s``, ``joined_s``, ``restored_s``,
-    ``compiled_s``, ``trained_s``, ``left_s``) are in seconds since ``attach`` was called.
-
-    Attributes:
-        now_s: When this is sent.
-        joined_s: When all processes had joined.
-        restored_s: When the state was restored, or made if there was no checkpoint. None: not yet, or ``restore`` is
-            not used.
-        first_step: The step from which it trains: the one that was restored. 0 if there was none.
-        trained_s: When the first step was done. None: not yet.
-        left_s: When training had ended because of a preemption, after the save. None: not yet.
-        saving_s: Seconds for which saves of all kinds stopped the training.
-        saves: Number of periodic saves.
-        saves_s: Seconds for which periodic saves stopped the training. They are part of ``saving_s``.
-        passed: For how many seconds this process had trained when it passed some steps, without the time of saves. By
-            the number of the step; the newest of those at which saves began or a message was sent. None: none is known.
-        saved_s: When the newest step was passed that is known to be committed in this start. None: none is known.
-        age_s: For how many seconds the process had run when ``attach`` was called. None: it is not known.
-        compiled_s: When the newest of the programs that the first step needs was compiled or loaded. None: not yet, or
-            there was none.
-    """
-
-    now_s: float
-    joined_s: float
-    restored_s: float | None = None
-    first_step: int = 0
-    trained_s: float | None = None
-    left_s: float | None = None
-    saving_s: float = 0.0
-    saves: int = 0
-    saves_s: float = 0.0
-    passed: dict[str, float] | None = None
-    saved_s: float | None = None
-    age_s: float | None = None
-    compiled_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -282,6 +243,8 @@ class Resumption(Message):
         training: False after the restore, True after the first step after it.
         age_s: Seconds from that moment to the sending of this message, as the operator may be out of reach for a while.
         spent: What the time went into so far. Absent: an older library.
+        saved_for: The preemption for which the restored step was saved. Absent: none, a promoted snapshot, or a save of
+            an older library or by the training loop's own means.
     """
 
     pod_uid: str
@@ -292,6 +255,7 @@ class Resumption(Message):
     training: bool
     age_s: float
     spent: Spent | None = None
+    saved_for: SavedFor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -106,6 +106,32 @@ def test_a_worker_of_a_keeper_that_is_killed_fails_its_calls(
     caller.close()
 
 
+@pytest.mark.parametrize("lasts_s", [0, 600], ids=["one that ends", "one that hangs"])
+def test_a_keeper_runs_modules_beside_its_workers(lasts_s: int, socket_path: Path, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    code = (
+        f"import os, pathlib, time\npathlib.Path({str(began)!r}).write_text(str(os.getpid()))\ntime.sleep({lasts_s})\n"
+    )
+    (tmp_path / "beside.py").write_text(code)
+    command = [sys.executable, "-m", "gracepoint.async_calls.keeper", str(socket_path), "no_such_module", "beside"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as keeper:
+        try:
+            wait_until(lambda: began.exists() and began.read_text())
+            pid = began.read_text()
+            left = [pid] if lasts_s else []
+            wait_until(lambda: children(keeper.pid) == left)  # what has ended is reaped
+            caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=60)
+            caller.schedule_async_call(AsyncRequest(functions.write, (os.devnull, "served"), []))
+            assert caller.is_current_async_call_done(blocking=True)
+            caller.close()
+            keeper.terminate()
+            assert keeper.wait(60) == 0
+        finally:
+            keeper.kill()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+
+
 def test_without_a_keeper_a_worker_of_this_process_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

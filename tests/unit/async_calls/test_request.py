@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import inspect
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from gracepoint.async_calls import AsyncRequest, gc_paused
+from gracepoint.async_calls import (
+    AsyncCaller,
+    AsyncCallsQueue,
+    AsyncRequest,
+    PersistentAsyncCaller,
+    TemporalAsyncCaller,
+    gc_paused,
+)
 
 
 def test_a_request_runs_as_a_whole_in_this_thread() -> None:
@@ -16,6 +26,39 @@ def test_a_request_runs_as_a_whole_in_this_thread() -> None:
     request.add_finalize_fn(lambda: done.append("g"))
     request.execute_sync()
     assert done == [(("p", 1), {"x": 2}), "f", "g"]
+
+
+def test_names_arguments_and_defaults_are_those_of_megatron() -> None:
+    """As megatron.core.dist_checkpointing.strategies.async_utils documents them. Further arguments are keywords."""
+    fields = ("async_fn", "async_fn_args", "finalize_fns", "async_fn_kwargs", "preload_fn", "is_frozen", "call_idx")
+    assert AsyncRequest._fields == fields
+    defaults: dict[str, object] = {"async_fn_kwargs": {}, "preload_fn": None, "is_frozen": False, "call_idx": 0}
+    assert AsyncRequest._field_defaults == defaults
+    assert inspect.isabstract(AsyncCaller)
+    for caller in (AsyncCaller, TemporalAsyncCaller, PersistentAsyncCaller):
+        assert positional(caller.schedule_async_call) == {"async_req": None}
+        assert positional(caller.is_current_async_call_done) == {"blocking": False, "no_dist": False}
+        assert positional(caller.sync_all_async_calls) == {"is_alive": None}
+        assert positional(caller.close) == {"abort": False}
+    assert positional(AsyncCallsQueue.__init__) == {"persistent": False}
+    assert positional(AsyncCallsQueue.schedule_async_request) == {"async_request": None}
+    assert positional(AsyncCallsQueue.maybe_finalize_async_calls) == {"blocking": False, "no_dist": False}
+    assert positional(AsyncCallsQueue.close) == {"abort": False}
+    assert isinstance(AsyncCallsQueue()._get_async_caller(), TemporalAsyncCaller)
+    queue = AsyncCallsQueue(persistent=True)
+    assert isinstance(queue._get_async_caller(), PersistentAsyncCaller)
+    queue.schedule_async_request(AsyncRequest(None, (), []))
+    (active,) = queue._active
+    assert [each.name for each in dataclasses.fields(active)][:3] == ["idx", "async_caller", "async_request"]
+    assert (active.idx, active.async_caller, active.async_request.is_frozen) == (0, queue._get_async_caller(), True)
+    queue.close()
+
+
+def positional(function: Callable[..., object]) -> dict[str, object]:
+    """Returns the arguments that may be given by their place, with their defaults. None: there is none."""
+    found = list(inspect.signature(function).parameters.values())[1:]
+    places = [each for each in found if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return {each.name: None if each.default is inspect.Parameter.empty else each.default for each in places}
 
 
 def test_nothing_can_be_added_to_a_frozen_request() -> None:

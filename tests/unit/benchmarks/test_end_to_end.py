@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import end_to_end_traces
+import pytest
+
+from benchmarks import end_to_end_objects, end_to_end_traces
 from benchmarks.end_to_end import Repeat, figures
 from benchmarks.report import Figure
 from demo.timeline import Stage
@@ -86,3 +88,43 @@ def test_a_part_that_a_process_did_not_tell_was_not_measured(tmp_path: Path) -> 
     parts = end_to_end_traces.parts([before], [after], 100.0)
     assert parts["-> restored"] is None
     assert parts["-> first step done"] == 4.0
+
+
+def pod(uid: str, **status: str) -> dict[str, Any]:
+    return {"metadata": {"uid": uid}, "spec": {"nodeName": status.pop("node", "")}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "heard"),
+    [
+        ("ADDED", pod("a"), ["pod created"]),
+        ("MODIFIED", pod("a", node="n"), ["pod created", "pod scheduled"]),
+        ("MODIFIED", pod("a", phase="Failed"), ["pod created", "pod ended"]),
+        ("DELETED", pod("a", phase="Running"), ["pod created", "pod ended"]),
+    ],
+    ids=["created", "scheduled", "failed", "deleted"],
+)
+def test_a_change_of_a_pod_says_how_far_it_is(kind: str, changed: dict[str, Any], heard: list[str]) -> None:
+    assert list(end_to_end_objects.heard_of_pod(kind, changed)) == heard
+
+
+def test_a_deleted_job_has_failed_and_is_gone() -> None:
+    failed = {"status": {"conditions": [{"type": "Failed", "status": "True"}]}}
+    assert list(end_to_end_objects.heard_of_job("MODIFIED", failed)) == ["job created", "job failed"]
+    assert list(end_to_end_objects.heard_of_job("MODIFIED", {})) == ["job created"]
+    assert list(end_to_end_objects.heard_of_job("DELETED", {})) == ["job created", "job failed", "job gone"]
+
+
+def test_the_return_of_the_pods_is_told_by_who_works() -> None:
+    heard = {
+        (0, "pod ended"): {"a": 11.0, "b": 12.5},
+        (0, "job failed"): {"j": 12.0},  # while a pod was still there
+        (0, "job gone"): {"j": 13.0},
+        (1, "pod created"): {"c": 13.25, "d": 13.5},
+        (1, "pod scheduled"): {"c": 13.5, "d": 14.0},
+    }
+    parts = end_to_end_objects.parts(heard, 1, 10.0, 15.0)
+    assert list(parts.values()) == [2.5, 0.0, 0.5, 0.5, 0.5, 1.0]
+    del heard[0, "job gone"]
+    parts = end_to_end_objects.parts(heard, 1, 10.0, 15.0)
+    assert list(parts.values()) == [2.5, 0.0, None, 1.0, 0.5, 1.0]

@@ -13,6 +13,7 @@ from gracepoint.version import __version__
 from gracepoint_cli.completion import words
 from gracepoint_operator.signals import BUILT_IN
 from tests.command_line import command
+from tests.object_stores.servers import Bucket
 
 COMMANDS = ["status", "goodput", "drill", "timeline", "checkpoints", "lint", "signals", "doctor"]
 
@@ -32,16 +33,16 @@ def test_help_names_every_command_and_the_exit_codes() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name: str) -> None:
-    assert command(name, "--help").code == 0
+@pytest.mark.parametrize("width", [60, 120])
+def test_every_command_has_help_that_fits(name: str, width: int) -> None:
+    done = command(name, "--help", columns=width)
+    assert done.code == 0
+    assert max(map(len, done.out.splitlines())) <= width
+    assert [line for line in done.out.splitlines() if "<bool>" in line and "--help" not in line] == []
 
 
 def test_the_version_is_that_of_the_library() -> None:
     assert command("--version").out.strip() == f"gracepoint {__version__}"
-
-
-def test_a_wrong_command_ends_with_two() -> None:
-    assert command("frobnicate").code == 2
 
 
 def test_no_kubeconfig_is_said_with_what_to_do() -> None:
@@ -49,6 +50,11 @@ def test_no_kubeconfig_is_said_with_what_to_do() -> None:
     assert done.code == 3
     assert "found no kubeconfig" in done.err
     assert "--kubeconfig" in done.err
+
+
+def test_a_name_that_is_no_file_needs_a_cluster() -> None:
+    done = command("lint", "jobset")
+    assert (done.code, "there is no file 'jobset', and no cluster" in done.err) == (3, True), done
 
 
 def test_an_unknown_context_is_named_with_those_there_are(tmp_path: Path) -> None:
@@ -60,17 +66,33 @@ def test_an_unknown_context_is_named_with_those_there_are(tmp_path: Path) -> Non
     assert "here" in done.err
 
 
-def test_a_kubeconfig_that_is_none_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config").write_text("{")
-    assert "expected a kubeconfig" in command("status", "--kubeconfig", tmp_path / "config").err
-
-
 def test_signals_are_all_listed_or_one_in_full() -> None:
     listed = command("signals", "-o", "json").json
     assert [row["name"] for row in listed] == [row.name for row in BUILT_IN]
     one = command("signals", BUILT_IN[0].name)
     assert BUILT_IN[0].about[:40] in one.out
-    assert command("signals", "nothing").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["frobnicate"], "No such command", id="no such command"),
+        pytest.param(["status", "train"], "extra argument", id="an argument too many"),
+        pytest.param(["drill"], "Missing argument 'JOB'", id="no job"),
+        pytest.param(["drill", "pod/x"], "expected NAME or one of jobset/NAME", id="no kind of a job"),
+        pytest.param(["doctor", "pod/x"], "expected NAME or one of jobset/NAME", id="doctor of a pod"),
+        pytest.param(["lint", "pod/x"], "expected NAME or one of jobset/NAME", id="lint of a pod"),
+        pytest.param(["timeline"], "Missing argument 'PREEMPTION'", id="no Preemption"),
+        pytest.param(["timeline", "x", "--html", "/"], "is a directory", id="a page in the place of a folder"),
+        pytest.param(["signals", "gke-impending"], "Did you mean gke-impending-termination", id="a row by half"),
+        pytest.param(["signals", "--provider", "moon"], "Karpenter; Kubernetes; Kueue;", id="no provider"),
+        pytest.param(["signals", "--node", "x", "node-not-ready"], "expected one of them", id="a row of a node"),
+    ],
+)
+def test_a_wrong_argument_ends_with_two_and_says_what_is_right(arguments: list[str], words: str) -> None:
+    done = command(*arguments)
+    assert done.code == 2
+    assert words in " ".join(done.err.replace("│", " ").split()), done.err
 
 
 @pytest.mark.parametrize(
@@ -127,5 +149,37 @@ def test_a_folder_without_checkpoints_is_named(name: str, tmp_path: Path) -> Non
     assert "found no complete checkpoint" in done.err
 
 
-def test_a_store_that_is_not_known_is_named() -> None:
-    assert "ftp:// is not known" in command("checkpoints", "ls", "ftp://x/y").err
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    done = command("checkpoints", "ls", tmp_path / "none")
+    assert (done.code, "there is nothing of that name" in done.err) == (3, True), done
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        pytest.param("ftp://x/y", "ftp:// is not known", id="a store that is not known"),
+        pytest.param("gs://", "expected gs://bucket/name", id="no bucket"),
+        pytest.param("s3:/bucket/run", "expected a path, file:///PATH, gs://BUCKET/PATH", id="one slash"),
+        pytest.param("", "expected a path", id="nothing"),
+    ],
+)
+def test_a_location_that_is_none_is_a_wrong_argument(uri: str, words: str) -> None:
+    done = command("checkpoints", "ls", uri)
+    assert (done.code, words in done.err) == (2, True), done
+
+
+def test_checkpoints_in_a_bucket_are_listed_shown_and_verified(bucket: Bucket) -> None:
+    run = f"{bucket.uri}/runs/llm"
+    for step in (3, 12):
+        checkpoint.save(f"{run}/{step}", {"w": np.arange(step * 8.0)})
+    listed = command("checkpoints", "ls", run, "-o", "json").json
+    assert [(row["path"], row["by"]) for row in listed] == [(f"{run}/{step}", "Gracepoint") for step in (12, 3)]
+    assert command("checkpoints", "show", run, "-o", "json").json["leaves"][0]["shape"] == [96]
+    verified = command("checkpoints", "verify", f"{run}/3")
+    assert (verified.code, f"{run}/3" in verified.out) == (0, True), verified
+
+
+@pytest.mark.parametrize("name", ["ls", "show", "verify"])
+def test_a_bucket_that_does_not_exist_is_named(name: str, bucket: Bucket) -> None:
+    done = command("checkpoints", name, f"{bucket.scheme}://not-{bucket.name}/runs")
+    assert (done.code, "The bucket does not exist" in done.err) == (3, True), done

@@ -172,6 +172,15 @@ def test_an_image_without_the_library_is_named_as_the_cause() -> None:
     assert check.state is State.FAILED
 
 
+@pytest.mark.parametrize("said", ["", json.dumps([{"name": "channel", "state": "ok", "message": "answers"}])])
+def test_a_check_that_does_not_end_blames_no_image(said: str) -> None:
+    pod = ended(message=said, exitCode=137)
+    pod["status"]["reason"] = "DeadlineExceeded"
+    *found, late = probe_pod.results(pod)
+    assert [check.name for check in found] == ["pod: channel"] * bool(said)
+    assert (late.state, "does not answer" in late.message, "image" in late.message) == (State.FAILED, True, False)
+
+
 def test_what_a_pod_waits_for_is_told() -> None:
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     assert probe_pod.waits_for({"status": {"containerStatuses": [waiting]}}) == "ImagePullBackOff no such image"

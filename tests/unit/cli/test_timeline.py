@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gracepoint_cli.timeline import picture, terminal
+from gracepoint_cli.timeline import page, picture, terminal
 from gracepoint_cli.timeline.model import Kind, Loss, Moment, Timeline
 from gracepoint_cli.timeline.of_preemption import GANG, OPERATOR, timeline_of
 from gracepoint_cli.timeline.stages import STAGES
@@ -84,6 +84,22 @@ def test_text_has_a_line_a_lane_of_the_width() -> None:
     assert any("checkpoint" in line and "0.090 s" in line for line in lines)
 
 
+def test_letters_and_signs_of_the_text_are_explained() -> None:
+    lines = text_of(timeline_of(preemption()), 80)
+    (legend,) = [line for line in lines if "f freeze and agree" in line]
+    assert legend.startswith("= training")
+    assert legend.endswith("! event   | deadline")
+
+
+def test_long_names_leave_room_for_the_lanes_in_a_narrow_terminal() -> None:
+    made = timeline_of(preemption(), [pod(0, started="2026-03-01T11:59:30Z")])
+    long = "pod " + "long-" * 9 + "0-abcde"
+    renamed = made.with_more(moments=[Moment(long, 1.0, "here")], lanes=[long])
+    (lane,) = [line for line in text_of(renamed, 60) if "0-abcde  " in line]
+    assert len(lane) <= 60
+    assert "…" in lane
+
+
 @pytest.fixture
 def everything() -> Timeline:
     losses = [Loss(run, step, 5.0 - step / 10) for run in ("undisturbed", "preempted") for step in range(20)]
@@ -103,19 +119,28 @@ def test_the_picture_has_lanes_save_and_losses(everything: Timeline) -> None:
 
 @pytest.mark.integration
 def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
-    page = picture.page(everything)
+    made = page.page(everything)
     # Of the page's own elements. The library's code has addresses in it.
-    markup = re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    markup = re.sub(r"<script.*?</script>", "", made, flags=re.S)
     assert not re.search(r"(src|href)=|@import|url\(", markup)
-    assert 'name="viewport"' in page
-    specs = json.loads(re.findall(r"const specs = (.*);\n", page)[-1])
+    assert 'name="viewport"' in made
+    specs = json.loads(re.findall(r"const specs = (.*);\n", made)[-1])
     assert [spec["width"] for spec in specs] == ["container"] * 3
+
+
+@pytest.mark.integration
+def test_the_page_has_in_words_what_the_charts_have_no_room_for(everything: Timeline) -> None:
+    made = re.sub(r"<script.*?</script>", "", page.page(everything), flags=re.S)
+    for event in everything.events:
+        assert f"<td>{event.lane}</td><td>{event.text}</td>" in made
+    for kind in {span.kind for span in everything.spans}:
+        assert f"</i>{kind}</li>" in made
 
 
 @pytest.mark.integration
 def test_words_of_the_cluster_do_not_become_markup(everything: Timeline) -> None:
     made = everything.with_more(moments=[Moment(OPERATOR, 1.0, "</script><script>alert(1)</script>")])
-    assert "<script>alert" not in picture.page(made)
+    assert "<script>alert" not in page.page(made)
 
 
 def test_a_drill_without_losses_has_no_chart_of_them() -> None:

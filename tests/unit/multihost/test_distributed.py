@@ -5,6 +5,7 @@ JAX itself is real in tests/multiprocess/test_multihost.py; here only its ``init
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ import pytest
 from jax._src import xla_bridge
 
 from gracepoint.errors import ClusterError, SettingsError
-from gracepoint.multihost import distributed, global_state, initialize, join, shutdown
+from gracepoint.multihost import coordinator, distributed, global_state, initialize, join, shutdown
+from gracepoint.multihost.state import jax_state
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 
@@ -32,6 +34,9 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
         asked.update(options, address=address, count=count, process_id=process_id)
 
     monkeypatch.setattr(jax.distributed, "initialize", record)
+    monkeypatch.setattr(jax_state(), "coordinator_address", None)
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "JAX_COORDINATOR_BIND_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
 
     def initialize_here(*arguments: Any, **options: Any) -> Mapping[str, Any]:
@@ -106,9 +111,34 @@ def test_jobset_pod_is_detected_and_jax_does_not_ask_the_api_server(call: Call) 
         Env.COORDINATOR_JOB: "w",
     }
     asked = call(environ=environ)
-    assert (asked["address"], asked["count"], asked["process_id"]) == ("gpt-w-0-0.gpt:8476", 4, 0)
+    assert (asked["address"], asked["count"], asked["process_id"]) == ("127.0.0.1:8476", 4, 0)
+    assert global_state.coordinator_address == "gpt-w-0-0.gpt:8476"
     assert asked["cluster_detection_method"] == "deactivate"
     assert call(environ=environ, cluster_detection_method="jobset") == asked
+
+
+@pytest.mark.parametrize(
+    ("process", "options", "environ", "asked"),
+    [
+        pytest.param(0, {}, {}, "127.0.0.1:1", id="process 0"),
+        pytest.param(1, {}, {}, "h:1", id="another process"),
+        pytest.param(0, {"coordinator_bind_address": "10.0.0.1:1"}, {}, "h:1", id="bound to an address"),
+        pytest.param(0, {}, {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.1:1"}, "h:1", id="bound by JAX's variable"),
+        pytest.param(0, {}, {"https_proxy": "http://proxy:3128"}, "h:1", id="behind a proxy"),
+    ],
+)
+def test_process_0_connects_to_its_own_service_by_loopback(
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    process: int,
+    options: dict[str, Any],
+    environ: dict[str, str],
+    asked: str,
+) -> None:
+    monkeypatch.setattr(distributed, "wait_for_coordinator", lambda address, timeout_s: 0.0)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert call("h:1", 2, process, **options)["address"] == asked
 
 
 def test_other_clusters_and_tpu_are_left_to_jaxs_detection(call: Call) -> None:
@@ -174,7 +204,7 @@ def test_a_coordinator_that_does_not_answer_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(ClusterError, match=rf"waited 0 s for process 0 at {address}, .*refused"):
-        distributed.wait_for_coordinator(address, timeout_s=0.3)
+        coordinator.wait_for_coordinator(address, timeout_s=0.3)
 
 
 def test_a_coordinator_that_comes_later_is_waited_for() -> None:
@@ -182,12 +212,25 @@ def test_a_coordinator_that_comes_later_is_waited_for() -> None:
         port = server.getsockname()[1]
     waited: list[float] = []
     waiting = threading.Thread(
-        target=lambda: waited.append(distributed.wait_for_coordinator(f"127.0.0.1:{port}", timeout_s=60))
+        target=lambda: waited.append(coordinator.wait_for_coordinator(f"127.0.0.1:{port}", timeout_s=60))
     )
     waiting.start()
     with socket.create_server(("127.0.0.1", port)):
         waiting.join(60)
     assert waited
+
+
+def test_process_0_is_looked_for_less_often_the_longer_it_is_awaited() -> None:
+    looks, pause_s, waited_s = [0.0], 0.01, 0.0
+    while waited_s < 600:
+        waited_s += pause_s
+        looks.append(waited_s)
+        pause_s = coordinator.next_pause_s(pause_s, waited_s)
+    gaps = list(itertools.pairwise(looks))
+    assert all(late - early <= max(0.1, late / 20) + 1e-9 for early, late in gaps)
+    assert max(late - early for early, late in gaps) == pytest.approx(1.0)
+    assert len([look for look in looks if look <= 0.2]) >= 5
+    assert len(looks) < 720  # thousands, with 0.1 s
 
 
 def test_process_0_waits_for_nobody_and_the_wait_counts_towards_the_timeout(

@@ -29,6 +29,7 @@ from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.settings import Settings
+from gracepoint.wire.messages import SavedFor
 from tests.unit.multihost.fakes.gangs import gangs
 
 
@@ -42,9 +43,11 @@ class Engine:
         self.newest_snapshot: NewestSnapshot | None = None
         self.committed_step: int | None = None
         self.told: list[str] = []
+        self.notes: list[SavedFor] = []
 
-    def save(self, step: int, *arguments: Any, deadline: Deadline, **options: Any) -> Saved:
+    def save(self, step: int, *arguments: Any, deadline: Deadline, note: str, **options: Any) -> Saved:
         self.told.append(f"save {step}")
+        self.notes.append(SavedFor.from_json(note))
         assert deadline.remaining_s() > 0
         return Saved(step, 1)
 
@@ -181,6 +184,21 @@ def test_older_step_committed_since_the_freeze_is_used_by_all(pair: list[Process
             "step 7 is committed, 3 steps before step 10, which was not saved at step 10: the disk is full"
         )
         assert process.outcome.epoch.progress.steps_lost == 3
+
+
+@pytest.mark.parametrize("drill", [False, True], ids=["a disruption", "a drill"])
+def test_a_saved_step_notes_for_which_preemption_it_is(pair: list[Process], drill: bool) -> None:
+    here, peer = pair
+    here.mailbox.post(dataclasses.replace(notice(3600), drill=drill))
+    training = threading.Thread(target=peer.train_to_the_agreed_point)
+    training.start()
+    here.train_to_the_agreed_point()
+    training.join()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(lambda process: process.saving.save(10, {}, dict), pair))
+    (note,) = here.engine.notes
+    assert (note.preemption, note.session, note.restart_attempt) == ("gpt-1", "session", 0)
+    assert (note.spent.left_s == note.spent.now_s) is not drill  # after a drill, training goes on
 
 
 def test_step_committed_before_the_freeze_does_not_end_a_preemption(pair: list[Process]) -> None:

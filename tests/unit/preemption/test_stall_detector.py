@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from gracepoint.preemption.stall_detector import Activity, Changes, StallDetector
+from gracepoint.settings import Settings
 
 LIMIT_S, LOOK_S = 100.0, 10.0
 TRAINING = Activity("training", "training after step 7", (7,), (7,), "sync point 7", 1)
@@ -59,6 +60,15 @@ def test_what_computes_is_stalled_only_if_it_is_idle(looks: Looks) -> None:
     compiling = dataclasses.replace(TRAINING, stage="compilation", computes=True)
     assert looks.for_s(50 * LIMIT_S, compiling, cpu_s=LOOK_S / 2) == []
     assert len(looks.for_s(2 * LIMIT_S, compiling, cpu_s=LOOK_S / 1000)) == 1
+
+
+def test_five_minutes_of_evaluation_and_hours_of_compilation_are_no_stall() -> None:
+    looks, limit_s = Looks(), Settings().stall_after_s
+    looks.detector = StallDetector(limit_s, LOOK_S)
+    compiling = dataclasses.replace(TRAINING, stage="compilation after step 7", marks=(7, "compiles"), computes=True)
+    assert looks.for_s(7200, compiling, cpu_s=LOOK_S) == []
+    assert looks.for_s(300, TRAINING) == []  # neither a sync point nor processor time
+    assert looks.for_s(limit_s - LOOK_S, dataclasses.replace(TRAINING, marks=(8,))) == []
 
 
 def test_training_that_only_spins_is_stalled(looks: Looks) -> None:

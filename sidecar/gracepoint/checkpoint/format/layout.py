@@ -11,6 +11,7 @@ Checkpoints of steps, in a root of their own:
     _GRACEPOINT_CHUNK_WRITERS                  which process wrote each chunk; only with such parts
     _GRACEPOINT_DAMAGED                        why a restore skipped this step; only if one did
     _GRACEPOINT_MORE_METADATA                  custom metadata, and the handlers of other items; only if there are some
+    _GRACEPOINT_NOTE                           for which preemption the step was saved; only in such steps
     default/                                   the train state: Orbax's item of that name
       _METADATA, _sharding, array_metadatas/process_0, commit_success.txt
       <leaf>/.zarray, <leaf>/<chunk>             zarr2, uncompressed, one file per chunk
@@ -51,6 +52,8 @@ NO_ITEM = ""
 HOST_STATE_ITEM = "host_state"
 #: What Orbax's metadata of this checkpoint has in addition. Only if there is something to add.
 MORE_METADATA = "_GRACEPOINT_MORE_METADATA"
+#: A text of whoever saved the step for whoever restores it. Only if there is one.
+NOTE = "_GRACEPOINT_NOTE"
 #: Which process wrote each chunk. Only if the manifest is in parts.
 CHUNK_WRITERS = "_GRACEPOINT_CHUNK_WRITERS"
 TREE_METADATA = "_METADATA"
@@ -60,16 +63,8 @@ STRINGS = "_strings.json"
 #: Names of files beside the leaves' folders. The first part of a leaf's name must not be one of them.
 _RESERVED = frozenset(
     {
-        TREE_METADATA,
-        SHARDING,
-        "array_metadatas",
-        COMMIT_SUCCESS,
-        "manifest.ocdbt",
-        STRINGS,
-        STEP_METADATA,
-        MANIFEST,
-        MORE_METADATA,
-        CHUNK_WRITERS,
+        *(TREE_METADATA, SHARDING, "array_metadatas", COMMIT_SUCCESS, "manifest.ocdbt", STRINGS),
+        *(STEP_METADATA, MANIFEST, MORE_METADATA, NOTE, CHUNK_WRITERS),
     }
 )
 _ARRAY_METADATA = re.compile(r"process_\d+", re.ASCII)

@@ -56,6 +56,7 @@ class Restored:
         passed_over: Newer steps that are damaged, each with what is wrong.
         items: The items that were asked for, by name.
         changed: What is different from the gang that saved the step, in words: processes, devices, mesh.
+        note: The text that the step was saved with, in process 0 if it reads the host state. None: there is none.
     """
 
     state: Any
@@ -65,6 +66,7 @@ class Restored:
     passed_over: Mapping[int, str] = dataclasses.field(default_factory=dict)
     items: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     changed: tuple[str, ...] = ()
+    note: str | None = None
 
 
 def restore_newest(
@@ -263,12 +265,13 @@ def read_step(
     """
     folder = paths.step(step)
     with in_time(folder, deadline), telling(together, restore_args, deadline):
-        own_file = layout.host_state_file(together.gang.process_index)
-        stored = open_tree(folder, deadline, preferred=paths.item, also=[own_file] if with_host_state else [])
-        own: dict[str, Any] = {}
+        index, own, note = together.gang.process_index, dict[str, Any](), None
+        also = [layout.host_state_file(index), *([layout.NOTE] if index == 0 else [])]
+        stored = open_tree(folder, deadline, preferred=paths.item, also=also if with_host_state else [])
         if with_host_state:
-            own = own_host_state(stored, together.gang.process_index, together.gang.process_count, reshard)
+            own = own_host_state(stored, index, together.gang.process_count, reshard)
+            note = stored.note() if index == 0 else None
         beside = restore_items(stored, items, deadline)
         state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
     changed = form_of_stored(stored).changes(form_of_state(state, together.gang.process_count))
-    return Restored(state, step, own, stored.manifest is None, items=beside, changed=changed)
+    return Restored(state, step, own, stored.manifest is None, items=beside, changed=changed, note=note)

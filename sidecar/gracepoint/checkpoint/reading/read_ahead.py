@@ -2,7 +2,7 @@
 
 A save bypasses the page cache, so a restore finds none of its files there. What a process wrote is what it needs again,
 unless the shardings or the number of processes have changed; then this was of no use, and did no harm. Object stores
-have no page cache, and nothing is done.
+have no page cache: of them only the credentials and a connection are made ready, by listing the steps.
 
 No threads and no state.
 """
@@ -16,17 +16,18 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart
 from gracepoint.checkpoint.storage.posix import PosixBackend
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 
-#: Part of the memory that is left which each process may fill: the restore needs memory, too. Processes that share a
+#: Part of the memory that is left which a trainer may fill: the restore needs memory, too. Processes that share a
 #: machine share the page cache, and the kernel drops what does not fit.
-_MEMORY = 0.25
+_TRAINERS_PART = 0.25
 
 
-def read_ahead(directory: UserPath, process_index: int) -> int:
+def read_ahead(directory: UserPath, process_index: int, *, part: float = _TRAINERS_PART) -> int:
     """Begins to read what a process wrote of the newest step.
 
     Args:
         directory: The directory of the steps.
         process_index: The process.
+        part: The part of the memory that is left to the caller's container and machine which may be filled: 0 to 1.
 
     Returns:
         How many bytes are being read. 0 if there is no step, or no file system.
@@ -36,11 +37,9 @@ def read_ahead(directory: UserPath, process_index: int) -> int:
         CheckpointError: A record of the step cannot be read.
     """
     root = storage_path(directory)
-    if not isinstance(root.backend, PosixBackend):
-        return 0
     paths = Layout(root)
     steps = paths.steps()
-    if not steps:
+    if not steps or not isinstance(root.backend, PosixBackend):
         return 0
     folder = paths.step(max(steps))
     where = folder / layout.done_record(process_index)
@@ -49,9 +48,9 @@ def read_ahead(directory: UserPath, process_index: int) -> int:
     record = DoneRecord.from_bytes(where.read_bytes(), str(where))
     files = record.files
     if record.chunks is not None:
-        part = folder / layout.manifest_part(process_index)
-        files = {**files, **ManifestPart.from_bytes(part.read_bytes(), str(part)).files}
-    left_bytes = int(min(machine.left_by_pool().values(), default=0) * _MEMORY)
+        manifest = folder / layout.manifest_part(process_index)
+        files = {**files, **ManifestPart.from_bytes(manifest.read_bytes(), str(manifest)).files}
+    left_bytes = int(min(machine.left_by_pool().values(), default=0) * part)
     begun_bytes = 0
     for path, file in files.items():
         if begun_bytes + file.bytes > left_bytes:

@@ -94,6 +94,16 @@ class StoredTree:
         assert self.manifest is not None
         return _checked(self.folder, layout.host_state_file(process_index), self.manifest, self.ahead)
 
+    def note(self) -> str | None:
+        """Returns the text that was saved for whoever restores the step. None if there is none.
+
+        Raises:
+            CheckpointCorrupt: The file is missing or damaged.
+        """
+        if self.manifest is None or layout.NOTE not in self.manifest.files:
+            return None
+        return _checked(self.folder, layout.NOTE, self.manifest, self.ahead).decode()
+
 
 def open_tree(
     folder: StoragePath, deadline: Deadline, *, preferred: str = layout.STATE_ITEM, also: Sequence[str] = ()

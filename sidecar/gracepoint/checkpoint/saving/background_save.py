@@ -72,6 +72,7 @@ class BackgroundSave:
 
     def is_busy(self, after_s: float) -> bool:
         """Waits up to ``after_s`` seconds for the background save; returns True if it still runs."""
+        self._hurry()
         with contextlib.suppress(SaveFailed):
             self._thread.wait(after_s)
         return self.busy
@@ -82,6 +83,7 @@ class BackgroundSave:
         Raises:
             SaveFailed: It still ran after ``timeout_s``.
         """
+        self._hurry()
         self._thread.wait(timeout_s)
 
     def wait_until(self, deadline: Deadline) -> None:
@@ -91,6 +93,7 @@ class BackgroundSave:
             SaveFailed: It still ran at the deadline.
         """
         if self.newest is None or not self.newest.deadline.cancelled:
+            self._hurry()
             self._thread.wait_until(deadline)
 
     def wait_until_finished(self, timeout_s: float | None) -> None:
@@ -159,6 +162,11 @@ class BackgroundSave:
             self.is_busy(_ABANDONED_ENDS_S)
         if error := self.take_error():
             logger.error("the background save failed: %s", error)
+
+    def _hurry(self) -> None:
+        # Until somebody waits for it, a worker process leaves the CPU to the training.
+        if self.newest is not None:
+            self.newest.hurry()
 
     def _may_take_s(self) -> float:
         """Returns how many seconds the background save may still take."""

@@ -61,6 +61,8 @@ class HandingOver:
         chunks: Sequence[tuple[Chunk, npt.NDArray[Any]]] | None,
         snapshot: HostSnapshot | None,
         deadline: Deadline,
+        *,
+        urgent: bool,
     ) -> HandedOver | None:
         """Hands a save to the worker. When this returns, it is written even if this process dies.
 
@@ -69,6 +71,7 @@ class HandingOver:
             chunks: All chunks of this process, in the memory of ``snapshot``. None: some are not in memory.
             snapshot: The memory. None: the chunks are in other memory.
             deadline: When the save must have ended.
+            urgent: Whether somebody waits for the save.
 
         Returns:
             The save in the worker. None: threads of this process must write it.
@@ -78,7 +81,7 @@ class HandingOver:
         if chunks is None or not self.is_for(save):
             return None
         try:
-            handed = self._worker.hand_over(save.part(), chunks, snapshot.arena, deadline=deadline)
+            handed = self._worker.hand_over(save.part(), chunks, snapshot.arena, deadline=deadline, urgent=urgent)
         except (OSError, CallFailed) as error:
             what = save.temporary.what
             logger.warning("the worker process does not take the save of %s, a thread writes it: %s", what, error)

@@ -1,8 +1,8 @@
 """What a training process and the worker that writes its save tell each other while the save runs: a page of memory.
 
-The trainer's thread of the save sets ``cancelled``, and reads the rest. The worker's main thread and the threads of its
-writer set the rest. Each number has one writer, or a lock in the one process that writes it. The outcome is written
-before ``ended`` is set.
+The trainer's thread of the save sets ``cancelled``, its training thread sets ``urgent``, and both read the rest. The
+worker's main thread and the threads of its writer set the rest. Each number has one writer, or a lock in the one
+process that writes it. The outcome is written before ``ended`` is set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from gracepoint.async_calls.shared_memory import Block
 
-_CANCELLED, _DONE_BYTES, _STAGE, _ENDED = range(4)
+_CANCELLED, _DONE_BYTES, _STAGE, _ENDED, _URGENT = range(5)
 _TEXT_AT = 64
 _BYTES = 64 << 10
 _STAGES = ("", "written", "durable")
@@ -26,7 +26,7 @@ class SaveBoard:
 
     def __init__(self, block: Block | None = None) -> None:
         self.block = Block(_BYTES) if block is None else block
-        self._words = np.frombuffer(self.block.memory, np.int64, 4)
+        self._words = np.frombuffer(self.block.memory, np.int64, 5)
         self._lock = threading.Lock()
 
     def cancel(self) -> None:
@@ -36,6 +36,14 @@ class SaveBoard:
     @property
     def cancelled(self) -> bool:
         return bool(self._words[_CANCELLED])
+
+    def hurry(self) -> None:
+        """Says that somebody waits for the save, so that the worker does not leave the CPU to the training."""
+        self._words[_URGENT] = 1
+
+    @property
+    def urgent(self) -> bool:
+        return bool(self._words[_URGENT])
 
     def add_done(self, size_bytes: int) -> None:
         """Counts bytes that are written. Any thread of the worker may call it."""

@@ -163,7 +163,7 @@ class SaveExecutor:
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
             snapshot_s = self._clock() - started_s
             deadline = Deadline.after(timeout_s, self._clock)
-            handed = self._handing.hand_over(save, transfer.copied, snapshot, deadline)
+            handed = self._handing.hand_over(save, transfer.copied, snapshot, deadline, urgent=False)
         newest = SnapshotSave(save, transfer, deadline, snapshot, handed)
         blocked_s = self._clock() - began_s
 
@@ -227,7 +227,7 @@ class SaveExecutor:
                 self.background.newest = None  # its memory is filled again
                 snapshot = self.planner.snapshot(leaves, prepared, save.key)
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot, deadline)
-            handed = self._handing.hand_over(save, transfer.copied, snapshot, deadline)
+            handed = self._handing.hand_over(save, transfer.copied, snapshot, deadline, urgent=True)
         return self._run_now(save, transfer, deadline, on_stage, began_s, handed)
 
     def promote(self, paths: Layout, deadline: Deadline, on_stage: Callable[[str], None]) -> tuple[int, int]:
@@ -260,7 +260,7 @@ class SaveExecutor:
             raise SaveFailed(f"the snapshot of step {step} was not saved, and is not in memory any more: {error}")
         logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
         save = newest.save.again(paths.temporary(step, self._attempt, self.saves))
-        handed = self._handing.hand_over(save, newest.chunks, newest.snapshot, deadline)
+        handed = self._handing.hand_over(save, newest.chunks, newest.snapshot, deadline, urgent=True)
         return step, self._run_now(save, source, deadline, on_stage, began_s, handed)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the state: custom metadata, and items that handlers of the user's write.
+"""What a checkpoint holds beside the state: custom metadata, a note, and items that handlers of the user's write.
 
 An item is a folder below the step's folder. Its handler has the interface of Orbax's ``CheckpointHandler``, so that
 Orbax's own handlers, and those of other libraries for Orbax, can be used.
@@ -27,11 +27,13 @@ class SaveExtras:
         custom_metadata: JSON values of the user's, by name.
         items: The arguments that each item's handler gets, by the item's name.
         handlers: The handlers of these items, and maybe of others.
+        note: A text for whoever restores the step; ``Restored.note``. Process 0's counts. None: there is none.
     """
 
     custom_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     items: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     handlers: Mapping[str, ItemHandler] = dataclasses.field(default_factory=dict)
+    note: str | None = None
 
     def __post_init__(self) -> None:
         """Raises CheckpointRefused if the metadata is no JSON object, or an item has no handler."""
@@ -39,7 +41,7 @@ class SaveExtras:
         check_items(self.items, self.handlers)
 
     def files(self, item: str, tree_metadata: bytes) -> dict[str, bytes]:
-        """Returns the files that hold custom metadata and the names of handlers, by path.
+        """Returns the files that hold custom metadata, the names of handlers and the note, by path.
 
         Args:
             item: The item of the state.
@@ -52,6 +54,8 @@ class SaveExtras:
         if custom:
             path = layout.in_item(item, layout.TREE_METADATA)
             files[path] = orbax_metadata.with_custom_metadata(tree_metadata, custom)
+        if self.note is not None:
+            files[layout.NOTE] = self.note.encode()
         return files
 
 

@@ -67,6 +67,15 @@ class HandedOver:
         """Bytes that the worker has written."""
         return self._board.done_bytes
 
+    @property
+    def urgent(self) -> bool:
+        """Whether the worker knows that somebody waits for the save."""
+        return self._board.urgent
+
+    def hurry(self) -> None:
+        """Says that somebody waits for the save, so that the worker does not leave the CPU to the training."""
+        self._board.hurry()
+
     def wait(self, deadline: Deadline, on_stage: Callable[[str], None]) -> PartStages:
         """Waits until the part is durable.
 
@@ -150,6 +159,7 @@ class SaveWorker:
         arena: SharedArena,
         *,
         deadline: Deadline,
+        urgent: bool,
     ) -> HandedOver:
         """Hands a part over. When this returns, it is written even if this process dies.
 
@@ -158,12 +168,15 @@ class SaveWorker:
             chunks: Its chunks, with arrays of ``arena`` that hold their values.
             arena: The memory of the arrays. It must not change before the part is written.
             deadline: When the save must have ended, if this process lives.
+            urgent: Whether somebody waits for the save. Otherwise the worker leaves the CPU to the training.
 
         Raises:
             OSError: The system has no process or no memory for it.
             CallFailed: The worker does not take it.
         """
         board = SaveBoard()
+        if urgent:
+            board.hurry()
         form = self._form_of(part, chunks, arena)
         timeout_s = deadline.remaining_s() + ORPHAN_LIMIT_S
         ended = self._call(

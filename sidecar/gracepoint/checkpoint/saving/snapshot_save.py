@@ -95,6 +95,11 @@ class SnapshotSave:
         """Notes that this process's part has reached a stage. The save's thread calls it."""
         self.stage = stage
 
+    def hurry(self) -> None:
+        """Says that somebody waits for the save. Any thread may call it."""
+        if self.handed is not None:
+            self.handed.hurry()
+
     def stop(self, reason: str) -> None:
         """Tells the save's thread to end, between two chunks or during a wait for other processes."""
         self.deadline.cancel(reason)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.async_calls.orphan import when_orphaned
+from gracepoint.async_calls import priority
+from gracepoint.async_calls.orphan import trainer_has_died, when_orphaned
 from gracepoint.async_calls.shared_memory import Block
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.layout import Layout, Temporary
@@ -72,13 +73,16 @@ def write_handed(
     """
     told = SaveBoard(board)
     what = part.temporary.what
+    if not _is_urgent(told):
+        priority.relax()
     try:
         staged: StagedForm = pickle.loads(form)
         chunks = [chunk for chunk, _ in staged.chunks]
         part = dataclasses.replace(part, specs=staged.specs, arrays=staged.arrays, chunks=chunks, copied=staged.copied)
         deadline = Deadline(timeout_s, time.monotonic, lambda: 0.0 if told.cancelled else timeout_s)
         with begun(part, deadline, told.reach) as writing:
-            written = _writer(options).write(writing.job(_Staged(staged, memory, told)), deadline)
+            job = dataclasses.replace(writing.job(_Staged(staged, memory, told)), is_urgent=lambda: _is_urgent(told))
+            written = _writer(options).write(job, deadline)
             stages = writing.make_durable(written)
     except Exception as error:  # noqa: BLE001 - the trainer raises it
         logger.warning("%s was not written by the worker: %s", what, error)
@@ -86,6 +90,15 @@ def write_handed(
         return
     when_orphaned("commit", functools.partial(_commit, part.paths, part.temporary))
     told.end(dataclasses.asdict(stages))
+
+
+def _is_urgent(told: SaveBoard) -> bool:
+    """Returns whether somebody waits for the save. Then this process counts as much as others from now on."""
+    # No training is left once the trainer has died, and its pod may have little time.
+    if not told.urgent and not trainer_has_died():
+        return False
+    priority.hurry()
+    return True
 
 
 def _commit(paths: Layout, temporary: Temporary) -> None:

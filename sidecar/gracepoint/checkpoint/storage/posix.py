@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gracepoint.checkpoint.storage import direct_io
+from gracepoint.checkpoint.storage import direct_io, page_cache
 from gracepoint.checkpoint.storage.backend import HOT_BYTES, Child, Entry, Generation, StaleGeneration, Value
 from gracepoint.checkpoint.storage.mounts import check_mount
 
@@ -98,6 +98,7 @@ class PosixBackend:
         Path(key).write_bytes(b"")
 
     write_large = staticmethod(direct_io.write_file)
+    read_ahead = staticmethod(page_cache.read_ahead)
 
     def has_direct_io(self, key: str) -> bool:
         return direct_io.has_direct_io(Path(key))
@@ -110,14 +111,6 @@ class PosixBackend:
         descriptor = os.open(key, os.O_RDONLY)
         try:
             yield _FileReader(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def read_ahead(self, key: str) -> None:
-        """Asks the system to read a file into the page cache, and does not wait for that."""
-        descriptor = os.open(key, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(descriptor)
 

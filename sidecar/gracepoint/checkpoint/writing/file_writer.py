@@ -33,7 +33,9 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile, checksum_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
-from gracepoint.checkpoint.writing.write_crew import Finish, WriteCrew, threads_for
+from gracepoint.checkpoint.writing.crew_threads import Finish, threads_for
+from gracepoint.checkpoint.writing.giving_way import GivingWay
+from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 
@@ -65,7 +67,8 @@ class FileWriter:
             OSError: A file cannot be written. The message names it.
         """
         written = WrittenFiles()
-        crew = WriteCrew(self._buffers, self._options.write_limit_bytes, job.folder, deadline)
+        giving_way = None if job.is_urgent is None else GivingWay(job.is_urgent)
+        crew = WriteCrew(self._buffers, self._options.write_limit_bytes, job.folder, deadline, giving_way)
         folders = Folders(job.folder, direct=self._has_direct_io(job.folder))
         chunk_bytes = 0
         try:

@@ -11,6 +11,9 @@ a sync right after the writes.
 At most ``_MOST_UNSYNCED`` files are open and wait for a sync. Beyond that, the writers sync. Stores that do not sync
 have no syncers.
 
+The threads of a save to a file system may give way to the training (``GivingWay``). When they must not any more, new
+threads take over: the old ones end, and a file that one of them was writing is written again.
+
 The thread that makes the crew calls ``begin``, ``add``, ``wait``, ``close`` and ``join``. All threads end after
 ``close``, or with the first error.
 """
@@ -18,25 +21,20 @@ The thread that makes the crew calls ``begin``, ``add``, ``wait``, ``close`` and
 from __future__ import annotations
 
 import collections
-import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable
 
-from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
+from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.writing.crew_threads import SYNCERS, Act, Finish, threads_for
+from gracepoint.checkpoint.writing.giving_way import GivingWay
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
 logger = logging.getLogger(__name__)
 
-#: Writers of a save to a file system. There may be more than cores, as writers mostly wait for the disk.
-THREADS = 8
-#: Writers of a save to an object store, each with a connection. One connection has a small part of the bandwidth.
-OBJECT_THREADS = 16
-# Syncers of a save to a file system. They only wait, and the disk syncs the files of all of them at once. Eight were no
-# faster.
-_SYNCERS = 4
 # Bounds on files that are handed out and not started. They keep all threads busy, and hold little memory if the values
 # are copies from a device.
 _WAITING_BYTES = 16 << 20
@@ -45,33 +43,31 @@ _WAITING_FILES = 64
 _MOST_UNSYNCED = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Finish:
-    """What is left to do of a file that is written.
-
-    Attributes:
-        file: The file. It must be synced or dropped.
-        then: Called after the sync.
-    """
-
-    file: UnsyncedFile
-    then: Callable[[], None]
-
-
-#: Writes something with the thread's buffer. Returns what is left to do; None: nothing.
-Act = Callable[[Buffer], Finish | None]
-
-
-def threads_for(folder: StoragePath) -> int:
-    """Returns how many threads write a save, each with a buffer of its own."""
-    return THREADS if folder.backend.renames else OBJECT_THREADS
+class _TakenOver(Exception):
+    """Another thread writes the file."""
 
 
 class WriteCrew:
-    """The threads of one save."""
+    """The threads of one save.
 
-    def __init__(self, buffers: list[Buffer], limit_bytes: int | None, folder: StoragePath, deadline: Deadline) -> None:
-        """Each writer takes a buffer from ``buffers``, and puts it back at its end."""
+    Args:
+        buffers: Each writer takes one of them, and puts it back at its end.
+        limit_bytes: Most bytes that are being written at once. None: no limit.
+        folder: Folder of the save.
+        deadline: When the threads end.
+        giving_way: Until when the threads give way to the training. None: they do not.
+    """
+
+    def __init__(
+        self,
+        buffers: list[Buffer],
+        limit_bytes: int | None,
+        folder: StoragePath,
+        deadline: Deadline,
+        giving_way: GivingWay | None = None,
+    ) -> None:
+        # Requests to object stores start threads that serve later requests, too. These could never work fast again.
+        self._giving_way = giving_way if folder.backend.renames else None
         self._wanted = threads_for(folder)
         self._buffers = buffers
         self._limit_bytes = limit_bytes
@@ -95,8 +91,8 @@ class WriteCrew:
         If no thread can be started, the calling thread writes. Python 3.12 starts no threads once the interpreter is
         about to end.
         """
-        if self._start(self._writers, self._wanted, self._write, "writes") and self._folder.backend.renames:
-            self._start(self._syncers, _SYNCERS, self._sync, "syncs")
+        way = self._giving_way
+        self._start_all(way if way is not None and way.begin(self._start_all) else None)
 
     def add(self, size_bytes: int, act: Act) -> None:
         """Waits for room, and then has a thread call ``act`` with its buffer.
@@ -135,6 +131,8 @@ class WriteCrew:
 
     def close(self) -> None:
         """Has the threads end. Calls that have not started are dropped."""
+        if self._giving_way is not None:
+            self._giving_way.end()
         with self._lock:
             self._closed = True
             self._has_work.notify_all()
@@ -147,20 +145,21 @@ class WriteCrew:
             thread.join(self._deadline.remaining_s())
 
     def go_on(self) -> None:
-        """Raises SaveFailed if the threads must stop."""
+        """Raises an error if the calling thread must stop."""
         if self._stopped or self._deadline.passed():
             raise self._too_late()
+        if self._is_taken_over:
+            raise _TakenOver
 
-    def _start(self, threads: list[threading.Thread], wanted: int, run: Callable[[], None], what: str) -> bool:
-        for number in range(wanted):
-            thread = threading.Thread(target=run, name=f"gracepoint: {what} {number}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # a limit on threads, or no memory for their stacks
-                logger.warning("a save %s files in %d threads and not %d: %s", what, number, wanted, error)
-                return False
-            threads.append(thread)
-        return True
+    def _start_all(self, giving_way: GivingWay | None = None) -> bool:
+        """Starts writers and syncers, which give way if ``giving_way`` is set. Returns whether all writers started."""
+        write, sync = self._write, self._sync
+        if giving_way is not None:
+            write, sync = functools.partial(giving_way.run, write), functools.partial(giving_way.run, sync)
+        started = _start(self._writers, self._wanted, write, "writes")
+        if started and self._folder.backend.renames:
+            _start(self._syncers, SYNCERS, sync, "syncs")
+        return started
 
     def _write(self, *, wait: bool = True) -> None:
         """Runs in each writer, or in the calling thread, which does not ``wait`` for calls."""
@@ -170,6 +169,9 @@ class WriteCrew:
             finish, error = None, None
             try:
                 finish = act(buffer)
+            except _TakenOver:
+                self._put_back(size_bytes, act)
+                break
             except BaseException as raised:  # noqa: BLE001 - raised by the calling thread
                 error = raised
             del found, act  # frees the values, which may be copies from a device
@@ -184,12 +186,13 @@ class WriteCrew:
         """Runs in each syncer."""
         while True:
             with self._lock:
-                self._deadline.wait_for(self._has_unsynced, lambda: bool(self._unsynced) or self._stopped)
-                if self._stopped or not self._unsynced:
+                self._deadline.wait_for(self._has_unsynced, lambda: bool(self._unsynced) or self._ends)
+                if self._ends or not self._unsynced:
                     break
                 size_bytes, finish = self._unsynced.popleft()
             self._finish(size_bytes, finish)
-        self._drop_unsynced()
+        if self._stopped:
+            self._drop_unsynced()
 
     def _sync_later(self, size_bytes: int, finish: Finish) -> bool:
         """Hands a file to the syncers. Returns False if the caller must sync it."""
@@ -233,6 +236,14 @@ class WriteCrew:
     def _stopped(self) -> bool:
         return self._closed or self._error is not None
 
+    @property
+    def _is_taken_over(self) -> bool:
+        return self._giving_way is not None and self._giving_way.must_end()
+
+    @property
+    def _ends(self) -> bool:
+        return self._stopped or self._is_taken_over
+
     def _take_buffer(self) -> Buffer:
         try:
             return self._buffers.pop()
@@ -243,22 +254,27 @@ class WriteCrew:
         """Returns the next call; None if the thread must end. Without ``wait``, None also if there is no call now."""
         with self._lock:
             if wait:
-                self._deadline.wait_for(self._has_work, lambda: bool(self._waiting) or self._stopped)
-            if self._stopped or not self._waiting:
+                self._deadline.wait_for(self._has_work, lambda: bool(self._waiting) or self._ends)
+            if self._ends or not self._waiting:
                 return None
             size_bytes, act = self._waiting.popleft()
             self._waiting_bytes -= size_bytes
             self._has_room.notify_all()
             return size_bytes, act
 
+    def _put_back(self, size_bytes: int, act: Act) -> None:
+        with self._lock:
+            self._waiting.appendleft((size_bytes, act))
+            self._waiting_bytes += size_bytes
+            self._has_work.notify()
+
     def _may_wait(self, size_bytes: int) -> bool:
         if self._error is not None or self._added == self._ended:
             return True
         if self._limit_bytes is not None and self._unwritten_bytes + size_bytes > self._limit_bytes:
             return False
-        if not self._waiting:
-            return True
-        return len(self._waiting) < _WAITING_FILES and self._waiting_bytes + size_bytes <= _WAITING_BYTES
+        fits = self._waiting_bytes + size_bytes <= _WAITING_BYTES
+        return not self._waiting or (len(self._waiting) < _WAITING_FILES and fits)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -268,3 +284,16 @@ class WriteCrew:
         return SaveFailed(
             f"only {self._ended} of {self._added} files were written to {self._folder} {self._deadline.ended}"
         )
+
+
+def _start(threads: list[threading.Thread], wanted: int, run: Callable[[], None], what: str) -> bool:
+    """Adds so many threads to ``threads``. Returns False if the system does not allow all of them."""
+    for number in range(wanted):
+        thread = threading.Thread(target=run, name=f"gracepoint: {what} {number}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+            logger.warning("a save %s files in %d threads and not %d: %s", what, number, wanted, error)
+            return False
+        threads.append(thread)
+    return True

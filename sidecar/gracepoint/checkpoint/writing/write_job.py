@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -41,6 +41,8 @@ class WriteJob:
         small_files: Contents of other files by path below ``folder``.
         tree_numbers: Candidate numbers for the chunks' tree in OCDBT. The job uses the first number whose tree does
             not exist yet, so that nobody else writes that tree. A job that writes no array has no tree.
+        is_urgent: Returns whether somebody waits for the save. Until then, threads that write plain values to a file
+            system leave the CPU to other threads. None: they do not.
     """
 
     folder: StoragePath
@@ -50,6 +52,7 @@ class WriteJob:
     source: ChunkSource
     small_files: Mapping[str, bytes]
     tree_numbers: Iterable[int] = (0,)
+    is_urgent: Callable[[], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

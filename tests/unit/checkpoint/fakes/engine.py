@@ -117,10 +117,11 @@ def save(
     timeout_s: float = 30.0,
     deadline: Deadline | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
+    note: str | None = None,
 ) -> Saved:
     """Saves as in an emergency; ``timeout_s`` counts where there is no ``deadline``."""
     deadline = deadline or Deadline.after(timeout_s, time.monotonic)
-    return checkpointer.save(step, state, host_state or {}, deadline=deadline, on_stage=on_stage)
+    return checkpointer.save(step, state, host_state or {}, deadline=deadline, on_stage=on_stage, note=note)
 
 
 def restore(

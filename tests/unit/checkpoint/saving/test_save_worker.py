@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gracepoint.async_calls import orphan
 from gracepoint.async_calls.orphan import run_last
 from gracepoint.checkpoint import SaveFailed, WriteOptions, latest_step
 from gracepoint.checkpoint.options import Silent
 from gracepoint.checkpoint.saving import save_worker, worker_side
 from gracepoint.checkpoint.saving.save_board import SaveBoard
+from gracepoint.checkpoint.saving.save_extras import SaveExtras
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
@@ -214,7 +218,8 @@ def test_the_worker_ends_with_its_engine(tmp_path: Path, made: Callable[..., Ste
 def staged(root: Path | str, process: int = 0, count: int = 1) -> Callable[..., SaveBoard]:
     """Returns a function that writes step 1 of one process as its worker does, in this process."""
     checkpointer = engine(root, DyingGang(process, count), options=WORKER)
-    executor, operation = checkpointer.executor, checkpointer.executor.begin(checkpointer._paths, 1)
+    executor = checkpointer.executor
+    operation = executor.begin(checkpointer._paths, 1, extras=SaveExtras(note="for gpt-1"))
     leaves, prepared = executor.planner.plan(small_state())
     operation.describe(leaves, prepared, {})
     snapshot = executor.planner.snapshot(leaves, prepared, operation.key)
@@ -224,14 +229,94 @@ def staged(root: Path | str, process: int = 0, count: int = 1) -> Callable[..., 
     assert arena is not None
     form = worker_side.StagedForm([(c, arena.offset_of(a)) for c, a in chunks], part.specs, part.arrays, part.copied)
 
-    def write(*, cancelled: bool = False) -> SaveBoard:
+    def write(*, cancelled: bool = False, urgent: bool = False) -> SaveBoard:
         board = SaveBoard()
         if cancelled:
             board.cancel()
+        if urgent:
+            board.hurry()
         worker_side.write_handed(part.without_specs(), pickle.dumps(form), arena.block, board.block, WORKER, 30)
         return board
 
     return write
+
+
+@pytest.mark.parametrize("urgent", [False, True], ids=["while training goes on", "while training waits"])
+def test_the_worker_leaves_the_cpu_to_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, urgent: bool) -> None:
+    policies: set[int] = set()
+    monkeypatch.setattr(SaveBoard, "add_done", lambda *_: policies.add(os.sched_getscheduler(0)))
+    board = staged(tmp_path)(urgent=urgent)
+    assert board.reached == ("written", "durable")
+    assert policies == {os.sched_getscheduler(0) if urgent else os.SCHED_IDLE}
+
+
+def test_the_worker_does_not_leave_the_cpu_to_dead_trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.close()
+        monkeypatch.setattr(orphan, "_died", threading.Event())
+        orphan.wait_until_orphan(ours, None)
+        policies: set[int] = set()
+        monkeypatch.setattr(SaveBoard, "add_done", lambda *_: policies.add(os.sched_getscheduler(0)))
+        assert staged(tmp_path)().reached == ("written", "durable")
+    assert policies == {os.sched_getscheduler(0)}
+
+
+def test_a_save_is_urgent_once_somebody_waits_for_it(tmp_path: Path, made: Callable[..., StepCheckpointer]) -> None:
+    checkpointer = made(tmp_path)
+    checkpointer.prepare(small_state())
+    (worker,) = worker_of(checkpointer)
+    os.kill(worker, signal.SIGSTOP)
+    checkpointer.save_in_background(1, small_state(), {})
+    newest = checkpointer.executor.background.newest
+    assert newest is not None
+    assert newest.handed is not None
+    assert not newest.handed.urgent
+    assert checkpointer.executor.background.is_busy(0.0)
+    assert newest.handed.urgent
+    os.kill(worker, signal.SIGCONT)
+    checkpointer.executor.background.wait_until_finished(60)
+
+
+def test_an_emergency_save_is_urgent_at_once(
+    tmp_path: Path, made: Callable[..., StepCheckpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urgent: list[bool] = []
+    real = save_worker.SaveWorker.hand_over
+
+    def hand_over(*arguments: Any, **keywords: Any) -> Any:
+        handed = real(*arguments, **keywords)
+        urgent.append(handed.urgent)
+        return handed
+
+    monkeypatch.setattr(save_worker.SaveWorker, "hand_over", hand_over)
+    checkpointer = made(tmp_path)
+    checkpointer.prepare(small_state(), in_background=False)  # reserves memory
+    save(checkpointer, 1, small_state())
+    assert urgent == [True]
+
+
+def session_nice(pid: int, without_sessions: int) -> int:
+    """The niceness of a process's session, where the kernel weighs sessions."""
+    autogroup = Path(f"/proc/{pid}/autogroup")
+    return int(autogroup.read_text().split()[-1]) if autogroup.exists() else without_sessions
+
+
+def test_the_workers_session_counts_as_others_while_training_waits(
+    tmp_path: Path, made: Callable[..., StepCheckpointer]
+) -> None:
+    checkpointer = made(tmp_path)
+    checkpointer.prepare(small_state(), in_background=False)
+    (worker,) = worker_of(checkpointer)
+    for step in (1, 2):
+        checkpointer.save_in_background(step, small_state(), {})
+        until_s = time.monotonic() + 60
+        while checkpointer.executor.background.busy:  # nobody waits for it
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        assert session_nice(worker, 10) == 10
+        save(checkpointer, step + 10, small_state())
+        assert session_nice(worker, 0) == 0
 
 
 def test_a_cancelled_save_leaves_no_record(tmp_path: Path) -> None:
@@ -259,6 +344,7 @@ def test_the_last_worker_of_dead_trainers_commits(root: str) -> None:
     restored = restore(root, small_state())
     assert restored is not None
     assert_same(restored.state, small_state())
+    assert restored.note == "for gpt-1"
 
 
 @pytest.mark.integration

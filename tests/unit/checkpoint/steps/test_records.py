@@ -10,7 +10,8 @@ import pytest
 
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.format import layout
-from tests.unit.checkpoint.fakes.engine import small_state
+from gracepoint.process_group import ProcessGroup
+from tests.unit.checkpoint.fakes.engine import engine, in_gang, restore, save, small_state
 
 
 class Words:
@@ -48,3 +49,24 @@ def test_a_step_without_more_says_nothing_of_it(tmp_path: Path, more: dict[str, 
     found = step_metadata(tmp_path, **more)
     assert (found["custom_metadata"], list(found["item_handlers"])) == ({}, ["default", "host_state"])
     assert not (tmp_path / "4" / layout.MORE_METADATA).exists()
+
+
+def test_process_0_finds_the_note_that_a_step_was_saved_with(tmp_path: Path) -> None:
+    def saved(gang: ProcessGroup) -> None:
+        save(engine(tmp_path, gang), 4, small_state(), note=f"by process {gang.process_index}")
+
+    def noted(gang: ProcessGroup) -> str | None:
+        restored = restore(tmp_path, small_state(), gang=gang)
+        assert restored is not None
+        return restored.note
+
+    in_gang(2, saved)
+    assert in_gang(2, noted) == ["by process 0", None]
+
+
+def test_a_step_without_a_note_has_no_file_for_it(tmp_path: Path) -> None:
+    save(engine(tmp_path), 4, small_state())
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert restored.note is None
+    assert not (tmp_path / "4" / layout.NOTE).exists()

@@ -31,8 +31,9 @@ from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import file_writer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
+from gracepoint.checkpoint.writing.crew_threads import THREADS
 from gracepoint.checkpoint.writing.file_writer import FileWriter
-from gracepoint.checkpoint.writing.write_crew import THREADS, WriteCrew
+from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed

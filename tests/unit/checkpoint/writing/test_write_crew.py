@@ -15,7 +15,8 @@ import pytest
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.direct_io import Buffer, write_file
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.writing.write_crew import _MOST_UNSYNCED, _SYNCERS, THREADS, Finish, WriteCrew
+from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS, Finish
+from gracepoint.checkpoint.writing.write_crew import _MOST_UNSYNCED, WriteCrew
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -115,10 +116,10 @@ def test_only_so_many_files_are_open_and_unsynced(tmp_path: Path, monkeypatch: p
     files, before = Files(tmp_path, crew), open_files()
     crew.begin()
     try:
-        most = _MOST_UNSYNCED + _SYNCERS + THREADS  # those that wait, and those that a thread is syncing
+        most = _MOST_UNSYNCED + SYNCERS + THREADS  # those that wait, and those that a thread is syncing
         for _ in range(most):
             files.add()
-        until(lambda: disk.asked == _SYNCERS + THREADS, "all threads to sync")
+        until(lambda: disk.asked == SYNCERS + THREADS, "all threads to sync")
         for _ in range(THREADS):
             files.add()  # which no thread takes
         assert files.written == most
@@ -153,7 +154,7 @@ def test_a_save_that_stops_leaves_no_file_open(tmp_path: Path, monkeypatch: pyte
         thread.join(_TIMEOUT_S)
         assert not thread.is_alive(), thread.name
     assert open_files() == before
-    assert disk.asked <= _SYNCERS
+    assert disk.asked <= SYNCERS
 
 
 def test_a_file_that_cannot_be_synced_fails_the_save_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Phase
+from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
@@ -172,6 +173,23 @@ def test_jobsets_are_disrupted_while_their_epoch_runs() -> None:
     scene.recorded(epoch=2)
     scene.gone(objects.preemption(2))
     assert scene.cache.preemptions.disrupted_workload_uids() == set()
+
+
+def test_an_older_record_is_kept_whole_until_the_api_server_has_it() -> None:
+    scene = Scene()
+    for number in (1, 2):
+        scene.recorded(epoch=number, phase="Expired")
+    store = scene.cache.preemptions
+    older, newer = store.epochs_of(JOBSET_UID)
+    assert older.status.message is None
+    told = older.status.model_copy(update={"message": "it is saved", "phase": Phase.COMMITTED})
+    changed = dataclasses.replace(older, status=preemption_status.with_stage(told, "restored", NOW, NOW + 3))
+    store.put(changed)
+    store.put(newer)
+    assert store.epochs[older.key].status.message == "it is saved"
+    store.join(changed)
+    store.join(newer)
+    assert store.epochs[older.key].status.message is None
 
 
 def test_latest_epochs_are_of_known_jobsets_young_or_not_made_yet() -> None:

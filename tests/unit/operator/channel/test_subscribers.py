@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from gracepoint.wire.frames import Ping
-from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
+from gracepoint_operator.channel.loop_calls import LoopCalls
+from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
 from tests.unit.operator.fakes.replica import subscription
 
 
@@ -13,6 +17,26 @@ async def test_a_subscriber_that_takes_nothing_is_cut_off_and_not_waited_for() -
         subscriber.send(Outgoing(Ping, lambda: None))
     assert subscriber.closed
     assert await subscriber.next() is None
+
+
+async def test_the_loop_of_many_streams_wakes_once_for_all_their_frames() -> None:
+    posted: list[Callable[[], object]] = []
+
+    class Counting(LoopCalls):
+        def post(self, call: Callable[[], object], *, after_s: float = 0.0) -> None:
+            posted.append(call)
+
+    calls = Counting(asyncio.get_running_loop())
+    subscribers = [Subscriber(subscription(index), calls) for index in range(3)]
+    wake_ups = WakeUps()
+    for subscriber in subscribers:
+        subscriber.send(Outgoing(Ping), wake_ups)
+    assert not posted
+    wake_ups.post()
+    waiting = [asyncio.create_task(subscriber.next()) for subscriber in subscribers]
+    assert len(posted) == 1
+    posted[0]()
+    assert [frame.make for frame in await asyncio.gather(*waiting) if frame] == [Ping] * 3
 
 
 async def test_a_newer_session_stops_the_older_one_of_the_same_pod_only() -> None:

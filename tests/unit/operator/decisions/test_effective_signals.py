@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.decisions.decide import End, StartPreemption
+from gracepoint_operator.decisions.decide import End, Move, StartPreemption
 from gracepoint_operator.decisions.effective_signals import Timed, root_causes
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model import evictions
@@ -274,9 +274,9 @@ def test_postponed_maintenance_is_reported_when_near_again() -> None:
     assert scene.start().spec.deadline.timestamp() == NOW + 7200
 
 
-def recorded_limit(scene: Scene, phase: str = "Noticed") -> None:
+def recorded_limit(scene: Scene, phase: str = "Noticed", ended_at: float | None = None) -> None:
     """The Preemption of a time limit, by which the gang is told to save and to train on."""
-    body = objects.preemption(phase=phase, deadline_at=NOW + 2900, exits=False)
+    body = objects.preemption(phase=phase, deadline_at=NOW + 2900, exits=False, ended_at=ended_at)
     body["spec"]["cause"] = "TimeLimit"
     scene.seen(kinds.PREEMPTIONS, body)
 
@@ -299,6 +299,39 @@ def test_what_has_frozen_for_a_time_limit_is_not_taken_back() -> None:
     recorded_limit(scene, "Frozen")
     scene.taint()
     assert scene.move().spec.deadline.timestamp() == NOW + 15
+
+
+def end_limited_workload(scene: Scene, *, over_at: float, seen_s: float = 40) -> None:
+    """Kueue's Workload is seen with its time limit, and so many seconds later Kueue ends it."""
+    admitted = objects.condition("Admitted", at=over_at - 900)
+    ended = objects.condition("Evicted", reason="DeactivatedDueToMaximumExecutionTimeExceeded", at=NOW)
+    scene.clock.move(-seen_s)
+    scene.seen(kinds.KUEUE_WORKLOADS, objects.workload(conditions=[admitted], limit_s=900))
+    scene.clock.move(seen_s)
+    scene.seen(kinds.KUEUE_WORKLOADS, objects.workload(conditions=[admitted, ended], limit_s=900))
+
+
+@pytest.mark.parametrize("seen_s", [pytest.param(40, id="known"), pytest.param(0, id="new")])
+@pytest.mark.parametrize(
+    "over_in_s", [pytest.param(-6, id="over"), pytest.param(0, id="now"), pytest.param(5, id="soon")]
+)
+def test_an_ended_job_has_its_grace_period_whatever_its_time_limit(over_in_s: float, seen_s: float) -> None:
+    scene = Scene()
+    recorded_limit(scene, "Committed", ended_at=NOW - 20)
+    end_limited_workload(scene, over_at=NOW + over_in_s, seen_s=seen_s)
+    spec = scene.start().spec
+    assert (spec.cause, spec.deadline.timestamp()) == ("Suspension", NOW + 30)
+    assert "Evicted (DeactivatedDueToMaximumExecutionTimeExceeded)" in spec.signal
+
+
+def test_a_limit_that_is_over_does_not_join_what_came_of_it() -> None:
+    scene = Scene()
+    body = objects.preemption(deadline_at=NOW + 30)
+    body["spec"] |= {"cause": "Suspension", "signal": "JobSet spec.suspend=true"}
+    scene.seen(kinds.PREEMPTIONS, body)
+    end_limited_workload(scene, over_at=NOW - 1)
+    moves = [item.spec.deadline.timestamp() for item in scene.decisions() if isinstance(item, Move)]
+    assert [at for at in moves if at != NOW + 30] == []
 
 
 def test_gang_over_the_exit_limit_stays_for_its_time_limit() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gracepoint.wire.messages import Phase, Resumption, Spent
+from gracepoint.wire.messages import Phase, Resumption, SavedFor, Spent
 from gracepoint_operator.decisions import event_notes, preemption_status
 from gracepoint_operator.decisions.event_notes import Note
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
@@ -200,6 +200,20 @@ def test_texts_of_a_report_are_cut_to_what_the_resource_takes() -> None:
     assert (found.message, found.choice, found.choice_reason) == ("m" * 1024, "c" * 32, "r" * 1024)
 
 
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        pytest.param("Enforce", "step 1 is committed", id="a time limit"),
+        pytest.param("Drill", "drill: step 1 is committed", id="a drill"),
+    ],
+)
+def test_only_a_drill_is_called_one(mode: str, said: str) -> None:
+    stays = dataclasses.replace(report(Phase.COMMITTED), message="drill: step 1 is committed")
+    found = preemption_status.reported(epoch(mode=mode, exits=False), stays, 0.5, NOW)
+    (ended,) = found.conditions or []
+    assert (found.message, ended.message) == (said, said)
+
+
 @pytest.mark.parametrize("choice", [None, ""])
 def test_a_report_of_no_choice_says_none(choice: str | None) -> None:
     found = preemption_status.reported(epoch(), dataclasses.replace(report(Phase.COMMITTED), choice=choice), 0.5, NOW)
@@ -283,6 +297,67 @@ def test_the_first_to_say_which_step_was_restored_counts(
 ) -> None:
     known = epoch({} if before is None else {"restoredStep": before}, phase="Committed")
     assert preemption_status.resumed(known, resumption(said), NOW + 30).restored_step == after
+
+
+# What the next start restores.
+
+
+def note(name: str = NAME, attempt: int = 0) -> SavedFor:
+    return SavedFor(preemption=name, session="s-0", restart_attempt=attempt, spent=Spent(now_s=9.0, joined_s=1.0))
+
+
+@pytest.mark.parametrize(
+    ("phase", "saved_for", "expected"),
+    [
+        pytest.param("Noticed", note(), True, id="nothing was reported"),
+        pytest.param("Durable", note(), True, id="all but the commit was reported"),
+        pytest.param("Expired", note(), True, id="the operator gave up"),
+        pytest.param("Retracted", note(), True, id="the signal went away"),
+        pytest.param("Committed", note(), False, id="it was reported"),
+        pytest.param("Promoted", note(), False, id="an older one was reported"),
+        pytest.param("Failed", note(), False, id="a failure was reported"),
+        pytest.param("Expired", note("train-2"), False, id="saved for another preemption"),
+        pytest.param("Expired", note(attempt=1), False, id="saved by another start of the same name"),
+        pytest.param("Expired", None, False, id="no note, and no step is known"),
+    ],
+)
+def test_a_note_proves_the_commit_of_the_preemption_that_it_names(
+    phase: str, saved_for: SavedFor | None, expected: bool
+) -> None:
+    said = dataclasses.replace(resumption(40), saved_for=saved_for)
+    assert preemption_status.proves_commit(epoch(phase=phase, restartAttempt=0), said) is expected
+
+
+@pytest.mark.parametrize(
+    ("step", "restored", "attempt", "expected"),
+    [
+        pytest.param(40, 40, 1, True, id="the step that was being saved"),
+        pytest.param(40, 40, 0, True, id="under the same number, after a suspension"),
+        pytest.param(40, 40, 2, False, id="two starts later"),
+        pytest.param(40, 30, 1, False, id="an older step"),
+        pytest.param(40, None, 1, False, id="nothing was restored"),
+        pytest.param(None, 40, 1, False, id="no step was reported"),
+        pytest.param(None, None, 1, False, id="neither"),
+    ],
+)
+def test_without_a_note_the_next_start_proves_the_reported_step(
+    step: int | None, restored: int | None, attempt: int, expected: bool
+) -> None:
+    known = epoch({} if step is None else {"step": step}, phase="Drained", restartAttempt=0)
+    said = dataclasses.replace(resumption(restored), restart_attempt=attempt)
+    assert preemption_status.proves_commit(known, said) is expected
+    unknown = epoch({} if step is None else {"step": step}, phase="Drained", restartAttempt=None)
+    assert preemption_status.proves_commit(unknown, said) is (step is not None and step == restored)
+
+
+def test_a_proven_commit_says_that_no_report_had_arrived() -> None:
+    found = preemption_status.proven_committed(epoch({"ordinal": 41}, phase="Expired"), resumption(40), NOW + 60)
+    assert (found.phase, found.step, found.steps_lost, found.ordinal) == (Phase.COMMITTED, 40, 0, 41)
+    assert found.message == (
+        "step 40 is saved, 0 steps lost: the next start has restored it. No report of the commit had arrived"
+    )
+    (end,) = (item for item in found.conditions or () if item.type == "Ended")
+    assert (end.reason, end.message, end.last_transition_time) == ("NextStartRestored", found.message, at(60))
 
 
 # Receipts.

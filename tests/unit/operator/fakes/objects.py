@@ -134,6 +134,41 @@ def taint(key: str = GKE_TAINT, effect: str = "NoSchedule", *, added_at: float |
     return made
 
 
+def resource_claim(
+    index: int = 0, *, device: str = "tpu-0", tolerations: list[Body] | None = None, namespace: str = NAMESPACE
+) -> Body:
+    """As the scheduler has allocated it for ``pod(index)``."""
+    result: Body = {"request": "tpu", "driver": "tpu.example.com", "pool": f"node-{index + 1}", "device": device}
+    return {
+        "metadata": {"name": f"train-{index}-tpu", "namespace": namespace, "uid": f"uid-claim-{index}-{device}"},
+        "spec": {"devices": {"requests": [{"name": "tpu"}]}},
+        "status": {
+            "allocation": {"devices": {"results": [result | ({"tolerations": tolerations} if tolerations else {})]}},
+            "reservedFor": [{"resource": "pods", "name": pod(index)["metadata"]["name"], "uid": f"uid-pod-{index}-0"}],
+        },
+    }
+
+
+def resource_slice(node: str = "node-1", *, generation: int = 1, name: str = "", **taints: list[Body]) -> Body:
+    """As a driver writes it. ``taints``: those of each device, by its name with _ in place of -."""
+    named = {device.replace("_", "-"): found for device, found in taints.items()}
+    devices = [
+        {"name": device} | ({"taints": named[device]} if device in named else {}) for device in ("tpu-0", "tpu-1")
+    ]
+    name = name or f"{node}-tpus"
+    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}"},
+        "spec": {"driver": "tpu.example.com", "nodeName": node, "pool": pool, "devices": devices},
+    }
+
+
+def device_taint_rule(selector: Body | None, found: Body) -> Body:
+    """As an administrator writes it."""
+    spec = {"taint": found} | ({} if selector is None else {"deviceSelector": selector})
+    return {"metadata": {"name": "repair", "uid": "uid-repair"}, "spec": spec}
+
+
 def namespace(*, deleted: bool = False) -> Body:
     made: Body = {"metadata": {"name": NAMESPACE, "uid": "uid-namespace"}}
     if deleted:

@@ -19,6 +19,8 @@ from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Body, Clock
 
 _WAIT_S = 60.0
+_QUIET_S = 0.05
+_QUIET_TURNS = 30
 
 
 async def until(holds: Callable[[], object], what: str) -> None:
@@ -168,14 +170,21 @@ def report(phase: Phase, *, preemption: str | None = None) -> Report:
 
 
 async def frames(subscriber: Subscriber) -> list[Frame]:
-    """What waits in a subscriber's queue, written as its stream would."""
+    """What is in a subscriber's queue once the replica is quiet, written as its stream would.
+
+    On a busy machine a time may pass in which the loop has not run: so there is a least number of its turns, too.
+    """
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + _QUIET_S
+    turns = 0
+    while turns < _QUIET_TURNS or loop.time() < until_s:
+        await asyncio.sleep(0.001)
+        turns += 1
     written = []
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.05):
-            while (outgoing := await subscriber.next()) is not None:
-                written.append(outgoing.make())
-                outgoing.sent()
-                outgoing.written()
+    while not subscriber.is_idle and (outgoing := await subscriber.next()) is not None:
+        written.append(outgoing.make())
+        outgoing.sent()
+        outgoing.written()
     return written
 
 

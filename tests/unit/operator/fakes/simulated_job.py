@@ -1,8 +1,9 @@
 """A job that trains, saves, is disrupted and comes back, on a virtual clock, with its own account of the time.
 
 The job is the truth: it adds up what it does while it does it, and takes the time of a step back when the step is lost.
-The operator sees it as in a cluster: pods with times in whole seconds, watch events that come a little late, and
-messages of the real ``TimeSpent`` that may be late, lost or doubled. While the operator is down, it sees nothing.
+The operator sees it as in a cluster: pods with times in whole seconds, watch events that come a little late, what
+kubelets write up to a second later, and messages of the real ``TimeSpent`` that may be late, lost or doubled. While the
+operator is down, it sees nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from random import Random
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.wire import names
 from gracepoint.wire.messages import Spent
-from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.workloads import Workload, read_pod
 from tests.unit.operator.fakes import objects
@@ -39,6 +40,9 @@ class Told:
     spent: Spent
     session: str
     pod: Pod
+
+
+_Change = Callable[[objects.Body, float], None]
 
 
 class SimulatedJob:
@@ -76,6 +80,7 @@ class SimulatedJob:
         self.save_costs: list[float] = []
         self._now = self.since = objects.NOW + random.random()
         self._bodies: dict[str, objects.Body] = {}
+        self._nodes: set[str] = set()  # each pod has a node of its own
         self._attempt = 0
         self._numbers = itertools.count()
         self._arrivals: list[tuple[float, int, Callable[[float], None]]] = []
@@ -92,7 +97,8 @@ class SimulatedJob:
     def live(self, *, last: bool = False) -> None:
         """Lives once, until a disruption. ``last``: until now, without an end."""
         self._wait_for_pods()
-        end = "" if last else self._random.choice(["notice"] * 4 + ["kill"] * 3 + ["suspend", "too late", "early"])
+        ends = ["notice"] * 4 + ["kill"] * 3 + ["node lost", "suspend", "too late", "early"]
+        end = "" if last else self._random.choice(ends)
         stage = self._random.choice(["scheduling", "image", "join", "restore", "compile"]) if end == "early" else ""
         if self._random.random() < 0.1:
             self._operator_is_down(self._random.uniform(3, 40))
@@ -107,7 +113,7 @@ class SimulatedJob:
     # The stages of a life.
 
     def _wait_for_pods(self) -> None:
-        self._spend("waiting", self._random.uniform(0.3, 30))
+        self._spend("waiting", self._random.uniform(1.5, 30))  # more than it takes until the last end is seen
         # JobSet deletes the pods of the attempt before. A Job keeps pods that have failed; here, those of two lives.
         for name in list(self._bodies)[: None if self._restarts_whole else -2 * _PODS]:
             del self._bodies[name]
@@ -117,23 +123,23 @@ class SimulatedJob:
             name = f"train-{next(self._numbers)}"
             self._names.append(name)
             self._bodies[name] = _body(name, self._attempt, created)
+            self._nodes.add(_node(name))
         self._pods_changed()
 
     def _schedule(self) -> None:
         took = sorted(self._random.uniform(0.1, 40) for _ in range(_PODS))
-        self._one_by_one("scheduling", took, lambda body, at: _bind(body, at))
+        self._one_by_one("scheduling", took, _bind, by_kubelet=False)
 
     def _start(self) -> None:
         took = sorted(self._random.uniform(0.5, 30) for _ in range(_PODS))
-        self._one_by_one("image", took, lambda body, at: _run(body, at))
+        self._one_by_one("image", took, _run, by_kubelet=True)
 
-    def _one_by_one(self, category: str, took: list[float], change: Callable[[objects.Body, float], None]) -> None:
+    def _one_by_one(self, category: str, took: list[float], change: _Change, *, by_kubelet: bool) -> None:
         before = 0.0
         for name, at in zip(self._names, took, strict=True):
             self._spend(category, at - before)
             before = at
-            change(self._bodies[name], self._now)
-            self._pods_changed()
+            self._change(name, change, by_kubelet=by_kubelet)
 
     def _join(self) -> None:
         self._session = f"session-{next(self._numbers)}"
@@ -146,8 +152,9 @@ class SimulatedJob:
     def _restore(self) -> None:
         self._spend("restore", self._random.uniform(0.5, 30))
         self._restored = self._committed
-        lost = [took for step, took in self._steps if step > self._restored]
-        self._steps = [item for item in self._steps if item[0] <= self._restored]
+        lost = []
+        while self._steps and self._steps[-1][0] > self._restored:
+            lost.append(self._steps.pop()[1])
         self.account["training"] -= sum(lost)
         self.account["recomputation"] += sum(lost)
         self.losses += bool(lost)
@@ -188,6 +195,9 @@ class SimulatedJob:
         elif end == "kill":
             self._step(float("inf"), self._random.uniform(0.05, 1.0))
             self._leave(vanish=False)
+        elif end == "node lost":
+            self._step(float("inf"), self._random.uniform(0.05, 1.0))
+            self._lose_node()
 
     def _forecast(self, step: int) -> None:
         self._time_spent.passed(step)
@@ -209,11 +219,33 @@ class SimulatedJob:
         for name in self._names:
             if vanish:
                 del self._bodies[name]
+                self._pods_changed()
             else:
-                _end(self._bodies[name], self._now)
-            self._pods_changed()
+                self._change(name, _end, by_kubelet=True)
             if name != self._names[-1]:
                 self._spend("leaving", self._random.uniform(0.05, 4))
+        self._attempt += self._restarts_whole
+
+    def _lose_node(self) -> None:
+        # The others hang until they notice it. The control plane cleans the lost pod up before that, or after.
+        self.disruptions += 1
+        lost, *others = self._names
+        self._nodes.remove(_node(lost))
+        self._pods_changed()
+        hang_s, cleaned_s = self._random.uniform(3, 40), self._random.uniform(3, 40)
+        self._spend("leaving", min(hang_s, cleaned_s))
+        if cleaned_s < hang_s:
+            del self._bodies[lost]
+            self._pods_changed()
+            self._spend("leaving", hang_s - cleaned_s)
+        for name in others:
+            self._change(name, _end, by_kubelet=True)
+            if name != others[-1]:
+                self._spend("leaving", self._random.uniform(0.05, 4))
+        if lost in self._bodies:
+            self._spend("waiting", self._random.uniform(1.5, 20))
+            del self._bodies[lost]
+            self._pods_changed()
         self._attempt += self._restarts_whole
 
     def _is_killed_in(self, stage: str) -> None:
@@ -221,8 +253,7 @@ class SimulatedJob:
         self._spend(category, self._random.uniform(0.5, 20))
         self.disruptions += 1
         for name in self._names:
-            _end(self._bodies[name], self._now)
-        self._pods_changed()
+            self._change(name, _end, by_kubelet=True)
         self._attempt += self._restarts_whole
 
     def _step(self, step: float, took: float) -> None:
@@ -240,10 +271,24 @@ class SimulatedJob:
             arrive(at)
         self._now = until
 
-    def _pods_changed(self) -> None:
-        gang = self._gang()
-        at = max(self._now + self._random.uniform(0.002, 0.06), self._down_until)
-        self._arrive(at, lambda now: self._on_pods(gang, now))
+    def _change(self, name: str, change: _Change, *, by_kubelet: bool) -> None:
+        """Changes a pod. A kubelet looks at its containers once a second, and writes what it finds afterwards."""
+        at, body = self._now, self._bodies[name]
+        if not by_kubelet:
+            change(body, at)
+            self._pods_changed()
+            return
+        written = at + self._random.uniform(0.05, 1.05)
+
+        def write(now: float) -> None:
+            change(body, at)
+            self._pods_changed(now)
+
+        self._arrive(written, write)
+
+    def _pods_changed(self, at: float | None = None) -> None:
+        at = max((at or self._now) + self._random.uniform(0.002, 0.06), self._down_until)
+        self._arrive(at, lambda now: self._on_pods(self._gang(), now))
 
     def _tell(self, *, surely: bool = True) -> None:
         spent = self._time_spent.spent()
@@ -281,7 +326,7 @@ class SimulatedJob:
             workload_gone=False,
             jobs={},
             pods=tuple(pods),
-            nodes={},
+            nodes={name: Node(name, f"uid-{name}", False) for name in self._nodes},
             policy=None,
             epochs=(),
             requests=(),
@@ -310,8 +355,12 @@ def _body(name: str, attempt: int, created: str) -> objects.Body:
     }
 
 
+def _node(pod: str) -> str:
+    return f"node-of-{pod}"
+
+
 def _bind(body: objects.Body, at: float) -> None:
-    body["spec"]["nodeName"] = "node-1"
+    body["spec"]["nodeName"] = _node(body["metadata"]["name"])
     body["status"]["conditions"] = [objects.condition("PodScheduled", at=at)]
 
 

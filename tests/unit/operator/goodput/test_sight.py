@@ -68,12 +68,48 @@ def test_running_pods_are_created_bound_and_started(scene: Scene) -> None:
         pytest.param(-0.5, 0, id="by a clock that is behind"),
     ],
 )
-def test_a_time_in_whole_seconds_is_guessed(scene: Scene, seen_after_s: float, guess_ms: int) -> None:
+def test_a_second_of_the_api_server_is_when_it_is_seen(scene: Scene, seen_after_s: float, guess_ms: int) -> None:
+    for index in range(2):
+        scene.seen(kinds.PODS, objects.pod(index, created_at=NOW))
+    scene.clock.move(seen_after_s)
+    (found,) = seen(scene)
+    assert found.created.at_ms == NOW_MS + guess_ms
+
+
+@pytest.mark.parametrize(
+    ("seen_after_s", "guess_ms"),
+    [
+        pytest.param(0.2, 100, id="at once"),
+        pytest.param(1.1, 550, id="after the second"),
+        pytest.param(1.99, 995, id="two seconds later"),
+        pytest.param(30, 500, id="late"),
+        pytest.param(-0.5, 0, id="by a clock that is behind"),
+    ],
+)
+def test_a_second_of_the_kubelet_is_guessed_half_way(scene: Scene, seen_after_s: float, guess_ms: int) -> None:
     scene.seen(kinds.PODS, started(objects.pod(0), NOW))
     scene.clock.move(seen_after_s)
     (found,) = seen(scene)
     assert found.started is not None
     assert found.started.at_ms == NOW_MS + guess_ms
+
+
+def test_a_process_on_a_deleted_node_has_ended(scene: Scene) -> None:
+    """Its pod stays until the control plane cleans up, and the other process hangs for a while."""
+    first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
+    scene.gone(objects.node("node-1"))
+    after = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 100)
+    (found,) = after.sightings
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS + 100, None)
+    scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW + 20))
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), after.known, NOW_MS + 21_000).sightings
+    assert found.gone_ms == NOW_MS + 20_500
+
+
+def test_a_node_that_a_replica_has_never_seen_is_not_lost(scene: Scene) -> None:
+    scene.gone(objects.node("node-1"))
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS).sightings
+    assert (found.broke_ms, found.gone_ms) == (None, None)
 
 
 def test_a_life_is_broken_when_one_process_ends_and_gone_with_all(scene: Scene) -> None:
@@ -112,6 +148,16 @@ def test_an_account_ahead_of_the_pods_ends_no_life(scene: Scene) -> None:
     assert look(gang, ahead, first.known, NOW_MS + 9000).sightings == ()
     (found,) = look(gang, ahead, first.known, NOW_MS + 10_000).sightings
     assert (found.attempt, found.gone_ms) == (1, NOW_MS)
+
+
+def test_a_missed_end_is_seen_when_the_next_life_begins() -> None:
+    scene = Scene()
+    for index in range(2):
+        scene.gone(objects.pod(index))
+    first = look(scene.cache.gang(JOBSET_UID), life(), None, NOW_MS)
+    scene.seen(kinds.PODS, objects.pod(0, attempt=1, created_at=NOW + 5, phase="Pending", on=""))
+    old, new = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 5100).sightings
+    assert (old.gone_ms, new.created.at_ms) == (NOW_MS, NOW_MS + 5100)
 
 
 def test_a_replica_that_begins_after_the_end_sees_it_at_last() -> None:

@@ -27,30 +27,43 @@ class TwoReplicas:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._known: list[Known | None] = [None, None]
+        self._again_ms: list[int | None] = [None, None]  # when each has to look again even if nothing changes
+        self._gang: GangSnapshot | None = None
         self.entry: WorkloadGoodput | None = None
+        self._read: GoodputLedger | None = None  # what the entry says
         self._workload: Workload | None = None
 
     @property
     def ledger(self) -> GoodputLedger:
-        assert self.entry is not None
-        return stored.read(self.entry)
+        assert self._read is not None
+        return self._read
 
     def see(self, gang: GangSnapshot, now: float) -> None:
-        self._workload = gang.workload
+        self._pass(now)
+        self._workload, self._gang = gang.workload, gang
         for number in range(2):
-            now_ms = round(now * 1000) + number
-            ledger = sight.begun(gang, now_ms) if self.entry is None else self.ledger
             if self._random.random() < 0.02:
                 self._known[number] = None  # the replica begins anew
-            seen = sight.look(gang, ledger.current, self._known[number], now_ms)
-            self._known[number] = seen.known
-            for sighting in seen.sightings:
-                ledger = ledger.saw(sighting)
-            self._write(ledger, now_ms)
+            self._look(number, gang, round(now * 1000) + number)
+
+    def _pass(self, now: float) -> None:
+        """Looks again where the time for that has come."""
+        for number, again_ms in enumerate(self._again_ms):
+            if self._gang is not None and again_ms is not None and again_ms <= now * 1000:
+                self._look(number, self._gang, again_ms)
+
+    def _look(self, number: int, gang: GangSnapshot, now_ms: int) -> None:
+        ledger = sight.begun(gang, now_ms) if self.entry is None else self.ledger
+        seen = sight.look(gang, ledger.current, self._known[number], now_ms)
+        self._known[number], self._again_ms[number] = seen.known, seen.again_ms
+        for sighting in seen.sightings:
+            ledger = ledger.saw(sighting)
+        self._write(ledger, now_ms)
 
     def hear(self, told: Told, now: float) -> None:
         said = tiding(told.spent, told.session, told.pod, now)
         assert said is not None
+        self._pass(now)
         self._write(self.ledger.heard(said), round(now * 1000))
 
     def _write(self, ledger: GoodputLedger, now_ms: int) -> None:
@@ -59,6 +72,7 @@ class TwoReplicas:
             return
         written = stored.written(ledger, self._workload, now_ms).to_json()
         self.entry = WorkloadGoodput.model_validate(written)
+        self._read = stored.read(self.entry)
 
 
 @pytest.mark.long

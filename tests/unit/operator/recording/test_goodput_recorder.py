@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from gracepoint.wire.messages import Forecast, Spent
+from gracepoint.wire.messages import Forecast, Resumption, SavedFor, Spent
 from gracepoint_operator.goodput import stored
 from gracepoint_operator.goodput.categories import Category
 from gracepoint_operator.goodput.ledger import GoodputLedger
@@ -97,6 +97,39 @@ async def test_a_restart_of_the_gang_is_a_disruption_of_the_account(api: MemoryA
         ledger = stored.read(newest(api))
         assert ledger.disruptions == 1
         assert ledger.spent(round(clock() * 1000))[Category.TRAINING] == 51_000
+
+
+@pytest.mark.parametrize("session", ["s-0", "s-unknown"], ids=["of the life before", "of no known life"])
+async def test_a_restart_tells_when_the_life_before_stopped(api: MemoryApi, clock: Clock, session: str) -> None:
+    """The operator was down from the save on, so that it never heard of it."""
+    async with running(api, clock) as replica:
+        await tell(replica, forecast())
+        await until(lambda: trains(api), "the account")
+        clock.move(20)  # it trains for 15 s, saves, and leaves
+        for index in range(2):
+            replica.drop(kinds.PODS, objects.pod(index))
+            replica.see(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))
+        await until(lambda: newest(api).disruptions == 1, "the second life")
+        stopped = dataclasses.replace(SPENT, now_s=65.0, left_s=65.0, passed={"40": 56.0})
+        said = Resumption(
+            pod_uid="uid-pod-0-1",
+            session="s-1",
+            workload_uid=JOBSET_UID,
+            restart_attempt=1,
+            restored_step=40,
+            training=False,
+            age_s=0.0,
+            spent=Spent(now_s=1.0, joined_s=0.5, restored_s=1.0, first_step=40),
+            saved_for=SavedFor(preemption="", session=session, restart_attempt=0, spent=stopped),
+        )
+        clock.move(2)
+        await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-1"], said)
+        await until(lambda: newest(api).state == "compile", "the restore")
+        spent = stored.read(newest(api)).spent(round(clock() * 1000))
+        known = session == "s-0"
+        assert (spent[Category.TRAINING], spent.get(Category.LEAVING, 0)) == ((56_000, 5_000) if known else (61_000, 0))
+        assert Category.RECOMPUTATION not in spent
+        assert len(stored.read(newest(api)).lives) == 2
 
 
 async def test_the_metrics_show_the_account_as_of_now(api: MemoryApi, clock: Clock) -> None:

@@ -31,6 +31,12 @@ def progressing(api: MemoryApi) -> tuple[str, str]:
     return (found[0]["status"], found[0]["message"]) if found else ("", "")
 
 
+def metrics(replica: Replica) -> tuple[float | None, float | None]:
+    """How many stalls there were, and how many gangs are stalled now."""
+    get = replica.metrics.registry.get_sample_value
+    return get("gracepoint_stalls_total"), get("gracepoint_stalled_workloads")
+
+
 async def take(replica: Replica, message: Stall | Resumption) -> None:
     await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], message)
 
@@ -44,10 +50,12 @@ async def test_a_stall_shows_on_policy_and_workload_until_it_is_over(api: Memory
         assert "process 1 (train-workers-0-1) did not say so" in progressing(api)[1]
         assert "block_until_ready(state)" in progressing(api)[1]
         await until(lambda: replica.reasons == ["TrainingStalled"], "the Event")
+        assert metrics(replica) == (1, 1)
         clock.move(10)
         await take(replica, dataclasses.replace(STALL, over=True))
         await until(lambda: progressing(api)[0] == "True", "the condition's end")
         await until(lambda: "TrainingProgresses" in replica.reasons, "the Event of the end")
+        assert metrics(replica) == (1, 0)
 
 
 async def test_a_gang_that_started_again_is_not_stalled(api: MemoryApi, clock: Clock) -> None:

@@ -22,7 +22,7 @@ from tests.unit.operator.fakes import objects
 PAGE = Path(__file__).parents[4] / "docs" / "signals.md"
 READY_MADE = [
     row
-    for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.S)
+    for block in re.findall(r"```yaml\n(signals:.*?)```", PAGE.read_text(), re.S)
     for row in yaml.safe_load(block)["signals"]["rows"]
 ]
 GOOD: dict[str, Any] = {
@@ -127,7 +127,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         pytest.param(changed("match", {}), r"signals\.rows\[1\]\.match: .*found none", id="no match"),
         pytest.param(
             changed("match", {"kind": "Pod", "taint": {"key": "a"}}),
-            r"match: .*only a Node has taints",
+            r"match: .*only Nodes and Devices have taints",
             id="a pod's taint",
         ),
         pytest.param(

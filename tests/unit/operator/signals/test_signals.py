@@ -304,6 +304,16 @@ CASES = [
         600,
         "Workload spec.maximumExecutionTimeSeconds=1000",
     ),
+    Case(
+        "device-taint",
+        On.DEVICE,
+        tainted("example.com/broken", "NoExecute"),  # the taints of one device, as the cache hands them over
+        Cause.HARDWARE,
+        SURE,
+        True,
+        GRACE_S,
+        "taint example.com/broken:NoExecute",
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -38,11 +39,23 @@ def test_the_keeper_is_a_native_sidecar_that_shares_the_socket() -> None:
     pod = pod_with("Keeper")
     (keeper,) = pod["initContainers"]
     assert keeper["restartPolicy"] == "Always"
-    assert keeper["command"][-1] == names.KEEPER_SOCKET
+    module, socket, *runs = keeper["command"][2:]
+    assert (module, socket) == ("gracepoint.async_calls.keeper", names.KEEPER_SOCKET)
+    assert [importlib.util.find_spec(each) is not None for each in runs] == [True]
     assert {"name": KEEPER, "emptyDir": {}} in pod["volumes"]
     mount = {"name": KEEPER, "mountPath": names.KEEPER_DIRECTORY}
     assert mount in keeper["volumeMounts"]
     assert mount in pod["containers"][0]["volumeMounts"]
+
+
+def test_the_keeper_knows_directory_and_place_of_its_process() -> None:
+    pod = pod_with("Keeper")
+    (keeper,) = pod["initContainers"]
+    mine, its = environment(pod["containers"][0]), environment(keeper)
+    for name in (Env.DIRECTORY, Env.PROCESS_COUNT, Env.PROCESS_OFFSET, Env.PODS_PER_JOB):
+        assert its[name] == mine[name]
+    index = [v for v in keeper["env"] if v["name"] == Env.JOB_INDEX]
+    assert index == [v for v in pod["containers"][0]["env"] if v["name"] == Env.JOB_INDEX] != []
 
 
 def test_the_keeper_sees_what_the_trainer_writes_to() -> None:

@@ -118,7 +118,7 @@ class GcsApi:
             query["delimiter"] = "/"
         if token is not None:
             query["pageToken"] = token
-        self._send(exchange, "GET", f"/storage/v1/b/{self._bucket}/o?{urlencode(query)}", prefix)
+        self._send(exchange, "GET", f"{self._objects}?{urlencode(query)}", prefix)
         with api.parsing(f"LIST {self.url(prefix)}"):
             found = json.loads(exchange.read())
             entries = [
@@ -137,7 +137,11 @@ class GcsApi:
         exchange.read()
 
     def _place(self, key: str) -> str:
-        return f"/storage/v1/b/{self._bucket}/o/{quote(key, safe='')}"
+        return f"{self._objects}/{quote(key, safe='')}"
+
+    @property
+    def _objects(self) -> str:
+        return f"/storage/v1/b/{self._bucket}/o"
 
     def _send(
         self,
@@ -155,7 +159,9 @@ class GcsApi:
         self.clock.told(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
             code, message = _error(exchange.read())
-            if exchange.status == 404 and (method == "POST" or "bucket" in message.lower()):
+            # What is written and what is listed need only the bucket.
+            of_bucket = method == "POST" or target.startswith(f"{self._objects}?") or "bucket" in message.lower()
+            if exchange.status == 404 and of_bucket:
                 code = "NoSuchBucket"
             if exchange.status == 401 and self._tokens is not None and self._tokens.refused(str(token)):
                 raise Transient(f"{method} {self.url(key)}: the access token was refused, and is renewed")

@@ -8,12 +8,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import secrets
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gracepoint.checkpoint.storage import time_limit
 from gracepoint.checkpoint.storage.backend import StaleGeneration
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
+
+
+#: Seconds that the deletion of the object may take.
+_CLEANUP_S = 10.0
 
 
 def check(store: ObjectBackend, key: str) -> None:
@@ -41,8 +48,20 @@ def check(store: ObjectBackend, key: str) -> None:
         if found is None or found.generation != replaced:
             raise _ignored(store, key, "which version of an object a deletion is for")
     finally:
-        with contextlib.suppress(OSError):
+        # A store that does not answer would keep the caller, who is told so, as long again.
+        with contextlib.suppress(OSError), time_limit.ended_by(_after(_CLEANUP_S)):
             store.delete_version(probe, None)
+
+
+def _after(seconds: float) -> Callable[[], None]:
+    """Returns what raises TimeoutError once so many seconds have passed."""
+    until_s = time.monotonic() + seconds
+
+    def go_on() -> None:
+        if time.monotonic() > until_s:
+            raise TimeoutError(errno.ETIMEDOUT, f"not done after {seconds:g} s")
+
+    return go_on
 
 
 def _ignored(store: ObjectBackend, key: str, what: str) -> OSError:

@@ -1,0 +1,63 @@
+"""Restarts in place (JobSet 0.11, KEP-467) are for crashes: after a save the gang still leaves its nodes. Pure.
+
+With the restart strategy InPlaceRestart, a container that fails restarts in its pod, by a rule of the container. An
+agent of JobSet in each pod then restarts the other pods of the JobSet in the same way, and lets all of them begin
+together. Jobs do not fail by that, so JobSet requires the highest backoff limit.
+
+The release contract stays as it is. An exit with one of the policy's codes, or a disruption, fails the Job, and JobSet
+makes new pods as with the strategy Recreate. So the gang leaves a node that goes away, and stays where it is otherwise.
+"""
+
+from __future__ import annotations
+
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob
+
+STRATEGY = "InPlaceRestart"
+#: JobSet's webhook requires this backoff limit.
+BACKOFF_LIMIT = 2**31 - 1
+#: Variables that JobSet's agent needs, and the one by which it starts the training itself.
+_AGENT_NEEDS = {"JOBSET_NAME", "POD_NAME"}
+_WORKER_COMMAND = "WORKER_COMMAND"
+_RESTARTS = ("Restart", "RestartAllContainers")
+
+
+def restarts_in_place(jobset: Json) -> bool:
+    """Returns whether the JobSet has the restart strategy InPlaceRestart."""
+    return bool((jobset.get("spec", {}).get("failurePolicy") or {}).get("restartStrategy") == STRATEGY)
+
+
+def in_place_is_possible(member: TrainingJob) -> bool:
+    """Returns whether the pods of a member have what a restart in place needs: JobSet's agent, and a rule."""
+    pod = member.template["spec"]
+    containers: list[Json] = [*(pod.get("initContainers") or []), *(pod.get("containers") or [])]
+    rules = [rule for container in containers for rule in container.get("restartPolicyRules") or []]
+    has_agent = any(_variables(container) >= _AGENT_NEEDS for container in containers)
+    return has_agent and any(rule.get("action") in _RESTARTS for rule in rules)
+
+
+def agent_starts_training(member: TrainingJob) -> bool:
+    """Returns whether JobSet's agent is the process of the training container, and the training its child."""
+    return _variables(member.container) >= {*_AGENT_NEEDS, _WORKER_COMMAND}
+
+
+def allow_restarts_in_place(member: TrainingJob, problems: Problems) -> None:
+    """Fills in what JobSet requires of the Jobs of such a JobSet, or adds what contradicts it to ``problems``."""
+    job = member.job
+    if job.get("backoffLimit") is None:
+        job["backoffLimit"] = BACKOFF_LIMIT
+    elif job["backoffLimit"] != BACKOFF_LIMIT:
+        problems.add(
+            f"{member.path}.backoffLimit",
+            found=job["backoffLimit"],
+            expected=f"{BACKOFF_LIMIT}, which JobSet requires with the restart strategy {STRATEGY}",
+            fix="Remove it",
+        )
+    # JobSet requires these to be written, also if they are the default.
+    if job.get("podReplacementPolicy") is None:
+        job["podReplacementPolicy"] = "Failed"
+    if job.get("parallelism") is None and job.get("completions") is None:
+        job["parallelism"] = job["completions"] = 1
+
+
+def _variables(container: Json) -> set[str]:
+    return {variable.get("name", "") for variable in container.get("env") or []}

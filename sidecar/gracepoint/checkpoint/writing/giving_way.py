@@ -1,0 +1,156 @@
+"""Threads of a save that leave the CPU to the training, and when they stop doing so.
+
+A worker process writes beside the training with more threads than there are idle cores. If a thread of a training step
+wakes up and no core is idle, the kernel has it wait until a writer has used up its time slice, whatever the niceness of
+the writer is. So the writers of a save that nobody waits for run as ``SCHED_IDLE``. The kernel counts a core with only
+such threads as idle, and other threads of the same container take it at once.
+
+If other threads keep all cores busy, such a thread gets next to nothing: the kernel weighs it as 3, and a thread of
+niceness 0 as 1024. So threads no longer give way in two cases: the save is urgent, or the threads are starved
+(``Starvation``). A thread cannot leave ``SCHED_IDLE`` without a privilege. So new threads take the work over, and the
+old ones end.
+
+* The thread that makes a ``WriteCrew`` calls ``begin`` and ``end``.
+* One daemon thread ("gracepoint: watches writers") looks when the time has come. It ends then, or with ``end``.
+* The threads call ``run`` and ``must_end``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+#: Seconds without enough processor time after which threads are starved.
+PATIENCE_S = 5.0
+# With less than this part of one core, all threads together are starved.
+_ENOUGH_CORES = 0.1
+_LOOK_EVERY_S = 0.05
+# Looks for starvation within the patience.
+_LOOKS = 10
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Starvation:
+    """Decides when threads are starved. Pure: the times are given to it.
+
+    They are, if for ``patience_s`` seconds some were ready to run at most looks, and all of them together got less than
+    a tenth of a core. Threads that wait for the disk are not ready to run.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._looks: list[tuple[float, float, bool]] = []  # within the patience
+
+    def look(self, now_s: float, cpu_s: float, *, ready: bool) -> bool:
+        """Returns whether the threads are starved.
+
+        Args:
+            now_s: Monotonic seconds.
+            cpu_s: Processor seconds that the threads have used.
+            ready: Whether any of them runs, or is ready to run.
+        """
+        self._looks.append((now_s, cpu_s, ready))
+        if now_s - self._looks[0][0] < self._patience_s:
+            return False
+        passed_s, used_s = now_s - self._looks[0][0], cpu_s - self._looks[0][1]
+        mostly_ready = 2 * sum(ready for _, _, ready in self._looks) > len(self._looks)
+        self._looks = [look for look in self._looks if now_s - look[0] < self._patience_s]
+        return mostly_ready and used_s < _ENOUGH_CORES * passed_s
+
+
+class GivingWay:
+    """The threads of one save that give way.
+
+    Args:
+        is_urgent: Returns whether somebody waits for the save. Then it is never asked again.
+        patience_s: See ``Starvation``.
+    """
+
+    def __init__(self, is_urgent: Callable[[], bool], *, patience_s: float = PATIENCE_S) -> None:
+        self._is_urgent = is_urgent
+        self._patience_s = patience_s
+        self._threads: set[int] = set()  # by the number that the kernel gives a thread
+        self._over = self._ended = False
+        self._wake = threading.Event()
+        self._watching: threading.Thread | None = None
+
+    def begin(self, take_over: Callable[[], bool]) -> bool:
+        """Returns whether threads give way from now on. They do not if the save is urgent.
+
+        Args:
+            take_over: Starts threads that do not give way, and returns whether they are there. Called once at most,
+                in another thread.
+        """
+        if self._is_urgent():
+            return False
+        watching = threading.Thread(
+            target=self._watch, args=[take_over], name="gracepoint: watches writers", daemon=True
+        )
+        try:
+            watching.start()
+        except RuntimeError as error:  # no thread could say that the save has become urgent
+            logger.warning("the threads of a save do not give way to the training: %s", error)
+            return False
+        self._watching = watching
+        return True
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Calls ``function``. The calling thread gives way until it ends, and so do threads that it starts."""
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        except OSError as error:
+            logger.info("a thread of a save does not give way to the training: %s", error)
+        else:
+            self._threads.add(threading.get_native_id())
+        function()
+
+    def must_end(self) -> bool:
+        """Returns whether the calling thread gives way, and another one takes over."""
+        return self._over and threading.get_native_id() in self._threads
+
+    def end(self) -> None:
+        """Ends the watching thread. No thread is started after this returns."""
+        self._ended = True
+        self._wake.set()
+        if self._watching is not None:
+            self._watching.join()
+
+    def _watch(self, take_over: Callable[[], bool]) -> None:
+        starvation, look_at_s = Starvation(self._patience_s), 0.0
+        while not self._ended:
+            why = "it is urgent" if self._is_urgent() else ""
+            if not why and time.monotonic() >= look_at_s:
+                now_s = time.monotonic()
+                look_at_s = now_s + self._patience_s / _LOOKS
+                cpu_s, ready = _cpu_time(self._threads)
+                if starvation.look(now_s, cpu_s, ready=ready):
+                    why = "the training leaves them no processor time"
+            if why:
+                logger.info("the threads of a save do not give way any more, as %s", why)
+                self._over = take_over()
+                return
+            self._wake.wait(_LOOK_EVERY_S)
+
+
+def _cpu_time(threads: set[int]) -> tuple[float, bool]:
+    """Returns the processor seconds that the threads have used, and whether any of them runs or is ready to run.
+
+    A thread that cannot be looked at counts as ready: it might be starved.
+    """
+    ticks, ready = 0, False
+    for thread in list(threads):
+        try:
+            # The name of a thread, in parentheses, may have spaces.
+            fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            ready = True
+            continue
+        ready = ready or fields[0] == "R"
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICKS_PER_S, ready
