@@ -262,6 +262,7 @@ def test_the_worker_does_not_leave_the_cpu_to_dead_trainers(tmp_path: Path, monk
     assert policies == {os.sched_getscheduler(0)}
 
 
+@pytest.mark.integration
 def test_a_save_is_urgent_once_somebody_waits_for_it(tmp_path: Path, made: Callable[..., StepCheckpointer]) -> None:
     checkpointer = made(tmp_path)
     checkpointer.prepare(small_state())
@@ -278,6 +279,7 @@ def test_a_save_is_urgent_once_somebody_waits_for_it(tmp_path: Path, made: Calla
     checkpointer.executor.background.wait_until_finished(60)
 
 
+@pytest.mark.integration
 def test_an_emergency_save_is_urgent_at_once(
     tmp_path: Path, made: Callable[..., StepCheckpointer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +304,7 @@ def session_nice(pid: int, without_sessions: int) -> int:
     return int(autogroup.read_text().split()[-1]) if autogroup.exists() else without_sessions
 
 
+@pytest.mark.integration
 def test_the_workers_session_counts_as_others_while_training_waits(
     tmp_path: Path, made: Callable[..., StepCheckpointer]
 ) -> None:
