@@ -304,6 +304,22 @@ def test_two_processes_that_start_at_once_write_one_start() -> None:
     assert [type(entry) for _, entry in iter(bells[0].try_next, None)] == [StartEntry]
 
 
+def test_a_start_without_effect_keeps_no_other_back() -> None:
+    store = InMemoryStore()
+    bells = [Bell(store), Bell(store)]
+    members = [
+        Member(store, bell, index, 2, lambda event: None, lambda: (0, False)) for index, bell in enumerate(bells)
+    ]
+    bells[0].ring(NOTICE)
+    for member, bell in zip(members, bells, strict=True):
+        hear_all(member, bell)
+    hear_all(members[0], bells[0], DRILL)  # of which the other does not know when it starts
+    for member in reversed(members):
+        member.look(0.0, time_left_s=30.0)
+    starts = [entry for _, entry in iter(bells[0].try_next, None)]
+    assert [(type(entry), getattr(entry, "heard", None)) for entry in starts] == [(StartEntry, 0), (StartEntry, 1)]
+
+
 def test_leaving_outside_of_an_epoch_tells_nobody() -> None:
     member, bell = heard(NOTICE)
     assert list(member.leave()) == []
