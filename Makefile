@@ -68,7 +68,7 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 	$(PYTEST) $(WITHOUT)
 	$(PYTEST) $(ON_CLUSTER)
 
-test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples.
+test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: 120 s of processor time.
 	$(PYTEST) $(UNIT)
 
 test-integration: $(STAMP) ## The tests beside them that start processes or servers, or compile programs.
