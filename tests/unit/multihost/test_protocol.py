@@ -294,14 +294,15 @@ def test_two_processes_that_start_at_once_write_one_start() -> None:
     store = InMemoryStore()
     bells = [Bell(store), Bell(store)]
     members = [
-        Member(store, bell, index, 2, lambda event: None, lambda: (0, False)) for index, bell in enumerate(bells)
+        Member(store, bell, index, 2, lambda event: None, lambda: (7, False)) for index, bell in enumerate(bells)
     ]
+    members[0].seat.ordinal = 3
     bells[0].ring(NOTICE)
     for member, bell in zip(members, bells, strict=True):
         hear_all(member, bell)
     for member in members:
         member.look(0.0, time_left_s=30.0)
-    assert [type(entry) for _, entry in iter(bells[0].try_next, None)] == [StartEntry]
+    assert [entry for _, entry in iter(bells[0].try_next, None)] == [StartEntry(0, 0, 3, 7)]
 
 
 def test_a_start_without_effect_keeps_no_other_back() -> None:
