@@ -141,6 +141,7 @@ def busy_core() -> Iterator[None]:
             process.kill()
 
 
+@pytest.mark.integration
 def test_a_save_ends_though_the_training_keeps_all_cores_busy(tmp_path: Path, busy_core: None) -> None:
     """With 3/1024 of the core, the calculation would take minutes."""
     policies: list[int] = []
