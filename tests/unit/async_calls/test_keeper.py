@@ -16,6 +16,8 @@ import pytest
 from gracepoint.async_calls import AsyncCallFailed, AsyncRequest, PersistentAsyncCaller
 from tests.unit.async_calls import functions
 
+pytestmark = pytest.mark.integration
+
 # Schedules a call that waits for a file, says so, and waits to be killed.
 TRAINER = """
 import sys, time

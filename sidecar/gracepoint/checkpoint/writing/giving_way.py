@@ -18,11 +18,11 @@ old ones end.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from gracepoint import thread_time
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ _ENOUGH_CORES = 0.1
 _LOOK_EVERY_S = 0.05
 # Looks for starvation within the patience.
 _LOOKS = 10
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Starvation:
@@ -103,7 +102,7 @@ class GivingWay:
     def run(self, function: Callable[[], None]) -> None:
         """Calls ``function``. The calling thread gives way until it ends, and so do threads that it starts."""
         try:
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            thread_time.run_when_idle()
         except OSError as error:
             logger.info("a thread of a save does not give way to the training: %s", error)
         else:
@@ -138,26 +137,8 @@ class GivingWay:
                 return "it is urgent"
             if (now_s := time.monotonic()) >= look_at_s:
                 look_at_s = now_s + self._patience_s / _LOOKS
-                cpu_s, ready = _cpu_time(self._threads)
+                cpu_s, ready = thread_time.cpu_time(list(self._threads))
                 if starvation.look(now_s, cpu_s, ready=ready):
                     return "the training leaves them no processor time"
             self._wake.wait(_LOOK_EVERY_S)
         return ""
-
-
-def _cpu_time(threads: set[int]) -> tuple[float, bool]:
-    """Returns the processor seconds that the threads have used, and whether any of them runs or is ready to run.
-
-    A thread that cannot be looked at counts as ready: it might be starved.
-    """
-    ticks, ready = 0, False
-    for thread in list(threads):
-        try:
-            # The name of a thread, in parentheses, may have spaces.
-            fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            ready = True
-            continue
-        ready = ready or fields[0] == "R"
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / _TICKS_PER_S, ready

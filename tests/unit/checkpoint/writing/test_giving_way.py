@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gracepoint import thread_time
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
-from gracepoint.checkpoint.writing import giving_way
 from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS, Finish
 from gracepoint.checkpoint.writing.giving_way import GivingWay, Starvation
 from gracepoint.checkpoint.writing.write_crew import WriteCrew
@@ -119,7 +119,7 @@ def test_threads_that_write_objects_do_not_give_way(gs_bucket: Bucket) -> None:
 
 def test_starved_threads_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []  # the threads are not starved before one of them has begun
-    monkeypatch.setattr(giving_way, "_cpu_time", lambda threads: (0.0, bool(begun)))
+    monkeypatch.setattr(thread_time, "cpu_time", lambda threads: (0.0, bool(begun)))
     with crew_at(storage_path(tmp_path), GivingWay(lambda: False, patience_s=0.1)) as crew:
         policies = Policies(crew)
         begun = policies.begun
@@ -130,10 +130,10 @@ def test_starved_threads_are_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_threads_are_replaced_if_it_cannot_be_known_whether_they_are_starved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(threads: set[int]) -> tuple[float, bool]:
+    def unknown(threads: list[int]) -> tuple[float, bool]:
         raise ValueError("invalid literal for int() with base 10: '-'")
 
-    monkeypatch.setattr(giving_way, "_cpu_time", unknown)
+    monkeypatch.setattr(thread_time, "cpu_time", unknown)
     with crew_at(storage_path(tmp_path), GivingWay(lambda: False)) as crew:
         policies = Policies(crew)
         crew.add(1, policies.act)
@@ -157,6 +157,7 @@ def busy_core() -> Iterator[None]:
             process.kill()
 
 
+@pytest.mark.integration
 def test_a_save_ends_though_the_training_keeps_all_cores_busy(tmp_path: Path, busy_core: None) -> None:
     """With 3/1024 of the core, the calculation would take minutes."""
     policies: list[int] = []

@@ -83,7 +83,7 @@ def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
 
     monkeypatch.setattr(file_writer, "GivingWay", noted)
     monkeypatch.setattr(direct_io, "crc32", interrupted)
-    values = [np.random.default_rng(n).integers(0, 256, 2 * BLOCK_BYTES + 5, np.uint8) for n in range(2 * THREADS)]
+    values = [np.random.default_rng(n).integers(0, 256, 2 * BLOCK_BYTES + 5, np.uint8) for n in range(THREADS + 4)]
     source = Numbered(values, mine=True)
     written = FileWriter(WriteOptions()).write(
         source.job(tmp_path, urgent.is_set), Deadline.after(2 * _TIMEOUT_S, time.monotonic)
