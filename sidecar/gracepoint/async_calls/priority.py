@@ -6,7 +6,7 @@ for, and which niceness the session is to have.
 
 The kernel lets processes without a privilege change the niceness of sessions once in 0.1 s, all of them together. If it
 refuses, one daemon thread ("gracepoint: niceness") tries again, so that no save waits. It ends when the session has the
-niceness, or after ``_TRIES``.
+niceness, or ``_TRIES`` after somebody last wanted another one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRIES, _TRY_EVERY_S = 50, 0.11
 _nice = 0
 _lock = threading.Lock()  # protects what follows
 _wanted = 0
-_trying = False
+_tries = 0  # that the thread still has. 0: there is no such thread
 
 
 def give_way(nice: int) -> None:
@@ -54,26 +54,26 @@ def relax() -> None:
 
 
 def _set_session_nice(nice: int) -> None:
-    global _wanted, _trying
+    global _wanted, _tries
     with _lock:
-        _wanted = nice
-        if _trying or _has_wanted_niceness():
-            return
-        thread = threading.Thread(target=_try_again, name="gracepoint: niceness", daemon=True)
-        with contextlib.suppress(RuntimeError):  # the system has no thread, or the interpreter ends
-            thread.start()
-            _trying = True
+        _wanted, is_tried = nice, _tries > 0
+        if is_tried:
+            _tries = _TRIES
+        elif not _has_wanted_niceness():
+            thread = threading.Thread(target=_try_again, name="gracepoint: niceness", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the system has no thread, or the interpreter ends
+                thread.start()
+                _tries = _TRIES
 
 
 def _try_again() -> None:
-    global _trying
-    for _ in range(_TRIES):
+    global _tries
+    while True:
         time.sleep(_TRY_EVERY_S)
         with _lock:
-            if _has_wanted_niceness():
-                break
-    with _lock:
-        _trying = False
+            _tries = 0 if _has_wanted_niceness() else _tries - 1
+            if _tries <= 0:  # whoever wants another niceness from here on starts another thread
+                return
 
 
 def _has_wanted_niceness() -> bool:

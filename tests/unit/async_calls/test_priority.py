@@ -68,6 +68,46 @@ def test_what_was_said_last_counts(session: Session) -> None:
     assert session.nice == 0
 
 
+class Polite:
+    """A lock. Whoever releases it lets others have it first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        time.sleep(0.05)
+
+
+def test_a_niceness_that_is_wanted_while_the_thread_ends_is_set(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a save became urgent at the worst moment: when the kernel has just taken the change before."""
+    real, wanted = priority._has_wanted_niceness, threading.Event()
+
+    def hurry() -> None:
+        wanted.set()
+        priority.hurry()
+
+    def then_hurry() -> bool:
+        found = real()
+        if found and threading.current_thread() is not threading.main_thread() and not wanted.is_set():
+            threading.Thread(target=hurry).start()
+            assert wanted.wait(60)
+        return found
+
+    monkeypatch.setattr(priority, "_has_wanted_niceness", then_hurry)
+    monkeypatch.setattr(priority, "_lock", Polite())
+    session.nice = 0
+    priority.relax()
+    session.allowed.set()
+    until(lambda: wanted.is_set() and nobody_tries(), "the thread to end")
+    until(lambda: session.nice == 0, "the niceness to be 0")
+
+
 def test_a_kernel_without_sessions_is_asked_once(monkeypatch: pytest.MonkeyPatch, session: Session) -> None:
     def missing() -> str:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
