@@ -61,8 +61,8 @@ def test_a_process_that_stops_in_an_emergency_save_is_named(tmp_path: Path) -> N
 def test_a_worker_that_stops_in_a_save_is_named_by_its_process(tmp_path: Path) -> None:
     with start(tmp_path, "report", 1, "worker") as processes:
         worker = int(processes[1].wait_for_line("stops in worker", PATIENCE_S).split()[-1])
-        line = processes[1].wait_for_line("no progress part=background save", PATIENCE_S)
-        assert "stage=background save of step 10" in line
+        # On a busy machine, the save of step 5 may have been named before.
+        processes[1].wait_for_line("no progress part=background save stage=background save of step 10", PATIENCE_S)
         processes.wait_for_any_line([0, 1], "suspects=[1]", PATIENCE_S)
         os.kill(worker, signal.SIGCONT)
         processes[1].wait_for_line("there is progress again part=background save", PATIENCE_S)
