@@ -38,8 +38,8 @@ _LOOKS = 10
 class Starvation:
     """Decides when threads are starved. Pure: the times are given to it.
 
-    They are, if for ``patience_s`` seconds some were ready to run at most looks, and all of them together got less than
-    a tenth of a core. Threads that wait for the disk are not ready to run.
+    They are, if all of them together got less than a tenth of a core for ``patience_s`` seconds, and at more than half
+    of the looks in this time, one of them at least was ready to run. Threads that wait for the disk are not ready.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -121,17 +121,24 @@ class GivingWay:
             self._watching.join()
 
     def _watch(self, take_over: Callable[[], bool]) -> None:
+        try:
+            why = self._wait()
+        except Exception as error:  # noqa: BLE001 - they might be starved, and nobody would look again
+            why = f"it is not known whether they run: {error!r}"
+        if why:
+            logger.info("the threads of a save do not give way any more, as %s", why)
+            self._over = take_over()
+
+    def _wait(self) -> str:
+        """Returns why the threads must not give way any more, once it is so. Empty: the save has ended."""
         starvation, look_at_s = Starvation(self._patience_s), 0.0
         while not self._ended:
-            why = "it is urgent" if self._is_urgent() else ""
-            if not why and time.monotonic() >= look_at_s:
-                now_s = time.monotonic()
+            if self._is_urgent():
+                return "it is urgent"
+            if (now_s := time.monotonic()) >= look_at_s:
                 look_at_s = now_s + self._patience_s / _LOOKS
                 cpu_s, ready = thread_time.cpu_time(list(self._threads))
                 if starvation.look(now_s, cpu_s, ready=ready):
-                    why = "the training leaves them no processor time"
-            if why:
-                logger.info("the threads of a save do not give way any more, as %s", why)
-                self._over = take_over()
-                return
+                    return "the training leaves them no processor time"
             self._wake.wait(_LOOK_EVERY_S)
+        return ""
