@@ -214,7 +214,7 @@ def test_threads_go_on_to_sync_if_no_others_can_be_started(tmp_path: Path, monke
     with crew_at(storage_path(tmp_path), GivingWay(urgent.is_set)) as crew:
         urgent.set()
         assert refused.wait(_TIMEOUT_S)
-        until(lambda: not crew._giving_way._watching.is_alive(), "the end of the hand-over")
+        until(lambda: not any("watches" in thread.name for thread in threading.enumerate()), "the hand-over's end")
         crew.add(1, write)
         crew.wait()
         assert synced[0] in crew._syncers

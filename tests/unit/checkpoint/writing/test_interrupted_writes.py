@@ -19,6 +19,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.storage import direct_io
+from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import file_writer
@@ -66,7 +67,7 @@ def nobody_writes() -> bool:
 def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urgent, real, blocks = threading.Event(), direct_io.crc32, list[int]()
+    urgent, real, blocks = threading.Event(), crc32, list[int]()
     ways: list[GivingWay] = []
 
     def interrupted(block: Any, checksum: int) -> int:
@@ -95,7 +96,7 @@ def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
 
 
 def test_a_save_that_is_stopped_takes_no_more_of_a_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deadline, blocks, real = Deadline.after(_TIMEOUT_S, time.monotonic), list[int](), direct_io.crc32
+    deadline, blocks, real = Deadline.after(_TIMEOUT_S, time.monotonic), list[int](), crc32
 
     def stops(block: Any, checksum: int) -> int:
         blocks.append(len(block))
