@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gracepoint_operator.cache.first_seen import FirstSeen
 from gracepoint_operator.cache.preemption_store import Key
-from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.kube.objects import Pod, Toleration
 from gracepoint_operator.model.devices import AllocatedDevice, ClaimedDevices, Device, DeviceTaints
 from gracepoint_operator.signals import Mark
 
@@ -82,11 +82,12 @@ class DeviceIndex:
         of_pods: dict[str, tuple[Mark, ...]] = {}
         sources: set[str] = set()
         for pod in pods:
-            marks: dict[str, Mark] = {}
+            # One taint may be on several devices of a pod, which tolerates it for each of them differently.
+            marks: dict[tuple[str, tuple[Toleration, ...] | None], Mark] = {}
             for claim in sorted(self._of_pod.get((pod.namespace, pod.uid), ())):
                 for allocated in self._claims[claim].devices:
                     for uid, mark in self._marks_on(allocated):
-                        marks.setdefault(mark.id, mark)
+                        marks.setdefault((mark.id, mark.tolerations), mark)
                         sources.add(uid)
             if marks:
                 of_pods[pod.uid] = tuple(marks.values())
