@@ -7,6 +7,7 @@ import pytest
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.model.devices import Device, DeviceSelector
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.signals import BUILT_IN, Row, Signal
 from tests.unit.operator.fakes import objects
@@ -182,6 +183,28 @@ def test_new_status_of_known_taints_concerns_nobody(kind: kinds.Kind, body: Body
     scene = using_devices()
     scene.seen(kind, body)
     assert scene.cache.put(kind, body | {"status": {"conditions": []}}, listed=False) == set()
+    assert len(found(scene)) == 1
+
+
+def test_taints_elsewhere_are_not_compared_with_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gang may have thousands of devices, and rules stay until somebody deletes them."""
+    scene = using_devices()
+    scene.seen(kinds.RESOURCE_SLICES, objects.resource_slice("node-3", tpu_0=[BROKEN]))
+    for number in range(3):
+        rule = objects.device_taint_rule({"driver": "other.example.com"}, BROKEN)
+        rule["metadata"] = {"name": f"rule-{number}", "uid": f"uid-rule-{number}"}
+        scene.seen(kinds.DEVICE_TAINT_RULES, rule)
+    compared: list[DeviceSelector] = []
+    selects = DeviceSelector.selects
+
+    def counted(selector: DeviceSelector, device: Device) -> bool:
+        compared.append(selector)
+        return selects(selector, device)
+
+    monkeypatch.setattr(DeviceSelector, "selects", counted)
+    assert found(scene) == []
+    assert compared == []
+    scene.seen(*SLICE)
     assert len(found(scene)) == 1
 
 
