@@ -10,10 +10,13 @@ PYTEST := $(PY) -m pytest
 # Three tests at a time, as they wait for a third of their time, on two cores. The tests on a cluster are in
 # CLUSTERS parts, 1 to 3, each on a cluster of its own, one at a time (tests/cluster/conftest.py).
 CLUSTERS ?= 2
-WITHOUT := -n 3 --dist worksteal -m 'not cluster and not controllers and not newest and not promtool and not mounts and not installs and not soak'
-FAST    := -n 3 --dist worksteal -m 'not cluster and not multiprocess and not long and not controllers and not newest and not promtool and not mounts and not installs and not soak'
-# A fifth of Hypothesis's examples; `make test` tries all of them.
-UNIT    := $(FAST) --hypothesis-profile=quick tests/unit
+HERE    := not cluster and not controllers and not newest and not promtool and not mounts and not installs and not soak
+WITHOUT := -n 3 --dist worksteal -m '$(HERE)'
+FAST    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long'
+# Two at a time, as these do not wait for processes, and each imports everything. A fifth of Hypothesis's examples;
+# `make test` tries all of them.
+UNIT    := -n 2 --dist worksteal -m '$(HERE) and not multiprocess and not long and not integration' --hypothesis-profile=quick tests/unit
+INTEGRATION := -n 3 --dist worksteal -m '$(HERE) and integration and not long' --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 ON_CLUSTER := -n $(CLUSTERS) --dist loadscope -v -m 'cluster and not controllers' tests/cluster
 # What only the cluster from sources has: its own tests, and object stores that are built from Go modules.
@@ -23,7 +26,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-contract test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-contract test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,8 +68,11 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 	$(PYTEST) $(WITHOUT)
 	$(PYTEST) $(ON_CLUSTER)
 
-test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: 200 s of processor time.
+test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: 120 s of processor time.
 	$(PYTEST) $(UNIT)
+
+test-integration: $(STAMP) ## The tests beside them that start processes or servers, or compile programs.
+	$(PYTEST) $(INTEGRATION)
 
 test-contract: $(STAMP) ## Wire and format contracts, and the chart if helm is there.
 	$(PYTEST) $(CONTRACT)

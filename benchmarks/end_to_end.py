@@ -179,7 +179,7 @@ def measure(cluster: Cluster, *, repeats: int, registry: str, say: Narrator) -> 
         environment={names.Env.TRACE: f"/shared/output/{NAMESPACE}/{name}/trace"},
     )
     logs = PodLogs(cluster, _LOGS)
-    objects = ObjectWatch(cluster, NAMESPACE)
+    objects = ObjectWatch(cluster.kubeconfig, NAMESPACE)
     observer = Observer(run, say, logs, look_every_s=_LOOK_EVERY_S)
     run.start()
     measured: list[tuple[float, Json]] = []

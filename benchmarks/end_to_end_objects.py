@@ -1,8 +1,8 @@
 """When the Jobs and pods of a restart changed, as the API server told it: Kubernetes' part of a restart, by who works.
 
 ``ObjectWatch`` has two daemon threads ("watch-jobs" and "watch-pods"). Each reads a stream of changes, which the API
-server ends every few seconds, and writes down when it heard of what for the first time. ``stop`` ends both with their
-streams. ``parts`` is pure.
+server ends every few seconds, and writes down when it heard of what for the first time. After ``stop`` each reads one
+more stream, and ends. ``parts`` is pure.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import urllib3.exceptions
 from kubernetes import client, config
 
 from gracepoint.wire import names
-from tests.testcluster.api import Cluster
 
 Json = dict[str, Any]
 #: (number of restarts, what was heard) -> when each of these objects was in that state for the first time.
@@ -66,12 +66,12 @@ class ObjectWatch:
     """Watches the Jobs and pods of a namespace.
 
     Args:
-        cluster: Where.
+        kubeconfig: Of the cluster.
         namespace: The namespace.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self._connection = config.new_client_from_config(str(cluster.kubeconfig))
+    def __init__(self, kubeconfig: Path, namespace: str) -> None:
+        self._connection = config.new_client_from_config(str(kubeconfig))
         self._namespace = namespace
         self._lock = threading.Lock()
         self._heard: Heard = {}
@@ -92,20 +92,22 @@ class ObjectWatch:
         """Ends the watches and returns what they heard."""
         self._stopped.set()
         for thread in self._threads:
-            thread.join(_STREAM_S + _REQUEST_TIMEOUT_S)
+            thread.join(_STREAM_S + 2 * _REQUEST_TIMEOUT_S)
         self._connection.close()
         with self._lock:
             return {key: dict(times) for key, times in self._heard.items()}
 
     def _watch(self, asks: Callable[..., Any], says: Callable[[str, Json], Iterator[str]]) -> None:
         version = ""  # the first stream begins with all that is there
-        while not self._stopped.is_set():
+        is_last = False
+        while not is_last:
+            is_last = self._stopped.is_set()
             try:
                 stream = asks(
                     self._namespace,
                     watch=True,
                     resource_version=version,
-                    timeout_seconds=_STREAM_S,
+                    timeout_seconds=1 if is_last else _STREAM_S,
                     _preload_content=False,
                     _request_timeout=_REQUEST_TIMEOUT_S,
                 )

@@ -53,7 +53,7 @@ from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Body, Clock
 
 KINDS = ("taint", "kill", "node lost", "operator killed")
-_WAIT_S = 45.0
+_WAIT_S = 120.0
 _LOOK_S = 0.02
 
 
@@ -98,7 +98,7 @@ class Job:
             self._live(number, chances.pop())
         time.sleep(2.0)  # the last account is written
         (body,) = self._api.of(kinds.POLICIES)
-        (entry,) = CheckpointPolicy.of(body).status.goodput or ()
+        entry = (CheckpointPolicy.of(body).status.goodput or [])[0]
         self._stop_operator()
         end_s = time.time()
         ledger = stored.read(entry)
@@ -145,8 +145,17 @@ class Job:
         self._put(JOBSETS, {**objects.jobset(restarts=life), "metadata": self._api.of(JOBSETS)[0]["metadata"]})
         self._put(kinds.JOBS, objects.job(attempt=life))
         for name in ("node-1", "node-2"):
-            self._put(kinds.NODES, objects.node(name))
+            self._put(kinds.NODES, _node(name, life))
         containers = [_Container(self, index, life) for index in (0, 1)]
+        try:
+            self._go_through(life, kind, containers)
+        except BaseException:
+            for container in containers:
+                container.kill()
+            raise
+
+    def _go_through(self, life: int, kind: str, containers: list[_Container]) -> None:
+        chance = self._chance
         for container in containers:
             container.create()
         for container in containers:
@@ -172,7 +181,7 @@ class Job:
     def _disrupt(self, kind: str, containers: list[_Container], words: Path) -> None:
         chance, (first, second) = self._chance, containers
         if kind in ("taint", "operator killed"):
-            self._put(kinds.NODES, objects.node("node-1", taints=[objects.taint()]))
+            self._put(kinds.NODES, _node("node-1", first.life, taints=[objects.taint()]))
             if kind == "operator killed":
                 _until(lambda: "noticed" in words.read_text(), "the notice")
                 self._stop_operator()
@@ -184,7 +193,7 @@ class Job:
         second.kill()
 
     def _orders(self, life: int) -> Orders:
-        saved = {"step": 0, "note": None}
+        saved: dict[str, Any] = {"step": 0, "note": None}
         if (checkpoint := self._folder / "checkpoint").exists():
             saved = json.loads(checkpoint.read_text())
         chance = self._chance
@@ -223,15 +232,16 @@ class _Container:
     def __init__(self, job: Job, index: int, life: int) -> None:
         self._job = job
         self._index = index
-        self._life = life
+        self.life = life
         self.name = f"train-workers-0-{index}-{life}xyz"
         self._ended_s: float | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._lost = False
         self._phase_s = job._chance.uniform(0.0, 1.0)  # when in each second its kubelet looks
 
     def create(self) -> None:
         self._created_s = time.time()
-        body = objects.pod(self._index, attempt=self._life, on="", created_at=self._created_s, phase="Pending")
+        body = objects.pod(self._index, attempt=self.life, on="", created_at=self._created_s, phase="Pending")
         body["spec"]["nodeName"] = ""
         self._body = body
         self._job._put(kinds.PODS, body)
@@ -253,33 +263,34 @@ class _Container:
             "pod_uid": uid,
             "jobset_name": "train",
             "jobset_uid": JOBSET_UID,
-            "restart_attempt": self._life,
+            "restart_attempt": self.life,
             "operator_url": f"https://localhost:{job._port}",
             "ca_certificate": job._authority.cert_pem.bytes().decode(),
             "token_file": str(token),
         }
         own: dict[str, Any] = {**orders.__dict__, "settings": settings, "index": self._index}
-        argv = [sys.executable, "-m", "benchmarks.goodput_trainer", json.dumps(own)]
-        self._process = subprocess.Popen(argv, stderr=(job._folder / f"stderr.{self.name}").open("wb"))
+        argv: list[str] = [sys.executable, "-m", "benchmarks.goodput_trainer", json.dumps(own)]
+        with (job._folder / f"stderr.{self.name}").open("wb") as errors:
+            self._process = subprocess.Popen(argv, stderr=errors)
         self._started_s = time.time()
         job._words[self.name] = [account.Word(self._started_s, trainer.BEGAN)]
         self._thread = threading.Thread(target=self._look_after, name=f"kubelet of {self.name}")
         self._thread.start()
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def lose_node(self) -> None:
         self._lost = True
-        name = f"node-{self._index + 1}"
-        self._job._remove(kinds.NODES, objects.node(name))
+        self._job._remove(kinds.NODES, _node(f"node-{self._index + 1}", self.life))
 
     def join(self) -> None:
         """Waits until the kubelet has written the end of the process."""
         self._thread.join(_WAIT_S)
         assert not self._thread.is_alive(), f"waited {_WAIT_S:.0f} s for the end of {self.name}"
         times = (self._created_s, self._bound_s, self._ended_s)
-        self._job._pods.append(account.PodTimes(self.name, self._life, self._index, *times))
+        self._job._pods.append(account.PodTimes(self.name, self.life, self._index, *times))
 
     def delete(self) -> None:
         self._job._remove(kinds.PODS, self._body)
@@ -291,6 +302,7 @@ class _Container:
         self._write("Running", state)
         ended.join()
         assert self._ended_s is not None
+        assert self._process is not None
         if not self._lost:
             times = {"startedAt": objects.stamp(self._started_s), "finishedAt": objects.stamp(self._ended_s)}
             self._write("Failed", {"terminated": {**times, "exitCode": self._process.returncode}})
@@ -303,8 +315,16 @@ class _Container:
         self._job._put(kinds.PODS, self._body)
 
     def _wait(self) -> None:
+        assert self._process is not None
         self._process.wait()
         self._ended_s = time.time()
+
+
+def _node(name: str, life: int, **fields: Any) -> Body:
+    """A node; another one of the same name in each life."""
+    body = objects.node(name, **fields)
+    body["metadata"]["uid"] = f"uid-{name}-{life}"
+    return body
 
 
 def _until(holds: Any, what: str) -> None:

@@ -203,7 +203,7 @@ def test_a_run_saves_before_its_time_in_the_queue_is_over(queued: TrainingRun, u
     longer = f"{TIME_LIMIT}={LIMIT_S + 10_000}"
     resource = f"{run.form.created}/{run.name}"
     run.cluster.kubectl("label", resource, f"--namespace={NAMESPACE}", "--overwrite", longer)
-    activate(run)
+    admit_anew(run)
     run.wait_for_record("that it trains again", lambda status: "restoredStep" in status, timeout_s=180)
     run.wait_for_end(timeout_s=300)
     assert run.compare(undisturbed).differences == ()
@@ -221,17 +221,16 @@ def parsed(time: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(time)
 
 
-def activate(run: TrainingRun) -> None:
-    """Lets Kueue admit a run that it has deactivated."""
+def admit_anew(run: TrainingRun) -> None:
+    """Lets Kueue admit a run that it has deactivated. It makes another Workload of the job, with the job's time."""
+    workload = f"{WORKLOADS}/{kueue_workload(run)['metadata']['name']}"
+    run.cluster.kubectl("delete", workload, f"--namespace={NAMESPACE}")
 
-    def active() -> bool:
-        workload = f"{WORKLOADS}/{kueue_workload(run)['metadata']['name']}"
-        patch = ("--type=merge", "--patch", '{"spec":{"active":true}}')
-        run.cluster.kubectl("patch", workload, f"--namespace={NAMESPACE}", *patch)
-        spec = kueue_workload(run)["spec"]
-        return bool(spec["active"] and spec["maximumExecutionTimeSeconds"] > LIMIT_S)
+    def admitted() -> bool:
+        made = kueue_workload(run)
+        return transition(made, "Admitted") is not None and made["spec"]["maximumExecutionTimeSeconds"] > LIMIT_S
 
-    wait_until("Kueue to see its longer time", active, timeout_s=60)
+    wait_until("Kueue to admit it with its longer time", admitted, timeout_s=60)
 
 
 def slowed(change: Callable[[Json], None]) -> Callable[[Json], None]:

@@ -40,14 +40,17 @@ def stop(where: str) -> None:
 
 
 def stop_the_worker_with_a_save() -> None:
-    """Has the process stop its worker when it hands over its first save. The save does not end before it goes on."""
+    """Has the process stop its worker when it hands over its second save, which does not end before the worker goes on.
+
+    The first save of a worker takes longer on a busy machine: it loads modules.
+    """
     from gracepoint.checkpoint.saving.save_worker import SaveWorker
 
-    hand_over = SaveWorker.hand_over
+    hand_over, saves = SaveWorker.hand_over, itertools.count(1)
 
     def stop_and_hand_over(worker: SaveWorker, *arguments: Any, **options: Any) -> Any:
         global WHERE
-        if WHERE and here().process_index == int(PROCESS):
+        if next(saves) == 2 and here().process_index == int(PROCESS):
             (process,) = worker.process_ids
             os.kill(process, signal.SIGSTOP)
             print(f"stops in {WHERE} {process}", flush=True)

@@ -62,7 +62,7 @@ def test_a_worker_that_stops_in_a_save_is_named_by_its_process(tmp_path: Path) -
     with start(tmp_path, "report", 1, "worker") as processes:
         worker = int(processes[1].wait_for_line("stops in worker", PATIENCE_S).split()[-1])
         line = processes[1].wait_for_line("no progress part=background save", PATIENCE_S)
-        assert "stage=background save of step 5" in line
+        assert "stage=background save of step 10" in line
         processes.wait_for_any_line([0, 1], "suspects=[1]", PATIENCE_S)
         os.kill(worker, signal.SIGCONT)
         processes[1].wait_for_line("there is progress again part=background save", PATIENCE_S)

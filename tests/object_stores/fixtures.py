@@ -12,6 +12,9 @@ import pytest
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.servers import Bucket, Server, open_gcs, open_moto, open_s3, why_not
 
+#: The schemes of the object stores, for the parameters of fixtures. A test with a server is no unit test.
+STORES = [pytest.param(scheme, marks=pytest.mark.integration) for scheme in ("gs", "s3")]
+
 
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -54,7 +57,7 @@ def moto_bucket(moto: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     return set_environment(moto.bucket(), monkeypatch)
 
 
-@pytest.fixture(params=["gs", "s3"])
+@pytest.fixture(params=STORES)
 def bucket(request: pytest.FixtureRequest) -> Bucket:
     """A fresh bucket of each kind."""
     found = request.getfixturevalue(f"{request.param}_bucket")
@@ -62,7 +65,7 @@ def bucket(request: pytest.FixtureRequest) -> Bucket:
     return found
 
 
-@pytest.fixture(params=["gs", "s3"])
+@pytest.fixture(params=STORES)
 def object_server(request: pytest.FixtureRequest) -> Server:
     """The server of each kind."""
     found = request.getfixturevalue("gcs" if request.param == "gs" else "s3")

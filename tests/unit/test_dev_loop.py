@@ -84,6 +84,7 @@ def test_changelog_fragments_have_a_kind_with_a_heading() -> None:
             assert re.fullmatch(rf"\+[a-z0-9-]+\.({'|'.join(kinds)})\.md", fragment.name), fragment.name
 
 
+@pytest.mark.integration
 def test_no_link_is_part_of_the_source() -> None:
     """A link to an environment or a cache elsewhere would replace those of everybody who takes the change."""
     listed = subprocess.run(

@@ -71,6 +71,7 @@ def test_a_scaled_batch_goes_on_at_the_next_record() -> None:
     assert {data.scale for data in two} == {0.5}  # of the batch with which the run began
 
 
+@pytest.mark.integration
 def test_grain_uses_each_record_once_when_the_batch_is_scaled() -> None:
     four, three = gang(4, grain_batches, batch_per_process=5), gang(3, grain_batches, batch_per_process=5)
     before = steps(four, 3)

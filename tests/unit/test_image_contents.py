@@ -9,6 +9,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 #: Builds the project's wheel in the image. The tests do not need it.
 NOT_TESTED = {"setuptools"}

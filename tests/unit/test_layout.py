@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,13 @@ def test_unit_tests_stand_in_the_folders_of_their_modules(folder: str) -> None:
     # A room for the helpers that several tests of the package share.
     rooms = {path.parent.relative_to(tests) for path in tests.rglob("*.py")} - {Path("fakes")}
     assert not {str(room) for room in rooms if not (package / room).is_dir()}, f"no such package in {PACKAGES[folder]}"
+
+
+def test_a_unit_test_that_starts_a_process_is_told_its_marker() -> None:
+    with pytest.raises(AssertionError, match=r"starts a process, so it needs the marker integration: \['true'\]"):
+        subprocess.run(["true"], check=True)
+
+
+@pytest.mark.integration
+def test_a_test_with_the_marker_starts_processes() -> None:
+    subprocess.run(["true"], check=True, timeout=60)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import gracepoint
 
 NAMES_OF_OTHERS = ("jax", "jaxlib", "numpy", "tensorstore", "kopf", "kubernetes", "pydantic", "aiohttp")
@@ -20,6 +22,7 @@ def run(code: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.integration
 def test_importing_the_library_loads_nothing_but_the_standard_library() -> None:
     code = (
         f"import gracepoint, gracepoint.wire.messages, sys;print([n for n in {NAMES_OF_OTHERS!r} if n in sys.modules])"
@@ -27,6 +30,7 @@ def test_importing_the_library_loads_nothing_but_the_standard_library() -> None:
     assert run(code) == "[]"
 
 
+@pytest.mark.integration
 def test_the_library_is_importable_where_nothing_else_is_installed() -> None:
     # -S -I: no site-packages at all; only the library's own folder is put back.
     root = next(iter(gracepoint.__path__)).removesuffix("/gracepoint")
@@ -40,6 +44,7 @@ def test_the_library_is_importable_where_nothing_else_is_installed() -> None:
     assert out.strip() == gracepoint.__version__
 
 
+@pytest.mark.integration
 def test_the_command_line_says_what_it_lacks_where_nothing_else_is_installed() -> None:
     root = next(iter(gracepoint.__path__)).removesuffix("/gracepoint")
     code = (
@@ -52,6 +57,7 @@ def test_the_command_line_says_what_it_lacks_where_nothing_else_is_installed() -
     assert (done.returncode, "gracepoint[jax]" in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.integration
 def test_the_packages_for_users_are_there_without_an_import_of_their_own() -> None:
     code = (
         "import gracepoint, sys;"
@@ -151,6 +157,7 @@ def test_the_public_names_of_the_checkpoint_engine_are_these() -> None:
     assert not hasattr(checkpoint, "StepCheckpointer")
 
 
+@pytest.mark.integration
 def test_preempted_ends_a_script_with_the_policys_code_and_passes_except_exception() -> None:
     code = (
         "import gracepoint\n"

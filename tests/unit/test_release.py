@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 
 from tests.built_wheel import build
 
+pytestmark = pytest.mark.integration
+
 OF_THE_OPERATOR = {"kopf", "kubernetes", "pydantic", "aiohttp", "prometheus-client", "cryptography"}
 NOT_OF_GOOGLE = OF_THE_OPERATOR - {"cryptography"}
 OF_THE_COMMAND_LINE = {"typer", "rich", "vl-convert-python"}

@@ -13,6 +13,8 @@ import pytest
 from gracepoint_operator.observability.metrics import Metrics
 from website import reference
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 #: Sources of elements that a browser fetches by itself.
 _FETCHED = re.compile(

@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from gracepoint.async_calls.worker_process import child_environment, start_proce
 logger = logging.getLogger(__name__)
 
 _WAITING_TRAINERS = 16
+_TRY_EVERY_S = 1.0
 
 
 def main(path: str, modules: Sequence[str] = ()) -> None:
@@ -61,17 +63,24 @@ def main(path: str, modules: Sequence[str] = ()) -> None:
 
 def _started(modules: Sequence[str]) -> dict[int, subprocess.Popen[bytes]]:
     """Starts a process for each module. Returns them by a file descriptor that is readable once it has ended."""
-    found = {}
+    found: dict[int, subprocess.Popen[bytes]] = {}
     for module in modules:
+        command = [sys.executable, "-P", "-m", module]
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module], stdin=subprocess.DEVNULL, env=child_environment()
-            )
+            _add(found, subprocess.Popen(command, stdin=subprocess.DEVNULL, env=child_environment()))
         except OSError as error:
             logger.warning("%s is not run: %s", module, error)
-            continue
-        found[os.pidfd_open(process.pid)] = process
     return found
+
+
+def _add(processes: dict[int, subprocess.Popen[bytes]], process: subprocess.Popen[bytes]) -> None:
+    """Adds a process by a file descriptor that is readable once it has ended. Kills it if there is none."""
+    try:
+        processes[os.pidfd_open(process.pid)] = process
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _serve(listener: socket.socket, woken: int, beside: dict[int, subprocess.Popen[bytes]]) -> None:
@@ -81,11 +90,7 @@ def _serve(listener: socket.socket, woken: int, beside: dict[int, subprocess.Pop
         readable, _, _ = select.select([listener.fileno(), woken, *workers, *beside], [], [])
         for handle in readable:
             if handle == listener.fileno():
-                connection, _ = listener.accept()
-                with connection:
-                    worker = start_process(connection)
-                workers[os.pidfd_open(worker.pid)] = worker
-                logger.info("a trainer has connected, and has worker process %d", worker.pid)
+                _take_trainer(listener, workers)
             elif handle == woken:
                 os.read(woken, 64)
                 is_ending = True
@@ -97,6 +102,24 @@ def _serve(listener: socket.socket, woken: int, beside: dict[int, subprocess.Pop
                 worker = workers.pop(handle)
                 os.close(handle)
                 logger.info("worker process %d has ended with code %d", worker.pid, worker.wait())
+
+
+def _take_trainer(listener: socket.socket, workers: dict[int, subprocess.Popen[bytes]]) -> None:
+    """Starts a worker for a trainer that connects.
+
+    If the system has no room for it, the keeper goes on: its end would be the end of the other workers. A trainer that
+    was taken already loses its connection, and writes by itself. Otherwise it is tried again.
+    """
+    try:
+        connection, _ = listener.accept()
+        with connection:
+            worker = start_process(connection)
+        _add(workers, worker)
+    except OSError as error:
+        logger.error("there is no worker process for a trainer that has connected: %s", error)
+        time.sleep(_TRY_EVERY_S)
+    else:
+        logger.info("a trainer has connected, and has worker process %d", worker.pid)
 
 
 if __name__ == "__main__":

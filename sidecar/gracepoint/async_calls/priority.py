@@ -1,21 +1,30 @@
 """How much of the CPU the worker process takes from the training.
 
 The worker's main thread calls ``give_way`` before other threads start. ``hurry`` and ``relax`` may be called by any
-thread. The niceness of the session is the kernel's; this module only remembers what the trainer asked for.
+thread, and do not wait. The niceness of the session is the kernel's; this module only remembers what the trainer asked
+for, and which niceness the session is to have.
+
+The kernel lets processes without a privilege change the niceness of sessions once in 0.1 s, all of them together. If it
+refuses, one daemon thread ("gracepoint: niceness") tries again, so that no save waits. It ends when the session has the
+niceness, or after ``_TRIES``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 
 _AUTOGROUP = Path("/proc/self/autogroup")
-# The kernel lets processes without a privilege change the niceness of sessions once in 0.1 s, all of them together.
-_TRIES, _TRY_EVERY_S = 10, 0.11
+# Enough for the workers of a machine, which may all want it at once.
+_TRIES, _TRY_EVERY_S = 50, 0.11
 
 _nice = 0
+_lock = threading.Lock()  # protects what follows
+_wanted = 0
+_trying = False
 
 
 def give_way(nice: int) -> None:
@@ -45,11 +54,34 @@ def relax() -> None:
 
 
 def _set_session_nice(nice: int) -> None:
+    global _wanted, _trying
+    with _lock:
+        _wanted = nice
+        if _trying or _has_wanted_niceness():
+            return
+        thread = threading.Thread(target=_try_again, name="gracepoint: niceness", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the system has no thread, or the interpreter ends
+            thread.start()
+            _trying = True
+
+
+def _try_again() -> None:
+    global _trying
+    for _ in range(_TRIES):
+        time.sleep(_TRY_EVERY_S)
+        with _lock:
+            if _has_wanted_niceness():
+                break
+    with _lock:
+        _trying = False
+
+
+def _has_wanted_niceness() -> bool:
+    """Sets the niceness. Returns False if the kernel may allow it later. True also if it never does."""
     with contextlib.suppress(OSError, ValueError, IndexError):  # this kernel does not weigh sessions
-        for _ in range(_TRIES):
-            if int(_AUTOGROUP.read_text().split()[-1]) == nice:
-                return
+        if int(_AUTOGROUP.read_text().split()[-1]) != _wanted:
             try:
-                _AUTOGROUP.write_text(str(nice))
+                _AUTOGROUP.write_text(str(_wanted))
             except BlockingIOError:
-                time.sleep(_TRY_EVERY_S)
+                return False
+    return True

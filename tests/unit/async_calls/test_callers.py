@@ -30,6 +30,8 @@ from gracepoint.async_calls.shared_memory import Block, BlockPool
 from gracepoint.async_calls.worker_process import CallFailed, WorkerProcess
 from tests.unit.async_calls import functions
 
+pytestmark = pytest.mark.integration
+
 ALL = pytest.mark.parametrize("kind", [ThreadAsyncCaller, TemporalAsyncCaller, PersistentAsyncCaller])
 PROCESSES = pytest.mark.parametrize("kind", [TemporalAsyncCaller, PersistentAsyncCaller])
 

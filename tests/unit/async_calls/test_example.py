@@ -10,6 +10,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+pytestmark = pytest.mark.integration
+
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "orbax_in_a_worker" / "train.py"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 
 from gracepoint.async_calls import AsyncCallFailed, AsyncRequest, PersistentAsyncCaller
 from tests.unit.async_calls import functions
+
+pytestmark = pytest.mark.integration
 
 # Schedules a call that waits for a file, says so, and waits to be killed.
 TRAINER = """
@@ -102,6 +105,30 @@ def test_a_worker_of_a_keeper_that_is_killed_fails_its_calls(
     caller.schedule_async_call(AsyncRequest(functions.write, (os.devnull, "goes on"), []))
     assert caller.is_current_async_call_done(blocking=True)
     caller.close()
+
+
+def test_a_keeper_that_has_no_room_for_a_worker_goes_on(socket_path: Path, tmp_path: Path) -> None:
+    """Its end would be the end of the workers that it has: it is the first process of its container."""
+    command = [sys.executable, "-m", "gracepoint.async_calls.keeper", str(socket_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeper:
+        try:
+            wait_until(socket_path.exists)
+            before = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+            caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=60)
+            caller.schedule_async_call(AsyncRequest(functions.write, (str(tmp_path / "a"),), [], {"text": "late"}))
+            assert keeper.stderr is not None
+            said = next(line for line in keeper.stderr if "keeper listens" not in line)
+            assert "no worker process for a trainer" in said, said
+            resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, before)
+            assert caller.is_current_async_call_done(blocking=True)
+            caller.close()
+            keeper.terminate()
+            keeper.communicate(timeout=60)
+            assert keeper.returncode == 0
+        finally:
+            keeper.kill()
+    assert (tmp_path / "a").read_text() == "late"
 
 
 @pytest.mark.parametrize("lasts_s", [0, 600], ids=["one that ends", "one that hangs"])

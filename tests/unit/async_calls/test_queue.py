@@ -35,6 +35,7 @@ def in_threads(gang: ProcessGroup | None = None, **arguments: Any) -> AsyncCalls
     return AsyncCallsQueue(caller=ThreadAsyncCaller(gang=gang or SingleProcess(), timeout_s=60, **arguments))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("persistent", [False, True])
 def test_calls_are_numbered_and_finalized_in_order(persistent: bool, tmp_path: Path) -> None:
     queue, done = AsyncCallsQueue(persistent=persistent), list[int]()
@@ -73,6 +74,7 @@ def test_close_finalizes_what_is_left_and_takes_no_more() -> None:
         queue.schedule_async_request(request(None))
 
 
+@pytest.mark.integration
 def test_abort_finalizes_nothing_and_does_not_wait(tmp_path: Path) -> None:
     queue, done = AsyncCallsQueue(persistent=True), list[int]()
     queue.schedule_async_request(request(functions.wait_for, str(tmp_path / "never"), then=lambda: done.append(1)))

@@ -240,6 +240,7 @@ def test_directory_of_another_job_is_refused_for_writing(tmp_path: Path, monkeyp
             manager.save(2, small_state())
 
 
+@pytest.mark.long
 def test_gang_saves_and_restores_the_same_steps(tmp_path: Path) -> None:
     state = small_state()
 

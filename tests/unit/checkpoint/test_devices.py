@@ -17,6 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from tests import accelerators
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
 
+pytestmark = pytest.mark.integration
+
 DTYPES = ("bool", "int4", "int8", "uint32", "bfloat16", "float16", "float32", "complex64", "float8_e4m3fn")
 
 

@@ -125,6 +125,7 @@ def test_the_command_line_judges_all_steps_of_a_folder(step: Path, capsys: pytes
     assert "nowhere is no committed checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_the_command_line_is_there_as_a_module(step: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gracepoint", "verify", str(step)],

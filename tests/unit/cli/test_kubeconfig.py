@@ -27,6 +27,7 @@ def login(program: str, *arguments: str) -> Json:
     return {"exec": {"apiVersion": version, "command": program, "args": arguments, "interactiveMode": "Never"}}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("found", "words", "todo"),
     [

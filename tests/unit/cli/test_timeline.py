@@ -108,6 +108,7 @@ def everything() -> Timeline:
     )
 
 
+@pytest.mark.integration
 def test_the_picture_has_lanes_save_and_losses(everything: Timeline) -> None:
     svg = picture.svg(everything)
     words = "".join(ElementTree.fromstring(svg).itertext())
@@ -116,6 +117,7 @@ def test_the_picture_has_lanes_save_and_losses(everything: Timeline) -> None:
         assert word in words, word
 
 
+@pytest.mark.integration
 def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
     made = page.page(everything)
     # Of the page's own elements. The library's code has addresses in it.
@@ -126,6 +128,7 @@ def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
     assert [spec["width"] for spec in specs] == ["container"] * 3
 
 
+@pytest.mark.integration
 def test_the_page_has_in_words_what_the_charts_have_no_room_for(everything: Timeline) -> None:
     made = re.sub(r"<script.*?</script>", "", page.page(everything), flags=re.S)
     for event in everything.events:
@@ -134,6 +137,7 @@ def test_the_page_has_in_words_what_the_charts_have_no_room_for(everything: Time
         assert f"</i>{kind}</li>" in made
 
 
+@pytest.mark.integration
 def test_words_of_the_cluster_do_not_become_markup(everything: Timeline) -> None:
     made = everything.with_more(moments=[Moment(OPERATOR, 1.0, "</script><script>alert(1)</script>")])
     assert "<script>alert" not in page.page(made)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from tests.object_stores.fixtures import STORES
 
 
-@pytest.fixture(params=["posix", "memory", "gs", "s3"])
+@pytest.fixture(params=["posix", "memory", *STORES])
 def top(request: pytest.FixtureRequest, tmp_path: Path) -> StoragePath:
     if request.param == "posix":
         return storage_path(tmp_path / "programs")

@@ -13,6 +13,8 @@ from jax._src import compilation_cache, compiler
 
 from gracepoint.compile_cache.jax_hooks import CannotInstall, JaxHooks
 
+pytestmark = pytest.mark.integration
+
 HOOKED = ["_cache", "_cache_initialized"]
 
 

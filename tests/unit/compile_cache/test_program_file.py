@@ -14,6 +14,7 @@ KEY = "jit_train_step-0123456789abcdef"
 PROGRAM = bytes(range(256)) * 4
 
 
+@pytest.mark.long
 @given(st.text(min_size=1, max_size=300), st.binary(max_size=200))
 def test_a_program_is_read_as_it_was_written(key: str, program: bytes) -> None:
     assert unpack(key, pack(key, program)) == program

@@ -12,6 +12,8 @@ from demo.timeline import Stage
 from gracepoint_cli.timeline.model import Timeline
 from tests.unit.cli.samples import preemption
 
+pytestmark = pytest.mark.integration
+
 SEEN_UNIX_S = 1_772_366_400.25  # 2026-03-01T12:00:00.25Z
 
 

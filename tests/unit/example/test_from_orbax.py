@@ -21,7 +21,10 @@ import with_orbax  # noqa: E402
 from gracepoint import checkpoint  # noqa: E402
 from tests.unit.checkpoint.fakes.engine import assert_same, flip_bit  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+]
 
 Train = Callable[..., tuple[list[float], Any]]
 ORBAX: Train = with_orbax.train

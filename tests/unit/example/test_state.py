@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import state
 
+pytestmark = pytest.mark.integration
+
 CONFIG = model.Config(length=8, width=32, layers=1, heads=2)
 
 

@@ -193,6 +193,7 @@ class DecidesBeforeAll(SmallMember):
         self._agree(epoch, self.frozen.join(marks))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -221,12 +222,22 @@ def heard(*entries: Entry) -> tuple[Member, Bell]:
     store = InMemoryStore()
     bell = Bell(store)
     member = Member(store, bell, 0, 1, lambda event: None, lambda: (0, False))
+    hear_all(member, bell, *entries)
+    return member, bell
+
+
+def hear_all(member: Member, bell: Bell, *entries: Entry) -> None:
+    """Writes entries, and has the member hear each with what follows from it."""
     for entry in entries:
         bell.ring(entry)
-        while (found := bell.try_next()) is not None:
-            for _ in member.hear(*found):
-                pass
-    return member, bell
+        _hear(member, bell)
+    _hear(member, bell)
+
+
+def _hear(member: Member, bell: Bell) -> None:
+    while (found := bell.try_next()) is not None:
+        for _ in member.hear(*found):
+            pass
 
 
 NOTICE = NoticeEntry(0, "spot", 30.0, "about spot", drill=False, once=True)
@@ -260,6 +271,63 @@ def test_epoch_starts_when_a_standing_notice_is_due(
 
 
 @pytest.mark.parametrize(
+    ("ordinal", "started_at", "written"),
+    [
+        pytest.param(4, 4, [], id="where the epoch was started"),
+        pytest.param(9, 4, [], id="as far ahead as a mark can say"),
+        pytest.param(10, 4, ["10"], id="further"),
+        pytest.param(3, 4, [], id="behind, as its own start was late"),
+    ],
+)
+def test_agreed_point_is_the_first_that_no_process_has_begun(ordinal: int, started_at: int, written: list[str]) -> None:
+    store = InMemoryStore()
+    bell = Bell(store)
+    member = Member(store, bell, 0, 1, lambda event: None, lambda: (ordinal, False))
+    member.seat.ordinal = ordinal
+    hear_all(member, bell, NOTICE, StartEntry(0, 0, started_at, started_at))
+    assert member.seat.agreed == max(ordinal, started_at) + 1
+    assert not member.seat.meets
+    assert list(store.list("epoch/1/ahead")) == written
+
+
+def test_two_processes_that_start_at_once_write_one_start() -> None:
+    store = InMemoryStore()
+    bells = [Bell(store), Bell(store)]
+    members = [
+        Member(store, bell, index, 2, lambda event: None, lambda: (7, False)) for index, bell in enumerate(bells)
+    ]
+    members[0].seat.ordinal = 3
+    bells[0].ring(NOTICE)
+    for member, bell in zip(members, bells, strict=True):
+        hear_all(member, bell)
+    for member in members:
+        member.look(0.0, time_left_s=30.0)
+    assert [entry for _, entry in iter(bells[0].try_next, None)] == [StartEntry(0, 0, 3, 7)]
+
+
+def test_a_start_without_effect_keeps_no_other_back() -> None:
+    store = InMemoryStore()
+    bells = [Bell(store), Bell(store)]
+    members = [
+        Member(store, bell, index, 2, lambda event: None, lambda: (0, False)) for index, bell in enumerate(bells)
+    ]
+    bells[0].ring(NOTICE)
+    for member, bell in zip(members, bells, strict=True):
+        hear_all(member, bell)
+    hear_all(members[0], bells[0], DRILL)  # of which the other does not know when it starts
+    for member in reversed(members):
+        member.look(0.0, time_left_s=30.0)
+    starts = [entry for _, entry in iter(bells[0].try_next, None)]
+    assert [(type(entry), getattr(entry, "heard", None)) for entry in starts] == [(StartEntry, 0), (StartEntry, 1)]
+
+
+def test_leaving_outside_of_an_epoch_tells_nobody() -> None:
+    member, bell = heard(NOTICE)
+    assert list(member.leave()) == []
+    assert bell.try_next() is None
+
+
+@pytest.mark.parametrize(
     ("left_s", "rung"),
     [
         pytest.param(0.1, [], id="there is time left"),
@@ -271,10 +339,6 @@ def test_an_epoch_is_given_up_when_its_time_is_over(left_s: float, rung: list[ty
     store = InMemoryStore()
     bell = Bell(store)
     member = Member(store, bell, 0, 2, lambda event: None, lambda: (0, False))  # process 1 says nothing
-    for entry in (NOTICE, StartEntry(0, 0, 0, 0)):
-        bell.ring(entry)
-        while (found := bell.try_next()) is not None:
-            for _ in member.hear(*found):
-                pass
+    hear_all(member, bell, NOTICE, StartEntry(0, 0, 0, 0))
     member.look(0.0, time_left_s=left_s)
     assert [type(entry) for _, entry in iter(bell.try_next, None)] == rung

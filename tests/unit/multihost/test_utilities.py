@@ -9,7 +9,6 @@ import sys
 import types
 
 import jax
-import orbax.checkpoint as ocp
 import pytest
 
 from gracepoint import multihost
@@ -19,6 +18,7 @@ from gracepoint.multihost.current import set_reached_preemption_hook
 from gracepoint.multihost.everybody import everybody
 
 
+@pytest.mark.integration
 def test_importing_them_loads_no_jax() -> None:
     code = "import gracepoint.multihost, sys; print([n for n in ('jax', 'jaxlib', 'numpy') if n in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
@@ -124,15 +124,21 @@ def test_key_of_a_custom_barrier_is_logged(monkeypatch: pytest.MonkeyPatch, capl
     assert "process 0 is at barrier 'the name', for 7 s at most" in caplog.text
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["broadcast_one_to_all", "is_primary_host", "process_index", "reached_preemption"])
 def test_arguments_have_the_names_and_places_that_orbax_gives_them(name: str) -> None:
+    import orbax.checkpoint as ocp
+
     ours, theirs = (inspect.signature(getattr(module, name)) for module in (multihost, ocp.multihost))
     assert list(ours.parameters)[: len(theirs.parameters)] == list(theirs.parameters)
     for parameter in theirs.parameters.values():
         assert ours.parameters[parameter.name].kind == parameter.kind
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["get_barrier_sync_fn", "sync_global_processes"])
 def test_keywords_are_those_of_orbax(name: str) -> None:
+    import orbax.checkpoint as ocp
+
     ours, theirs = (inspect.signature(getattr(module, name)) for module in (multihost, ocp.multihost))
     assert set(theirs.parameters) <= set(ours.parameters)

@@ -131,6 +131,7 @@ def test_a_module_that_was_renamed_is_named() -> None:
         judged_module("gracepoint.nowhere").mutants()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", judged())
 def test_the_table_of_judges_names_modules_tests_and_mutants_that_are_there(name: str) -> None:
     module = judged()[name]

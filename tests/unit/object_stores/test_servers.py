@@ -18,6 +18,8 @@ from tests.object_stores.servers import Bucket, Server
 from tests.testcluster import parts
 from tests.testcluster.api import ClusterError
 
+pytestmark = pytest.mark.integration
+
 RACES = 20
 WRITERS = 8
 

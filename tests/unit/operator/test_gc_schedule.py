@@ -69,6 +69,7 @@ def test_preemptions_under_way_put_that_off_for_a_bounded_time(looks_a_day: int)
     assert _collected(looks, quiet=lambda at: False) == [(WHOLE_S + PUT_OFF_S, True)]
 
 
+@pytest.mark.integration
 def test_a_collection_does_not_look_at_what_was_known_before() -> None:
     """In a process of its own: the settings are those of the process."""
     program = """
@@ -88,6 +89,7 @@ def test_a_collection_does_not_look_at_what_was_known_before() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
 
 
+@pytest.mark.integration
 def test_garbage_in_cycles_is_found_though_it_was_spared_once() -> None:
     program = """
         import gc, weakref
@@ -105,6 +107,7 @@ def test_garbage_in_cycles_is_found_though_it_was_spared_once() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
 
 
+@pytest.mark.integration
 def test_the_portion_is_counted_by_pythons_own_collections() -> None:
     gc.collect()
     assert gc_schedule._new() == 0

@@ -202,6 +202,7 @@ def test_closing_twice_or_uninstalled_does_nothing(post: Post) -> None:
     assert not [t for t in threading.enumerate() if t.name == "gracepoint-sigterm"]
 
 
+@pytest.mark.integration
 def test_a_forked_child_that_is_terminated_is_no_notice_to_its_parent() -> None:
     # In a process of its own: forking the test runner, with its threads, is asking for trouble.
     code = """

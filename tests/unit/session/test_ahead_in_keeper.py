@@ -37,6 +37,7 @@ def steps(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.integration
 def test_the_keeper_reads_without_jax_what_its_process_saved_last(steps: Path) -> None:
     code = (
         "import os, runpy, sys; runpy.run_module('gracepoint.session.ahead_in_keeper', run_name='__main__');"

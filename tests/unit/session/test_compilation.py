@@ -23,6 +23,8 @@ from gracepoint.errors import SettingsError
 from gracepoint.session.compilation import Compilations
 from gracepoint.session.program_watch import ProgramWatch
 
+pytestmark = pytest.mark.integration
+
 WAIT_S = 60.0
 
 

@@ -19,6 +19,8 @@ import gracepoint
 from gracepoint.errors import CheckpointError, SettingsError
 from gracepoint.wire.names import Env
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(autouse=True)
 def _laptop(monkeypatch: pytest.MonkeyPatch) -> None:

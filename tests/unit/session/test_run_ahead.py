@@ -15,6 +15,8 @@ import pytest
 from gracepoint.preemption.forecast import LIMIT
 from gracepoint.session.run_ahead import RunAhead
 
+pytestmark = pytest.mark.integration
+
 
 def _share_of_time_in_the_loop(throttle: Callable[[object], None]) -> float:
     """How much of the time of 12 heavy, donated steps the host spends in the loop that dispatches them."""

@@ -23,6 +23,8 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch, CheckpointN
 from gracepoint.preemption.process_exit import ProcessExit
 from tests.unit.checkpoint.fakes.engine import sharding
 
+pytestmark = pytest.mark.integration
+
 LEAVES, SIDE = 16, 256
 
 

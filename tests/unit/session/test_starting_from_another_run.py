@@ -7,7 +7,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 import gracepoint
@@ -76,7 +75,10 @@ def test_without_any_checkpoint_nothing_was_restored(tmp_path: Path) -> None:
         assert session.restored is None
 
 
+@pytest.mark.integration
 def test_a_checkpoint_that_orbax_wrote_is_a_base_as_well(tmp_path: Path) -> None:
+    import orbax.checkpoint as ocp
+
     with ocp.CheckpointManager(tmp_path / "base") as manager:
         manager.save(7, args=ocp.args.StandardSave(state_of(7)))
     with gracepoint.attach(tmp_path / "own") as session:

@@ -23,6 +23,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.integration
 def test_a_session_saves_with_a_worker_that_ends_with_it(tmp_path: Path) -> None:
     with gracepoint.attach(tmp_path, writer="worker", save_every_steps=1) as session:
         for step in (1, 2):

@@ -16,6 +16,8 @@ from tests.testcluster import cache, cli, parts, providers
 from tests.testcluster.api import ClusterError
 from tests.testcluster.kind import KindCluster
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[3]
 #: Answers with what the file of its name and first words says, makes the file after --output, and fails if told to.
 PROGRAM = """#!/bin/sh
@@ -231,6 +233,7 @@ def test_down_removes_a_cluster_that_its_maker_has_left(cluster: KindCluster, to
 BY_KIND = "TESTCLUSTER_PROVIDER=kind"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "has", "lacks"),
     [

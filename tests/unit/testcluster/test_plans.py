@@ -110,6 +110,7 @@ def test_what_an_existing_cluster_cannot_do_is_said_with_what_to_do(monkeypatch:
         _ = cluster.shared_dir
 
 
+@pytest.mark.integration
 def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "buildah" else which(name))
@@ -117,6 +118,7 @@ def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyP
     assert "buildah: not found (package buildah on Debian and Ubuntu)" in (system.why_not_local() or "")
 
 
+@pytest.mark.integration
 def test_programs_that_mount_are_no_need_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "mkfs.xfs" else which(name))

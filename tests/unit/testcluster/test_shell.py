@@ -11,6 +11,8 @@ import pytest
 from tests.testcluster.api import ClusterError
 from tests.testcluster.shell import log_tail, run, wait_until
 
+pytestmark = pytest.mark.integration
+
 
 def test_output_input_and_variables() -> None:
     result = run(["sh", "-c", 'cat; echo "$WORD" >&2'], stdin="in", env={"WORD": "err"})

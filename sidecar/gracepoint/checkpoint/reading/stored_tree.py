@@ -6,6 +6,7 @@ Opening reads metadata only. Data that has a checksum in the manifest is checked
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
+
+logger = logging.getLogger(__name__)
 
 _STRINGS = "_strings.json"
 _SMALL = (layout.TREE_METADATA, layout.SHARDING)
@@ -95,14 +98,14 @@ class StoredTree:
         return _checked(self.folder, layout.host_state_file(process_index), self.manifest, self.ahead)
 
     def note(self) -> str | None:
-        """Returns the text that was saved for whoever restores the step. None if there is none.
-
-        Raises:
-            CheckpointCorrupt: The file is missing or damaged.
-        """
+        """Returns the text that was saved for whoever restores the step. None if there is none, or it is damaged."""
         if self.manifest is None or layout.NOTE not in self.manifest.files:
             return None
-        return _checked(self.folder, layout.NOTE, self.manifest, self.ahead).decode()
+        try:
+            return _checked(self.folder, layout.NOTE, self.manifest, self.ahead).decode()
+        except CheckpointCorrupt as error:  # the state does not depend on it
+            logger.warning("the note of the step cannot be read, and the step is restored without it: %s", error)
+            return None
 
 
 def open_tree(

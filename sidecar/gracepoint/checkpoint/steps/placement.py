@@ -77,7 +77,7 @@ class Placement:
         direct: bool,
         later: Later | None = None,
     ) -> int:
-        checksum = checksum_of(data, buffer)
+        checksum = checksum_of(data, buffer, go_on)
         self.place(StoragePath(self._store, key).below(self._temporary.target), data, checksum, go_on)
         return checksum
 

@@ -170,10 +170,17 @@ def write_file(
     return checksum
 
 
-def checksum_of(data: ArrayBytes, buffer: Buffer) -> int:
-    """Returns the CRC-32 of ``data``. ``buffer`` is memory for data in another order or type than the stored one."""
+def checksum_of(data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None]) -> int:
+    """Returns the CRC-32 of ``data``.
+
+    Args:
+        data: The values.
+        buffer: Memory for data in another order or type than the stored one.
+        go_on: Called before each block. An error that it raises ends the calculation.
+    """
     checksum = 0
     for offset in range(0, len(data), BLOCK_BYTES):
+        go_on()
         checksum = crc32(_block(data, offset, buffer).data, checksum)
     return checksum
 

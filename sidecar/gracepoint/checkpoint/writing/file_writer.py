@@ -181,7 +181,7 @@ def _write_chunk(
     then = functools.partial(job.source.written, chunk)
     if chunk.mine:
         return _write(folders, path, data, written, crew, buffer, then)
-    written.copies[path] = checksum_of(data, buffer)
+    written.copies[path] = checksum_of(data, buffer, crew.go_on)
     then()
     return None
 

@@ -18,11 +18,11 @@ old ones end.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from gracepoint import thread_time
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +33,13 @@ _ENOUGH_CORES = 0.1
 _LOOK_EVERY_S = 0.05
 # Looks for starvation within the patience.
 _LOOKS = 10
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Starvation:
     """Decides when threads are starved. Pure: the times are given to it.
 
-    They are, if for ``patience_s`` seconds some were ready to run at most looks, and all of them together got less than
-    a tenth of a core. Threads that wait for the disk are not ready to run.
+    They are, if all of them together got less than a tenth of a core for ``patience_s`` seconds, and at more than half
+    of the looks in this time, one of them at least was ready to run. Threads that wait for the disk are not ready.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -103,7 +102,7 @@ class GivingWay:
     def run(self, function: Callable[[], None]) -> None:
         """Calls ``function``. The calling thread gives way until it ends, and so do threads that it starts."""
         try:
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            thread_time.run_when_idle()
         except OSError as error:
             logger.info("a thread of a save does not give way to the training: %s", error)
         else:
@@ -122,35 +121,24 @@ class GivingWay:
             self._watching.join()
 
     def _watch(self, take_over: Callable[[], bool]) -> None:
+        try:
+            why = self._wait()
+        except Exception as error:  # noqa: BLE001 - they might be starved, and nobody would look again
+            why = f"it is not known whether they run: {error!r}"
+        if why:
+            logger.info("the threads of a save do not give way any more, as %s", why)
+            self._over = take_over()
+
+    def _wait(self) -> str:
+        """Returns why the threads must not give way any more, once it is so. Empty: the save has ended."""
         starvation, look_at_s = Starvation(self._patience_s), 0.0
         while not self._ended:
-            why = "it is urgent" if self._is_urgent() else ""
-            if not why and time.monotonic() >= look_at_s:
-                now_s = time.monotonic()
+            if self._is_urgent():
+                return "it is urgent"
+            if (now_s := time.monotonic()) >= look_at_s:
                 look_at_s = now_s + self._patience_s / _LOOKS
-                cpu_s, ready = _cpu_time(self._threads)
+                cpu_s, ready = thread_time.cpu_time(list(self._threads))
                 if starvation.look(now_s, cpu_s, ready=ready):
-                    why = "the training leaves them no processor time"
-            if why:
-                logger.info("the threads of a save do not give way any more, as %s", why)
-                self._over = take_over()
-                return
+                    return "the training leaves them no processor time"
             self._wake.wait(_LOOK_EVERY_S)
-
-
-def _cpu_time(threads: set[int]) -> tuple[float, bool]:
-    """Returns the processor seconds that the threads have used, and whether any of them runs or is ready to run.
-
-    A thread that cannot be looked at counts as ready: it might be starved.
-    """
-    ticks, ready = 0, False
-    for thread in list(threads):
-        try:
-            # The name of a thread, in parentheses, may have spaces.
-            fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            ready = True
-            continue
-        ready = ready or fields[0] == "R"
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / _TICKS_PER_S, ready
+        return ""

@@ -152,14 +152,13 @@ class WriteCrew:
             raise _TakenOver
 
     def _start_all(self, giving_way: GivingWay | None = None) -> bool:
-        """Starts writers and syncers, which give way if ``giving_way`` is set. Returns whether all writers started."""
+        """Starts writers and syncers, which give way if ``giving_way`` is set. Returns whether all of them started."""
         write, sync = self._write, self._sync
         if giving_way is not None:
             write, sync = functools.partial(giving_way.run, write), functools.partial(giving_way.run, sync)
-        started = _start(self._writers, self._wanted, write, "writes")
-        if started and self._folder.backend.renames:
-            _start(self._syncers, SYNCERS, sync, "syncs")
-        return started
+        return _start(self._writers, self._wanted, write, "writes") and (
+            not self._folder.backend.renames or _start(self._syncers, SYNCERS, sync, "syncs")
+        )
 
     def _write(self, *, wait: bool = True) -> None:
         """Runs in each writer, or in the calling thread, which does not ``wait`` for calls."""

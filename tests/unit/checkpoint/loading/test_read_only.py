@@ -17,6 +17,8 @@ from gracepoint.errors import CheckpointNotFound
 from tests import limits
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, save, small_state
 
+pytestmark = pytest.mark.integration
+
 
 def make_durable(step: Path) -> None:
     """Makes a committed checkpoint one that nobody has committed."""

@@ -337,3 +337,39 @@ def test_without_an_interval_in_seconds_none_is_taken() -> None:
     due = made(every_steps=100)
     due.follow(10.0)
     assert due_steps(due, range(1, 301)) == [100, 200, 300]
+
+
+@pytest.mark.parametrize("every_s", [0.5, 50.0])
+def test_an_interval_may_be_changed_before_training_begins(every_s: float) -> None:
+    clock = Clock()
+    due = made(every_s=100, clock=clock)
+    due.follow(every_s)
+    times = run(due, clock, 1000, every_s / 10)
+    assert gaps(times)[1:] == pytest.approx([every_s] * (len(times) - 2), rel=0.15)
+    assert len(times) >= 80
+
+
+def test_early_saves_alone_take_no_interval_in_seconds() -> None:
+    clock = Clock()
+    due = made(every_steps=1_000_000, hastens=True, clock=clock)
+    due.follow(10.0)
+    assert run(due, clock, 200, 1.0) == []
+
+
+def test_a_step_is_asked_about_anew_after_a_restore() -> None:
+    due = made(every_steps=100)
+    due.began_at(0)
+    assert due.is_due(150)
+    due.began_at(150)
+    assert not due.is_due(150)
+
+
+def test_save_that_was_not_made_is_due_again_an_interval_later() -> None:
+    clock = Clock()
+    due = made(every_s=60, clock=clock)
+    times = []
+    for step in range(1, 1000):
+        clock.now_s += 0.5
+        if due.is_due(step):
+            times.append(clock.now_s)
+    assert set(gaps(times)) == {60.0}

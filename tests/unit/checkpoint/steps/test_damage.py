@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from gracepoint.process_group import ProcessGroup
@@ -66,6 +67,19 @@ def test_damaged_step_is_skipped_and_its_path_is_logged(
     assert_same(restored.state, small_state(1))
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert any(message in text and str(tmp_path / "2") in text for text in errors), errors
+
+
+@pytest.mark.parametrize("damage", [flip_bit, Path.unlink], ids=["damaged", "missing"])
+def test_a_step_is_restored_though_its_note_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    save(engine(tmp_path), 2, small_state(), note="for gpt-1")
+    damage(tmp_path / "2" / layout.NOTE)
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert (restored.step, restored.note) == (2, None)
+    assert_same(restored.state, small_state())
+    assert str(tmp_path / "2" / layout.NOTE) in caplog.text
 
 
 def test_damage_that_one_process_finds_sends_all_to_the_older_step(tmp_path: Path) -> None:

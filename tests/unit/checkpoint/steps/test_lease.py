@@ -420,6 +420,7 @@ def test_running_lease_renewal_does_not_outlive_the_release(tmp_path: Path, monk
             assert mine_now[0]._ended.wait(30), "the release"
             for _ in range(20):  # the time in which a release that does not wait removes the file
                 if not path.exists():
+                    found = None  # what the holder sees of a lease that was deleted
                     break
                 time.sleep(0.01)
         return real(path, mine, found)

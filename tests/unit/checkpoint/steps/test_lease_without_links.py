@@ -81,6 +81,7 @@ def test_one_of_several_that_come_at_once_gets_the_directory(tmp_path: Path, err
         assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.integration
 def test_lease_without_a_name_is_free_when_it_expires(tmp_path: Path) -> None:
     with claimers(tmp_path, 1, errno.EPERM, "die") as (process,):
         tell(process)

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from gracepoint.checkpoint import Saved
@@ -73,8 +72,11 @@ def test_a_state_comes_back_from_the_parts_of_three_processes(tmp_path: Path, op
     assert verify(tmp_path / "1").ok
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("many")
 def test_orbax_reads_a_step_whose_manifest_is_in_parts(tmp_path: Path) -> None:
+    import orbax.checkpoint as ocp
+
     state = rich_state()
     save(engine(tmp_path), 3, state)
     with ocp.CheckpointManager(tmp_path) as manager:

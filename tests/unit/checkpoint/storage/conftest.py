@@ -12,6 +12,7 @@ import pytest
 
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from tests import loop_mount
+from tests.object_stores.fixtures import STORES
 from tests.unit.checkpoint.storage.volatile import VolatileBackend
 
 TMPFS = Path("/dev/shm")
@@ -70,7 +71,7 @@ def mounted(kind: str, folders: pytest.TempPathFactory) -> Iterator[Path]:
         yield mount.top
 
 
-@pytest.fixture(params=[*RENAMING, "gs", "s3", "moto", *MOUNTED])
+@pytest.fixture(params=[*RENAMING, *STORES, pytest.param("moto", marks=pytest.mark.integration), *MOUNTED])
 def top(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]:
     with opened(request.param, request, tmp_path) as found:
         yield found

@@ -109,7 +109,7 @@ class FlatStore:
     ) -> int:
         go_on()
         self.put(key, _bytes_of(data))
-        return checksum_of(data, buffer)
+        return checksum_of(data, buffer, go_on)
 
     def write_if(
         self,

@@ -16,6 +16,7 @@ from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, sav
 needs_fuse = pytest.mark.skipif(bool(limited_mount.why_not()), reason=limited_mount.why_not())
 
 
+@pytest.mark.integration
 @needs_fuse
 def test_checkpoints_need_no_hard_links(tmp_path: Path) -> None:
     with limited_mount.mounted(tmp_path, "links") as mount:
@@ -33,6 +34,7 @@ def test_checkpoints_need_no_hard_links(tmp_path: Path) -> None:
         assert_same(restored.state, small_state(2))
 
 
+@pytest.mark.integration
 @needs_fuse
 @pytest.mark.parametrize(
     ("subtype", "said"),

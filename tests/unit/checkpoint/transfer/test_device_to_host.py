@@ -30,6 +30,8 @@ from gracepoint.process_group import SingleProcess
 from tests import accelerators
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
 
+pytestmark = pytest.mark.integration
+
 CHUNK_BYTES = 1 << 10
 WAYS = {
     "cpu": WriteOptions(pinned_host_transfer=True, target_chunk_bytes=CHUNK_BYTES),

@@ -208,6 +208,7 @@ def test_ten_thousand_leaves_come_back_from_a_handful_of_files(tmp_path: Path) -
     assert all(int(restored.state[f"l{i}"]) == i for i in range(10_000))
 
 
+@pytest.mark.long
 def test_one_very_large_leaf_is_written_in_parts(tmp_path: Path) -> None:
     state = {"w": jnp.arange(1 << 25, dtype=jnp.float32)}  # 128 MiB
     checkpointer = engine(tmp_path)

@@ -41,6 +41,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("in_background", [True, False], ids=["periodic", "emergency"])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_full_disk_is_named_and_the_step_before_stays_whole(
@@ -76,6 +77,7 @@ def test_a_full_disk_is_named_and_the_step_before_stays_whole(
     assert verify(disk / "2").ok
 
 
+@pytest.mark.integration
 def test_a_restore_from_a_disk_that_is_full_needs_no_space(disk: Path) -> None:
     save(engine(disk), 1, state(1))
     limits.fill(disk)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint import thread_time
+from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
-from gracepoint.checkpoint.writing import giving_way
-from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS
+from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS, Finish
 from gracepoint.checkpoint.writing.giving_way import GivingWay, Starvation
 from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.deadline import Deadline
@@ -90,7 +90,8 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def test_new_threads_take_over_when_a_save_becomes_urgent(tmp_path: Path) -> None:
     urgent, before = threading.Event(), os.sched_getscheduler(0)
-    with crew_at(storage_path(tmp_path), GivingWay(urgent.is_set)) as crew:
+    # Beside busy processes, the threads take long to begin. They must not count as starved meanwhile.
+    with crew_at(storage_path(tmp_path), GivingWay(urgent.is_set, patience_s=600.0)) as crew:
         policies = Policies(crew)
         for _ in range(2 * THREADS):
             crew.add(1, policies.act)
@@ -117,11 +118,26 @@ def test_threads_that_write_objects_do_not_give_way(gs_bucket: Bucket) -> None:
 
 
 def test_starved_threads_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving_way, "_cpu_time", lambda threads: (0.0, True))
+    begun: list[int] = []  # the threads are not starved before one of them has begun
+    monkeypatch.setattr(thread_time, "cpu_time", lambda threads: (0.0, bool(begun)))
     with crew_at(storage_path(tmp_path), GivingWay(lambda: False, patience_s=0.1)) as crew:
         policies = Policies(crew)
+        begun = policies.begun
         crew.add(1, policies.act)
     assert (len(policies.begun), len(policies.ended)) == (2, 1)
+
+
+def test_threads_are_replaced_if_it_cannot_be_known_whether_they_are_starved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(threads: set[int]) -> tuple[float, bool]:
+        raise ValueError("invalid literal for int() with base 10: '-'")
+
+    monkeypatch.setattr(thread_time, "cpu_time", unknown)
+    with crew_at(storage_path(tmp_path), GivingWay(lambda: False)) as crew:
+        policies = Policies(crew)
+        crew.add(1, policies.act)
+    assert policies.ended == [os.sched_getscheduler(0)]
 
 
 @pytest.fixture
@@ -141,6 +157,7 @@ def busy_core() -> Iterator[None]:
             process.kill()
 
 
+@pytest.mark.integration
 def test_a_save_ends_though_the_training_keeps_all_cores_busy(tmp_path: Path, busy_core: None) -> None:
     """With 3/1024 of the core, the calculation would take minutes."""
     policies: list[int] = []
@@ -174,6 +191,33 @@ def test_threads_that_give_way_go_on_if_no_others_can_be_started(
     assert done == [os.SCHED_IDLE]
     assert len(crew._writers) == THREADS
     assert len(crew._syncers) == SYNCERS
+
+
+def test_threads_go_on_to_sync_if_no_others_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system allows the new writers, and no syncer more."""
+    urgent, refused, real = threading.Event(), threading.Event(), threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if urgent.is_set() and "syncs" in thread.name:
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    def write(_: Buffer) -> Finish:
+        descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+        return Finish(
+            UnsyncedFile(str(tmp_path / "file"), descriptor), lambda: synced.append(threading.current_thread())
+        )
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    synced: list[threading.Thread] = []
+    with crew_at(storage_path(tmp_path), GivingWay(urgent.is_set)) as crew:
+        urgent.set()
+        assert refused.wait(_TIMEOUT_S)
+        until(lambda: not any("watches" in thread.name for thread in threading.enumerate()), "the hand-over's end")
+        crew.add(1, write)
+        crew.wait()
+        assert synced[0] in crew._syncers
 
 
 def test_a_thread_that_may_not_give_way_writes_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ class TwoReplicas:
         self._read = stored.read(self.entry)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restarts_whole", [True, False], ids=["jobset", "lone-job"])
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=4, deadline=None)

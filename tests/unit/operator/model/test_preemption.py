@@ -10,7 +10,7 @@ import pytest
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name, joined_status
-from gracepoint_operator.resources import Acknowledgements, Laggard, PreemptionStatus, Replica, StageTime
+from gracepoint_operator.resources import Acknowledgements, Laggard, Lags, PreemptionStatus, Replica, StageTime
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW
@@ -281,8 +281,8 @@ def test_receipts_never_become_fewer(ours: tuple[int, int], theirs: tuple[int, i
 
 
 def test_receipts_of_one_status_alone_are_kept_and_those_written_first() -> None:
-    first = Acknowledgements(expected=2, received=1, laggards=[Laggard(pod="a", lags="NotConnected")])
-    second = Acknowledgements(expected=2, received=1, laggards=[Laggard(pod="b", lags="NotConnected")])
+    first = Acknowledgements(expected=2, received=1, laggards=[Laggard(pod="a", lags=Lags.NOT_CONNECTED)])
+    second = Acknowledgements(expected=2, received=1, laggards=[Laggard(pod="b", lags=Lags.NOT_CONNECTED)])
     with_first, with_second, without = (PreemptionStatus(acknowledgements=item) for item in (first, second, None))
     assert joined_status(with_first, without).acknowledgements == first
     assert joined_status(without, with_first).acknowledgements == first

@@ -95,7 +95,7 @@ class ObjectBackend:
     def write_large(
         self, key: str, data: ArrayBytes, buffer: Buffer, go_on: GoOn, *, direct: bool, later: Later | None = None
     ) -> int:
-        checksum = checksum_of(data, buffer)
+        checksum = checksum_of(data, buffer, go_on)
         self.write(key, ArrayBody(data), checksum, None, go_on=go_on)
         return checksum
 
