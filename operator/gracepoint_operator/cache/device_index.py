@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gracepoint_operator.cache.first_seen import FirstSeen
 from gracepoint_operator.cache.preemption_store import Key
-from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.model.devices import AllocatedDevice, ClaimedDevices, Device, DeviceTaints
+from gracepoint_operator.kube.objects import Pod, Toleration
+from gracepoint_operator.model.devices import AllocatedDevice, ClaimedDevices, Device, DeviceSelector, DeviceTaints
 from gracepoint_operator.signals import Mark
 
 _TEXT_LIMIT = 512
+
+
+#: UID of the ResourceSlice or DeviceTaintRule, which devices have the taint, and the taint.
+_Taint = tuple[str, DeviceSelector, Mark]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,24 +85,30 @@ class DeviceIndex:
             return DeviceMarks()
         of_pods: dict[str, tuple[Mark, ...]] = {}
         sources: set[str] = set()
+        in_pools: dict[tuple[str, str], list[_Taint]] = {}
         for pod in pods:
-            marks: dict[str, Mark] = {}
+            # One taint may be on several devices of a pod, which tolerates it for each of them differently.
+            marks: dict[tuple[str, tuple[Toleration, ...] | None], Mark] = {}
             for claim in sorted(self._of_pod.get((pod.namespace, pod.uid), ())):
                 for allocated in self._claims[claim].devices:
-                    for uid, mark in self._marks_on(allocated):
-                        marks.setdefault(mark.id, mark)
+                    pool = (allocated.device.driver, allocated.device.pool)
+                    if (taints := in_pools.get(pool)) is None:
+                        taints = in_pools[pool] = self._taints_in(*pool)
+                    for uid, mark in _marks_on(allocated, taints):
+                        marks.setdefault((mark.id, mark.tolerations), mark)
                         sources.add(uid)
             if marks:
                 of_pods[pod.uid] = tuple(marks.values())
         return DeviceMarks(of_pods, frozenset(sources))
 
-    def _marks_on(self, allocated: AllocatedDevice) -> Iterator[tuple[str, Mark]]:
-        device = allocated.device
-        for source in (*self._newest_slices(device.driver, device.pool), *self._rules.values()):
-            for selector, mark in source.taints:
-                if selector.selects(device):
-                    text = f"{mark.text} of device {device}"[:_TEXT_LIMIT]
-                    yield source.uid, dataclasses.replace(mark, text=text, tolerations=allocated.tolerations)
+    def _taints_in(self, driver: str, pool: str) -> list[_Taint]:
+        """The taints that may be on devices of a pool."""
+        return [
+            (source.uid, selector, mark)
+            for source in (*self._newest_slices(driver, pool), *self._rules.values())
+            for selector, mark in source.taints
+            if selector.may_select(driver, pool)
+        ]
 
     def _newest_slices(self, driver: str, pool: str) -> list[DeviceTaints]:
         """The slices of a pool's highest generation. The others are about to be deleted, and do not count."""
@@ -149,3 +159,10 @@ class DeviceIndex:
             self._of_pool[gone.pool].discard(uid)
             if not self._of_pool[gone.pool]:
                 del self._of_pool[gone.pool]
+
+
+def _marks_on(allocated: AllocatedDevice, taints: Iterable[_Taint]) -> Iterator[tuple[str, Mark]]:
+    for uid, selector, mark in taints:
+        if selector.selects(allocated.device):
+            text = f"{mark.text} of device {allocated.device}"[:_TEXT_LIMIT]
+            yield uid, dataclasses.replace(mark, text=text, tolerations=allocated.tolerations)

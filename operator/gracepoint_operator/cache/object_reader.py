@@ -84,19 +84,18 @@ class CacheReader:
             kinds.KUEUE_WORKLOADS: _owner_of_kueue_workload,
             kinds.EVICTIONS: read_eviction,
             kinds.RESOURCE_CLAIMS: read_claim,
-            kinds.RESOURCE_SLICES: functools.partial(read_slice, marks=self._marks_of_device),
-            kinds.DEVICE_TAINT_RULES: functools.partial(read_rule, marks=self._marks_of_device),
             kinds.PODS: read_pod,
             kinds.JOBS: read_job,
             **{place: _reader_of(known) for place, known in BY_PLACE.items()},
             kinds.POLICIES: CheckpointPolicy.of,
             kinds.PREEMPTIONS: _read_preemption,
         }
+        self._with_taints = {kinds.RESOURCE_SLICES: read_slice, kinds.DEVICE_TAINT_RULES: read_rule}
 
     @property
     def readable(self) -> Iterable[kinds.Kind]:
         """The kinds that can be read."""
-        return self._values
+        return (*self._values, *self._with_taints)
 
     def read(self, kind: kinds.Kind, body: Mapping[str, Any]) -> ObjectReading | None:
         """Reads an object. Returns None if it has no name under which it could be reported.
@@ -117,20 +116,18 @@ class CacheReader:
         left_out: dict[str, None] = {}
         try:
             with reading(f"{namespace}/{name}".removeprefix("/")):
-                value = self._values[kind](body)
+                value = self._value(kind, body, left_out)
                 on = self._marked.get(kind)
                 marks = () if on is None else signals.marks(self._rows[on], on, body, left_out)
         except Unreadable as error:
             return ObjectReading(kind, namespace, name, uid, version, None, error=str(error))
         return ObjectReading(kind, namespace, name, uid, version, value, marks, tuple(left_out))
 
-    def _marks_of_device(self, body: Mapping[str, Any]) -> tuple[Mark, ...]:
-        """The marks on an object whose ``spec.taints`` are the taints of a device."""
-        left_out: dict[str, None] = {}
-        found = signals.marks(self._rows[On.DEVICE], On.DEVICE, body, left_out)
-        if left_out:
-            raise Unreadable("; ".join(left_out))
-        return found
+    def _value(self, kind: kinds.Kind, body: Mapping[str, Any], left_out: dict[str, None]) -> Value:
+        if (read_taints := self._with_taints.get(kind)) is None:
+            return self._values[kind](body)
+        of_device = functools.partial(signals.marks, self._rows[On.DEVICE], On.DEVICE, left_out=left_out)
+        return read_taints(body, of_device)
 
 
 def _is_short(text: object) -> bool:

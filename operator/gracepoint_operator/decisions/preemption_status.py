@@ -41,6 +41,9 @@ CONDITION_EXITS = "Exits"
 REASON_EXIT_BREAKER = "ExitBreakerOpen"
 REASON_TIME_LIMIT = "TimeLimit"
 
+#: A choice of the library: the newest snapshot is committed in place of the current step.
+_PROMOTE = "Promote"
+
 
 def is_told(epoch: PreemptionRecord) -> bool:
     """True if the operator sends notices: not in mode Observe, and not if the gang itself reported the preemption."""
@@ -134,6 +137,8 @@ def proves_commit(epoch: PreemptionRecord, resumption: Resumption) -> bool:
 
     The checkpoint says for which epoch it was saved. An older library, or processes that did not learn of the epoch
     from the operator, leave that open. Then the step that the gang was saving proves it, if this is the next start.
+    It does not if an older snapshot was being committed, or if the gang trained on after a retraction: then steps may
+    be lost.
     """
     step, saved_for = resumption.restored_step, resumption.saved_for
     if step is None or not epoch.may_be_committed:
@@ -141,8 +146,11 @@ def proves_commit(epoch: PreemptionRecord, resumption: Resumption) -> bool:
     attempt = epoch.spec.restart_attempt
     if saved_for is not None and saved_for.preemption == epoch.name:
         return attempt is None or saved_for.restart_attempt == attempt
-    is_next = attempt is None or resumption.restart_attempt <= attempt + 1
-    return is_next and epoch.status.step == step
+    # The number of restarts does not tell starts apart in which a workload was suspended, nor those of a Job.
+    is_next = epoch.status.restored_step in (None, step)
+    is_next &= attempt is None or resumption.restart_attempt <= attempt + 1
+    trained_on = epoch.phase is Phase.RETRACTED
+    return is_next and not trained_on and epoch.status.choice != _PROMOTE and epoch.status.step == step
 
 
 def proven_committed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:

@@ -77,10 +77,6 @@ class GoodputLedger:
             self.saves_ms + sum(life.saves_ms for life in self.lives),
         )
 
-    def has_session(self, session: str) -> bool:
-        """True if an open life has this session."""
-        return any(life.session == session for life in self.lives)
-
     def running_ms(self, now_ms: int) -> int:
         """Returns for how long processes ran."""
         return total_ms(self.spent(now_ms), RUNNING)
@@ -166,10 +162,12 @@ class GoodputLedger:
         return life.lost_ms(after.first_step, life.began_ms)
 
     def _number_of(self, told: Tiding) -> int | None:
-        """The place of the life that a tiding is about. None if it is settled, or not seen yet."""
+        """The place of the life that a tiding is about. None if it is settled, or not known yet."""
         for number in reversed(range(len(self.lives))):
             if self.lives[number].session == told.session:
                 return number
+        if told.of_former:  # nothing was ever heard of that life here: its times cannot be placed
+            return None
         for number in reversed(range(len(self.lives))):
             life = self.lives[number]
             if life.attempt == told.attempt and _second(life.created_ms) <= told.created_ms:

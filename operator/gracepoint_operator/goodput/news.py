@@ -51,6 +51,8 @@ class Tiding:
         created_ms: When its pod was created.
         attached_ms: When it began to join the others.
         joined_ms: As in ``Life``; so are the rest.
+        of_former: True if a later start tells it. ``attempt`` and ``created_ms`` are those of that start then, and only
+            the session says of which life it is.
     """
 
     session: str
@@ -67,3 +69,4 @@ class Tiding:
     saves_ms: int = 0
     saved_ms: int | None = None
     marks: tuple[StepMark, ...] = ()
+    of_former: bool = False

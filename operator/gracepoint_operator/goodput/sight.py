@@ -9,6 +9,7 @@ written second and the moment at which it is seen is right on average.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence, Set
 
 from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
@@ -85,6 +86,9 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
     """
     pods = [pod for pod in gang.pods if pod.policy and pod.restart_attempt >= 0]
     newer = pods if life is None else [pod for pod in pods if _is_newer(life, pod)]
+    of_life = [] if life is None else [pod for pod in pods if not _is_newer(life, pod) and not _is_older(life, pod)]
+    if not newer and (newer := _successors(of_life)):
+        of_life = [pod for pod in of_life if pod.finished]
     if newer:
         attempt = max(pod.restart_attempt for pod in newer)
         newer = [pod for pod in newer if pod.restart_attempt == attempt]
@@ -98,7 +102,6 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
     second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
     if known is None or (known.attempt, known.created_ms) != (life.attempt, second_ms):
         known = Known(life.attempt, second_ms)
-    of_life = [pod for pod in pods if not _is_newer(life, pod) and not _is_older(life, pod)]
     created = Moment(stamp_ms=life.created_ms, at_ms=life.created_ms)
     # What fails before all containers run is made anew, and does not end the life.
     ran = life.started_ms is not None
@@ -128,6 +131,18 @@ def _is_newer(life: Life, pod: Pod) -> bool:
     if pod.restart_attempt != life.attempt:
         return pod.restart_attempt > life.attempt
     return is_later(life, _ms(pod.created_at))
+
+
+def _successors(pods: Sequence[Pod]) -> list[Pod]:
+    """Returns the pods that were made after all others had ended: nobody has seen that a life ended and another began.
+
+    A single pod that fails early is made anew beside the others, and is no successor.
+    """
+    ended_at = max(
+        (math.inf if pod.ended_at is None else pod.ended_at for pod in pods if pod.finished), default=math.inf
+    )
+    living = [pod for pod in pods if not pod.finished]
+    return living if all(pod.created_at >= ended_at for pod in living) else []
 
 
 def _is_older(life: Life, pod: Pod) -> bool:

@@ -16,7 +16,7 @@ _MOST_DIGITS = 16
 _LONGEST_SESSION = 64
 
 
-def tiding(spent: Spent, session: str, pod: Pod, now: float) -> Tiding | None:
+def tiding(spent: Spent, session: str, pod: Pod, now: float, *, of_former: bool = False) -> Tiding | None:
     """Reads what a process says. None if the figures contradict each other: a process may say anything.
 
     Args:
@@ -24,6 +24,7 @@ def tiding(spent: Spent, session: str, pod: Pod, now: float) -> Tiding | None:
         session: Its session.
         pod: Its pod.
         now: The time, in seconds since the epoch.
+        of_former: As in ``Tiding``.
     """
     if not _is_sound(spent) or not 0 < len(session) <= _LONGEST_SESSION:
         return None
@@ -46,6 +47,7 @@ def tiding(spent: Spent, session: str, pod: Pod, now: float) -> Tiding | None:
         saves_ms=_ms(spent.saves_s),
         saved_ms=None if spent.saved_s is None else at_ms(spent.saved_s),
         marks=tuple(sorted(StepMark(int(step), _ms(trained_s)) for step, trained_s in (spent.passed or {}).items())),
+        of_former=of_former,
     )
 
 

@@ -75,8 +75,11 @@ class DeviceSelector:
     name: str | None = None
 
     def selects(self, device: Device) -> bool:
-        wanted = ((self.driver, device.driver), (self.pool, device.pool), (self.name, device.name))
-        return all(want in (None, found) for want, found in wanted)
+        return self.may_select(device.driver, device.pool) and self.name in (None, device.name)
+
+    def may_select(self, driver: str, pool: str) -> bool:
+        """Returns whether it can select devices of a pool."""
+        return self.driver in (None, driver) and self.pool in (None, pool)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ MOVABLE = (
 _EVICTED = ("confidence", "cancelable", "nodes", "pods", "eviction_attempted_at")
 
 #: Most of a status: parts that nothing is decided by once a later record of the workload exists.
-_DETAILS = frozenset({"message", "acknowledgements", "timings", "choice", "choice_reason", "replicas"})
+_DETAILS = frozenset({"message", "acknowledgements", "timings", "choice_reason", "replicas"})
 
 _T = TypeVar("_T")
 _NAME_LIMIT = 40  # of the workload's part, so that the whole fits into a label

@@ -149,16 +149,13 @@ class GoodputRecorder:
         policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
         if spent is None or workload is None or account is None or policy is None:
             return
-        said = tiding(spent, session, pod, self._clock())
+        said = tiding(spent, session, pod, self._clock(), of_former=of_former)
         if said is None:
             log.warning("what a process says of its time is impossible", extra=about(pod=pod.name, said=str(spent)))
             return
         # The pod may be of a life that was not seen yet.
         self._look(self._cache.gang(workload.uid), workload, policy, account)
-        ledger = self._ledger(account, policy, workload.uid)
-        if of_former and not ledger.has_session(session):
-            return  # it is settled, or nothing was ever heard of it: its times cannot be placed
-        self._change(account, workload, ledger, said)
+        self._change(account, workload, self._ledger(account, policy, workload.uid), said)
 
     def answer(self, message: Forecast) -> SaveEvery | None:
         """Returns how often a gang should save. None if it does not want to know, or if that is not known."""

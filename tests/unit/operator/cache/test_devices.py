@@ -7,6 +7,7 @@ import pytest
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.model.devices import Device, DeviceSelector
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.signals import BUILT_IN, Row, Signal
 from tests.unit.operator.fakes import objects
@@ -76,6 +77,18 @@ def test_tolerations_of_the_claim_say_when_pods_will_be_gone(tolerations: list[B
     scene = using_devices(tolerations=tolerations)
     scene.seen(*SLICE)
     assert [signal.lead_s for signal in found(scene)] == ([] if lead_s is None else [lead_s])
+
+
+@pytest.mark.parametrize("order", [("tpu-0", "tpu-1"), ("tpu-1", "tpu-0")], ids=["first", "last"])
+def test_pod_goes_by_its_device_whose_taint_is_tolerated_least(order: tuple[str, str]) -> None:
+    """One rule taints both of its devices."""
+    scene = using_devices()
+    tolerations = dict(zip(order, (tolerating(), tolerating(60)), strict=True))
+    for device in ("tpu-0", "tpu-1"):
+        scene.listed(kinds.RESOURCE_CLAIMS, objects.resource_claim(0, device=device, tolerations=tolerations[device]))
+    scene.seen(*RULE)
+    assert [signal.lead_s for signal in found(scene)] == [90]
+    assert scene.start().spec.deadline.timestamp() == NOW + 90
 
 
 def test_taint_for_good_tolerated_by_the_pod_still_counts() -> None:
@@ -173,6 +186,28 @@ def test_new_status_of_known_taints_concerns_nobody(kind: kinds.Kind, body: Body
     assert len(found(scene)) == 1
 
 
+def test_taints_elsewhere_are_not_compared_with_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gang may have thousands of devices, and rules stay until somebody deletes them."""
+    scene = using_devices()
+    scene.seen(kinds.RESOURCE_SLICES, objects.resource_slice("node-3", tpu_0=[BROKEN]))
+    for number in range(3):
+        rule = objects.device_taint_rule({"driver": "other.example.com"}, BROKEN)
+        rule["metadata"] = {"name": f"rule-{number}", "uid": f"uid-rule-{number}"}
+        scene.seen(kinds.DEVICE_TAINT_RULES, rule)
+    compared: list[DeviceSelector] = []
+    selects = DeviceSelector.selects
+
+    def counted(selector: DeviceSelector, device: Device) -> bool:
+        compared.append(selector)
+        return selects(selector, device)
+
+    monkeypatch.setattr(DeviceSelector, "selects", counted)
+    assert found(scene) == []
+    assert compared == []
+    scene.seen(*SLICE)
+    assert len(found(scene)) == 1
+
+
 def test_news_without_taints_concern_nobody() -> None:
     scene = using_devices()
     later = objects.resource_slice(generation=2)
@@ -201,3 +236,25 @@ def test_users_rows_may_be_about_any_effect_of_a_device() -> None:
     scene.seen(kinds.RESOURCE_SLICES, objects.resource_slice("node-2", tpu_0=[degraded]))
     (signal,) = found(scene)
     assert (signal.pod.uid, signal.lead_s) == ("uid-pod-1-0", 300)
+
+
+def test_value_of_one_taint_that_is_no_time_hides_no_other() -> None:
+    row = Row.model_validate(
+        {
+            "name": "tpu-repair",
+            "provider": "us",
+            "match": {"kind": "Device", "taint": {"key": "example.com/repair"}},
+            "cause": "Hardware",
+            "confidence": "sure",
+            "cancelable": True,
+            "deadline": {"time": {"format": "JSON", "jsonFields": ["at"]}, "afterSeconds": 300},
+        }
+    )
+    scene = using_devices()
+    scene.cache = ClusterCache(scene.clock, (row, *BUILT_IN))
+    scene.listed(kinds.PODS, objects.pod(0))
+    scene.listed(kinds.RESOURCE_CLAIMS, objects.resource_claim(0))
+    repair = objects.taint("example.com/repair", "None", added_at=NOW) | {"value": "soon"}
+    scene.seen(kinds.RESOURCE_SLICES, objects.resource_slice(tpu_0=[repair, BROKEN]))
+    assert sorted(signal.lead_s for signal in found(scene)) == [30, 300]
+    assert scene.cache.left_out.objects(kinds.RESOURCE_SLICES) == {}

@@ -28,15 +28,29 @@ async def test_the_loop_of_many_streams_wakes_once_for_all_their_frames() -> Non
 
     calls = Counting(asyncio.get_running_loop())
     subscribers = [Subscriber(subscription(index), calls) for index in range(3)]
+    waiting = [asyncio.create_task(subscriber.next()) for subscriber in subscribers]
+    await asyncio.sleep(0)  # each of them waits for its first frame
     wake_ups = WakeUps()
     for subscriber in subscribers:
         subscriber.send(Outgoing(Ping), wake_ups)
     assert not posted
     wake_ups.post()
-    waiting = [asyncio.create_task(subscriber.next()) for subscriber in subscribers]
-    assert len(posted) == 1
-    posted[0]()
-    assert [frame.make for frame in await asyncio.gather(*waiting) if frame] == [Ping] * 3
+    (wake,) = posted
+    wake()
+    async with asyncio.timeout(60):
+        assert [frame.make for frame in await asyncio.gather(*waiting) if frame] == [Ping] * 3
+
+
+async def test_a_waiting_stream_that_is_cut_off_is_woken_with_the_others() -> None:
+    subscriber = Subscriber(subscription(0), LoopCalls(asyncio.get_running_loop()))
+    waiting = asyncio.create_task(subscriber.next())
+    await asyncio.sleep(0)
+    wake_ups = WakeUps()
+    for _ in range(100):
+        subscriber.send(Outgoing(Ping), wake_ups)
+    wake_ups.post()
+    async with asyncio.timeout(60):
+        assert await waiting is None
 
 
 async def test_a_newer_session_stops_the_older_one_of_the_same_pod_only() -> None:

@@ -350,6 +350,19 @@ def test_without_a_note_the_next_start_proves_the_reported_step(
     assert preemption_status.proves_commit(unknown, said) is (step is not None and step == restored)
 
 
+@pytest.mark.parametrize(
+    ("state", "phase"),
+    [
+        pytest.param({"choice": "Promote"}, "Durable", id="an older snapshot was being committed"),
+        pytest.param({"restoredStep": 30}, "Expired", id="an earlier start had restored another step"),
+        pytest.param({}, "Retracted", id="the gang trained on"),
+    ],
+)
+def test_a_reported_step_alone_proves_nothing_of(state: dict[str, Any], phase: str) -> None:
+    known = epoch({"step": 40, **state}, phase=phase, restartAttempt=0)
+    assert not preemption_status.proves_commit(known, resumption(40))
+
+
 def test_a_proven_commit_says_that_no_report_had_arrived() -> None:
     found = preemption_status.proven_committed(epoch({"ordinal": 41}, phase="Expired"), resumption(40), NOW + 60)
     assert (found.phase, found.step, found.steps_lost, found.ordinal) == (Phase.COMMITTED, 40, 0, 41)

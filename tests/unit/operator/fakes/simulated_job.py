@@ -81,6 +81,7 @@ class SimulatedJob:
         self._now = self.since = objects.NOW + random.random()
         self._bodies: dict[str, objects.Body] = {}
         self._nodes: set[str] = set()  # each pod has a node of its own
+        self._written: dict[str, float] = {}  # when its kubelet writes last of a pod
         self._attempt = 0
         self._numbers = itertools.count()
         self._arrivals: list[tuple[float, int, Callable[[float], None]]] = []
@@ -278,7 +279,9 @@ class SimulatedJob:
             change(body, at)
             self._pods_changed()
             return
-        written = at + self._random.uniform(0.05, 1.05)
+        # What it has found first it writes first.
+        written = max(at + self._random.uniform(0.05, 1.05), self._written.get(name, 0.0))
+        self._written[name] = written
 
         def write(now: float) -> None:
             change(body, at)

@@ -185,3 +185,12 @@ def test_times_are_those_of_the_message_that_took_least(order: tuple[int, int]) 
     messages = (dataclasses.replace(first, **late), punctual)
     ledger = ledger_of(seen, *(messages[number] for number in order), ended)
     assert ledger.spent(40_000) == ledger_of(*FIRST).spent(40_000)
+
+
+@pytest.mark.parametrize("session", ["", "b"], ids=["of which nothing was told", "of another process"])
+def test_a_process_of_a_settled_life_says_nothing_of_the_current(session: str) -> None:
+    """The other replica has settled it meanwhile, after the note of it was read."""
+    seen, told = second(150)
+    ledger = ledger_of(seen, dataclasses.replace(told, session=session)) if session else ledger_of(seen)
+    late = dataclasses.replace(FIRST[1], attempt=1, created_ms=40_000, attached_ms=45_000, of_former=True)
+    assert ledger.heard(late) == ledger

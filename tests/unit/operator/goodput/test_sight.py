@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gracepoint_operator.goodput.ledger import GoodputLedger
@@ -129,6 +131,32 @@ def test_a_pod_that_vanishes_has_ended(scene: Scene) -> None:
     scene.gone(objects.pod(1))
     (found,) = seen(scene, life(), known_pods())
     assert (found.broke_ms, found.gone_ms) == (NOW_MS, NOW_MS)
+
+
+def remade(index: int, created_at: float) -> Body:
+    """A pod that the Job has made in the place of one that failed."""
+    body = objects.pod(index, created_at=created_at, phase="Pending", on="")
+    body["metadata"] |= {"name": f"again-{index}", "uid": f"uid-again-{index}"}
+    return body
+
+
+@pytest.mark.parametrize(
+    ("failed", "lives"),
+    [pytest.param([0, 1], 2, id="all pods"), pytest.param([0], 1, id="one, which is made anew beside the other")],
+)
+def test_a_life_nobody_saw_end_is_no_part_of_the_next(scene: Scene, failed: list[int], lives: int) -> None:
+    """No replica ran while the pods of a Job failed before they had started, and others were made."""
+    for index in failed:
+        scene.seen(kinds.PODS, started(objects.pod(index), ended=NOW - 20))
+        scene.seen(kinds.PODS, remade(index, NOW - 10))
+    waiting = dataclasses.replace(life(), bound_ms=None, started_ms=None)
+    ledger = GoodputLedger(since_ms=0, lives=(waiting,))
+    for sighting in seen(scene, waiting):
+        ledger = ledger.saw(sighting)
+    assert ledger.disruptions + 1 == lives
+    assert ledger.current is not None
+    assert ledger.current.created_ms == (NOW_MS - 9_500 if lives == 2 else CREATED_MS)
+    assert ledger.current.began_ms == (NOW_MS - 19_500 if lives == 2 else 0)
 
 
 def test_pods_of_the_next_attempt_are_a_new_life(scene: Scene) -> None:
