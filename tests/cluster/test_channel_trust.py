@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from demo.snapshot import Pod
+from demo.snapshot import Json, Pod
 from demo.training import TrainingRun
 from tests.cluster.operator import counted, refused
 from tests.testcluster.api import Cluster
@@ -85,7 +85,11 @@ def webhooks_refused(cluster: Cluster) -> float:
 
 
 def test_nobody_but_the_pod_itself_is_heard(run: TrainingRun) -> None:
-    run.start()
+    def long(jobset: Json) -> None:  # it trains as long as the test asks, also on a busy machine
+        (job,) = jobset["spec"]["replicatedJobs"]
+        job["template"]["spec"]["template"]["spec"]["containers"][0]["args"].append("--steps=100000")
+
+    run.start(long)
     pod, other = run.wait_for_trainers(5)
     tokens = {
         "own": token(run, pod),

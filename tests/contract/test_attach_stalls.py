@@ -44,7 +44,8 @@ def test_the_policy_names_the_process_that_does_not_come(replica: Replica) -> No
     with AttachWatch(settings) as watch, watch.at("meeting of the processes"):
         watch.met(gang, ["pod-0-0", "pod-0-1"])
         with gang.waiting.expecting("backend"):
-            until(lambda: progressing(replica)[0] == "False", "the condition")
-    assert "in meeting of the processes" in progressing(replica)[1]
-    assert "this process waits for process 1 (pod-0-1)" in progressing(replica)[1]
+            until(lambda: "in meeting of the processes" in progressing(replica)[1], "the condition")
+            told = progressing(replica)
+    assert told[0] == "False"
+    assert "this process waits for process 1 (pod-0-1)" in told[1]
     until(lambda: progressing(replica)[0] == "True", "the end of the condition")

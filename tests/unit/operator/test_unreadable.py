@@ -25,6 +25,7 @@ from gracepoint_operator.decisions.decide import decide
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.objects import read_node, read_taint
 from gracepoint_operator.model import evictions
+from gracepoint_operator.model.devices import read_claim, read_rule, read_slice
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord as Asked
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
@@ -117,8 +118,12 @@ VALID: dict[kinds.Kind, tuple[Body, ...]] = {
     JOBSETS: (objects.jobset(), objects.jobset(finished="Completed")),
     LONE_JOBS: (objects.lone_job(), objects.lone_job(condition="Complete")),
     kinds.POLICIES: (objects.policy(mode="Drill", deadline={"margin": 2}),),
+    kinds.RESOURCE_CLAIMS: (objects.resource_claim(tolerations=[{"effect": "NoExecute", "tolerationSeconds": 5}]),),
+    kinds.RESOURCE_SLICES: (objects.resource_slice(tpu_0=[objects.taint("broken", "NoExecute")]),),
+    kinds.DEVICE_TAINT_RULES: (objects.device_taint_rule({"driver": "a"}, objects.taint("broken", "NoExecute")),),
     kinds.PREEMPTIONS: (objects.preemption(ended_at=objects.NOW, phase="Committed"), objects.request()),
 }
+ON_DEVICE = functools.partial(signals.marks, BUILT_IN, On.DEVICE)
 READERS: dict[str, tuple[Callable[[Any], object], kinds.Kind]] = {
     "node": (read_node, kinds.NODES),
     "pod": (read_pod, kinds.PODS),
@@ -129,6 +134,9 @@ READERS: dict[str, tuple[Callable[[Any], object], kinds.Kind]] = {
     "preemption": (PreemptionRecord.of, kinds.PREEMPTIONS),
     "request": (Asked.of, kinds.PREEMPTIONS),
     "request's model": (PreemptionRequest.of, kinds.PREEMPTIONS),
+    "slice": (lambda body: read_slice(body, ON_DEVICE), kinds.RESOURCE_SLICES),
+    "taint rule": (lambda body: read_rule(body, ON_DEVICE), kinds.DEVICE_TAINT_RULES),
+    "claim": (read_claim, kinds.RESOURCE_CLAIMS),
 }
 
 
@@ -152,6 +160,7 @@ def test_the_catalogue_reads_any_object_that_has_a_uid(on: On, data: st.DataObje
         On.JOB_SET: JOBSETS,
         On.NODE_CLAIM: kinds.NODE_CLAIMS,
         On.WORKLOAD: kinds.KUEUE_WORKLOADS,
+        On.DEVICE: kinds.NODES,  # the taints of a device are read as those of a node
     }[on]
     body = data.draw(odd(VALID[kind]))
     try:
