@@ -13,9 +13,9 @@ CLUSTERS ?= 2
 HERE    := not cluster and not controllers and not newest and not promtool and not mounts and not installs and not soak
 WITHOUT := -n 3 --dist worksteal -m '$(HERE)'
 FAST    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long'
-# Two at a time, as these do not wait for processes, and each imports everything. A fifth of Hypothesis's examples;
-# `make test` tries all of them.
-UNIT    := -n 2 --dist worksteal -m '$(HERE) and not multiprocess and not long and not integration' --hypothesis-profile=quick tests/unit
+# Four at a time: with two of them, the cores were idle for half of the time. A fifth of Hypothesis's examples; `make test`
+# tries all of them.
+UNIT    := -n 4 --dist worksteal -m '$(HERE) and not multiprocess and not long and not integration' --hypothesis-profile=quick tests/unit
 INTEGRATION := -n 3 --dist worksteal -m '$(HERE) and integration and not long' --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 ON_CLUSTER := -n $(CLUSTERS) --dist loadscope -v -m 'cluster and not controllers' tests/cluster
@@ -68,7 +68,7 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 	$(PYTEST) $(WITHOUT)
 	$(PYTEST) $(ON_CLUSTER)
 
-test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: 120 s of processor time.
+test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: about a minute on two cores.
 	$(PYTEST) $(UNIT)
 
 test-integration: $(STAMP) ## The tests beside them that start processes or servers, or compile programs.

@@ -122,8 +122,9 @@ def test_only_so_many_files_are_open_and_unsynced(tmp_path: Path, monkeypatch: p
         until(lambda: disk.asked == SYNCERS + THREADS, "all threads to sync")
         for _ in range(THREADS):
             files.add()  # which no thread takes
-        assert files.written == most
-        assert open_files() - before == most
+        # A writer may have begun to sync just before a syncer took a file from those that wait.
+        assert most - SYNCERS <= files.written <= most
+        assert open_files() - before == files.written
         disk.goes_on.set()
         crew.wait()
         assert files.synced == most + THREADS
