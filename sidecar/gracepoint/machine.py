@@ -1,4 +1,4 @@
-"""What this process asks of its machine: who it is, and how many cores and how much memory it has.
+"""What this process asks of its machine: who it is, how many cores and how much memory there are, what its threads get.
 
 Nothing here has threads or state.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 #: A path of the local file system, as users give and get it.
 LocalPath = Path
+
+# Fields of proc(5)'s stat after the name: the state, user and system time, and the start, which is field 22.
+_STATE, _USER, _SYSTEM, _STARTED = 0, 11, 12, 19
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def host_name() -> str:
@@ -28,8 +32,7 @@ def process_identity(pid: int) -> str:
     """Returns namespace, number and start of a process; other text where there is no process of that number."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
     try:
-        # After the name in parentheses, which may hold anything: field 22 of proc(5) is the start time.
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        started = _stat(Path(f"/proc/{pid}/stat"))[_STARTED]
     except OSError:
         started = "gone"
     return f"{namespace}:{pid}:{started}"
@@ -42,12 +45,40 @@ def process_age_s(root: Path = Path("/")) -> float | None:
         root: Of the file system that ``proc`` is looked for in.
     """
     try:
-        # As in process_identity: the start, in ticks since the system was booted.
-        ticks = int((root / "proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        ticks = int(_stat(root / "proc/self/stat")[_STARTED])  # since the system was booted
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / _TICKS_PER_S
     except (OSError, ValueError, IndexError, AttributeError):
         return None
     return age_s if ticks > 0 and age_s >= 0 else None  # sandboxes that emulate Linux may say 0
+
+
+def run_when_idle() -> None:
+    """Makes the calling thread, and threads that it starts, ``SCHED_IDLE``. There is no way back without a privilege.
+
+    Raises:
+        OSError: The system does not allow it.
+    """
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def cpu_time(threads: Iterable[int]) -> tuple[float, bool]:
+    """Returns the processor seconds that the threads have used, and whether any of them runs or is ready to run.
+
+    A thread that cannot be looked at counts as ready: it might be starved.
+
+    Args:
+        threads: The numbers that the kernel gives them.
+    """
+    ticks, ready = 0, False
+    for thread in threads:
+        try:
+            fields = _stat(Path(f"/proc/self/task/{thread}/stat"))
+        except OSError:
+            ready = True
+            continue
+        ready = ready or fields[_STATE] == "R"
+        ticks += int(fields[_USER]) + int(fields[_SYSTEM])
+    return ticks / _TICKS_PER_S, ready
 
 
 def available_cores() -> int:
@@ -155,3 +186,8 @@ def _fields(path: Path) -> dict[str, int]:
         return {}
     words = (line.split() for line in lines)
     return {name: int(value) for name, value, *_ in (w for w in words if len(w) > 1) if value.isdigit()}
+
+
+def _stat(path: Path) -> list[str]:
+    """Returns the fields after the name of a process or thread, which is in parentheses and may hold anything."""
+    return path.read_text().rpartition(")")[2].split()

@@ -8,25 +8,20 @@ Processes: each component in a process group of its own, until ``component`` end
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.api_server.programs import running
 from tests.testcluster import parts
 from tests.testcluster.api_server import ApiServer, free_ports
-from tests.testcluster.shell import log_tail
 
 GATES = "--feature-gates=GenericWorkload=true"
-_KILLED_S = 10.0
 
 
 @contextlib.contextmanager
 def component(server: ApiServer, folder: Path, program: str, *flags: str) -> Iterator[Path]:
     """Runs a program of the newest Kubernetes as an administrator. Gives its log."""
     (port,) = free_ports(1)
-    log = folder / f"{program}.log"
     argv: list[str | Path] = [
         parts.program(program, parts.NEWEST_KUBERNETES),
         f"--kubeconfig={server.kubeconfig}",
@@ -37,21 +32,5 @@ def component(server: ApiServer, folder: Path, program: str, *flags: str) -> Ite
         GATES,
         *flags,
     ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            argv,
-            env={"PATH": os.environ.get("PATH", ""), "HOME": str(folder), "NO_PROXY": "*"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
+    with running(program, folder, argv) as log:
         yield log
-    except AssertionError as error:
-        error.add_note(log_tail(log))
-        raise
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(_KILLED_S)

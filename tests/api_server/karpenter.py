@@ -6,9 +6,6 @@ Processes: Karpenter, in a process group of its own, until ``karpenter`` ends. T
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +13,9 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.kube.kinds import Kind
 from tests.api_server.gang import Body, Gang, until
+from tests.api_server.programs import running
 from tests.testcluster import parts
 from tests.testcluster.api_server import ApiServer, free_ports
-from tests.testcluster.shell import log_tail
 
 POOLS = Kind("/apis/karpenter.sh/v1", "nodepools")
 CLASSES = Kind("/apis/karpenter.kwok.sh/v1alpha1", "kwoknodeclasses")
@@ -26,43 +23,22 @@ DISRUPTED = "karpenter.sh/disrupted"
 TERMINATION = "karpenter.sh/nodeclaim-termination-timestamp"
 _POOL = "training"
 _TYPE = "c-4x-amd64-linux"
-_KILLED_S = 10.0
 
 
 @contextlib.contextmanager
 def karpenter(server: ApiServer, folder: Path) -> Iterator[Path]:
     """Runs Karpenter. Gives its log."""
     metrics, probes = free_ports(2)
-    log = folder / "karpenter.log"
     environment = {
-        "PATH": os.environ.get("PATH", ""),
-        "HOME": str(folder),
         "KUBECONFIG": str(server.kubeconfig),
-        "NO_PROXY": "*",
         "SYSTEM_NAMESPACE": "default",
         "DISABLE_LEADER_ELECTION": "true",
         "METRICS_PORT": str(metrics),
         "HEALTH_PROBE_PORT": str(probes),
         "LOG_LEVEL": "debug",
     }
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [parts.program("kwok")],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
+    with running("karpenter", folder, [parts.program("kwok")], **environment) as log:
         yield log
-    except AssertionError as error:
-        error.add_note(log_tail(log))
-        raise
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(_KILLED_S)
 
 
 class KarpenterGang(Gang):

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gracepoint import thread_time
+from gracepoint import machine
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class GivingWay:
     def run(self, function: Callable[[], None]) -> None:
         """Calls ``function``. The calling thread gives way until it ends, and so do threads that it starts."""
         try:
-            thread_time.run_when_idle()
+            machine.run_when_idle()
         except OSError as error:
             logger.info("a thread of a save does not give way to the training: %s", error)
         else:
@@ -137,7 +137,7 @@ class GivingWay:
                 return "it is urgent"
             if (now_s := time.monotonic()) >= look_at_s:
                 look_at_s = now_s + self._patience_s / _LOOKS
-                cpu_s, ready = thread_time.cpu_time(list(self._threads))
+                cpu_s, ready = machine.cpu_time(list(self._threads))
                 if starvation.look(now_s, cpu_s, ready=ready):
                     return "the training leaves them no processor time"
             self._wake.wait(_LOOK_EVERY_S)

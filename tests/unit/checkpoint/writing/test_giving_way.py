@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint import thread_time
+from gracepoint import machine
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS, Finish
@@ -119,7 +119,7 @@ def test_threads_that_write_objects_do_not_give_way(gs_bucket: Bucket) -> None:
 
 def test_starved_threads_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []  # the threads are not starved before one of them has begun
-    monkeypatch.setattr(thread_time, "cpu_time", lambda threads: (0.0, bool(begun)))
+    monkeypatch.setattr(machine, "cpu_time", lambda threads: (0.0, bool(begun)))
     with crew_at(storage_path(tmp_path), GivingWay(lambda: False, patience_s=0.1)) as crew:
         policies = Policies(crew)
         begun = policies.begun
@@ -133,7 +133,7 @@ def test_threads_are_replaced_if_it_cannot_be_known_whether_they_are_starved(
     def unknown(threads: list[int]) -> tuple[float, bool]:
         raise ValueError("invalid literal for int() with base 10: '-'")
 
-    monkeypatch.setattr(thread_time, "cpu_time", unknown)
+    monkeypatch.setattr(machine, "cpu_time", unknown)
     with crew_at(storage_path(tmp_path), GivingWay(lambda: False)) as crew:
         policies = Policies(crew)
         crew.add(1, policies.act)

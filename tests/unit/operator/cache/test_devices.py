@@ -215,18 +215,22 @@ def test_news_without_taints_concern_nobody() -> None:
     assert scene.cache.put(kinds.RESOURCE_CLAIMS, objects.resource_claim(), listed=False) == set()
 
 
-def test_users_rows_may_be_about_any_effect_of_a_device() -> None:
-    row = Row.model_validate(
+def row_of_a_user(key: str, confidence: str, deadline: Body) -> Row:
+    return Row.model_validate(
         {
-            "name": "tpu-degraded",
+            "name": f"tpu-{key}",
             "provider": "us",
-            "match": {"kind": "Device", "taint": {"key": "example.com/degraded"}},
+            "match": {"kind": "Device", "taint": {"key": f"example.com/{key}"}},
             "cause": "Hardware",
-            "confidence": "likely",
+            "confidence": confidence,
             "cancelable": True,
-            "deadline": {"afterSeconds": 300},
+            "deadline": deadline,
         }
     )
+
+
+def test_users_rows_may_be_about_any_effect_of_a_device() -> None:
+    row = row_of_a_user("degraded", "likely", {"afterSeconds": 300})
     scene = using_devices()
     scene.cache = ClusterCache(scene.clock, (row, *BUILT_IN))
     for index in (0, 1):
@@ -239,17 +243,8 @@ def test_users_rows_may_be_about_any_effect_of_a_device() -> None:
 
 
 def test_value_of_one_taint_that_is_no_time_hides_no_other() -> None:
-    row = Row.model_validate(
-        {
-            "name": "tpu-repair",
-            "provider": "us",
-            "match": {"kind": "Device", "taint": {"key": "example.com/repair"}},
-            "cause": "Hardware",
-            "confidence": "sure",
-            "cancelable": True,
-            "deadline": {"time": {"format": "JSON", "jsonFields": ["at"]}, "afterSeconds": 300},
-        }
-    )
+    deadline: Body = {"time": {"format": "JSON", "jsonFields": ["at"]}, "afterSeconds": 300}
+    row = row_of_a_user("repair", "sure", deadline)
     scene = using_devices()
     scene.cache = ClusterCache(scene.clock, (row, *BUILT_IN))
     scene.listed(kinds.PODS, objects.pod(0))
