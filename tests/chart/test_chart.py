@@ -69,7 +69,7 @@ def test_the_role_is_exactly_this(render: Render) -> None:
             named.append((rule["resources"], rule["resourceNames"], rule["verbs"]))
     assert granted == {
         "/namespaces": {"get"},
-        "/nodes": watch,
+        "/nodes": read,
         "/pods": read,
         "policy/poddisruptionbudgets": {"list"},
         "events.k8s.io/events": {"create"},

@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-#: Steps of training before the first disruption, between two, and after the last, at most.
+#: Steps of training before the first disruption, and between two, at most.
 SPACING = 30
 
 
@@ -17,31 +17,20 @@ class Disruption:
     Attributes:
         number: Its place in the soak, from 1.
         kind: Name of its kind.
-        at_step: It comes when this step was recorded, or later if the job is not there yet.
+        after_steps: It comes when the job has trained so many steps since the one before was over.
         process: The process that it is done to, or the one on whose node it is done.
     """
 
     number: int
     kind: str
-    at_step: int
+    after_steps: int
     process: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A whole soak.
-
-    Attributes:
-        disruptions: In their order.
-        steps: Steps of the whole run.
-    """
-
-    disruptions: tuple[Disruption, ...]
-    steps: int
-
-
-def plan(seed: int, count: int, kinds: Sequence[str], *, processes: int = 2, spacing: int = SPACING) -> Plan:
-    """Returns a soak of ``count`` disruptions.
+def plan(
+    seed: int, count: int, kinds: Sequence[str], *, processes: int = 2, spacing: int = SPACING
+) -> tuple[Disruption, ...]:
+    """Returns a soak of ``count`` disruptions, in their order.
 
     The kinds come in rounds: each kind once in a round, in an order of its own. So a short soak has all kinds, too.
 
@@ -52,10 +41,9 @@ def plan(seed: int, count: int, kinds: Sequence[str], *, processes: int = 2, spa
         raise ValueError(f"expected at least one disruption and one kind, found {count} of {list(kinds)}")
     chance = random.Random(seed)
     made: list[Disruption] = []
-    step = 0
     while len(made) < count:
         for kind in chance.sample(list(kinds), len(kinds))[: count - len(made)]:
             # Never at a regular distance: a disruption hits saves, compilations and quiet training alike.
-            step += chance.randint(spacing // 3, spacing)
-            made.append(Disruption(len(made) + 1, kind, step, chance.randrange(processes)))
-    return Plan(tuple(made), step + spacing)
+            steps = chance.randint(spacing // 3, spacing)
+            made.append(Disruption(len(made) + 1, kind, steps, chance.randrange(processes)))
+    return tuple(made)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from demo import install
@@ -23,7 +23,7 @@ from tests.metadata.servers import GceServer
 from tests.soak import account, checks, report, trainer
 from tests.soak.both_accounts import BothAccounts
 from tests.soak.kinds import KINDS, Kind, Scene
-from tests.soak.plan import Disruption, Plan
+from tests.soak.plan import Disruption
 from tests.soak.pod_watch import PodWatch
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
@@ -35,11 +35,17 @@ EVERY_STEPS = 15
 #: A small model, and steps of a length that leaves time to disrupt it.
 _FLAGS = {"width": 64, "layers": 1, "pace": 0.1}
 _ENVIRONMENT = {"XLA_FLAGS": xla.FLAGS}
+#: How long disruptions take depends on the machine, and the job trains meanwhile. So its last step is decided before
+#: the last disruption: this many steps after the newest one. Until then it is one that no soak reaches.
+_STEPS_TO_THE_END = 300
+_STEPS_UNDECIDED = 10_000_000
 _RESUMED_S = 240.0
 _SAVED_S = 60.0
 _RECORDED_S = 30.0
-_END_S = 600.0
+_END_S = 1800.0
 _GONE_S = 60.0
+
+_Metadata = dict[str, GceServer]
 
 
 class Soak:
@@ -55,7 +61,14 @@ class Soak:
     """
 
     def __init__(
-        self, cluster: Cluster, images: Images, plan: Plan, *, seed: int, say: Callable[[str], None], logs: Path
+        self,
+        cluster: Cluster,
+        images: Images,
+        plan: Sequence[Disruption],
+        *,
+        seed: int,
+        say: Callable[[str], None],
+        logs: Path,
     ) -> None:
         self._cluster = cluster
         self._images = images
@@ -72,29 +85,29 @@ class Soak:
         """Runs the soak, and a run that nobody disturbs to compare with.
 
         Args:
-            until_s: ``time.monotonic()`` after which no disruption begins. The run goes on to its end all the same.
+            until_s: ``time.monotonic()``. The first disruption that begins later is the last one.
 
         Raises:
             ClusterError: The job did not come back, or did not end.
         """
         install.make_namespace(self._cluster, NAMESPACE)
         apply_policy(self._cluster, POLICY, namespace=NAMESPACE, change=_policy)
-        undisturbed = self._training_run("undisturbed", pace=0.0)
-        disturbed = self._training_run("disturbed", pace=_FLAGS["pace"])
+        disturbed = self._training_run("disturbed", steps=_STEPS_UNDECIDED, pace=_FLAGS["pace"])
         try:
             with self._metadata() as metadata, PodWatch(disturbed) as pods:
                 disturbed.start(self._with_words(disturbed))
                 accounts = BothAccounts(disturbed, POLICY, pods, self._logs.folder)
                 memory: list[int] = []
-                for disruption in self._plan.disruptions:
-                    if time.monotonic() > until_s:
-                        self._say(f"no time for disruption {disruption.number} and those after it")
-                        break
-                    self._disrupt(disruption, disturbed, accounts, metadata)
+                for disruption in self._plan:
+                    last = disruption is self._plan[-1] or time.monotonic() > until_s
+                    self._disrupt(disruption, disturbed, accounts, metadata, last=last)
                     memory = memory or checks.operator_bytes()
+                    if last:
+                        break
                 disturbed.wait_for_end(timeout_s=_END_S)
                 self._compared = accounts.finished()
             self._check_end(disturbed, memory)
+            undisturbed = self._training_run("undisturbed", steps=disturbed.steps, pace=0.0)
             undisturbed.start()
             undisturbed.wait_for_end(timeout_s=_END_S)
             comparison = disturbed.compare(undisturbed)
@@ -112,13 +125,13 @@ class Soak:
         problems = (*report.broken_promises(self._outcomes), *report.unlike(self._compared), *self._problems)
         return report.Found(self._seed, tuple(self._outcomes), tuple(self._compared), problems)
 
-    def _training_run(self, name: str, *, pace: float) -> TrainingRun:
+    def _training_run(self, name: str, *, steps: int, pace: float) -> TrainingRun:
         return TrainingRun(
             self._cluster,
             f"{name}-{self._mark}",
             namespace=NAMESPACE,
             image=self._images.trainer,
-            steps=self._plan.steps,
+            steps=steps,
             policy=POLICY,
             flags={**_FLAGS, "pace": pace},
             environment=_ENVIRONMENT,
@@ -138,7 +151,7 @@ class Soak:
         return change
 
     @contextlib.contextmanager
-    def _metadata(self) -> Iterator[dict[str, GceServer]]:
+    def _metadata(self) -> Iterator[_Metadata]:
         """A metadata server for each node."""
         address = machine.local(self._cluster).record.network.host_ip
         with contextlib.ExitStack() as servers:
@@ -149,13 +162,16 @@ class Soak:
             yield found
 
     def _disrupt(
-        self, disruption: Disruption, run: TrainingRun, accounts: BothAccounts, metadata: dict[str, GceServer]
+        self, disruption: Disruption, run: TrainingRun, accounts: BothAccounts, metadata: _Metadata, *, last: bool
     ) -> None:
         kind = KINDS[disruption.kind]
-        run.wait_for_step(disruption.at_step, timeout_s=_RESUMED_S)
+        run.wait_for_step(_newest(run) + disruption.after_steps, timeout_s=_RESUMED_S)
         targets = run.wait_for_pods()
         before = run.look()
         lives = accounts.lives()
+        if last:
+            run.steps = _newest(run) + _STEPS_TO_THE_END
+            (run.cluster.shared_dir / "soak" / trainer.STEPS).write_text(str(run.steps))
         self._say(f"disruption {disruption.number}: {kind.name}, process {disruption.process}")
         began_s, at_step = time.time(), _newest(run)
         saved = _saved_once_more(run)

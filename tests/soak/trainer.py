@@ -4,7 +4,8 @@ Lies in a folder that the container mounts, and needs nothing of this repository
 of the library's loggers into ``words.<pod>.jsonl``, with the time: what a soak knows of a process, it knows from there,
 also if the cluster's own logs are lost with a node. Starts no thread.
 
-The cloud's metadata of the pod's node is looked for at the address that ``metadata.json`` beside this file names.
+The cloud's metadata of the pod's node is looked for at the address that ``metadata.json`` beside this file names. If
+there is a file ``steps`` beside it, the number in it is the last step, whatever the flags say.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 
 EXAMPLE = "/app"
+STEPS = "steps"
 BEGAN = "began"
 ENDED = "ended"
 
@@ -38,7 +40,7 @@ class Words(logging.Handler):
 
 
 def main() -> None:
-    """Trains as the flags say."""
+    """Trains as the flags say, until the last step if that is decided."""
     began_unix_s = _began_unix_s()
     output = Path(next(word.partition("=")[2] for word in sys.argv if word.startswith("--output=")))
     words = Words(output / f"words.{os.environ['GRACEPOINT_POD_NAME']}.jsonl")
@@ -47,6 +49,8 @@ def main() -> None:
     _metadata(Path(__file__).with_name("metadata.json"))
     sys.path.insert(0, EXAMPLE)
     sys.argv[0] = f"{EXAMPLE}/train.py"
+    if (decided := Path(__file__).with_name(STEPS)).exists():
+        sys.argv.append(f"--steps={decided.read_text()}")  # the last one counts
     runpy.run_path(f"{EXAMPLE}/train.py", run_name="__main__")
     words.write(time.time(), "soak", ENDED)
 

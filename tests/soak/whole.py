@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from demo import install
 from tests import testcluster
-from tests.soak.plan import Plan
+from tests.soak.plan import Disruption
 from tests.soak.report import Found, rendered
 from tests.soak.runner import Soak
 
@@ -16,14 +16,14 @@ from tests.soak.runner import Soak
 LOGS = Path(__file__).parents[2] / "build" / "soak"
 
 
-def run(plan: Plan, *, seed: int, say: Callable[[str], None], minutes: float | None = None) -> Found:
+def run(plan: Sequence[Disruption], *, seed: int, say: Callable[[str], None], minutes: float | None = None) -> Found:
     """Runs a soak on a cluster of its own.
 
     Args:
         plan: What happens.
         seed: Of the plan, for the report.
         say: Where news go. If the soak is interrupted, also what it has found so far.
-        minutes: After so many minutes of the run no disruption begins. None: all of them do.
+        minutes: The first disruption that begins after so many minutes is the last one. None: all of them come.
 
     Raises:
         ClusterError: The job did not come back, or did not end; or there is no cluster.

@@ -118,6 +118,22 @@ def believed(gang: GangSnapshot, timed: Iterable[Timed]) -> list[Timed]:
     ]
 
 
+def cause(timed: Sequence[Timed]) -> str:
+    """Returns the cause that signals tell together: that of the earliest one which does not follow from another one.
+
+    What takes a node away evicts its pods, often within milliseconds, and the evictions have the nearer deadline.
+    """
+    leaving = {item.signal.node for item in timed if _takes_the_node(item.signal)}
+    own = [item for item in timed if item.signal.kind is not SignalKind.EVICTION or item.signal.node not in leaving]
+    return min(root_causes(own), key=lambda item: item.deadline_at).signal.cause
+
+
+def _takes_the_node(signal: Signal) -> bool:
+    """True if the node itself, or its NodeClaim, says that it is going away. Not for a time limit of its life."""
+    final = signal.confidence is Confidence.SURE and not signal.cancelable and not signal.limit
+    return final and signal.on in (On.NODE, On.NODE_CLAIM)
+
+
 def root_causes(timed: Sequence[Timed]) -> list[Timed]:
     """Returns the signals without those that follow from another one of them.
 

@@ -8,7 +8,14 @@ from typing import Any
 
 from gracepoint.wire.frames import SAME_REVISION
 from gracepoint.wire.messages import Confidence, Mode, Phase
-from gracepoint_operator.decisions.effective_signals import Timed, ends_pods, mode_of, root_causes, without_limits
+from gracepoint_operator.decisions.effective_signals import (
+    Timed,
+    cause,
+    ends_pods,
+    mode_of,
+    root_causes,
+    without_limits,
+)
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import (
@@ -63,7 +70,7 @@ def begun(
         epoch=1 + max((epoch.spec.epoch for epoch in epochs), default=0),
         restart_attempt=attempt if attempt >= 0 else None,
         newest_pod_at=_time(max(pod.created_at for pod in (first.signal.pod, *pods) if pod.restart_attempt == attempt)),
-        cause=first.signal.cause,
+        cause=cause(timed),
         observed_at=_time(min(item.since_at for item in timed)),
         mode=mode,
         exits=mode is not Mode.ENFORCE or _is_to_leave(policy.spec, epochs, timed, now),
@@ -150,7 +157,7 @@ def _about(timed: Sequence[Timed]) -> dict[str, Any]:
 
 
 def _first(timed: Sequence[Timed]) -> Timed:
-    """Returns the signal that tells the cause: the earliest of those that do not follow from another one."""
+    """Returns the signal that sets the deadline: the earliest of those that do not follow from another one."""
     return min(root_causes(timed), key=lambda item: item.deadline_at)
 
 

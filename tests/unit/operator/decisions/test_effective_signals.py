@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from gracepoint.wire.messages import Phase
+from gracepoint.wire.messages import Confidence, Phase
 from gracepoint_operator.decisions.decide import End, Move, StartPreemption
-from gracepoint_operator.decisions.effective_signals import Timed, root_causes
+from gracepoint_operator.decisions.effective_signals import Timed, cause, root_causes
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PolicyInForce, PreemptionSpec, PreemptionStatus, SignalKind
-from gracepoint_operator.signals import On
+from gracepoint_operator.signals import Cause, On
 from gracepoint_operator.workloads import read_pod
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
@@ -193,6 +194,26 @@ def test_what_a_suspension_brings_about_is_no_cause_of_its_own() -> None:
     assert root_causes([deletion, taint]) == [deletion, taint]
     assert root_causes([deletion, suspension, taint]) == [suspension, taint]
     assert root_causes([deletion, suspension, taint, queue]) == [queue, taint]
+
+
+@pytest.mark.parametrize(
+    ("change", "tells"),
+    [
+        pytest.param({}, True, id="node that is drained"),
+        pytest.param({"on": On.NODE_CLAIM}, True, id="NodeClaim that ends"),
+        pytest.param({"node": "node-9"}, False, id="other node"),
+        pytest.param({"cancelable": True}, False, id="taint that may go away"),
+        pytest.param({"confidence": Confidence.LIKELY}, False, id="taint that is not sure"),
+        pytest.param({"limit": True, "on": On.NODE_CLAIM}, False, id="time limit of a node"),
+        pytest.param({"on": On.POD}, False, id="condition of the pod"),
+    ],
+)
+def test_what_takes_the_node_away_tells_the_cause_of_an_eviction(change: dict[str, Any], tells: bool) -> None:
+    eviction = Timed(evictions.signal(read_pod(objects.pod()), PolicyInForce()), NOW)
+    drained = {"kind": SignalKind.NODE_TAINT, "on": On.NODE, "lead_s": 600.0, "cause": Cause.SCALE_DOWN}
+    taint = Timed(dataclasses.replace(eviction.signal, **(drained | change)), NOW)
+    assert cause([eviction, taint]) == (Cause.SCALE_DOWN if tells else Cause.DRAIN)
+    assert cause([eviction]) == Cause.DRAIN
 
 
 def test_a_workload_of_something_else_says_nothing() -> None:

@@ -181,6 +181,28 @@ async def test_an_attempt_during_another_disruption_joins_it(api: MemoryApi, clo
         assert made["spec"]["signal"].startswith("taint ")
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["seen by the watch", "not seen yet"])
+async def test_the_taint_of_a_drained_node_tells_the_cause(api: MemoryApi, clock: Clock, seen: bool) -> None:
+    async with running(api, clock) as replica:
+        tainted = objects.node("node-1", taints=[objects.taint("karpenter.sh/disrupted")])
+        drained = replica.api.add(kinds.NODES, tainted)
+        if seen:
+            replica.core.feed(kinds.NODES, "MODIFIED", drained)  # in the same turn of the loop as the attempt
+        held = await evict(replica)
+        assert held is not None
+        assert held.until_at == NOW + BOUND_S
+        made = await replica.phase("Noticed")
+        assert made["spec"]["cause"] == "ScaleDown"
+        assert made["spec"]["evictionAttemptedAt"]
+
+
+async def test_an_eviction_from_a_node_that_is_gone_is_held(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.api.remove(kinds.NODES, objects.node("node-1"))
+        assert await evict(replica) is not None
+        assert (await replica.phase("Noticed"))["spec"]["cause"] == "Drain"
+
+
 async def test_an_eviction_brings_a_far_deadline_near_and_is_not_taken_back(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint(key="node.kubernetes.io/unreachable", effect="NoExecute")  # 300 s, may go away again
