@@ -4,7 +4,7 @@
 #
 #   tests/testcluster/kind_node/build.sh FOLDER     writes FOLDER/node.tar and FOLDER/jobset.yaml
 #
-# Then: podman load -i FOLDER/node.tar, and TESTCLUSTER_NODE_IMAGE=localhost/kind-node:1 TESTCLUSTER_JOBSET=FOLDER/jobset.yaml.
+# Then: podman load -i FOLDER/node.tar, and TESTCLUSTER_NODE_IMAGE=localhost/kind-node:1 TESTCLUSTER_JOBSET_MANIFEST=FOLDER/jobset.yaml.
 # It needs root, Go, a network for Debian's packages and Go's modules, and 6 GB of disk.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
