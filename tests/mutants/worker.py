@@ -83,9 +83,14 @@ def _judge(tests: list[str]) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         import pytest
-        from hypothesis import Phase, settings
+        from hypothesis import HealthCheck, Phase, settings
 
-        settings.register_profile(_PROFILE, deadline=None, phases=[Phase.explicit, Phase.generate, Phase.target])
+        settings.register_profile(
+            _PROFILE,
+            deadline=None,
+            phases=[Phase.explicit, Phase.generate, Phase.target],
+            suppress_health_check=list(HealthCheck),  # a busy machine is no failure
+        )
         hypothesis = ["--hypothesis-seed=0", f"--hypothesis-profile={_PROFILE}"]
         # They were imported before pytest could rewrite their assertions.
         quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
