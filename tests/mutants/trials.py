@@ -55,11 +55,12 @@ class _Worker:
             text=True,
         )
 
-    def run(self, tests: Sequence[str], timeout_s: float) -> dict[str, Any]:
-        """Runs the tests in the tree as it is."""
+    def run(self, tests: Sequence[str], timeout_s: float, *, unchanged: bool = False) -> dict[str, Any]:
+        """Runs the tests in the tree as it is. ``unchanged``: it has no mutant."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps({"tests": list(tests), "timeout_s": timeout_s}), file=self._process.stdin, flush=True)
+        trial = {"tests": list(tests), "timeout_s": timeout_s, "unchanged": unchanged}
+        print(json.dumps(trial), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the worker in {self.tree} ended with code {self._process.wait()}; see its error above")
@@ -98,10 +99,7 @@ class Trials:
         Raises:
             NotJudged: The tests fail without a change.
         """
-        first = self._workers[0].run(tests, _FIRST_S)
-        if first["outcome"] != "passed":
-            raise NotJudged(f"{file}: its tests fail without any change ({first['outcome']}):\n{first['text']}")
-        timeout_s = max(_LEAST_S, _SLOWER * first["seconds"])
+        timeout_s = max(_LEAST_S, _SLOWER * max(self._prepare(file, tests)))
         free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             free.put(worker)
@@ -122,6 +120,21 @@ class Trials:
 
         with concurrent.futures.ThreadPoolExecutor(len(self._workers)) as pool:
             return list(pool.map(run, mutants))
+
+    def _prepare(self, file: Path, tests: Sequence[str]) -> list[float]:
+        """Runs the tests without a mutant in each worker. Returns the seconds that they took."""
+
+        def unchanged(worker: _Worker) -> float:
+            seconds = []
+            for _ in range(2):  # the second time in the order of the trials: the quickest tests first
+                answer = worker.run(tests, _FIRST_S, unchanged=True)
+                if answer["outcome"] != "passed":
+                    raise NotJudged(f"{file}: its tests fail without a change ({answer['outcome']}):\n{answer['text']}")
+                seconds.append(answer["seconds"])
+            return max(seconds)
+
+        with concurrent.futures.ThreadPoolExecutor(len(self._workers)) as pool:
+            return list(pool.map(unchanged, self._workers))
 
 
 @contextlib.contextmanager

@@ -221,18 +221,15 @@ class Member:
                 self._bell.ring(
                     start, unless=lambda there: isinstance(there, StartEntry) and there.heard == start.heard
                 )
-        elif self._undecided() is not None:
-            self._complete(in_time=time_left_s > 0)
+        elif (epoch := self._undecided()) is not None:
+            self._complete(epoch, in_time=time_left_s > 0)
 
-    def _complete(self, *, in_time: bool) -> None:
-        """Writes the agreed point to the bell if every process has published its ordinal.
+    def _complete(self, epoch: Epoch, *, in_time: bool) -> None:
+        """Writes the agreed point of ``epoch`` to the bell if every process has published its ordinal.
 
         The last process to publish may have died before it did so. If ``in_time`` is False, the epoch fails instead of
         waiting for processes that have not published.
         """
-        epoch = self._undecided()
-        if epoch is None:
-            return
         marks = self.frozen.marks(self._store.list(f"{self.folder(epoch.number)}/frozen"), self._process_count)
         if all(marks):
             self._agree(epoch, self.frozen.join(marks))

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -55,6 +56,28 @@ def test_a_timeout_names_who_is_missing_for_everybody() -> None:
         assert isinstance(result, BarrierTimeout)
         assert result.missing == (2, 3)
         assert "process 0 gave up after 0.2 s, without processes 2, 3 of 4" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("wait", "awaited"),
+    [
+        pytest.param(lambda gang: gang.barrier("b", timeout_s=0), [0, 2], id="barrier"),
+        pytest.param(lambda gang: gang.broadcast("b", None, timeout_s=0, source=2), [2], id="broadcast"),
+    ],
+)
+def test_a_gang_tells_for_whom_it_waits_while_it_waits(wait: Callable[[StoreGang], object], awaited: list[int]) -> None:
+    found = []
+
+    class Asked(InMemoryStore):
+        def get(self, key: str, *, timeout_s: float) -> str:
+            found.append(gang.awaited())
+            return super().get(key, timeout_s=timeout_s)
+
+    gang = StoreGang(Asked(), 1, 3)
+    with pytest.raises(BarrierTimeout):
+        wait(gang)
+    assert found[0] == awaited
+    assert gang.awaited() == []
 
 
 def test_late_process_learns_that_the_others_gave_up() -> None:

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from gracepoint.multihost import InMemoryStore
 from gracepoint.multihost.arrivals import Arrivals
 from gracepoint.multihost.bell import Bell
-from gracepoint.multihost.entries import Ended, Entry, Failed, Finished, NoticeEntry, StartEntry
+from gracepoint.multihost.entries import Agreed, Ended, Entry, Failed, Finished, NoticeEntry, StartEntry
 from gracepoint.multihost.ledger import Epoch
 from gracepoint.multihost.protocol import Member, Seat, Verdict, join_marks
 from gracepoint.multihost.store import KeyExists
@@ -217,31 +217,48 @@ def test_machine_finds_a_protocol_with_one_fault(wrong: type[Member]) -> None:
 # When an epoch is started.
 
 
-def heard(*entries: Entry) -> tuple[Member, Bell]:
-    """The member of a gang of one that has heard these, and its bell, of which it has read everything."""
-    store = InMemoryStore()
-    bell = Bell(store)
-    member = Member(store, bell, 0, 1, lambda event: None, lambda: (0, False))
+def heard(*entries: Entry, count: int = 1) -> tuple[Member, Bell]:
+    """Process 0 of a gang that has heard these, and its bell, of which it has read everything."""
+    (member, bell), *_ = gang(count)
     hear_all(member, bell, *entries)
     return member, bell
 
 
-def hear_all(member: Member, bell: Bell, *entries: Entry) -> None:
-    """Writes entries, and has the member hear each with what follows from it."""
+def gang(count: int) -> list[tuple[Member, Bell]]:
+    """The members of a gang, each with its bell. Their steps are their ordinals."""
+    store = InMemoryStore()
+    members: list[Member] = []
+    for index in range(count):
+
+        def position(index: int = index) -> tuple[int, bool]:
+            return members[index].seat.ordinal, False
+
+        members.append(Member(store, Bell(store), index, count, lambda event: None, position))
+    return [(member, member._bell) for member in members]
+
+
+def unread(bell: Bell) -> list[Entry]:
+    """Reads the rest of the bell."""
+    return [entry for _, entry in iter(bell.try_next, None)]
+
+
+def hear_all(member: Member, bell: Bell, *entries: Entry, steps: int | None = None) -> None:
+    """Writes entries, and has the member hear each with what follows from it: so many steps of it, or all."""
     for entry in entries:
         bell.ring(entry)
-        _hear(member, bell)
-    _hear(member, bell)
+        _hear(member, bell, steps)
+    _hear(member, bell, steps)
 
 
-def _hear(member: Member, bell: Bell) -> None:
+def _hear(member: Member, bell: Bell, steps: int | None) -> None:
     while (found := bell.try_next()) is not None:
-        for _ in member.hear(*found):
+        for _ in itertools.islice(member.hear(*found), steps):
             pass
 
 
 NOTICE = NoticeEntry(0, "spot", 30.0, "about spot", drill=False, once=True)
 DRILL = NoticeEntry(0, "rehearsal", 30.0, "about a rehearsal", drill=True, once=True)
+START = StartEntry(0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -252,9 +269,9 @@ DRILL = NoticeEntry(0, "rehearsal", 30.0, "about a rehearsal", drill=True, once=
         pytest.param((NOTICE,), 0.1, False, id="not yet"),
         pytest.param((), -5.0, False, id="no notice"),
         pytest.param((NOTICE, Finished(0)), -5.0, False, id="training has finished"),
-        pytest.param((DRILL, StartEntry(0, 0, 0, 0), NOTICE, Ended(1)), -5.0, True, id="a notice that came in a drill"),
+        pytest.param((DRILL, START, NOTICE, Ended(1)), -5.0, True, id="a notice that came in a drill"),
         pytest.param(
-            (DRILL, StartEntry(0, 0, 0, 0), NOTICE, Finished(0), Ended(1)),
+            (DRILL, START, NOTICE, Finished(0), Ended(1)),
             -5.0,
             False,
             id="a drill in which training finished",
@@ -266,8 +283,7 @@ def test_epoch_starts_when_a_standing_notice_is_due(
 ) -> None:
     member, bell = heard(*entries)
     member.look(start_in_s, time_left_s=30.0)
-    rung = [entry for _, entry in iter(bell.try_next, None)]
-    assert [type(entry) for entry in rung] == ([StartEntry] if starts else [])
+    assert [type(entry) for entry in unread(bell)] == ([StartEntry] if starts else [])
 
 
 @pytest.mark.parametrize(
@@ -302,7 +318,7 @@ def test_two_processes_that_start_at_once_write_one_start() -> None:
         hear_all(member, bell)
     for member in members:
         member.look(0.0, time_left_s=30.0)
-    assert [entry for _, entry in iter(bells[0].try_next, None)] == [StartEntry(0, 0, 3, 7)]
+    assert unread(bells[0]) == [StartEntry(0, 0, 3, 7)]
 
 
 def test_a_start_without_effect_keeps_no_other_back() -> None:
@@ -317,8 +333,10 @@ def test_a_start_without_effect_keeps_no_other_back() -> None:
     hear_all(members[0], bells[0], DRILL)  # of which the other does not know when it starts
     for member in reversed(members):
         member.look(0.0, time_left_s=30.0)
-    starts = [entry for _, entry in iter(bells[0].try_next, None)]
-    assert [(type(entry), getattr(entry, "heard", None)) for entry in starts] == [(StartEntry, 0), (StartEntry, 1)]
+    assert [(type(entry), getattr(entry, "heard", None)) for entry in unread(bells[0])] == [
+        (StartEntry, 0),
+        (StartEntry, 1),
+    ]
 
 
 def test_leaving_outside_of_an_epoch_tells_nobody() -> None:
@@ -327,18 +345,89 @@ def test_leaving_outside_of_an_epoch_tells_nobody() -> None:
     assert bell.try_next() is None
 
 
+LATE = Failed(1, 0, "waited until the time was over for process 1 of 2 to say at which sync point they are")
+
+
 @pytest.mark.parametrize(
     ("left_s", "rung"),
     [
         pytest.param(0.1, [], id="there is time left"),
-        pytest.param(0.0, [Failed], id="the time is just over"),
-        pytest.param(-0.1, [Failed], id="the time is over"),
+        pytest.param(0.0, [LATE], id="the time is just over"),
+        pytest.param(-0.1, [LATE], id="the time is over"),
     ],
 )
-def test_an_epoch_is_given_up_when_its_time_is_over(left_s: float, rung: list[type[Entry]]) -> None:
-    store = InMemoryStore()
-    bell = Bell(store)
-    member = Member(store, bell, 0, 2, lambda event: None, lambda: (0, False))  # process 1 says nothing
-    hear_all(member, bell, NOTICE, StartEntry(0, 0, 0, 0))
+def test_an_epoch_is_given_up_when_its_time_is_over(left_s: float, rung: list[Entry]) -> None:
+    member, bell = heard(NOTICE, START, count=2)  # process 1 says nothing
     member.look(0.0, time_left_s=left_s)
-    assert [type(entry) for _, entry in iter(bell.try_next, None)] == rung
+    assert unread(bell) == rung
+
+
+@pytest.mark.parametrize("left_s", [0.1, -0.1], ids=["in time", "late"])
+def test_agreed_point_is_written_where_the_last_to_publish_died(left_s: float) -> None:
+    (member, bell), (dying, its_bell) = gang(2)
+    dying.seat.ordinal = 2
+    hear_all(member, bell, NOTICE, START)
+    hear_all(dying, its_bell, steps=2)  # it has published, and has not written what follows
+    assert unread(bell) == []
+    member.look(0.0, time_left_s=left_s)
+    assert unread(bell) == [Agreed(1, 3, meets=False)]
+
+
+@pytest.mark.parametrize("decision", [Agreed(1, 5, meets=False), Failed(1, 1, "")], ids=["agreed", "failed"])
+def test_nothing_is_written_in_an_epoch_that_was_decided(decision: Entry) -> None:
+    member, bell = heard(NOTICE, START, decision, count=2)
+    member.look(0.0, time_left_s=-1.0)
+    assert unread(bell) == []
+
+
+def test_two_processes_that_give_up_at_once_write_one_entry() -> None:
+    (first, bell), (second, its_bell), _ = gang(3)
+    hear_all(first, bell, NOTICE, START)
+    hear_all(second, its_bell)
+    for member in (first, second):
+        member.look(0.0, time_left_s=-1.0)
+    assert [(type(entry), getattr(entry, "by", None)) for entry in unread(bell)] == [(Failed, 0)]
+
+
+def test_a_late_entry_on_an_earlier_drill_keeps_no_decision_back() -> None:
+    member, bell = heard(DRILL, START, Failed(1, 1, ""), NOTICE, StartEntry(0, 3, 0, 0), count=2)
+    late = Failed(1, 1, "a slow process")
+    bell.ring(late)
+    member.look(0.0, time_left_s=-1.0)
+    assert [getattr(entry, "epoch", None) for entry in unread(bell)] == [1, 4]
+
+
+# What follows from a decision in the seat, and how a drill and training end.
+
+
+@pytest.mark.parametrize(("notice", "open_epoch"), [(DRILL, None), (NOTICE, 1)], ids=["drill", "preemption"])
+def test_training_goes_on_after_a_failed_drill_alone(notice: Entry, open_epoch: int | None) -> None:
+    member, _ = heard(notice, START, Failed(1, 1, ""), count=2)
+    assert member.seat.epoch == open_epoch
+
+
+def test_a_point_agreed_after_a_process_left_the_drill_is_ignored() -> None:
+    member, bell = heard(DRILL, START, count=2)
+    assert list(member.leave()) == [None]
+    hear_all(member, bell, Agreed(1, 5, meets=False))
+    assert (member.seat.epoch, member.seat.agreed) == (None, None)
+
+
+def test_the_last_process_to_leave_a_drill_ends_it_for_all() -> None:
+    (first, bell), (last, its_bell) = gang(2)
+    hear_all(first, bell, DRILL, START)
+    hear_all(last, its_bell)
+    hear_all(first, bell)
+    assert first.seat.agreed == 1
+    assert list(first.leave()) == [None]
+    assert unread(bell) == []
+    assert list(last.leave()) == [None]
+    assert unread(bell) == [Ended(1)]
+
+
+@pytest.mark.parametrize(("before", "written"), [((), [Finished(0)]), ((Finished(1),), [])], ids=["first", "second"])
+def test_the_first_process_to_finish_writes_it(before: tuple[Entry, ...], written: list[Entry]) -> None:
+    member, bell = heard(*before, count=2)
+    assert list(member.finish()) == [None]
+    assert (member.seat.ordinal, member.seat.finished) == (1, True)
+    assert unread(bell) == written

@@ -150,5 +150,17 @@ def test_a_new_seat_has_passed_nothing_and_meets_unless_told_otherwise() -> None
     assert (seat.ordinal, seat.epoch, seat.agreed, seat.meets, seat.finished) == (0, None, None, True, False)
 
 
+@pytest.mark.parametrize("agreed", [3, 4], ids=["there", "after it"])
+def test_no_state_is_saved_at_the_last_sync_point(agreed: int) -> None:
+    seat = Seat()
+    seat.begin()
+    seat.begin()
+    seat.open_epoch(0)
+    seat.settle(agreed, meets=False)
+    assert seat.verdict() is Verdict.GO_ON
+    assert seat.finish() == 3
+    assert seat.verdict() is Verdict.OVER
+
+
 def test_ordinals_are_published_with_counters_that_every_store_has() -> None:
     assert Member.frozen.bits * Member.frozen.fan_out <= 31

@@ -28,7 +28,7 @@ from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.planning.write_plan import Chunk
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.writing import file_writer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.crew_threads import THREADS
@@ -40,6 +40,7 @@ from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save
 from tests.unit.checkpoint.fakes.watched_buffer import WatchedBuffer
+from tests.unit.checkpoint.storage.flat import FlatStore
 
 SIZES = (
     *(0, 1, ALIGNMENT_BYTES - 1, ALIGNMENT_BYTES, (1 << 16) + 1, BLOCK_BYTES - 1),
@@ -189,6 +190,13 @@ def test_all_files_are_written_and_told_of(folder: Path) -> None:
     assert json.loads((folder / "default/w/.zarray").read_bytes())["dtype"] == "|u1"
     assert sorted(source.released) == sorted(f"w/{n}" for n in range(len(SIZES)))
     assert written.chunk_bytes == sum(SIZES)
+
+
+def test_chunks_of_a_store_without_syncs_are_told_of_when_written() -> None:
+    source, folder = Given([random_bytes(size) for size in (1, 2)]), StoragePath(FlatStore(), "run/1")
+    given = WriteJob(folder, "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {})
+    FileWriter(WriteOptions()).write(given, soon())
+    assert sorted(source.released) == ["w/0", "w/1"]
 
 
 def test_one_file_alone_is_written_and_told_of(tmp_path: Path) -> None:

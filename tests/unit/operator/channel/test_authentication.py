@@ -52,6 +52,7 @@ async def test_a_header_without_a_bearer_token_is_refused_unasked(
     with pytest.raises(RequestRefused) as refusal:
         await checks.admit(header, "uid-pod-0-0")
     assert (refusal.value.status, refusal.value.reason, api.calls) == (401, AuthenticationFailure.NO_TOKEN, [])
+    assert str(refusal.value) == "expected the header Authorization: Bearer <token>"
 
 
 async def test_a_caller_that_names_no_living_pod_costs_the_api_server_nothing(
