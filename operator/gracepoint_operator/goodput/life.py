@@ -39,7 +39,9 @@ class Life:
         attempt: Number of the workload's restarts before this life.
         created_ms: When its first pod was created.
         bound_ms: When its last pod was bound to a node.
-        started_ms: When the last of its containers was started.
+        bound_pods: How many pods were, at that time.
+        started_ms: When the last of its processes was started, as they say. Until they do: when the last of its
+            containers was, as kubelets write.
         session: Session of the process that tells of this life. Empty if none has.
         attached_ms: When that process began to join the others. What it tells counts from there.
         joined_ms: When all processes had joined.
@@ -60,6 +62,7 @@ class Life:
     attempt: int
     created_ms: int
     bound_ms: int | None = None
+    bound_pods: int = 0
     started_ms: int | None = None
     session: str = ""
     attached_ms: int | None = None

@@ -185,6 +185,7 @@ def _sighting(
         attempt=attempt,
         created=created,
         bound=_last([pod.bound_at if pod.node else None for pod in unfinished], now_ms, _moment),
+        pods=len(unfinished),
         started=_last([pod.started_at for pod in unfinished], now_ms, _moment_of_kubelet),
         broke_ms=min(broken) if broken and (ran or not living) else None,
         gone_ms=None if living else max(ended, default=now_ms),

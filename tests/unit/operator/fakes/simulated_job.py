@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable
 from random import Random
 
-from gracepoint.preemption.time_spent import TimeSpent
+from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.wire import names
 from gracepoint.wire.messages import Spent
 from gracepoint_operator.kube.objects import Node, Pod
@@ -86,6 +86,7 @@ class SimulatedJob:
         self._numbers = itertools.count()
         self._arrivals: list[tuple[float, int, Callable[[float], None]]] = []
         self._down_until = 0.0
+        self._knows_starts = random.random() < 0.5  # an older library does not say them
         self._steps: list[tuple[float, float]] = []  # each step that is not lost, and its seconds
         self._committed = 0
         self._gone_at = self._now
@@ -134,6 +135,7 @@ class SimulatedJob:
     def _start(self) -> None:
         took = sorted(self._random.uniform(0.5, 30) for _ in range(_PODS))
         self._one_by_one("image", took, _run, by_kubelet=True)
+        self._started_at = self._now
 
     def _one_by_one(self, category: str, took: list[float], change: _Change, *, by_kubelet: bool) -> None:
         before = 0.0
@@ -147,8 +149,12 @@ class SimulatedJob:
         self._spend("join", self._random.uniform(0.5, 6))
         began = self._now
         self._spend("join", self._random.uniform(0.5, 6))
-        self._time_spent = TimeSpent(lambda: self._now, began)
+        self._time_spent = TimeSpent(lambda: self._now, ProcessStart(began, began, last_unix_s=self._said_start()))
         self._tell()
+
+    def _said_start(self) -> float | None:
+        """When the last process was started, as they say. The clocks of machines differ a little."""
+        return self._started_at + self._random.uniform(-0.01, 0.01) if self._knows_starts else None
 
     def _restore(self) -> None:
         self._spend("restore", self._random.uniform(0.5, 30))
