@@ -162,7 +162,7 @@ class GoodputLedger:
         """For how long a life computed what the next one computes again. 0 while that is not known."""
         if not life.has_trained or (after.restored_ms is None and not after.has_trained):
             return 0
-        return life.lost_ms(after.first_step, life.began_ms)
+        return life.lost_ms(after.first_step, life.began_ms, after.pace_ms)
 
     def _number_of(self, told: Tiding) -> int | None:
         """The place of the life that a tiding is about. None if it is settled, or not known yet."""
@@ -184,7 +184,9 @@ class GoodputLedger:
 
     def _seen(self, seen: Sighting) -> GoodputLedger:
         life = self.lives[-1]
-        gone = life.gone_ms if seen.gone_ms is None or life.gone_ms is not None else max(life.created_ms, seen.gone_ms)
+        gone = life.gone_ms
+        if gone is None and seen.gone_ms is not None:  # a process that said it left had not ended
+            gone = max(life.created_ms, seen.gone_ms, life.left_ms or 0)
         bound_ms, bound_pods, started_ms = life.bound_ms, life.bound_pods, life.started_ms
         if life.joined_ms is None:  # later, a pod that is made anew does not delay their start any more
             started_ms = _last(started_ms, seen.started)

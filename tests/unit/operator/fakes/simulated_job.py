@@ -2,8 +2,8 @@
 
 The job is the truth: it adds up what it does while it does it, and takes the time of a step back when the step is lost.
 The operator sees it as in a cluster: pods with times in whole seconds, watch events that come a little late, what
-kubelets write up to a second later, and messages of the real ``TimeSpent`` that may be late, lost or doubled. While the
-operator is down, it sees nothing.
+kubelets write up to a second later, the end of a pod another second after that of its containers, and messages of the
+real ``TimeSpent`` that may be late, lost or doubled. While the operator is down, it sees nothing.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class SimulatedJob:
     # The stages of a life.
 
     def _wait_for_pods(self) -> None:
-        self._spend("waiting", self._random.uniform(1.5, 30))  # more than it takes until the last end is seen
+        self._spend("waiting", self._random.uniform(3, 30))  # more than it takes until the last end is seen
         # JobSet deletes the pods of the attempt before. A Job keeps pods that have failed; here, those of two lives.
         for name in list(self._bodies)[: None if self._restarts_whole else -2 * _PODS]:
             del self._bodies[name]
@@ -287,8 +287,13 @@ class SimulatedJob:
             return
         # What it has found first it writes first.
         written = max(at + self._random.uniform(0.05, 1.05), self._written.get(name, 0.0))
+        self._writes(written, body, change, at)
+        if change is _end:
+            written += self._random.uniform(0.5, 1.2)
+            self._writes(written, body, _is_over, at)
         self._written[name] = written
 
+    def _writes(self, written: float, body: objects.Body, change: _Change, at: float) -> None:
         def write(now: float) -> None:
             change(body, at)
             self._pods_changed(now)
@@ -384,4 +389,8 @@ def _end(body: objects.Body, at: float) -> None:
     before = body["status"].get("containerStatuses") or [{"state": {}}]
     started = before[0]["state"].get("running", {}).get("startedAt")
     ended = {"startedAt": started, "finishedAt": objects.stamp(at), "exitCode": 77}
-    body["status"] |= {"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]}
+    body["status"]["containerStatuses"] = [{"state": {"terminated": ended}}]
+
+
+def _is_over(body: objects.Body, at: float) -> None:
+    body["status"]["phase"] = "Failed"

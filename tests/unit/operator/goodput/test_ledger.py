@@ -120,6 +120,26 @@ def test_a_step_saved_and_not_told_counts_at_the_pace_until_then() -> None:
     assert ledger_of(*killed, *again).spent(80_000)[Category.RECOMPUTATION] == 30_000 - 20_000
 
 
+def test_a_life_that_told_of_no_step_had_the_pace_of_the_next() -> None:
+    killed = (
+        pods(0, 2000),
+        dataclasses.replace(says("a", 13_000), created_ms=2000),
+        pods(0, 2000, broke=50_000, gone=50_000),
+    )
+    told = dataclasses.replace(says("b", 70_000, first_step=200, attempt=1), created_ms=60_000)
+    ledger = ledger_of(*killed, pods(1, 60_000), told)
+    assert (ledger.all_losses, Category.RECOMPUTATION in ledger.spent(78_000)) == (0, False), "no pace is known"
+    ledger = ledger.heard(dataclasses.replace(told, marks=(StepMark(210, 1000),)))
+    assert (ledger.all_losses, ledger.spent(78_000)[Category.RECOMPUTATION]) == (1, 30_000 - 20_000)
+
+
+@pytest.mark.parametrize("ended", [35_400, 36_200], ids=["before by the kubelet", "after"])
+def test_a_process_that_says_it_leaves_has_not_ended(ended: int) -> None:
+    spent = ledger_of(*FIRST[:2], pods(0, 2000, broke=ended, gone=ended)).spent(40_000)
+    assert spent[Category.TRAINING] == 15_000
+    assert spent.get(Category.LEAVING, 0) == max(0, ended - 36_000)
+
+
 def test_losses_wait_until_a_later_life_restores() -> None:
     died = pods(1, 40_000, broke=47_000, gone=47_000)
     third = (pods(2, 50_000), dataclasses.replace(says("c", 60_000, first_step=100, attempt=2), created_ms=50_000))
