@@ -130,6 +130,9 @@ def test_notice_to_one_process_stops_all_and_reports_every_phase(
     assert spent.trained_s is not None
     assert spent.left_s is not None
     assert 0 < spent.joined_s < spent.restored_s < spent.trained_s < spent.left_s <= spent.now_s
+    assert spent.age_s is not None
+    assert spent.last_started_s is not None
+    assert -spent.age_s - 0.01 <= spent.last_started_s < spent.joined_s, "no earlier than process 0"
     assert spent.saves >= 1
     assert 0 < spent.saves_s < spent.saving_s
     # What is known of the saved step is all that was trained.

@@ -30,6 +30,7 @@ CATEGORIES = (
 #: Categories of the operator's account that are one here.
 _TOGETHER = {"saving": "training"}
 _RESTORED = re.compile(r"resumed restored_step=(\d+|None) training=False")
+_TRAINED = re.compile(r"resumed restored_step=(\d+|None) training=True")
 _LEFT = re.compile(r"preempted saved=")
 _JOINED = re.compile(r"attached process=")
 
@@ -73,7 +74,7 @@ class Life:
         started_s: When its last process was started.
         joined_s: When its process 0 had joined the others.
         restored_s: When its process 0 had restored.
-        trained_s: When its process 0 had done its first step.
+        trained_s: When its process 0 had passed its first step.
         stopped_s: When it stopped to train: after its emergency save, or when its first process ended.
         gone_s: When its last process had ended.
         restored_step: The step that it restored; 0: none. None if it did not come to that.
@@ -132,7 +133,7 @@ def _life(pods: Sequence[PodTimes], words: Mapping[str, Sequence[Word]], recorde
     gone_s = min(end_s, max(ends))
     created_s = min(pod.created_s for pod in pods)
     said = words.get(first.name, ())
-    joined, restored, left = (_first(said, pattern) for pattern in (_JOINED, _RESTORED, _LEFT))
+    joined, restored, trained, left = (_first(said, pattern) for pattern in (_JOINED, _RESTORED, _TRAINED, _LEFT))
     began = [word.unix_s for pod in pods for word in words.get(pod.name, ()) if word.message == trainer.BEGAN]
     steps = {step.step: step.unix_s for step in recorded if created_s <= step.unix_s <= gone_s + 1}
     found = _RESTORED.match(restored.message) if restored else None
@@ -142,7 +143,8 @@ def _life(pods: Sequence[PodTimes], words: Mapping[str, Sequence[Word]], recorde
         started_s=max(began) if len(began) == len(pods) else None,
         joined_s=joined.unix_s if joined else None,
         restored_s=restored.unix_s if restored else None,
-        trained_s=min(steps.values(), default=None),
+        # A step is recorded when the next one begins, and then with the time of its record: up to a step too late.
+        trained_s=trained.unix_s if trained else min(steps.values(), default=None),
         stopped_s=min(ends) if left is None else min(left.unix_s, *ends),
         gone_s=gone_s,
         restored_step=(0 if found[1] == "None" else int(found[1])) if found else None,

@@ -17,6 +17,9 @@ from gracepoint_operator.goodput.categories import RUNNING, Category, Spent, add
 from gracepoint_operator.goodput.life import Life
 from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
 
+#: The clock of the API server, which dates pods, may differ by this much from the one by which starts are told.
+_CLOCKS_MS = 1000
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoodputLedger:
@@ -159,7 +162,7 @@ class GoodputLedger:
         """For how long a life computed what the next one computes again. 0 while that is not known."""
         if not life.has_trained or (after.restored_ms is None and not after.has_trained):
             return 0
-        return life.lost_ms(after.first_step, life.began_ms)
+        return life.lost_ms(after.first_step, life.began_ms, after.pace_ms)
 
     def _number_of(self, told: Tiding) -> int | None:
         """The place of the life that a tiding is about. None if it is settled, or not known yet."""
@@ -181,13 +184,20 @@ class GoodputLedger:
 
     def _seen(self, seen: Sighting) -> GoodputLedger:
         life = self.lives[-1]
-        gone = life.gone_ms if seen.gone_ms is None or life.gone_ms is not None else max(life.created_ms, seen.gone_ms)
+        gone = life.gone_ms
+        if gone is None and seen.gone_ms is not None:  # a process that said it left had not ended
+            gone = max(life.created_ms, seen.gone_ms, life.left_ms or 0)
+        bound_ms, bound_pods, started_ms = life.bound_ms, life.bound_pods, life.started_ms
+        if life.joined_ms is None:  # later, a pod that is made anew does not delay their start any more
+            started_ms = _last(started_ms, seen.started)
+            bound_ms = _last(bound_ms, seen.bound, more=seen.pods > bound_pods)
+            bound_pods = bound_pods if seen.bound is None else max(bound_pods, seen.pods)
         changed = dataclasses.replace(
             life,
             attempt=max(life.attempt, seen.attempt),
-            # Once all processes have joined, a pod that is made anew does not delay their start any more.
-            bound_ms=life.bound_ms if life.joined_ms is not None else _last(life.bound_ms, seen.bound),
-            started_ms=life.started_ms if life.joined_ms is not None else _last(life.started_ms, seen.started),
+            bound_ms=bound_ms,
+            bound_pods=bound_pods,
+            started_ms=started_ms,
             broke_ms=seen.broke_ms if life.broke_ms is None else life.broke_ms,
             gone_ms=gone,
         )
@@ -204,7 +214,7 @@ def is_later(life: Life, created_ms: int) -> bool:
     ended = min((at for at in (life.broke_ms, life.gone_ms) if at is not None), default=None)
     if ended is not None and created_ms >= _second(ended):
         return True
-    return life.started_ms is not None and created_ms > life.started_ms
+    return life.started_ms is not None and created_ms > life.started_ms + _CLOCKS_MS
 
 
 def _is_next(life: Life, seen: Sighting) -> bool:
@@ -224,7 +234,9 @@ def _joined(life: Life, told: Tiding) -> Life:
     if life.restored_ms is not None or life.trained_ms is not None:
         first_step = life.first_step
     started = life.started_ms
-    if started is not None and started == life.attached_ms:  # no more was known of it
+    if told.started_ms is not None:  # better than what kubelets write, in whole seconds
+        started = max(life.created_ms, told.started_ms - late)
+    elif started is not None and started == life.attached_ms:  # no more was known of it
         started = attached
     return dataclasses.replace(
         life,
@@ -260,11 +272,11 @@ def _newest(known: int | None, told: int | None) -> int | None:
     return max((moment for moment in (known, told) if moment is not None), default=None)
 
 
-def _last(known: int | None, seen: Moment | None) -> int | None:
-    """The later of two moments, as it was guessed first."""
-    if seen is None or (known is not None and seen.stamp_ms <= known):
-        return known
-    return seen.at_ms
+def _last(known: int | None, seen: Moment | None, *, more: bool = False) -> int | None:
+    """The later of two moments, as it was guessed first. ``more``: what was seen is about more pods."""
+    if seen is None or known is None:
+        return known if seen is None else seen.at_ms
+    return max(known, seen.at_ms) if more or seen.stamp_ms > known else known
 
 
 def _second(moment_ms: int) -> int:

@@ -15,6 +15,8 @@ from gracepoint_operator.goodput.categories import Category, Spent
 MARKS = 8
 #: Less than this is not lost: all times are rounded.
 _LEAST_MS = 10
+#: When a process ended is known to about so much, and when it said that it left to some milliseconds.
+_END_MS = 1000
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -39,7 +41,9 @@ class Life:
         attempt: Number of the workload's restarts before this life.
         created_ms: When its first pod was created.
         bound_ms: When its last pod was bound to a node.
-        started_ms: When the last of its containers was started.
+        bound_pods: How many pods were, at that time.
+        started_ms: When the last of its processes was started, as they say. Until they do: when the last of its
+            containers was, as kubelets write.
         session: Session of the process that tells of this life. Empty if none has.
         attached_ms: When that process began to join the others. What it tells counts from there.
         joined_ms: When all processes had joined.
@@ -60,6 +64,7 @@ class Life:
     attempt: int
     created_ms: int
     bound_ms: int | None = None
+    bound_pods: int = 0
     started_ms: int | None = None
     session: str = ""
     attached_ms: int | None = None
@@ -84,7 +89,10 @@ class Life:
     @property
     def stopped_ms(self) -> int | None:
         """When it stopped to train, or to prepare for that. None while it goes on."""
-        return min((at for at in (self.left_ms, self.broke_ms, self.gone_ms) if at is not None), default=None)
+        broke_ms = self.broke_ms
+        if broke_ms is not None and self.left_ms is not None and 0 < self.left_ms - broke_ms < _END_MS:
+            broke_ms = self.left_ms
+        return min((at for at in (self.left_ms, broke_ms, self.gone_ms) if at is not None), default=None)
 
     def spent(self, now_ms: int) -> Spent:
         """Returns where the time from ``began_ms`` to its end went, or to now if it has not ended.
@@ -139,16 +147,30 @@ class Life:
         stages = (self.created_ms, self.bound_ms, self.started_ms, self.joined_ms, self.restored_ms)
         return self._next(max(number for number, moment in enumerate(stages) if moment is not None))
 
-    def lost_ms(self, step: int, now_ms: int) -> int:
+    @property
+    def pace_ms(self) -> float | None:
+        """How long a step takes it. None while that is not known."""
+        newest = self.marks[-1] if self.marks else None
+        if newest is None or newest.step <= self.first_step:
+            return None
+        return newest.trained_ms / (newest.step - self.first_step)
+
+    def lost_ms(self, step: int, now_ms: int, pace_ms: float | None = None) -> int:
         """Returns for how long it trained after it had passed ``step``: what is lost if that step is restored.
 
         Between two steps whose times are known, each step counts alike.
+
+        Args:
+            step: The step.
+            now_ms: The time.
+            pace_ms: How long a step takes in another life of the gang, if that is known. Counts if this life did not
+                tell when it passed any step.
         """
         trained = self.spent(now_ms).get(Category.TRAINING, 0)
-        lost = trained - self._trained_until_ms(step)
+        lost = trained - self._trained_until_ms(step, pace_ms)
         return lost if lost > _LEAST_MS else 0
 
-    def _trained_until_ms(self, step: int) -> int:
+    def _trained_until_ms(self, step: int, pace_ms: float | None) -> int:
         """For how long it had trained when it passed ``step``."""
         if step <= self.first_step:
             return 0
@@ -160,10 +182,9 @@ class Life:
                 after = mark
                 break
         if after is None:  # later than the newest mark, at the pace until then
-            steps = before.step - self.first_step
-            if steps == 0:  # of no step it is known when it was passed; so nothing is known to be lost
+            pace = pace_ms if self.pace_ms is None else self.pace_ms
+            if pace is None:  # of no step it is known when it was passed; so nothing is known to be lost
                 return self.spent(self.began_ms).get(Category.TRAINING, 0)
-            pace = before.trained_ms / steps
         else:
             pace = (after.trained_ms - before.trained_ms) / (after.step - before.step)
         return before.trained_ms + round(pace * (step - before.step))

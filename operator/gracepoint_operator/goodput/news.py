@@ -27,7 +27,8 @@ class Sighting:
     Attributes:
         attempt: Number of the workload's restarts when the pods were made.
         created: When the first pod was created.
-        bound: When the last pod was bound, if all are.
+        bound: When the last pod was bound, if all are that were created so far.
+        pods: How many pods these are.
         started: When the last container was started, if all are.
         broke_ms: When the first process ended.
         gone_ms: When the last process had ended, if all have.
@@ -36,6 +37,7 @@ class Sighting:
     attempt: int
     created: Moment
     bound: Moment | None = None
+    pods: int = 0
     started: Moment | None = None
     broke_ms: int | None = None
     gone_ms: int | None = None
@@ -51,6 +53,7 @@ class Tiding:
         created_ms: When its pod was created.
         attached_ms: When it began to join the others.
         joined_ms: As in ``Life``; so are the rest.
+        started_ms: When the last of the processes was started.
         of_former: True if a later start tells it. ``attempt`` and ``created_ms`` are those of that start then, and only
             the session says of which life it is.
     """
@@ -60,6 +63,7 @@ class Tiding:
     created_ms: int
     attached_ms: int
     joined_ms: int
+    started_ms: int | None = None
     restored_ms: int | None = None
     first_step: int = 0
     trained_ms: int | None = None

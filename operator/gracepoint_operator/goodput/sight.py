@@ -2,15 +2,16 @@
 
 The API server and the kubelet write times in whole seconds. What the API server has written is seen at once, so that
 the moment at which it is seen is the better guess. A kubelet looks at its containers once a second, and writes what it
-has found afterwards. So what it writes is seen up to about a second late, and the middle between the beginning of the
-written second and the moment at which it is seen is right on average.
+has found afterwards. So it has happened in the written second, and in the second before the kubelet wrote it: the
+middle of what both have in common is right on average. That a pod has ended (its phase) the kubelet writes another
+second later. So what counts is when the end of its containers was first seen.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
 from gracepoint_operator.goodput.life import Life
@@ -19,8 +20,9 @@ from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 
 _SECOND_MS = 1000
-#: A kubelet writes what it sees of containers within so much of the beginning of the second that it writes.
-_SEEN_WITHIN_MS = 2000
+#: A kubelet looks at its containers so often, and has written what it found after about so long.
+_LOOKS_MS = 1000
+_WRITES_MS = 80
 #: See ``look``. Watches of one replica are rarely further apart.
 _DOUBT_MS = 10_000
 
@@ -35,6 +37,8 @@ class Known:
         pods: UIDs of its pods at the last look. Empty if this replica has seen none.
         nodes: Names of the nodes of these pods that this replica has seen.
         absent_ms: Since when it was seen to have no pods, if this replica has never seen any.
+        ended: By the UID of a pod whose containers have ended: when they did as the kubelet wrote it, and when this
+            replica first saw that.
     """
 
     attempt: int
@@ -42,6 +46,7 @@ class Known:
     pods: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
     absent_ms: int | None = None
+    ended: Mapping[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +98,10 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
         attempt = max(pod.restart_attempt for pod in newer)
         newer = [pod for pod in newer if pod.restart_attempt == attempt]
         created = _moment(min(pod.created_at for pod in newer), now_ms)
-        sighting = _sighting(newer, attempt, created, now_ms, ended=[], ran=False)
-        after = PodsSeen((sighting,), Known(attempt, created.stamp_ms, frozenset(pod.uid for pod in newer)))
+        ends = _ends(newer, {}, now_ms)
+        sighting = _sighting(newer, attempt, created, now_ms, ends, ended=[], ran=False)
+        pods_of_newer = frozenset(pod.uid for pod in newer)
+        after = PodsSeen((sighting,), Known(attempt, created.stamp_ms, pods_of_newer, ended=ends))
     else:
         after = PodsSeen((), known)
     if life is None:
@@ -109,12 +116,14 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
         vanished = [now_ms] if known.pods - {pod.uid for pod in pods} else []
         nodes = known.nodes | gang.nodes.keys()
         lost = known.nodes - gang.nodes.keys()
-        sighting = _sighting(of_life, life.attempt, created, now_ms, ended=vanished, lost=lost, ran=ran)
+        ends = _ends(of_life, known.ended, now_ms)
+        sighting = _sighting(of_life, life.attempt, created, now_ms, ends, ended=vanished, lost=lost, ran=ran)
         now_known = dataclasses.replace(
             known,
             pods=frozenset(pod.uid for pod in of_life),
             nodes=frozenset(pod.node for pod in of_life if pod.node in nodes),
             absent_ms=None,
+            ended=ends,
         )
     else:
         absent_ms = now_ms if known.absent_ms is None else known.absent_ms
@@ -123,7 +132,7 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
             return after if newer else PodsSeen((), now_known)
         if now_ms - absent_ms < _DOUBT_MS and not newer:
             return PodsSeen((), now_known, absent_ms + _DOUBT_MS)
-        sighting = _sighting([], life.attempt, created, now_ms, ended=[absent_ms], ran=ran)
+        sighting = _sighting([], life.attempt, created, now_ms, {}, ended=[absent_ms], ran=ran)
     return PodsSeen((sighting, *after.sightings), after.known if newer else now_known)
 
 
@@ -155,11 +164,23 @@ def _is_older(life: Life, pod: Pod) -> bool:
     return pod.finished and _ms(pod.created_at) < second_ms and _ms(ended_at) <= second_ms
 
 
+def _ends(pods: Sequence[Pod], known: Mapping[str, tuple[float, int]], now_ms: int) -> Mapping[str, tuple[float, int]]:
+    """As ``Known.ended``, after another look."""
+    found: dict[str, tuple[float, int]] = {}
+    for pod in pods:
+        if pod.ended_at is not None:
+            before = known.get(pod.uid)
+            is_known = before is not None and before[0] == pod.ended_at
+            found[pod.uid] = before if before is not None and is_known else (pod.ended_at, now_ms)
+    return found
+
+
 def _sighting(
     pods: Sequence[Pod],
     attempt: int,
     created: Moment,
     now_ms: int,
+    ends: Mapping[str, tuple[float, int]],
     *,
     ended: Sequence[int],
     lost: Set[str] = frozenset(),
@@ -172,19 +193,21 @@ def _sighting(
         attempt: Number of the workload's restarts before it.
         created: When its first pod was created.
         now_ms: The time.
+        ends: As ``Known.ended``.
         ended: When pods ended that are not there any more.
         lost: Nodes that are not there any more.
         ran: True if all its containers were started once.
     """
     unfinished = [pod for pod in pods if not pod.finished]
     living = [pod for pod in unfinished if pod.node not in lost]
-    by_kubelet = [pod.ended_at for pod in pods if pod.finished]
-    ended = [*ended, *(now_ms if at is None else _moment_of_kubelet(at, now_ms).at_ms for at in by_kubelet)]
+    by_kubelet = [ends.get(pod.uid) for pod in pods if pod.finished]
+    ended = [*ended, *(now_ms if end is None else _moment_of_kubelet(*end).at_ms for end in by_kubelet)]
     broken = [*ended, now_ms] if len(living) < len(unfinished) else ended
     return Sighting(
         attempt=attempt,
         created=created,
         bound=_last([pod.bound_at if pod.node else None for pod in unfinished], now_ms, _moment),
+        pods=len(unfinished),
         started=_last([pod.started_at for pod in unfinished], now_ms, _moment_of_kubelet),
         broke_ms=min(broken) if broken and (ran or not living) else None,
         gone_ms=None if living else max(ended, default=now_ms),
@@ -212,10 +235,12 @@ def _moment(stamp: float, now_ms: int) -> Moment:
 def _moment_of_kubelet(stamp: float, now_ms: int) -> Moment:
     """Guesses when something happened to a container, of which the kubelet has written the second."""
     stamp_ms = _ms(stamp)
-    seen_after_ms = now_ms - stamp_ms
-    if seen_after_ms >= _SEEN_WITHIN_MS:  # it was not seen as it came
+    latest_ms = now_ms - stamp_ms - _WRITES_MS
+    earliest_ms = latest_ms - _LOOKS_MS
+    if earliest_ms >= _SECOND_MS:  # it was not seen as it came
         return Moment(stamp_ms=stamp_ms, at_ms=stamp_ms + _SECOND_MS // 2)
-    return Moment(stamp_ms=stamp_ms, at_ms=stamp_ms + max(0, min(seen_after_ms // 2, _SECOND_MS - 1)))
+    middle_ms = (max(0, earliest_ms) + max(0, min(latest_ms, _SECOND_MS - 1))) // 2
+    return Moment(stamp_ms=stamp_ms, at_ms=stamp_ms + middle_ms)
 
 
 def _ms(at: float) -> int:

@@ -38,6 +38,8 @@ def tiding(spent: Spent, session: str, pod: Pod, now: float, *, of_former: bool 
         created_ms=_ms(pod.created_at),
         attached_ms=at_ms(0.0),
         joined_ms=at_ms(spent.joined_s),
+        # Clocks of machines differ, but none of the processes is started after all have joined.
+        started_ms=None if spent.last_started_s is None else at_ms(min(spent.last_started_s, spent.joined_s)),
         restored_ms=None if spent.restored_s is None else at_ms(spent.restored_s),
         first_step=spent.first_step,
         trained_ms=None if spent.trained_s is None else at_ms(spent.trained_s),
@@ -58,9 +60,11 @@ def _is_sound(spent: Spent) -> bool:
     durations = [spent.saving_s, spent.saves_s, spent.saved_s or 0.0, *passed.values()]
     if len(passed) > MARKS or not all(step.isdecimal() and len(step) <= _MOST_DIGITS for step in passed):
         return False
+    started_s = 0.0 if spent.last_started_s is None else spent.last_started_s
     numbers = [spent.first_step, spent.saves, *map(int, passed)]
     return (
         all(math.isfinite(value) for value in (*known, *durations))
+        and abs(started_s) <= _LONGEST_S
         and known == sorted(known)
         and all(0 <= duration <= spent.now_s for duration in durations)
         and all(0 <= number < _MOST_STEPS for number in numbers)

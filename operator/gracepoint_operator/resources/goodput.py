@@ -65,8 +65,11 @@ class GangLife(Model):
     """When the first pod was created."""
     bound: Time | None = None
     """When the last pod was bound to a node."""
+    bound_pods: Count | None = None
+    """How many pods were bound then. Absent: not known."""
     started: Time | None = None
-    """When the last container was started."""
+    """When the last process was started, as the processes say. Until they do: when the last container was, as
+    kubelets write."""
     session: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """Session of the process that tells what the gang does."""
     attached: Time | None = None

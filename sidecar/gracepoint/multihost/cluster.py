@@ -45,6 +45,7 @@ class Meeting:
     members: Sequence[ProcessNames]  # by process_index; read from the store when they are asked for
     me: ProcessNames
     client: Any | None  # JAX's coordination-service client; None for a single process
+    last_started_unix_s: float | None = None  # when the last process was started; None if one does not know
 
     @property
     def start(self) -> str:
@@ -104,8 +105,12 @@ def raise_jax_notice(client: Any) -> None:
         log.info("jax's own preemption notice was not raised error=%s", str(error).splitlines()[0])
 
 
-def meet(settings: Settings, on_gang: Callable[[ProcessGroup], None] = lambda gang: None) -> Meeting:
-    """Brings the processes of an initialised cluster together once, and exchanges their names.
+def meet(
+    settings: Settings,
+    on_gang: Callable[[ProcessGroup], None] = lambda gang: None,
+    started_unix_s: float | None = None,
+) -> Meeting:
+    """Brings the processes of an initialised cluster together once. Exchanges their names, and when they were started.
 
     Collective. Initialises JAX's backend.
 
@@ -113,6 +118,7 @@ def meet(settings: Settings, on_gang: Callable[[ProcessGroup], None] = lambda ga
         settings: This process's settings.
         on_gang: Called with the processes, by their ids in the coordination service, before this process waits for
             them.
+        started_unix_s: When this process was started. None: it is not known.
 
     Raises:
         AgreementError: JAX's processes are not those of the coordination service, or their number is not the one that
@@ -131,7 +137,7 @@ def meet(settings: Settings, on_gang: Callable[[ProcessGroup], None] = lambda ga
         )
         attempt = f"{job}-{secrets.token_hex(4)}"
         me = ProcessNames(0, 0, _pod_index(settings), settings.pod_name)
-        return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), me, None)
+        return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), me, None, started_unix_s)
 
     count = state.num_processes
     hall = JaxStore(state.client, f"gracepoint/meeting/{_meetings}")
@@ -149,6 +155,7 @@ def meet(settings: Settings, on_gang: Callable[[ProcessGroup], None] = lambda ga
         me,
         settings.process_count,
         secrets.token_hex(4),
+        started_unix_s=started_unix_s,
         gang=everybody,
         store=hall,
         timeout_s=_MEETING_TIMEOUT_S,
@@ -158,7 +165,7 @@ def meet(settings: Settings, on_gang: Callable[[ProcessGroup], None] = lambda ga
     attempt = f"{job}-{found.nonce}"
     store = JaxStore(state.client, f"gracepoint/{attempt}")
     gang = StoreGang(store, me.process_index, count, names=PodNames(found.members))
-    return Meeting(gang, store, attempt, found.members, me, state.client)
+    return Meeting(gang, store, attempt, found.members, me, state.client, found.last_started_unix_s)
 
 
 def _check_count(injected: Sequence[int | None], joined: int, by: str | None, least: int) -> None:

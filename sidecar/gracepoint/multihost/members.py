@@ -89,22 +89,32 @@ class Introduced:
         nonce: The word of service process 0.
         members: The processes.
         miscounted: An injected number of processes that is not the real one. None if all are right.
+        last_started_unix_s: When the last of them was started, by its machine's clock. None if one does not know.
     """
 
     nonce: str
     members: Members
     miscounted: int | None
+    last_started_unix_s: float | None
 
 
 def introduce(
-    me: ProcessNames, injected: int | None, nonce: str, *, gang: ProcessGroup, store: KeyValueStore, timeout_s: float
+    me: ProcessNames,
+    injected: int | None,
+    nonce: str,
+    *,
+    started_unix_s: float | None = None,
+    gang: ProcessGroup,
+    store: KeyValueStore,
+    timeout_s: float,
 ) -> Introduced:
-    """Brings the processes together once and exchanges their names. Collective.
+    """Brings the processes together once and exchanges their names, and when they were started. Collective.
 
     Args:
         me: This process.
         injected: The number of processes that was injected into this process. None if none was.
         nonce: A word. That of service process 0 counts.
+        started_unix_s: When this process was started. None: it is not known.
         gang: The processes, by their ids in the coordination service.
         store: Takes the names.
         timeout_s: Seconds to wait for the others.
@@ -117,17 +127,19 @@ def introduce(
 
     def merge(words: list[str]) -> str:
         said = [json.loads(word) for word in words]
-        members = sorted((names for names, _, _ in said), key=lambda names: names[0])
+        members = sorted((names for names, _, _, _ in said), key=lambda names: names[0])
         indices = [names[0] for names in members]
         if indices != list(range(count)):
             return json.dumps({"wrong": f"expected the process indices 0 to {count - 1} once each, found {indices}"})
         for start in range(0, count, _BLOCK):
             store.set(f"names/{start // _BLOCK}", json.dumps(members[start : start + _BLOCK]))
-        wrong = next((injected for _, injected, _ in said if injected is not None and injected != count), None)
-        return json.dumps({"nonce": said[0][2], "miscounted": wrong})
+        wrong = next((injected for _, injected, _, _ in said if injected is not None and injected != count), None)
+        starts = [start for _, _, _, start in said]
+        last_start = None if None in starts else max(starts)
+        return json.dumps({"nonce": said[0][2], "miscounted": wrong, "last_start": last_start})
 
-    mine = json.dumps([dataclasses.astuple(me), injected, nonce])
+    mine = json.dumps([dataclasses.astuple(me), injected, nonce, started_unix_s])
     found = json.loads(gang.reduce("members", mine, merge, timeout_s=timeout_s))
     if "wrong" in found:
         raise AgreementError(found["wrong"])
-    return Introduced(found["nonce"], Members(store, count), found["miscounted"])
+    return Introduced(found["nonce"], Members(store, count), found["miscounted"], found["last_start"])

@@ -7,6 +7,7 @@ is replaced as a whole; there is no lock.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from gracepoint.wire.messages import Spent
@@ -15,28 +16,48 @@ from gracepoint.wire.messages import Spent
 _STEPS = 8
 
 
+@dataclasses.dataclass(frozen=True)
+class ProcessStart:
+    """When this process was started, and when the last of all processes was.
+
+    Attributes:
+        began_s: When ``attach`` was called, in monotonic seconds.
+        began_unix_s: The same in seconds since the epoch.
+        age_s: For how many seconds the process had run then. None: it is not known.
+        last_unix_s: When the last of all processes was started, in seconds since the epoch. None: it is not known.
+    """
+
+    began_s: float
+    began_unix_s: float = 0.0
+    age_s: float | None = None
+    last_unix_s: float | None = None
+
+    @property
+    def unix_s(self) -> float | None:
+        """When this process was started, in seconds since the epoch."""
+        return None if self.age_s is None else self.began_unix_s - self.age_s
+
+
 class TimeSpent:
     """See the module. Its time begins when it is made: all processes have joined.
 
     Args:
         clock: Returns monotonic seconds.
-        began_s: When ``attach`` was called, on the clock. None: now.
-        age_s: For how many seconds the process had run then. None: it is not known.
+        start: How the process came to ``attach``. None: ``attach`` was called now, and no more is known.
         newest_program_s: Returns when JAX compiled or loaded the newest program, on the clock. None: there is none.
     """
 
     def __init__(
         self,
         clock: Callable[[], float],
-        began_s: float | None = None,
-        age_s: float | None = None,
+        start: ProcessStart | None = None,
         newest_program_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._clock = clock
-        self._age_s = age_s
         self._newest_program_s = newest_program_s
         self._joined_s = clock()
-        self._began_s = self._joined_s if began_s is None else began_s
+        self._start = ProcessStart(self._joined_s) if start is None else start
+        self._began_s = self._start.began_s
         self._restored_s: float | None = None
         self._first_step = 0
         self._compiled_s: float | None = None
@@ -104,7 +125,7 @@ class TimeSpent:
 
     def spent(self) -> Spent:
         """Returns what the operator is told."""
-        now_s = self._clock()
+        now_s, start = self._clock(), self._start
         stopped_s, saving_s = self._stopped_s, self._saving_s
         if stopped_s is not None:
             saving_s += now_s - stopped_s
@@ -114,8 +135,9 @@ class TimeSpent:
             restored_s=self._since_began(self._restored_s),
             first_step=self._first_step,
             trained_s=self._since_began(self._trained_s),
-            age_s=self._age_s,
+            age_s=start.age_s,
             compiled_s=self._since_began(self._compiled_s),
+            last_started_s=None if start.last_unix_s is None else start.last_unix_s - start.began_unix_s,
             left_s=self._since_began(self._left_s),
             saving_s=saving_s,
             saves=self._periodic[0],

@@ -18,6 +18,7 @@ from gracepoint import trace as tracing
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import join, meet
 from gracepoint.multihost.members import PodNames
+from gracepoint.preemption.time_spent import ProcessStart
 from gracepoint.receivers import Receiver
 from gracepoint.session import preloading
 from gracepoint.session.attach_watch import AttachWatch
@@ -119,7 +120,7 @@ def attach(
         AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
         BarrierTimeout: A process did not come.
     """
-    began_s, age_s = time.monotonic(), machine.process_age_s()
+    start = ProcessStart(time.monotonic(), time.time(), machine.process_age_s())
     if is_open():
         raise SettingsError("attach(): a session is open in this process; close() it first")
     settings = Settings.from_environment(os.environ).override(
@@ -147,9 +148,9 @@ def attach(
         trace=trace,
     )
     with AttachWatch(settings) as watch:
-        _begin_trace(settings, age_s)
+        _begin_trace(settings, start.age_s)
         try:
-            return _opened(settings, watch, write_options, receiver, began_s, age_s)
+            return _opened(settings, watch, write_options, receiver, start)
         except BaseException:
             tracing.end()
             raise
@@ -160,8 +161,7 @@ def _opened(
     watch: AttachWatch,
     write_options: WriteOptions | None,
     receiver: Receiver | None,
-    began_s: float,
-    age_s: float | None,
+    start: ProcessStart,
 ) -> Session:
     preloading.begin(settings)
     with contextlib.ExitStack() as if_it_fails:
@@ -170,7 +170,7 @@ def _opened(
         with watch.at("joining of the JAX cluster"):
             join(settings)
         with watch.at("meeting of the processes"):
-            meeting = meet(settings, watch.met)
+            meeting = meet(settings, watch.met, start.unix_s)
         watch.met(meeting.gang, PodNames(meeting.members))
         tracing.tell(index=meeting.gang.process_index, attempt=meeting.attempt)
         where = _directory(settings, meeting.gang.process_count)
@@ -219,8 +219,7 @@ def _opened(
                     checkpointer,
                     where,
                     clock=time.monotonic,
-                    began_s=began_s,
-                    age_s=age_s,
+                    start=dataclasses.replace(start, last_unix_s=meeting.last_started_unix_s),
                     receiver=receiver,
                     compile_cache=compile_cache,
                     programs=programs,

@@ -25,7 +25,7 @@ from gracepoint.multihost import Meeting
 from gracepoint.multihost.current import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.forecast import Forecaster
-from gracepoint.preemption.time_spent import TimeSpent
+from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.receivers import Hints, Receiver
 from gracepoint.session.compilation import Compilations, CompiledFunction
 from gracepoint.session.host_states import DataIterator, HostStates
@@ -74,8 +74,7 @@ class Session(OwnLoop):
         *,
         clock: Callable[[], float],
         programs: ProgramWatch,
-        began_s: float | None = None,
-        age_s: float | None = None,
+        start: ProcessStart | None = None,
         receiver: Receiver | None = None,
         compile_cache: CompileCache | None = None,
     ) -> None:
@@ -97,7 +96,7 @@ class Session(OwnLoop):
             self._forecaster,
             self._hints,
             clock=clock,
-            time_spent=TimeSpent(clock, began_s, age_s, lambda: programs.programs.newest_s),
+            time_spent=TimeSpent(clock, start, lambda: programs.programs.newest_s),
             receiver=receiver,
         )
         self._compilations = Compilations(self._coordinator.activities.at, programs)

@@ -15,7 +15,7 @@ class Spent(Message):
     """Part of what the primary process writes: what its time went into so far, by its own clock. Read by the operator.
 
     All values are totals, so a message that is lost leaves no gap. Times (``now_s``, ``joined_s``, ``restored_s``,
-    ``compiled_s``, ``trained_s``, ``left_s``) are in seconds since ``attach`` was called.
+    ``compiled_s``, ``trained_s``, ``left_s``, ``last_started_s``) are in seconds since ``attach`` was called.
 
     Attributes:
         now_s: When this is sent.
@@ -34,6 +34,8 @@ class Spent(Message):
         age_s: For how many seconds the process had run when ``attach`` was called. None: it is not known.
         compiled_s: When the newest of the programs that the first step needs was compiled or loaded. None: not yet, or
             there was none.
+        last_started_s: When the last of all processes was started, by the clocks of their machines. Negative: before
+            ``attach`` was called here. None: one of them does not know.
     """
 
     now_s: float
@@ -49,6 +51,7 @@ class Spent(Message):
     saved_s: float | None = None
     age_s: float | None = None
     compiled_s: float | None = None
+    last_started_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,16 +18,30 @@ def named(index: int, service_id: int) -> ProcessNames:
     return ProcessNames(index, service_id, index + 10, f"gpt-w-0-{index}")
 
 
-def met(indices: list[int], injected: list[int | None], store: KeyValueStore | None = None) -> list[object]:
+def met(
+    indices: list[int],
+    injected: list[int | None],
+    store: KeyValueStore | None = None,
+    starts: Sequence[float | None] | None = None,
+) -> list[object]:
     """What each process learns, by its id in the service."""
     shared = store or InMemoryStore()
     members = gangs(len(indices), shared)
     return together(
         *(
             functools.partial(
-                introduce, named(index, place), count, f"nonce {place}", gang=gang, store=shared, timeout_s=20
+                introduce,
+                named(index, place),
+                count,
+                f"nonce {place}",
+                started_unix_s=start,
+                gang=gang,
+                store=shared,
+                timeout_s=20,
             )
-            for place, (index, count, gang) in enumerate(zip(indices, injected, members, strict=True))
+            for place, (index, count, start, gang) in enumerate(
+                zip(indices, injected, starts or [None] * len(indices), members, strict=True)
+            )
         )
     )
 
@@ -42,6 +57,18 @@ def test_processes_that_meet_learn_the_same_and_can_name_each_other() -> None:
 def test_injected_count_that_is_wrong_in_one_process_is_known_to_all() -> None:
     found = met([0, 1, 2], [3, 4, None])
     assert [one.miscounted for one in found if isinstance(one, Introduced)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("starts", "last"),
+    [
+        pytest.param((12.5, 14.25, 13.0), 14.25, id="of all"),
+        pytest.param((12.5, None, 13.0), None, id="not known to one"),
+    ],
+)
+def test_all_learn_when_the_last_process_was_started(starts: Sequence[float | None], last: float | None) -> None:
+    found = met([0, 1, 2], [None] * 3, starts=starts)
+    assert [one.last_started_unix_s for one in found if isinstance(one, Introduced)] == [last] * 3
 
 
 def test_process_indices_that_do_not_fit_are_an_error_of_all() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint.preemption.time_spent import TimeSpent
+from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock() -> Clock:
 @pytest.fixture
 def training(clock: Clock) -> TimeSpent:
     """Of a process that joined after 10 s, restored step 7 after 20 s, and did a step after 30 s."""
-    made = TimeSpent(clock, began_s=40.0)
+    made = TimeSpent(clock, ProcessStart(40.0))
     clock.at_s = 60.0
     made.restored(7)
     clock.at_s = 70.0
@@ -41,13 +41,22 @@ def test_it_says_when_it_reached_each_stage(training: TimeSpent) -> None:
 
 def test_it_says_what_came_before_attach_and_when_the_programs_were_there(clock: Clock) -> None:
     newest_s: list[float | None] = [None]
-    made = TimeSpent(clock, began_s=40.0, age_s=3.5, newest_program_s=lambda: newest_s[0])
+    made = TimeSpent(clock, ProcessStart(40.0, age_s=3.5), lambda: newest_s[0])
     assert (made.spent().age_s, made.spent().compiled_s) == (3.5, None)
     newest_s[0], clock.at_s = 62.0, 63.0
     assert made.spent().compiled_s is None, "not all programs of the first step are known to be there"
     made.trains()
     newest_s[0], clock.at_s = 90.0, 91.0
     assert made.spent().compiled_s == 22.0, "later programs are no part of the start"
+
+
+def test_it_says_when_the_last_of_all_processes_was_started(clock: Clock) -> None:
+    alone, later = ProcessStart(40.0, 1000.0, 3.5), ProcessStart(40.0, 1000.0, 3.5, last_unix_s=998.0)
+    assert alone.unix_s == 996.5
+    assert (TimeSpent(clock, alone).spent().last_started_s, TimeSpent(clock, later).spent().last_started_s) == (
+        None,
+        -2,
+    )
 
 
 def test_time_of_saves_is_no_training(training: TimeSpent, clock: Clock) -> None:

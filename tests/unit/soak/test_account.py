@@ -65,6 +65,14 @@ def test_every_second_is_in_one_category() -> None:
     assert steps_lost(found, 0) == 0
 
 
+def test_the_first_step_is_done_when_its_process_says_so() -> None:
+    """It is recorded when the second one begins."""
+    trains = Word(10.5, "resumed restored_step=None training=True")
+    found = lives(PODS, {**WORDS, "a-0": [*WORDS["a-0"], trains]}, steps(saved=10), end_s=60)
+    seconds = spent(found, since_s=0, end_s=60)
+    assert (seconds["compile"], seconds["training"]) == (1.5 + 3, 19.5 + 16)
+
+
 def test_steps_that_were_done_again_are_recomputation() -> None:
     words = {**WORDS, "a-0": said(5, 8, 9, 0), "a-1": said(6, 8, 9, 0), "b-0": said(38, 40, 41, 6)}
     found = lives(PODS, words, steps(saved=6), end_s=60)

@@ -2,8 +2,8 @@
 
 The job is the truth: it adds up what it does while it does it, and takes the time of a step back when the step is lost.
 The operator sees it as in a cluster: pods with times in whole seconds, watch events that come a little late, what
-kubelets write up to a second later, and messages of the real ``TimeSpent`` that may be late, lost or doubled. While the
-operator is down, it sees nothing.
+kubelets write up to a second later, the end of a pod another second after that of its containers, and messages of the
+real ``TimeSpent`` that may be late, lost or doubled. While the operator is down, it sees nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable
 from random import Random
 
-from gracepoint.preemption.time_spent import TimeSpent
+from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.wire import names
 from gracepoint.wire.messages import Spent
 from gracepoint_operator.kube.objects import Node, Pod
@@ -86,6 +86,7 @@ class SimulatedJob:
         self._numbers = itertools.count()
         self._arrivals: list[tuple[float, int, Callable[[float], None]]] = []
         self._down_until = 0.0
+        self._knows_starts = random.random() < 0.5  # an older library does not say them
         self._steps: list[tuple[float, float]] = []  # each step that is not lost, and its seconds
         self._committed = 0
         self._gone_at = self._now
@@ -114,7 +115,7 @@ class SimulatedJob:
     # The stages of a life.
 
     def _wait_for_pods(self) -> None:
-        self._spend("waiting", self._random.uniform(1.5, 30))  # more than it takes until the last end is seen
+        self._spend("waiting", self._random.uniform(3, 30))  # more than it takes until the last end is seen
         # JobSet deletes the pods of the attempt before. A Job keeps pods that have failed; here, those of two lives.
         for name in list(self._bodies)[: None if self._restarts_whole else -2 * _PODS]:
             del self._bodies[name]
@@ -134,6 +135,7 @@ class SimulatedJob:
     def _start(self) -> None:
         took = sorted(self._random.uniform(0.5, 30) for _ in range(_PODS))
         self._one_by_one("image", took, _run, by_kubelet=True)
+        self._started_at = self._now
 
     def _one_by_one(self, category: str, took: list[float], change: _Change, *, by_kubelet: bool) -> None:
         before = 0.0
@@ -147,8 +149,12 @@ class SimulatedJob:
         self._spend("join", self._random.uniform(0.5, 6))
         began = self._now
         self._spend("join", self._random.uniform(0.5, 6))
-        self._time_spent = TimeSpent(lambda: self._now, began)
+        self._time_spent = TimeSpent(lambda: self._now, ProcessStart(began, began, last_unix_s=self._said_start()))
         self._tell()
+
+    def _said_start(self) -> float | None:
+        """When the last process was started, as they say. The clocks of machines differ a little."""
+        return self._started_at + self._random.uniform(-0.01, 0.01) if self._knows_starts else None
 
     def _restore(self) -> None:
         self._spend("restore", self._random.uniform(0.5, 30))
@@ -281,8 +287,13 @@ class SimulatedJob:
             return
         # What it has found first it writes first.
         written = max(at + self._random.uniform(0.05, 1.05), self._written.get(name, 0.0))
+        self._writes(written, body, change, at)
+        if change is _end:
+            written += self._random.uniform(0.5, 1.2)
+            self._writes(written, body, _is_over, at)
         self._written[name] = written
 
+    def _writes(self, written: float, body: objects.Body, change: _Change, at: float) -> None:
         def write(now: float) -> None:
             change(body, at)
             self._pods_changed(now)
@@ -378,4 +389,8 @@ def _end(body: objects.Body, at: float) -> None:
     before = body["status"].get("containerStatuses") or [{"state": {}}]
     started = before[0]["state"].get("running", {}).get("startedAt")
     ended = {"startedAt": started, "finishedAt": objects.stamp(at), "exitCode": 77}
-    body["status"] |= {"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]}
+    body["status"]["containerStatuses"] = [{"state": {"terminated": ended}}]
+
+
+def _is_over(body: objects.Body, at: float) -> None:
+    body["status"]["phase"] = "Failed"

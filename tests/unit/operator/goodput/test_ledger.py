@@ -8,7 +8,7 @@ import random
 import pytest
 
 from gracepoint_operator.goodput.categories import Category, total_ms
-from gracepoint_operator.goodput.ledger import GoodputLedger
+from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
 from gracepoint_operator.goodput.life import StepMark
 from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
 
@@ -120,6 +120,26 @@ def test_a_step_saved_and_not_told_counts_at_the_pace_until_then() -> None:
     assert ledger_of(*killed, *again).spent(80_000)[Category.RECOMPUTATION] == 30_000 - 20_000
 
 
+def test_a_life_that_told_of_no_step_had_the_pace_of_the_next() -> None:
+    killed = (
+        pods(0, 2000),
+        dataclasses.replace(says("a", 13_000), created_ms=2000),
+        pods(0, 2000, broke=50_000, gone=50_000),
+    )
+    told = dataclasses.replace(says("b", 70_000, first_step=200, attempt=1), created_ms=60_000)
+    ledger = ledger_of(*killed, pods(1, 60_000), told)
+    assert (ledger.all_losses, Category.RECOMPUTATION in ledger.spent(78_000)) == (0, False), "no pace is known"
+    ledger = ledger.heard(dataclasses.replace(told, marks=(StepMark(210, 1000),)))
+    assert (ledger.all_losses, ledger.spent(78_000)[Category.RECOMPUTATION]) == (1, 30_000 - 20_000)
+
+
+@pytest.mark.parametrize("ended", [35_400, 36_200], ids=["before by the kubelet", "after"])
+def test_a_process_that_says_it_leaves_has_not_ended(ended: int) -> None:
+    spent = ledger_of(*FIRST[:2], pods(0, 2000, broke=ended, gone=ended)).spent(40_000)
+    assert spent[Category.TRAINING] == 15_000
+    assert spent.get(Category.LEAVING, 0) == max(0, ended - 36_000)
+
+
 def test_losses_wait_until_a_later_life_restores() -> None:
     died = pods(1, 40_000, broke=47_000, gone=47_000)
     third = (pods(2, 50_000), dataclasses.replace(says("c", 60_000, first_step=100, attempt=2), created_ms=50_000))
@@ -172,6 +192,45 @@ def test_a_pod_made_anew_while_training_delays_no_start() -> None:
 def test_a_process_of_an_attempt_that_was_not_seen_changes_nothing() -> None:
     ledger = ledger_of(*FIRST[:1], dataclasses.replace(FIRST[1], left_ms=None))
     assert ledger.heard(says("b", 60_000, attempt=1)) == ledger
+
+
+def test_processes_know_better_than_kubelets_when_they_were_started() -> None:
+    told = dataclasses.replace(FIRST[1], started_ms=6450)
+    for order in ((FIRST[0], told), (FIRST[0], told, FIRST[0]), (FIRST[0], FIRST[1], told)):
+        spent = ledger_of(*order).spent(40_000)
+        assert (spent[Category.IMAGE], spent[Category.JOIN]) == (6450 - 4000, 14_000 - 6450)
+
+
+def test_a_start_that_is_told_late_counts_from_the_message_that_took_least() -> None:
+    told = dataclasses.replace(FIRST[1], started_ms=6450)
+    late = dataclasses.replace(told, attached_ms=13_700, joined_ms=14_700, started_ms=7150, restored_ms=16_700)
+    for order in ((late, told), (told, late)):
+        assert ledger_of(FIRST[0], *order).spent(40_000)[Category.IMAGE] == 6450 - 4000
+
+
+def test_a_clock_that_is_behind_starts_no_process_before_its_pod() -> None:
+    ledger = ledger_of(FIRST[0], dataclasses.replace(FIRST[1], started_ms=1500))
+    assert ledger.current is not None
+    assert ledger.current.started_ms == ledger.current.created_ms == 2000
+    assert total_ms(ledger.spent(40_000)) == 40_000
+
+
+@pytest.mark.parametrize(("created", "later"), [(3000, False), (5000, True)], ids=["a clock behind", "another life"])
+def test_a_pod_that_is_made_long_after_the_start_is_later(created: int, later: bool) -> None:
+    """Pods that were made at 2.9 s and 3.1 s, whose processes say by the operator's clock that they began at 2.95 s."""
+    ledger = ledger_of(pods(0, 2900), dataclasses.replace(FIRST[1], started_ms=2950))
+    assert ledger.current is not None
+    assert is_later(ledger.current, created) == later
+
+
+def test_all_pods_are_bound_when_one_made_in_the_same_second_is() -> None:
+    one, both = (
+        dataclasses.replace(pods(0, 2000), started=None, pods=count, bound=Moment(stamp_ms=2000, at_ms=at_ms))
+        for count, at_ms in ((1, 2100), (2, 2400))
+    )
+    later = dataclasses.replace(both, bound=Moment(stamp_ms=2000, at_ms=2600))  # of a replica that is slow
+    for order in ((one, both), (one, both, later), (both, one)):
+        assert ledger_of(*order).spent(10_000)[Category.SCHEDULING] == 400
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the late message first", "the late message last"])

@@ -29,6 +29,11 @@ def started(body: Body, at: float = NOW - 90, *, ended: float | None = None) -> 
     return body
 
 
+def running(body: Body) -> Body:
+    body["status"]["phase"] = "Running"
+    return body
+
+
 def life(attempt: int = 0, created_ms: int = CREATED_MS) -> Life:
     return Life(began_ms=0, attempt=attempt, created_ms=created_ms, bound_ms=created_ms, started_ms=created_ms + 10_000)
 
@@ -81,9 +86,10 @@ def test_a_second_of_the_api_server_is_when_it_is_seen(scene: Scene, seen_after_
 @pytest.mark.parametrize(
     ("seen_after_s", "guess_ms"),
     [
-        pytest.param(0.2, 100, id="at once"),
-        pytest.param(1.1, 550, id="after the second"),
-        pytest.param(1.99, 995, id="two seconds later"),
+        pytest.param(0.2, 60, id="at once"),
+        pytest.param(1.0, 460, id="at the end of the second"),
+        pytest.param(1.18, 549, id="after the second"),
+        pytest.param(1.98, 949, id="at its next look"),
         pytest.param(30, 500, id="late"),
         pytest.param(-0.5, 0, id="by a clock that is behind"),
     ],
@@ -96,6 +102,18 @@ def test_a_second_of_the_kubelet_is_guessed_half_way(scene: Scene, seen_after_s:
     assert found.started.at_ms == NOW_MS + guess_ms
 
 
+def test_an_end_counts_from_when_the_containers_were_first_seen_to_end(scene: Scene) -> None:
+    """The kubelet writes the phase of the pod another second later."""
+    scene.clock.move(1.0)
+    scene.seen(kinds.PODS, started(objects.pod(0), ended=NOW))
+    scene.seen(kinds.PODS, running(started(objects.pod(1), ended=NOW)))
+    first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS + 500)
+    assert [seen.gone_ms for seen in first.sightings] == [None]
+    scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW))
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 1900).sightings
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS + 210, NOW_MS + 210)
+
+
 def test_a_process_on_a_deleted_node_has_ended(scene: Scene) -> None:
     """Its pod stays until the control plane cleans up, and the other process hangs for a while."""
     first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
@@ -104,7 +122,7 @@ def test_a_process_on_a_deleted_node_has_ended(scene: Scene) -> None:
     (found,) = after.sightings
     assert (found.broke_ms, found.gone_ms) == (NOW_MS + 100, None)
     scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW + 20))
-    (found,) = look(scene.cache.gang(JOBSET_UID), life(), after.known, NOW_MS + 21_000).sightings
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), after.known, NOW_MS + 25_000).sightings
     assert found.gone_ms == NOW_MS + 20_500
 
 

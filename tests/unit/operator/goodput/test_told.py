@@ -46,6 +46,8 @@ def test_its_times_count_from_when_the_message_came() -> None:
         pytest.param({"now_s": 1e300}, id="too long"),
         pytest.param({"joined_s": -1.0}, id="before it began"),
         pytest.param({"saving_s": math.inf}, id="saves without an end"),
+        pytest.param({"last_started_s": -1e300}, id="started too long ago"),
+        pytest.param({"last_started_s": math.nan}, id="started at no time"),
         pytest.param({"saves": -1}, id="fewer than no saves"),
         pytest.param({"first_step": 2**60}, id="too many steps"),
         pytest.param({"passed": {"-1": 1.0}}, id="no step"),
@@ -55,6 +57,21 @@ def test_its_times_count_from_when_the_message_came() -> None:
 )
 def test_impossible_figures_are_not_taken(changes: dict[str, object]) -> None:
     assert tiding(dataclasses.replace(SPENT, **changes), "a", POD, 1100.0) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("last_s", "started_ms"),
+    [
+        pytest.param(-3.5, 996_500, id="before process 0 called attach"),
+        pytest.param(1.5, 1_001_500, id="after it"),
+        pytest.param(2.4, 1_002_000, id="after all have joined, by a clock that is ahead"),
+        pytest.param(None, None, id="not known"),
+    ],
+)
+def test_the_last_start_of_a_process_is_known(last_s: float | None, started_ms: int | None) -> None:
+    told = tiding(dataclasses.replace(SPENT, last_started_s=last_s), "a", POD, 1100.0)
+    assert told is not None
+    assert told.started_ms == started_ms
 
 
 @pytest.mark.parametrize("session", ["", "x" * 65], ids=["none", "long"])
