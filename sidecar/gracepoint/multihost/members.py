@@ -1,7 +1,8 @@
 """The names of the processes. Every process can look up the names of any other, and none reads those of all unasked.
 
 When the processes meet, the last to arrive writes the names of all to the store, in blocks. A process reads a block
-when a name in it is needed, as by an error that names a missing process.
+when a name in it is needed, as by an error that names a missing process. All know the name of process 0, which hosts
+the store: it is needed if the store does not answer.
 
 The names of the blocks that were read are kept. Any thread may read.
 """
@@ -37,12 +38,18 @@ class ProcessNames:
 class Members(Sequence[ProcessNames]):
     """The processes by ``process_index``.
 
-    Reading one raises ``StoreUnavailable`` if the store cannot be reached.
+    Reading one but the first raises ``StoreUnavailable`` if the store cannot be reached.
+
+    Args:
+        store: Has the names.
+        count: How many processes there are.
+        first: The names of process 0. None: they are in the store, too.
     """
 
-    def __init__(self, store: KeyValueStore, count: int) -> None:
+    def __init__(self, store: KeyValueStore, count: int, first: ProcessNames | None = None) -> None:
         self._store = store
         self._count = count
+        self._first = first
         self._blocks: dict[int, list[ProcessNames]] = {}
 
     def __len__(self) -> int:
@@ -58,6 +65,8 @@ class Members(Sequence[ProcessNames]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._count))]
         block, place = divmod(range(self._count)[index], _BLOCK)
+        if self._first is not None and (block, place) == (0, 0):
+            return self._first
         if block not in self._blocks:
             found = json.loads(self._store.get(f"names/{block}", timeout_s=_READ_S))
             self._blocks[block] = [ProcessNames(*names) for names in found]
@@ -124,10 +133,10 @@ def introduce(
         for start in range(0, count, _BLOCK):
             store.set(f"names/{start // _BLOCK}", json.dumps(members[start : start + _BLOCK]))
         wrong = next((injected for _, injected, _ in said if injected is not None and injected != count), None)
-        return json.dumps({"nonce": said[0][2], "miscounted": wrong})
+        return json.dumps({"nonce": said[0][2], "miscounted": wrong, "first": members[0]})
 
     mine = json.dumps([dataclasses.astuple(me), injected, nonce])
     found = json.loads(gang.reduce("members", mine, merge, timeout_s=timeout_s))
     if "wrong" in found:
         raise AgreementError(found["wrong"])
-    return Introduced(found["nonce"], Members(store, count), found["miscounted"])
+    return Introduced(found["nonce"], Members(store, count, ProcessNames(*found["first"])), found["miscounted"])
