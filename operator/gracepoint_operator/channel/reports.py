@@ -28,7 +28,7 @@ from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.fresh_looks import look_afresh
 from gracepoint_operator.channel.notifier import Notifier
-from gracepoint_operator.decisions import preemption_spec, preemption_status
+from gracepoint_operator.decisions import preemption_spec, preemption_status, progress
 from gracepoint_operator.decisions.effective_signals import Timed
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
@@ -116,7 +116,7 @@ class ReportHandler:
             case Resumption():
                 self._resumed(pod, message)
             case Stall():
-                self._stalls.take(pod, message)
+                self._stalled(pod, message)
         return None
 
     def subscribed(self, pod: Pod, hello: Subscription) -> None:
@@ -155,6 +155,13 @@ class ReportHandler:
             self.on_end([epoch.spec.workload.uid])
             # The gang exits when it gets the answer. If this replica died now, nobody else would know the outcome.
             await self._preemption_writer.settled(epoch, _LAST_REPORT_S)
+
+    def _stalled(self, pod: Pod, message: Stall) -> None:
+        self._stalls.take(pod, message)
+        for epoch in self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace):
+            if not epoch.phase.ended and epoch.includes(pod):
+                status = progress.of_preemption(epoch.status, message, self._clock())
+                self._notifier.changed(dataclasses.replace(epoch, status=status))
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
         self._stalls.resumed(message.workload_uid)

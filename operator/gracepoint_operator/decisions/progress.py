@@ -1,4 +1,7 @@
-"""What is said of gangs that make no progress: the condition Progressing and the Events. Pure."""
+"""What is said of gangs that make no progress: the condition Progressing and the Events. Pure.
+
+A policy has the condition, and so has a Preemption within which the gang stalled.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from collections.abc import Mapping
 
 from gracepoint.wire.messages import Stall
 from gracepoint_operator.decisions.event_notes import Note
-from gracepoint_operator.resources import CheckpointPolicy, Condition, ConditionStatus
+from gracepoint_operator.model.preemption import CONDITION_PROGRESSING, joined_status
+from gracepoint_operator.resources import CheckpointPolicy, Condition, ConditionStatus, PreemptionStatus
 from gracepoint_operator.workloads import ANY_PLURAL
 
-CONDITION_PROGRESSING = "Progressing"
 REASON_STALLED = "TrainingStalled"
 REASON_PROGRESS = "TrainingProgresses"
 
@@ -43,11 +46,30 @@ def condition(policy: CheckpointPolicy, stalled: Mapping[str, str], now: float) 
         message = (
             f"{len(names)} {ANY_PLURAL} make no progress ({', '.join(names[:5])}). {names[0]}: {stalled[names[0]]}"
         )
+    return _condition(bool(stalled), message, now, policy.generation)
+
+
+def of_preemption(status: PreemptionStatus, stall: Stall, now: float) -> PreemptionStatus:
+    """Returns the status of a preemption that is under way after its gang has stalled, or makes progress again.
+
+    Args:
+        status: The status before.
+        stall: What the gang says.
+        now: Seconds since the epoch.
+    """
+    known = any(item.type == CONDITION_PROGRESSING for item in status.conditions or ())
+    if stall.over and not known:
+        return status
+    message = f"there is progress again in {stall.stage}" if stall.over else in_words(stall)
+    return joined_status(PreemptionStatus(conditions=[_condition(not stall.over, message, now, None)]), status)
+
+
+def _condition(is_stalled: bool, message: str, now: float, generation: int | None) -> Condition:
     return Condition(
         type=CONDITION_PROGRESSING,
-        status=ConditionStatus.FALSE if stalled else ConditionStatus.TRUE,
-        reason="Stalled" if stalled else "Progressing",
+        status=ConditionStatus.FALSE if is_stalled else ConditionStatus.TRUE,
+        reason="Stalled" if is_stalled else "Progressing",
         message=message[:4096],
         last_transition_time=datetime.datetime.fromtimestamp(now, datetime.UTC).replace(microsecond=0),
-        observed_generation=policy.generation,
+        observed_generation=generation,
     )

@@ -26,6 +26,8 @@ from gracepoint_operator.workloads import WorkloadIdentity
 
 #: Condition of a Preemption that is over; its lastTransitionTime is when.
 CONDITION_ENDED = "Ended"
+#: Condition of a policy or a Preemption. False: processes make no progress. In a Preemption, it may change again.
+CONDITION_PROGRESSING = "Progressing"
 
 #: Final phases after which every process exits, if the gang was told to exit.
 _LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
@@ -222,6 +224,7 @@ def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> Preemptio
     The phase only moves forward. A final phase is never replaced, with one exception: Committed or Promoted replaces
     Expired or Retracted. The figures come from the status that is further on. A stage keeps the entry of ``theirs``,
     which was written first; of two entries ``firstAck`` the earlier one wins. The number of receipts never decreases.
+    Of two conditions Progressing, the one that changed later wins.
     """
     ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
     figures = {**_given(behind), **_given(ahead)}
@@ -231,7 +234,14 @@ def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> Preemptio
     timings = [item for item in timings if item.stage != "firstAck"]
     timings += sorted(first, key=lambda item: item.seconds)[:1]
     figures["timings"] = sorted(timings, key=lambda item: item.seconds) or None
-    figures["conditions"] = _union(behind.conditions, ahead.conditions, lambda item: item.type)
+    progressing = [
+        item for item in (*(ours.conditions or ()), *(theirs.conditions or ())) if item.type == CONDITION_PROGRESSING
+    ]
+    # Times are whole seconds; a stall ends after it has begun.
+    latest = sorted(progressing, key=lambda item: (item.last_transition_time, item.status))[-1:]
+    figures["conditions"] = _union(
+        [*(behind.conditions or ()), *(ahead.conditions or ())], latest, lambda item: item.type
+    )
     figures["replicas"] = theirs.replicas
     return PreemptionStatus.model_construct(**figures)
 

@@ -216,7 +216,8 @@ class PreemptionStatus(Model):
     """The training step from which the restarted job continued. Absent until it has restored."""
     conditions: Conditions | None = None
     """Ended: the preemption is over; the reason says why in one word. Exits=False: the gang is told to save and to
-    continue to train."""
+    continue to train. Progressing=False: the gang has stalled within the preemption; the message names the process that
+    holds up the others."""
     replicas: Annotated[list[Replica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None
     """One entry for each replica of the operator that took part."""
 

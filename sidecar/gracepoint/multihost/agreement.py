@@ -28,6 +28,7 @@ from gracepoint.multihost import step_comparison
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Entry, Gone, NoticeEntry, Retract
 from gracepoint.multihost.ledger import Broken, Closed, Event, Opened
+from gracepoint.multihost.naming import Pods
 from gracepoint.multihost.protocol import Member, Verdict
 from gracepoint.multihost.store import KeyValueStore, StoreUnavailable
 from gracepoint.multihost.timekeeper import Observer, Timekeeper
@@ -52,14 +53,15 @@ class Agreement:
         store: The key-value store that all processes share.
         gang: The processes that train together.
         observer: Gets the events, and knows the times.
+        pods: Names of the pods by process index, for messages.
     """
 
-    def __init__(self, store: KeyValueStore, gang: ProcessGroup, observer: Observer) -> None:
+    def __init__(self, store: KeyValueStore, gang: ProcessGroup, observer: Observer, pods: Pods = ()) -> None:
         self._gang = gang
         self._observer = observer
         self._bell = Bell(store, gang.process_count)
         self._me = gang.process_index
-        self._member = Member(store, self._bell, gang.process_index, gang.process_count, self._heard, observer.position)
+        self._member = Member(store, self._bell, self._me, gang.process_count, self._heard, observer.position, pods)
         self._epochs: list[int] = []  # opened epochs whose keys are still in the store; only for the reading thread
         self._timekeeper = Timekeeper(self._member, observer, gang.process_index)
         self.seat = self._member.seat
@@ -269,10 +271,8 @@ class Agreement:
                     return verdict
                 left_s = self._observer.time_left_s()
                 if left_s <= -_PATIENCE_S:
-                    raise AgreementError(
-                        f"held at sync point {self.seat.ordinal} until the time was over: not every process "
-                        f"said where it is"
-                    )
+                    where = f"held at sync point {self.seat.ordinal} until the time was over"
+                    raise AgreementError(f"{where}: not every process said where it is")
                 # When the deadline moves, the reading thread has heard of it, and notifies.
                 self._changed.wait(min(left_s + _PATIENCE_S, threading.TIMEOUT_MAX))
 

@@ -1,7 +1,8 @@
 """The names of the processes. Every process can look up the names of any other, and none reads those of all unasked.
 
 When the processes meet, the last to arrive writes the names of all to the store, in blocks. A process reads a block
-when a name in it is needed, as by an error that names a missing process.
+when a name in it is needed, as by an error that names a missing process. All know the name of process 0, which hosts
+the store: it is needed if the store does not answer.
 
 The names of the blocks that were read are kept. Any thread may read.
 """
@@ -37,12 +38,18 @@ class ProcessNames:
 class Members(Sequence[ProcessNames]):
     """The processes by ``process_index``.
 
-    Reading one raises ``StoreUnavailable`` if the store cannot be reached.
+    Reading one but the first raises ``StoreUnavailable`` if the store cannot be reached.
+
+    Args:
+        store: Has the names.
+        count: How many processes there are.
+        first: The names of process 0. None: they are in the store, too.
     """
 
-    def __init__(self, store: KeyValueStore, count: int) -> None:
+    def __init__(self, store: KeyValueStore, count: int, first: ProcessNames | None = None) -> None:
         self._store = store
         self._count = count
+        self._first = first
         self._blocks: dict[int, list[ProcessNames]] = {}
 
     def __len__(self) -> int:
@@ -58,6 +65,8 @@ class Members(Sequence[ProcessNames]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._count))]
         block, place = divmod(range(self._count)[index], _BLOCK)
+        if self._first is not None and (block, place) == (0, 0):
+            return self._first
         if block not in self._blocks:
             found = json.loads(self._store.get(f"names/{block}", timeout_s=_READ_S))
             self._blocks[block] = [ProcessNames(*names) for names in found]
@@ -136,10 +145,11 @@ def introduce(
         wrong = next((injected for _, injected, _, _ in said if injected is not None and injected != count), None)
         starts = [start for _, _, _, start in said]
         last_start = None if None in starts else max(starts)
-        return json.dumps({"nonce": said[0][2], "miscounted": wrong, "last_start": last_start})
+        return json.dumps({"nonce": said[0][2], "miscounted": wrong, "last_start": last_start, "first": members[0]})
 
     mine = json.dumps([dataclasses.astuple(me), injected, nonce, started_unix_s])
     found = json.loads(gang.reduce("members", mine, merge, timeout_s=timeout_s))
     if "wrong" in found:
         raise AgreementError(found["wrong"])
-    return Introduced(found["nonce"], Members(store, count), found["miscounted"], found["last_start"])
+    members = Members(store, count, ProcessNames(*found["first"]))
+    return Introduced(found["nonce"], members, found["miscounted"], found["last_start"])

@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+#: Names of pods by process index, for messages. None where a process has no pod, or its name is not known.
+Pods: TypeAlias = Sequence[str | None]
 
 
 def group_name(participants: Sequence[int], process_count: int) -> str:
@@ -14,7 +18,7 @@ def group_name(participants: Sequence[int], process_count: int) -> str:
     return hashlib.sha256(json.dumps(list(participants)).encode()).hexdigest()[:12]
 
 
-def named(processes: Iterable[int], names: Sequence[str | None] = (), *, at_most: int = 10) -> str:
+def named(processes: Iterable[int], names: Pods = (), *, at_most: int = 10) -> str:
     """Returns process indices in words, with their pods if known. At most ``at_most`` are named."""
     found = list(processes)
     shown = ", ".join(f"{i} ({names[i]})" if i < len(names) and names[i] else str(i) for i in found[:at_most])

@@ -47,7 +47,7 @@ from gracepoint.multihost.arrivals import Arrivals
 from gracepoint.multihost.bell import Bell
 from gracepoint.multihost.entries import Agreed, Ended, Entry, Failed, Finished, StartEntry
 from gracepoint.multihost.ledger import Broken, Epoch, Event, Ledger, Opened, Settled
-from gracepoint.multihost.naming import named
+from gracepoint.multihost.naming import Pods, named
 from gracepoint.multihost.store import KeyExists, KeyValueStore
 
 
@@ -139,6 +139,7 @@ class Member:
         tell: Called in the reading thread with each event that follows from an entry, before the next step.
         position: Returns the step that training has reached, and whether this process asks for a meeting. Called in the
             reading and in the timing thread.
+        pods: Names of the pods by process index, for messages.
 
     Attributes:
         frozen: How ordinals are published. The upper bits of a mark are 1 plus the sync points by which a process is
@@ -156,6 +157,7 @@ class Member:
         process_count: int,
         tell: Callable[[Event], None],
         position: Callable[[], tuple[int, bool]],
+        pods: Pods = (),
     ) -> None:
         self.seat = Seat()
         self.ledger = Ledger()  # never changed, only replaced, by the reading thread
@@ -165,6 +167,7 @@ class Member:
         self._process_count = process_count
         self._tell = tell
         self._position = position
+        self._pods = pods
 
     # The reading thread.
 
@@ -234,15 +237,9 @@ class Member:
         if all(marks):
             self._agree(epoch, self.frozen.join(marks))
         elif not in_time:
-            missing = named(i for i, mark in enumerate(marks) if not mark)
-            self._decide(
-                Failed(
-                    epoch.number,
-                    self._process_index,
-                    f"waited until the time was over for {missing} of {self._process_count} to say at which sync point "
-                    f"they are",
-                )
-            )
+            missing = named((i for i, mark in enumerate(marks) if not mark), self._pods)
+            why = f"waited until the time was over for {missing} of {len(marks)} to say at which sync point they are"
+            self._decide(Failed(epoch.number, self._process_index, why))
 
     def _agree(self, epoch: Epoch, mark: int) -> None:
         distance = mark >> 1

@@ -12,9 +12,9 @@ import collections
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from gracepoint.multihost.naming import named
+from gracepoint.multihost.naming import Pods, named
 from gracepoint.multihost.store import KeyExists, KeyValueStore
 from gracepoint.process_group import ProcessGroup
 
@@ -56,6 +56,11 @@ class Suspicion:
     stack: str
 
 
+def host_is_silent(pods: Pods, why: str = "does not answer") -> Suspicion:
+    """Returns that process 0 is suspected, as the store that it hosts does not answer."""
+    return Suspicion([0], f"{named([0], pods)}, which hosts the coordination service, {why}", "")
+
+
 class StallBoard:
     """Where the processes say that they make no progress.
 
@@ -90,7 +95,7 @@ class StallBoard:
         """
         self._store.delete_folder(self._place(part))
 
-    def suspicion(self, part: str, names: Sequence[str | None] = ()) -> Suspicion:
+    def suspicion(self, part: str, names: Pods = ()) -> Suspicion:
         """Reads where this part of all processes is. Returns which of them hold up the others.
 
         Raises:
@@ -113,7 +118,7 @@ def _read(value: str) -> StalledAt:
     return StalledAt(**{**fields, "order": tuple(fields["order"])})
 
 
-def suspicion(places: Mapping[int, StalledAt], count: int, names: Sequence[str | None] = ()) -> Suspicion:
+def suspicion(places: Mapping[int, StalledAt], count: int, names: Pods = ()) -> Suspicion:
     """Returns which of ``count`` processes hold up the others.
 
     Args:

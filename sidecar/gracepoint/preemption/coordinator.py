@@ -17,7 +17,7 @@ from gracepoint import deadline_plan
 from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
 from gracepoint.multihost.members import PodNames
-from gracepoint.multihost.stalls import StallBoard, Suspicion
+from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption.activities import Activities
 from gracepoint.preemption.emergency_save import EmergencySave, StepSaver
 from gracepoint.preemption.forecast import Figures, Forecaster
@@ -26,14 +26,14 @@ from gracepoint.preemption.observer import PreemptionObserver
 from gracepoint.preemption.outcome import Outcome
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
-from gracepoint.preemption.stall_detector import Stalled
+from gracepoint.preemption.stall_reports import StallReports
 from gracepoint.preemption.stall_watch import StallWatch
+from gracepoint.preemption.suspects import Suspects
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Hints, Mailbox, Receiver
 from gracepoint.receivers.receiver_set import ReceiverSet
 from gracepoint.settings import Settings
-from gracepoint.wire.names import STALL_RESTART
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,10 @@ class Coordinator:
         self._receivers = ReceiverSet(settings, mailbox, hints, clock, receiver)
         self.reporter = reporter = Reporter(self._receivers.sender, settings, session, group, mailbox, time_spent)
         self._budget = budget = TimeBudget(mailbox, settings, forecaster.figures, clock)
+        self.activities = Activities(
+            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.save_progress
+        )
+        board, pods = StallBoard(meeting.store, group), PodNames(meeting.members)
         self._exit = ProcessExit(meeting.store, meeting.me.service_id, group.process_count, clock=clock)
         self._outcome = Outcome(
             group,
@@ -111,6 +115,7 @@ class Coordinator:
             committed_step=lambda: saver.committed_step,
             current_step=lambda: self.step,
             clock=clock,
+            suspects=None if self._alone else Suspects(board, self.activities, pods),
         )
         # Without this library a SIGTERM raises JAX's own notice at once, so it does that here, too. All other notices
         # raise it when the freeze begins.
@@ -128,28 +133,16 @@ class Coordinator:
             lambda: (self.step, deadline_plan.must_choose(saver.newest_snapshot)),
         )
         self._exit.start()
-        self._agreement = Agreement(meeting.store, group, observer)
+        self._agreement = Agreement(meeting.store, group, observer, pods)
         self.arrive = self._agreement.arrive
         self._emergency_save = EmergencySave(
             group, settings, saver, mailbox, budget, reporter, self._outcome, self._agreement, forecaster
         )
         mailbox.listen(NoticePublisher(mailbox, self._agreement, group.process_index, clock))
-        self._settings = settings
-        self.activities = Activities(
-            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.save_progress
-        )
         self._stall_watch: StallWatch | None = None
         if settings.stall_after_s > 0:
-            self._stall_watch = StallWatch(
-                settings.stall_after_s,
-                self.activities,
-                StallBoard(meeting.store, group),
-                PodNames(meeting.members),
-                on_stall=self._stalled,
-                on_over=self._goes_on,
-                on_limit=self._restart_if_asked,
-                clock=clock,
-            )
+            reports = StallReports(settings, reporter, self._exit, lambda: self.step)
+            self._stall_watch = StallWatch(settings.stall_after_s, self.activities, board, pods, reports, clock=clock)
         try:
             self._receivers.listen(session, group, tell_jax, time_spent.spent)
         except BaseException:
@@ -246,20 +239,6 @@ class Coordinator:
     def report_forecast(self, figures: Figures, saved_step: int | None) -> None:
         """Reports what an emergency save would take now, and the newest step that is committed, if one is known."""
         self.reporter.forecast(figures, self._forecaster.margin, self.step, saved_step)
-
-    # Stalls. Called by threads of the stall watch.
-
-    def _stalled(self, stalled: Stalled, suspicion: Suspicion, stack: str) -> None:
-        stage, message = stalled.activity.stage, suspicion.why
-        self.reporter.stall(stage, self.step, stalled.for_s, suspicion.processes, message, stack)
-
-    def _goes_on(self, part: str) -> None:
-        self.reporter.stall_over(part, self.step)
-
-    def _restart_if_asked(self, why: str) -> None:
-        if self._settings.stall_action == STALL_RESTART and not self._exit.decided:
-            log.error("this process exits, so that the job starts again reason=%s", why)
-            self._exit.decide(self._settings.unsaved_exit_code)
 
     # The end of the session.
 

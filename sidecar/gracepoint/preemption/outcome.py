@@ -23,6 +23,7 @@ from gracepoint.errors import GracepointError, Preempted
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.progress import EpochProgress, Stages
 from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.suspects import HeldUp, Suspects
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox
@@ -50,6 +51,7 @@ class Outcome:
         committed_step: Returns the newest step that this process knows to be committed. None if there is none.
         current_step: Returns the step that training has reached.
         clock: Returns monotonic seconds; the mailbox's clock.
+        suspects: Finds out which process holds up the others when the time is over. None: that is not asked.
 
     Attributes:
         epoch: What is known about the open epoch, or about the last one.
@@ -67,6 +69,7 @@ class Outcome:
         committed_step: Callable[[], int | None],
         current_step: Callable[[], int],
         clock: Callable[[], float],
+        suspects: Suspects | None = None,
     ) -> None:
         self._group = group
         self._settings = settings
@@ -77,6 +80,7 @@ class Outcome:
         self._committed_step = committed_step
         self._current_step = current_step
         self._clock = clock
+        self._suspects = suspects
         self.begin(-1, drill=False)
 
     # The agreement's reading thread; the training thread, if a peer is gone before any epoch was opened.
@@ -135,10 +139,18 @@ class Outcome:
     # The watchdog.
 
     def overdue(self) -> None:
-        """Reports that the time is over while the training thread is stuck."""
+        """Reports that the time is over while the training thread is stuck, and which process holds it up.
+
+        If process 0 does not answer, each of the others reports: it is not known here which of them can.
+        """
+        answer = None if self._suspects is None else self._suspects.ask(self.epoch.number)
         last = self.epoch.stages.last or "noticed"
         step, reason = self._current_step(), f"not saved: the time was over; the last stage reached was {last}"
         instead = self._committed_instead()
+        held_up = HeldUp("") if answer is None else answer()
+        if held_up.why:
+            reason = f"{reason}; {held_up.why}"
+        self.epoch.reports_alone = not held_up.host_answers
         if instead is not None:
             self._exit_with_older_step(instead, step, self.epoch.with_doubt(reason))
         else:

@@ -93,6 +93,7 @@ class EpochProgress:
         doubt: Why the save will probably not be done in time. Empty if nothing says so.
         waits_at: Key of the barrier at which training waits for the other processes. None while it does not wait.
         plan: What all processes chose to do at the agreed sync point. None before they have chosen.
+        reports_alone: True if this process reports even if it is not the primary one, which does not answer.
     """
 
     def __init__(self, number: int, drill: bool, stages: Stages, mailbox: Mailbox, reporter: Reporter) -> None:
@@ -102,6 +103,7 @@ class EpochProgress:
         self.doubt = ""
         self.waits_at: str | None = None
         self.plan: Plan | None = None
+        self.reports_alone = False
         self.progress = Progress()
         self._mailbox = mailbox
         self._reporter = reporter
@@ -116,7 +118,7 @@ class EpochProgress:
         self._phase = phase
         self._account(phase)
         about = self._mailbox.current_drill if self.drill else self._mailbox.current
-        self._reporter.report(phase, self.progress, about)
+        self._reporter.report(phase, self.progress, about, alone=self.reports_alone)
 
     def _account(self, phase: Phase) -> None:
         """Notes when the save stops the training, and when it is over. A failure may be reported by any thread."""

@@ -15,9 +15,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from gracepoint.errors import GracepointError
-from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion
+from gracepoint.multihost.naming import Pods
+from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion, host_is_silent
 from gracepoint.preemption.stacks import dump_all_stacks, stack_of
 from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled
 
@@ -32,6 +34,19 @@ _STORE_S = 7.0
 _JOIN_S = 1.0
 
 
+class Reports(Protocol):
+    """What is done about stalls, as ``stall_reports.StallReports``."""
+
+    def stalled(self, stalled: Stalled, suspicion: Suspicion, stack: str) -> None:
+        """Called in one process for all, unless the store does not answer."""
+
+    def over(self, part: str) -> None:
+        """Called in the same process when there is progress again."""
+
+    def limit(self, why: str) -> None:
+        """Called in every process once the operator was told, or when that took too long."""
+
+
 class StallWatch:
     """See the module.
 
@@ -40,10 +55,7 @@ class StallWatch:
         activities: Returns what the parts of the process do.
         board: Where the processes say that they make no progress.
         pods: Names of the pods by process index.
-        on_stall: Called with the stalled part, who is suspected, and the stack of the stalled part. In one process for
-            all, unless the store does not answer.
-        on_over: Called in the same process when there is progress again.
-        on_limit: Called in every process once the operator was told, or when that took too long.
+        reports: Is told of stalls.
         clock: Returns monotonic seconds.
         others_s: Seconds to wait for the other processes to say that they make no progress.
     """
@@ -53,20 +65,16 @@ class StallWatch:
         limit_s: float,
         activities: Callable[[], Sequence[Activity]],
         board: StallBoard,
-        pods: Sequence[str | None],
+        pods: Pods,
+        reports: Reports,
         *,
-        on_stall: Callable[[Stalled, Suspicion, str], None],
-        on_over: Callable[[str], None],
-        on_limit: Callable[[str], None],
         clock: Callable[[], float],
         others_s: float = _OTHERS_S,
     ) -> None:
         self._activities = activities
         self._board = board
         self._pods = pods
-        self._on_stall = on_stall
-        self._on_over = on_over
-        self._on_limit = on_limit
+        self._reports = reports
         self._clock = clock
         self._others_s = others_s
         self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
@@ -122,14 +130,13 @@ class StallWatch:
         asking.start()
         asking.join(self._others_s + 2 * _STORE_S)
         if asking.is_alive():
-            suspicion = Suspicion([0], "process 0, which hosts the coordination service, does not answer", "")
-            found.append(suspicion)
+            found.append(host_is_silent(self._pods))
         part = stalled.activity.part
         if part in self._stalled and not self._stopped.is_set():
             if found:
                 self._told.add(part)
-                self._on_stall(stalled, found[0], found[0].stack or stack)
-            self._on_limit(f"no progress in {stalled.activity.stage} for {stalled.for_s:.0f} s")
+                self._reports.stalled(stalled, found[0], found[0].stack or stack)
+            self._reports.limit(f"no progress in {stalled.activity.stage} for {stalled.for_s:.0f} s")
 
     def _ask(self, stalled: Stalled, stack: str, found: list[Suspicion]) -> None:
         """Appends who is suspected, if this process is to tell the operator."""
@@ -141,9 +148,7 @@ class StallWatch:
                 found.append(self._board.suspicion(now.part, self._pods))
         except GracepointError as error:
             log.warning("the other processes could not be asked about a stall error=%s", error)
-            found.append(
-                Suspicion([0], f"process 0, which hosts the coordination service, cannot be reached: {error}", "")
-            )
+            found.append(host_is_silent(self._pods, f"cannot be reached: {error}"))
 
     def _end(self, part: str) -> None:
         try:
@@ -152,4 +157,4 @@ class StallWatch:
             log.warning("could not tell the other processes that a stall is over error=%s", error)
         if part in self._told:
             self._told.discard(part)
-            self._on_over(part)
+            self._reports.over(part)

@@ -18,13 +18,14 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
 from gracepoint import trace
 from gracepoint.errors import GracepointError
-from gracepoint.multihost.naming import named
+from gracepoint.multihost.naming import Pods, named
+from gracepoint.multihost.stalls import host_is_silent
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stacks import dump_all_stacks, stack_of
 from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled
@@ -73,7 +74,7 @@ class AttachWatch:
         self._thread_id = threading.get_ident()
         self._stage = ""
         self._gang: ProcessGroup | None = None
-        self._pods: Sequence[str | None] = ()
+        self._pods: Pods = ()
         self._told = False  # whether the operator believes that attach makes no progress
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -106,7 +107,7 @@ class AttachWatch:
         finally:
             self._stage = before
 
-    def met(self, gang: ProcessGroup, pods: Sequence[str | None] = ()) -> None:
+    def met(self, gang: ProcessGroup, pods: Pods = ()) -> None:
         """Says who the processes are. From now on it is known for whom this one waits.
 
         Args:
@@ -180,7 +181,7 @@ class AttachWatch:
         asking.start()
         asking.join(_STORE_S)
         if not found:
-            return [0], "process 0, which hosts the coordination service, does not answer"
+            return [0], host_is_silent(self._pods).why
         if not found[0]:
             return [], "this process waits for no other"
         return found[0], f"this process waits for {named(found[0], self._pods)}"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang, StoreUnavailable
+from gracepoint.multihost.naming import Pods
 from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption import stall_watch
 from gracepoint.preemption.stacks import is_compiling
@@ -24,21 +25,21 @@ PATIENCE_S = 60.0
 class Watched:
     """A process that is watched, and what was said of it."""
 
-    def __init__(self, store: KeyValueStore, index: int = 0, count: int = 1) -> None:
+    def __init__(
+        self, store: KeyValueStore, index: int = 0, count: int = 1, pods: Pods = ("pod-0", "pod-1", "pod-2")
+    ) -> None:
         self.step = 0
         self.stalls = threading.Event()
-        self.over = threading.Event()
-        self.limit = threading.Event()
+        self.is_over = threading.Event()
+        self.at_limit = threading.Event()
         self.suspects: list[int] = []
         self.why = self.stack = ""
         self.watch = StallWatch(
             LIMIT_S,
             self._activities,
             StallBoard(store, StoreGang(store, index, count)),
-            (),
-            on_stall=self._on_stall,
-            on_over=lambda part: self.over.set(),
-            on_limit=lambda why: self.limit.set(),
+            pods,
+            self,
             clock=time.monotonic,
             others_s=LIMIT_S,
         )
@@ -47,9 +48,15 @@ class Watched:
         order, reached = (self.step,), f"sync point {self.step}"
         return [Activity("training", "training", order, order, reached, threading.main_thread().ident)]
 
-    def _on_stall(self, stalled: Any, suspicion: Any, stack: str) -> None:
+    def stalled(self, stalled: Any, suspicion: Any, stack: str) -> None:
         self.suspects, self.why, self.stack = suspicion.processes, suspicion.why, stack
         self.stalls.set()
+
+    def over(self, part: str) -> None:
+        self.is_over.set()
+
+    def limit(self, why: str) -> None:
+        self.at_limit.set()
 
 
 @pytest.fixture
@@ -68,20 +75,20 @@ def test_a_stall_is_logged_with_its_stack_and_told(watched: list[Watched], caplo
     assert "test_a_stall_is_logged_with_its_stack_and_told" in caplog.text
     assert watched[0].suspects == [0]
     assert "test_a_stall_is_logged" in watched[0].stack
-    assert watched[0].limit.wait(PATIENCE_S)
+    assert watched[0].at_limit.wait(PATIENCE_S)
 
 
 def test_progress_after_a_stall_is_told(watched: list[Watched]) -> None:
     watched.append(Watched(InMemoryStore()))
     assert watched[0].stalls.wait(PATIENCE_S)
     watched[0].step += 1
-    assert watched[0].over.wait(PATIENCE_S)
+    assert watched[0].is_over.wait(PATIENCE_S)
 
 
 def test_one_of_those_that_wait_tells_of_the_silent_one(watched: list[Watched]) -> None:
     store = InMemoryStore()
     watched.extend(Watched(store, index, 3) for index in (0, 2))
-    assert all(each.limit.wait(PATIENCE_S) for each in watched)
+    assert all(each.at_limit.wait(PATIENCE_S) for each in watched)
     told = [each for each in watched if each.stalls.is_set()]
     assert [each.suspects for each in told] == [[1]]
 
@@ -102,7 +109,7 @@ def test_process_0_is_suspected_if_its_store_does_not_answer(watched: list[Watch
     watched.append(Watched(Unreachable(), 1, 2))
     assert watched[0].stalls.wait(PATIENCE_S)
     assert watched[0].suspects == [0]
-    assert "cannot be reached" in watched[0].why
+    assert "process 0 (pod-0), which hosts the coordination service, cannot be reached" in watched[0].why
 
 
 def test_a_compilation_is_recognised_by_the_stack() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from gracepoint.wire.messages import Resumption, Stall
+from gracepoint.wire.messages import Phase, Resumption, Stall
 from gracepoint_operator.kube import kinds
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
@@ -81,3 +81,35 @@ async def test_a_workload_without_stalls_has_no_condition(api: MemoryApi, clock:
         replica.subscribe(0)
         await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
         assert progressing(api) == ("", "")
+
+
+async def test_a_stall_within_a_preemption_shows_on_it_until_it_is_over(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        replica.taint()
+        await replica.phase("Noticed")
+        await take(replica, STALL)
+        await until(lambda: of_preemption(replica)[0] == "False", "the condition")
+        assert "in training after step 40; process 1 (train-workers-0-1) did not say so" in of_preemption(replica)[1]
+        clock.move(10)
+        await take(replica, dataclasses.replace(STALL, over=True))
+        await until(lambda: of_preemption(replica)[0] == "True", "the condition's end")
+
+
+async def test_a_stall_after_a_preemption_does_not_show_on_it(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.FAILED)
+        await replica.phase("Failed")
+        await take(replica, STALL)
+        await until(lambda: progressing(api)[0] == "False", "the policy's condition")
+        assert of_preemption(replica) == ("", "")
+
+
+def of_preemption(replica: Replica) -> tuple[str, str]:
+    """Status and message of the condition of the only Preemption."""
+    (body,) = replica.preemptions
+    found = [item for item in body["status"].get("conditions", []) if item["type"] == "Progressing"]
+    return (found[0]["status"], found[0]["message"]) if found else ("", "")

@@ -1,0 +1,58 @@
+"""What follows from a stall: a report to the operator and, if the settings say so, the end of this process.
+
+The threads of the stall watch call everything here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gracepoint.multihost.stalls import Suspicion
+from gracepoint.preemption.process_exit import ProcessExit
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.stall_detector import Stalled
+from gracepoint.settings import Settings
+from gracepoint.wire.names import STALL_RESTART
+
+log = logging.getLogger(__name__)
+
+
+class StallReports:
+    """See the module.
+
+    Args:
+        settings: Say whether a stall ends the process, and with which exit code.
+        reporter: Tells the operator.
+        process_exit: Ends the process.
+        step: Returns the step that training has reached.
+    """
+
+    def __init__(
+        self, settings: Settings, reporter: Reporter, process_exit: ProcessExit, step: Callable[[], int]
+    ) -> None:
+        self._settings = settings
+        self._reporter = reporter
+        self._exit = process_exit
+        self._step = step
+
+    def stalled(self, stalled: Stalled, suspicion: Suspicion, stack: str) -> None:
+        """Tells the operator of a stall. Called in one process for all, unless the store does not answer.
+
+        Args:
+            stalled: The stalled part of this process.
+            suspicion: Who is suspected.
+            stack: Where the first suspect is, or else where this process is.
+        """
+        stage, why = stalled.activity.stage, suspicion.why
+        self._reporter.stall(stage, self._step(), stalled.for_s, suspicion.processes, why, stack)
+
+    def over(self, part: str) -> None:
+        """Tells the operator that a part makes progress again. Called in the process that told of the stall."""
+        self._reporter.stall_over(part, self._step())
+
+    def limit(self, why: str) -> None:
+        """Ends the process if the settings say so. Called in every process when the operator was told."""
+        if self._settings.stall_action == STALL_RESTART and not self._exit.decided:
+            log.error("this process exits, so that the job starts again reason=%s", why)
+            self._exit.decide(self._settings.unsaved_exit_code)

@@ -1,0 +1,57 @@
+"""A process that stops between the notice and the commit is named in the report to the operator, by its pod."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+
+import pytest
+
+from gracepoint.wire.messages import Phase, Report
+from tests.multiprocess.launcher import Processes
+from tests.unit.receivers.fakes.server import OperatorServer, notice
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+
+SCRIPT = Path(__file__).with_name("preemption_stall_process.py")
+PATIENCE_S = 120.0
+DEADLINE_S = 6.0
+#: Which process stops where.
+STOPS = [(0, "freeze"), (1, "freeze"), (1, "drained"), (0, "durable")]
+
+
+def start(operator: OperatorServer, folder: Path, stopped: int, where: str) -> Processes:
+    folder.mkdir()
+    environments = [operator.environment(index, 2, folder) for index in range(2)]
+    arguments = [str(folder / "checkpoints"), str(stopped), where]
+    return Processes.start(SCRIPT, 2, arguments=arguments, environments=environments, devices=1)
+
+
+def ended(operator: OperatorServer) -> Report | None:
+    return next((report for report in operator.messages(Report) if report.phase.ended), None)
+
+
+def test_the_preemption_names_a_process_that_stops_within_it(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as until_over:
+        gangs = []
+        for number, (stopped, where) in enumerate(STOPS):
+            operator = until_over.enter_context(OperatorServer())
+            gangs.append((operator, until_over.enter_context(start(operator, tmp_path / str(number), stopped, where))))
+        for operator, processes in gangs:
+            for index in range(2):
+                processes[index].wait_for_line("trains", PATIENCE_S)
+            for index in range(2):
+                stream = operator.wait_for_stream(index)
+                stream.send_frame(notice(stream, remaining_s=DEADLINE_S))
+        for (operator, processes), (stopped, where) in zip(gangs, STOPS, strict=True):
+            processes[stopped].wait_for_line(f"stops in {where}", PATIENCE_S)
+            operator.wait_until(lambda operator=operator: ended(operator) is not None, PATIENCE_S)
+            last = ended(operator)
+            assert last is not None
+            context = f"process {stopped} in {where}: {last}\n{processes.output()}"
+            assert last.phase is Phase.FAILED, context
+            assert f"process {stopped} (gpt-workers-0-{stopped})" in last.message, context
+            assert last.pod_uid == f"pod-uid-{1 - stopped}", context
+            processes[stopped].signal(signal.SIGKILL)
+            assert processes.wait(PATIENCE_S)[1 - stopped].code == 78, context
