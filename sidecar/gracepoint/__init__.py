@@ -82,6 +82,10 @@ _LAZY = {"Session": "gracepoint.session.session", "attach": "gracepoint.session.
 _PACKAGES = frozenset({"async_calls", "checkpoint", "elastic", "multihost"})
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, *_PACKAGES})  # else completion in an interpreter does not have them
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)

@@ -8,6 +8,7 @@ cannot be read, is an error: a setting that is silently ignored is noticed only 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -94,15 +95,14 @@ class Settings:
         """Reads the settings.
 
         Raises:
-            SettingsError: A ``GRACEPOINT_`` name is unknown or a value cannot be read; the message says which
-                variable, what was found and what was expected.
+            SettingsError: A ``GRACEPOINT_`` name is unknown, or a value cannot be read.
         """
         unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in _READERS)
         if unknown:
+            meant = "".join(f"Did you mean {n}? " for n in difflib.get_close_matches(unknown[0], _READERS, 1))
             raise SettingsError(
-                f"{unknown[0]}: this version of gracepoint does not know this setting. Remove it, correct its "
-                f"spelling, or install in the image the version of gracepoint that the operator has. "
-                f"Known: {', '.join(sorted(_READERS))}"
+                f"{unknown[0]}: this version of gracepoint does not know this setting. {meant}Correct its spelling, "
+                f"remove it, or install the operator's version in the image. Known: {', '.join(sorted(_READERS))}"
             )
         # The downward API writes an empty text for a label that the pod does not have: empty means not set.
         found = {

@@ -88,7 +88,7 @@ def train() -> None:
     session = gracepoint.attach(
         FOLDER,
         stall_after_s=float(LIMIT_S),
-        stall_action=ACTION,
+        stall_action="restart" if ACTION == "restart" else "report",
         save_every_steps=_SAVE_EVERY_STEPS,
         writer="worker" if WHERE == "worker" else "thread",
     )

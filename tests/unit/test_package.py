@@ -98,6 +98,7 @@ def test_the_public_names_are_these() -> None:
     }  # fmt: skip
     for name in gracepoint.__all__:
         assert getattr(gracepoint, name) is not None
+    assert {*gracepoint.__all__, "checkpoint", "multihost"} <= set(dir(gracepoint))
 
 
 def test_the_public_names_of_the_checkpoint_engine_are_these() -> None:

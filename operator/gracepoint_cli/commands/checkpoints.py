@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _TIMEOUT_S = 120.0
-_DIRECTORY = "Give the policy's directory (spec.checkpoint.directory) with {namespace} and {jobset} filled in"
+_DIRECTORY = (
+    "Give the directory that attach() was given, or that of the policy (spec.checkpoint.directory) with {namespace} "
+    "and {jobset} filled in"
+)
 
 app = typer.Typer(
     help="Lists, shows and verifies checkpoints in any store. Writes nothing.",

@@ -75,7 +75,7 @@ class VerificationReport:
         return not self.damage
 
     def __str__(self) -> str:
-        verdict = "good" if self.ok else f"damaged, {len(self.damage)} of"
+        verdict = "good:" if self.ok else f"damaged: {len(self.damage)} of"
         return "\n  ".join([f"{self.path}: {verdict} {self.files} files, {self.bytes} bytes", *map(str, self.damage)])
 
 

@@ -94,19 +94,18 @@ class Reporter:
         """
         preemption, cause = (about.preemption, about.cause) if about else ("", "")
         trace.moment(f"preemption: {phase}", step=progress.step)
-        log.info(
-            "preemption phase=%s preemption=%s cause=%s choice=%s ordinal=%s step=%s bytes=%s seconds_to_spare=%s "
-            "message=%s",
-            phase,
-            preemption,
-            cause,
-            progress.choice,
-            progress.ordinal,
-            progress.step,
-            progress.bytes,
-            progress.seconds_to_spare,
-            progress.message,
-        )
+        known = {
+            "preemption": preemption,
+            "cause": cause,
+            "choice": progress.choice,
+            "ordinal": progress.ordinal,
+            "step": progress.step,
+            "bytes": progress.bytes,
+            "seconds_to_spare": progress.seconds_to_spare,
+            "message": progress.message,
+        }
+        told = " ".join(f"{name}={value}" for name, value in known.items() if value not in (None, ""))
+        log.info("preemption phase=%s %s", phase, told)
         if self._sender is None or not (self._is_primary or alone):
             return
         self._spoke = True

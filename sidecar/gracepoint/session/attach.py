@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gracepoint import machine
 from gracepoint import trace as tracing
@@ -21,6 +21,7 @@ from gracepoint.multihost.members import PodNames
 from gracepoint.preemption.time_spent import ProcessStart
 from gracepoint.receivers import Receiver
 from gracepoint.session import preloading
+from gracepoint.session.arguments import check_receiver, checked_directory
 from gracepoint.session.attach_watch import AttachWatch
 from gracepoint.session.program_watch import ProgramWatch
 from gracepoint.session.session import Session, is_open
@@ -42,7 +43,7 @@ def attach(
     *,
     save_every_steps: int | None = None,
     save_every_s: float | None = None,
-    save_interval: str | None = None,
+    save_interval: Literal["fixed", "auto"] | None = None,
     keep_last: int | None = None,
     keep_every_steps: int | None = None,
     keep_for_s: float | None = None,
@@ -56,7 +57,7 @@ def attach(
     host_memory_limit_bytes: int | None = None,
     writer: str | None = None,
     stall_after_s: float | None = None,
-    stall_action: str | None = None,
+    stall_action: Literal["report", "restart"] | None = None,
     compilation_cache: str | None = None,
     compilation_cache_bytes: int | None = None,
     compilation_cache_days: int | None = None,
@@ -66,48 +67,51 @@ def attach(
 ) -> Session:
     """Joins the training processes and starts to listen for preemptions. Collective.
 
-    Each argument overrides the policy's value, which comes through the environment. Joins the JAX cluster unless it is
-    initialised already, and initialises JAX's backend.
+    An argument overrides the policy's value, which comes through the environment. If an argument is None, the policy's
+    value counts; without a policy, as on a laptop, the value that is called the default below. Joins the JAX cluster
+    unless it is initialised already, and initialises JAX's backend.
 
     Args:
         directory: Path or URI (``gs://bucket/name``, ...) below which the steps are kept, on storage that all
-            processes share.
+            processes share. Default: ``gracepoint-checkpoints`` below the current folder, for one process only.
         save_every_steps: A periodic save is due at the first sync point from each multiple of this number of steps on.
-            0: no saves by number of steps.
-        save_every_s: A periodic save is due this many seconds after the last one. 0: no saves by time.
-        save_interval: ``fixed``: the two arguments above say when saves are due. ``auto``: the operator says after how
-            many seconds, from what saves cost and how often steps were lost. ``save_every_steps`` does not count then,
-            and ``save_every_s`` (600 if it is 0) counts until the operator has figures.
-        keep_last: How many committed steps are kept.
-        keep_every_steps: Multiples of this number of steps are kept, too. 0: no steps are kept for that reason.
-        keep_for_s: Steps that are younger than this are kept, too. 0: no steps are kept for that reason.
-        saved_exit_code: Exit code of the process after an emergency save.
-        unsaved_exit_code: Exit code if that save failed.
-        grace_period_s: Seconds that the pod lives after a SIGTERM.
-        margin: Factor on predicted durations.
+            0, the default: no saves by number of steps, so that only a preemption saves.
+        save_every_s: A periodic save is due this many seconds after the last one. 0, the default: no saves by time.
+        save_interval: ``fixed``, the default: the two arguments above say when saves are due. ``auto``: the operator
+            says after how many seconds, from what saves cost and how often steps were lost. ``save_every_steps`` does
+            not count then, and ``save_every_s`` (600 if it is 0) counts until the operator has figures.
+        keep_last: How many committed steps are kept. Default: 3.
+        keep_every_steps: Multiples of this number of steps are kept, too. 0, the default: none for that reason.
+        keep_for_s: Steps that are younger than this are kept, too. 0, the default: none for that reason.
+        saved_exit_code: Exit code of the process after an emergency save. Default: 77.
+        unsaved_exit_code: Exit code if that save failed. Default: 78.
+        grace_period_s: Seconds that the process lives after a SIGTERM. Default: 30.
+        margin: Factor on predicted durations. Default: 1.25.
         head_start_s: A preemption's save begins no later than this many seconds before the deadline, however short it
-            is predicted to be: a safety margin for delays that no prediction knows of. Shorter notices (spot: 15 to 30
-            s) are acted upon at once. 0: the prediction alone counts.
+            is predicted to be: a safety margin for delays that are in no prediction. Shorter notices (spot: 15 to 30
+            s) are acted upon at once. 0: the prediction alone counts. Default: 60.
         metadata: Clouds whose metadata server is watched for notices: ``gce``, ``aws`` and ``azure``, separated by
-            commas, or ``auto``.
+            commas, or ``auto``. Default: none.
         gce_notice_s: Seconds of ``preemptionNoticeDuration``, if the instances of Google Compute Engine have one. The
-            metadata server does not tell it. 0: they have none.
-        host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. None: all that is
-            free.
-        writer: Who writes saves: ``thread`` of this process; ``worker``, a process that finishes them even if this one
-            dies; or a keeper, by the path of its socket. ``WriteOptions.writer`` counts first.
+            metadata server does not tell it. 0, the default: they have none.
+        host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. Default: all that
+            is free.
+        writer: Who writes saves: ``thread``, the default, a thread of this process; ``worker``, a process that finishes
+            them even if this one dies; or a keeper, by the path of its socket. ``WriteOptions.writer`` counts first.
         stall_after_s: Seconds without progress after which a process is reported as stalled: in a step, a save, a
-            restore or a meeting. A compilation counts as progress as long as it computes. Longer than the longest
-            evaluation without a sync point. 0: nothing is watched.
-        stall_action: What follows from a stall. ``report``: it is said, in the log and to the operator. ``restart``:
-            all processes exit with ``unsaved_exit_code``, too, so that the job starts again.
+            restore or a meeting. A compilation counts as progress as long as it computes. Choose more than the longest
+            evaluation without a sync point. 0: nothing is watched. Default: 900.
+        stall_action: What follows from a stall. ``report``, the default: an error in the log, and to the operator.
+            ``restart``: all processes also exit with ``unsaved_exit_code``, so that the job starts again.
         compilation_cache: Whether compiled programs are kept, so that the next start does not compile them again.
-            ``off``; ``on``: beside the checkpoints; or a path or URI of a directory for them, which several jobs may
-            share. JAX runs what is in it, so only those who may run code in these processes may write to it.
-        compilation_cache_bytes: Bytes that all compiled programs together may have. The oldest are deleted.
-        compilation_cache_days: Days without use after which a compiled program is deleted.
+            ``off``, the default; ``on``: beside the checkpoints; or a path or URI of a directory for them, which
+            several jobs may share. JAX runs what is in it, so only those who may run code in these processes may
+            write to it.
+        compilation_cache_bytes: Bytes that all compiled programs together may have. The oldest are deleted. Default:
+            10 GiB.
+        compilation_cache_days: Days without use after which a compiled program is deleted. Default: 30.
         trace: Folder in which each process writes where its time goes, in a file that https://ui.perfetto.dev opens.
-            None: no such file is written.
+            Default: no such file is written.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
             session and closed with it. None if there is none.
         write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
@@ -123,8 +127,9 @@ def attach(
     start = ProcessStart(time.monotonic(), time.time(), machine.process_age_s())
     if is_open():
         raise SettingsError("attach(): a session is open in this process; close() it first")
+    check_receiver(receiver)
     settings = Settings.from_environment(os.environ).override(
-        directory=None if directory is None else os.fspath(directory),
+        directory=checked_directory(directory),
         save_every_steps=save_every_steps,
         save_every_s=save_every_s,
         save_interval=save_interval,
@@ -241,9 +246,13 @@ def _begin_trace(settings: Settings, age_s: float | None) -> None:
 
 
 def _options(settings: Settings, given: WriteOptions | None) -> WriteOptions:
-    from gracepoint.checkpoint.options import DEFAULT_OPTIONS
+    from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 
-    options = given or DEFAULT_OPTIONS
+    options = DEFAULT_OPTIONS if given is None else given
+    if not isinstance(options, WriteOptions):
+        raise SettingsError(
+            f"attach(write_options=...): expected gracepoint.checkpoint.WriteOptions(...), found {options!r}"
+        )
     return dataclasses.replace(options, writer=settings.writer) if options.writer is None else options
 
 

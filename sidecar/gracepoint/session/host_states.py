@@ -54,18 +54,27 @@ class HostStates:
         """Registers an item, as ``Session.host_state``.
 
         Raises:
-            SettingsError: The name is taken.
+            SettingsError: The name is taken, or ``get`` or ``set`` is no function.
         """
         if name in self._values:
             raise SettingsError(f"host_state({name!r}): registered before")
+        if not (callable(get) and callable(set)):
+            raise SettingsError(
+                f"host_state({name!r}): expected functions that get and set the value, found {get!r} and {set!r}"
+            )
         self._values[name] = _Value(get, set, reshard)
 
     def register_iterator(self, iterator: DataIterator) -> None:
         """Registers a data iterator, as ``Session.restore``.
 
         Raises:
-            SettingsError: The name ``data`` is taken.
+            SettingsError: The name ``data`` is taken, or it is no iterator whose place can be saved.
         """
+        if not (hasattr(iterator, "get_state") and hasattr(iterator, "set_state")):
+            raise SettingsError(
+                f"restore(data=...): expected an iterator with get_state and set_state, found a "
+                f"{type(iterator).__qualname__}. For other iterators there is host_state({DATA!r}, get, set)"
+            )
         self.register(DATA, iterator.get_state, iterator.set_state, _iterator_state)
         self._iterator = iterator
 

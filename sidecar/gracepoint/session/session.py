@@ -253,7 +253,7 @@ class Session(OwnLoop):
             AgreementError: A periodic save is due, and another process is at another step; names both.
             SettingsError: ``step`` is no step's number, or the session is closed.
         """
-        number = self._points.begin(step)
+        number = self._points.begin_step(step)
         if not self._began:
             self._saves.check_that_nothing_newer_is_there(number)
         self._began = True

@@ -6,6 +6,7 @@ All of this belongs to the training thread. At the agreed sync point either the 
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from gracepoint import trace
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
 from gracepoint.preemption.coordinator import Coordinator
+
+log = logging.getLogger(__name__)
 
 #: A save that took no time by the clock took this many seconds.
 _LEAST_S = 1e-3
@@ -46,8 +49,26 @@ class SyncPoints:
         self._clock = clock
         self._asked_at_s = 0.0
         self._preempted: Preempted | None = None  # what was raised; raised again if the training loop swallowed it
+        self._grows = True  # no step was passed that is not above the one before
         self.asked: int | None = None
         self.closed = False
+
+    def begin_step(self, step: Any) -> int:
+        """Begins the sync point after a step, and returns the step. Warns once if steps do not grow.
+
+        Raises:
+            As ``begin``.
+        """
+        number = self.begin(step)
+        if number <= (before := self._coordinator.step) and self._grows:
+            self._grows = False
+            log.warning(
+                "step(%d) follows step %d: step counts finished steps, and so is 1 after the first one and restore()'s "
+                "plus 1 after a restart. poll() passes a sync point that is no step",
+                number,
+                before,
+            )
+        return number
 
     def begin(self, step: Any) -> int:
         """Begins a sync point and returns its step.

@@ -323,7 +323,7 @@ def test_a_state_that_one_process_cannot_save_fails_the_save_in_all(tmp_path: Pa
         return save(engine(tmp_path, gang), 1, small_state(), host_state)
 
     other, failed = outcomes_in_gang(2, run)
-    assert "host_state['data']: cannot save a object" in str(failed)
+    assert "host_state['data']: cannot save a value of type object" in str(failed)
     assert isinstance(other, SaveFailed)
     assert "process 1 reported" in str(other)
 

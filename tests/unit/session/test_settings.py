@@ -57,7 +57,11 @@ def test_a_gang_of_one_needs_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        pytest.param({"GRACEPOINT_DIRECTROY": "/x"}, ["GRACEPOINT_DIRECTROY", "spelling"], id="unknown name"),
+        pytest.param(
+            {"GRACEPOINT_DIRECTROY": "/x"},
+            ["GRACEPOINT_DIRECTROY", "spelling", "mean GRACEPOINT_DIRECTORY?"],
+            id="unknown name",
+        ),
         pytest.param({Env.KEEP_LAST: "0"}, [Env.KEEP_LAST, "at least 1", "'0'"], id="keep nothing"),
         pytest.param({Env.KEEP_LAST: "many"}, [Env.KEEP_LAST, "integer", "'many'"], id="no integer"),
         pytest.param({Env.SAVE_EVERY_S: "-1"}, [Env.SAVE_EVERY_S, "at least 0", "'-1'"], id="negative seconds"),

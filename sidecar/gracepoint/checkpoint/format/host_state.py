@@ -63,8 +63,8 @@ def _encode(value: Any, path: str) -> Any:
     if type(value) is np.ndarray or isinstance(value, np.generic):
         return _encode_array(value, path)
     raise CheckpointError(
-        f"{path}: cannot save a {type(value).__qualname__}; expected None, bool, int, float, str, bytes, numpy arrays "
-        "or lists, tuples and dicts of these (state of the model belongs into the train state)"
+        f"{path}: cannot save a value of type {type(value).__qualname__}; expected None, bool, int, float, str, bytes, "
+        "numpy arrays or lists, tuples and dicts of these (state of the model belongs into the train state)"
     )
 
 

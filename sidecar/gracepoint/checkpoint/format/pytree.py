@@ -104,7 +104,8 @@ def flatten(state: Any, handlers: HandlerRegistry | None = None) -> list[Leaf]:
     )
     if not nodes[0][0] and not jax.tree_util.tree_leaves(state, is_leaf=is_handled):
         raise CheckpointRefused(
-            f"the state is an empty {type(state).__qualname__}: expected a leaf, or a dict, dataclass, list or tuple"
+            f"the state is {'None' if state is None else f'an empty {type(state).__qualname__}'}: expected a leaf, or "
+            f"a dict, dataclass, list or tuple"
         )
     leaves = [leaf_of(path, value, handlers) for path, value in nodes]
     _check_names(leaves)
@@ -150,7 +151,7 @@ def leaf_of(path: Sequence[Any], value: Any, handlers: HandlerRegistry | None = 
         return Leaf(name, keys, _empty_value_type(value), None)
     else:
         raise CheckpointRefused(
-            f"{where}: cannot save a {type(value).__qualname__}; expected a jax.Array, numpy array, "
+            f"{where}: cannot save a value of type {type(value).__qualname__}; expected a jax.Array, numpy array, "
             "number or string, or a type that handlers= has (per-process values belong into the host state)"
         )
     dtype = zarr_dtype(np.dtype(data.dtype))

@@ -122,5 +122,10 @@ def _spec(entries: Sequence[Any]) -> list[Any]:
 
 
 def _in_words(spec: Sequence[Any], axes: Any) -> str:
+    axes = tuple(axes)
+    if all(size == 1 for _, size in axes):
+        return "on one device"
     over = ", ".join(f"{name}={size}" for name, size in axes)
+    if not any(spec):
+        return f"replicated over {over}"
     return f"sharded ({', '.join(str(entry) for entry in _spec(list(spec)))}) over {over}"

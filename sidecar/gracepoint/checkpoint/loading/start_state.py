@@ -78,6 +78,16 @@ def asked(
     """
     if like is None and init is None:
         raise SettingsError("restore(): expected like= (a state, or its form) or init= (makes one), found neither")
+    if init is not None and not callable(init):
+        raise SettingsError(
+            f"restore(init=...): expected a function that makes the first state, found a {type(init).__qualname__}. "
+            f"A state, or its form, is given as like="
+        )
+    if callable(like) and jax.tree_util.all_leaves([like]):  # a module of Equinox or Flax is callable, and has leaves
+        raise SettingsError(
+            "restore(like=...): expected a state or its form, found a function. A function that makes the first state "
+            "is given as init="
+        )
     if init is not None and has_arrays(like):
         raise SettingsError(
             "restore(): like has arrays, and init would make them a second time: give one of both, or a like of "
@@ -110,9 +120,9 @@ def form_of(init: Callable[[], Any]) -> Any:
     for path, leaf in jax.tree_util.tree_flatten_with_path(form)[0]:
         if not _names_devices(leaf.sharding):
             raise SettingsError(
-                f"restore(init=...): expected to learn the sharding of state{jax.tree_util.keystr(path)} from init, "
-                "found none. Give init as jax.jit(..., out_shardings=...), or give like= with jax.ShapeDtypeStruct "
-                "leaves that have shardings"
+                f"restore(init=...): there are {jax.device_count()} devices, and init does not tell the sharding of "
+                f"state{jax.tree_util.keystr(path)}. Give init as jax.jit(..., out_shardings=...), or give "
+                f"like= with jax.ShapeDtypeStruct leaves that have shardings"
             )
     return form
 

@@ -130,7 +130,8 @@ class DirectoryAccess:
         except OSError as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {error}") from error
+            found = "expected a folder, found a file" if isinstance(error, FileExistsError) else str(error)
+            raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {found}") from error
 
 
 def check_nothing_newer(paths: Layout, gang: ProcessGroup, *, key: str, step: int, deadline: Deadline) -> None:

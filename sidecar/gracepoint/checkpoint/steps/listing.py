@@ -63,6 +63,9 @@ def list_steps(
     Waits for an incomplete save of another attempt if it is newer than all complete steps. The wait ends when the save
     has not changed for ``QUIET_S`` seconds, as its writer is then dead, and at ``deadline`` at the latest.
     ``holds_lease``: see ``settle``.
+
+    Raises:
+        CheckpointRefused: The directory is the folder of one step.
     """
     seen = _seen(paths)
     if seen is None:
@@ -81,6 +84,10 @@ def list_steps(
     steps, refused, unfinished = _sort_out(seen)
     remarks += unfinished
     if strangers := seen.strangers():
+        if not steps and not refused and {layout.MANIFEST, layout.STEP_METADATA} & set(strangers):
+            raise CheckpointRefused(
+                f"{paths.root} is the folder of one step; give the directory of the steps, {paths.root.parent}"
+            )
         remarks.append(f"{paths.root} also has {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}")
     return Listing(tuple(steps), tuple(refused), tuple(remarks))
 

@@ -255,7 +255,10 @@ def _bucket(uri: str) -> StoragePath:
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
-        raise SettingsError(f"checkpoint directory {uri!r}: expected {scheme}://bucket/name, found bucket {bucket!r}")
+        raise SettingsError(
+            f"checkpoint directory {uri!r}: expected {scheme}://bucket/name, found the bucket {bucket!r}. Its name "
+            f"has 3 characters or more: lower-case letters, digits, '-', '_' and '.'"
+        )
     if _ODD.search(key):
         raise SettingsError(f"checkpoint directory {uri!r}: expected no empty part, '.', '..', '?' or '#' in its name")
     return StoragePath(open_bucket(scheme, bucket), key.rstrip("/"))

@@ -26,9 +26,9 @@ def test_leaves_are_named_by_their_keys_joined_with_dots() -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ({"a": b"text"}, "state['a']: cannot save a bytes"),
+    ({"a": b"text"}, "state['a']: cannot save a value of type bytes"),
     ({"a": np.zeros(1, ml_dtypes.uint4)}, "state['a']: cannot save arrays of dtype uint4"),
-    ({"a": {"b": object()}}, "state['a']['b']: cannot save a object"),
+    ({"a": {"b": object()}}, "state['a']['b']: cannot save a value of type object"),
     ({"a": np.asarray(["x"])}, "state['a']: cannot save arrays of dtype <U1"),
     ({"a": 2**80}, "state['a']: cannot save arrays of dtype object"),
     ({"a": np.zeros(1, np.longdouble)}, "state['a']: cannot save arrays of dtype"),
@@ -41,7 +41,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"a": 1, "a/b": 2}, "leaves 'a' and 'a/b'"),
     ({}, "the state is an empty dict: expected a leaf, or a dict, dataclass, list or tuple"),
     ([], "the state is an empty list"),
-    (None, "the state is an empty NoneType"),
+    (None, "the state is None"),
 ]
 
 
@@ -140,12 +140,12 @@ def _assert_identical(found: Any, expected: Any) -> None:
 
 
 REFUSED_HOST_STATE: list[tuple[Any, str]] = [
-    ({"rng": [1, {"x": object()}]}, "host_state['rng'][1]['x']: cannot save a object"),
+    ({"rng": [1, {"x": object()}]}, "host_state['rng'][1]['x']: cannot save a value of type object"),
     ({"rng": {1: 2}}, "host_state['rng']: the key 1 is a int; expected str"),
-    ({"rng": {1, 2}}, "host_state['rng']: cannot save a set"),
-    ({"rng": Colour.RED}, "host_state['rng']: cannot save a Colour"),
+    ({"rng": {1, 2}}, "host_state['rng']: cannot save a value of type set"),
+    ({"rng": Colour.RED}, "host_state['rng']: cannot save a value of type Colour"),
     ({"rng": np.asarray([object()])}, "host_state['rng']: cannot save numpy values of dtype object"),
-    ({"rng": jnp.ones(1)}, "host_state['rng']: cannot save a ArrayImpl"),
+    ({"rng": jnp.ones(1)}, "host_state['rng']: cannot save a value of type ArrayImpl"),
 ]
 
 

@@ -184,7 +184,7 @@ def test_a_process_that_cannot_save_is_named_to_those_with_handlers(tmp_path: Pa
 
     waiting, failed = outcomes_in_gang(2, run)
     assert isinstance(failed, CheckpointRefused)
-    assert "process 1 reported CheckpointRefused: state['unknown']: cannot save a object" in str(waiting)
+    assert "process 1 reported CheckpointRefused: state['unknown']: cannot save a value of type object" in str(waiting)
 
 
 def test_a_handler_that_does_not_end_fails_the_save_at_its_timeout(tmp_path: Path) -> None:
@@ -230,7 +230,9 @@ def test_handlers_may_stand_in_the_options_of_one_restore(tmp_path: Path) -> Non
 
 
 def test_without_a_handler_such_a_leaf_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointRefused, match=r"state\['text'\]\['vocabulary'\]: cannot save a Vocabulary"):
+    with pytest.raises(
+        CheckpointRefused, match=r"state\['text'\]\['vocabulary'\]: cannot save a value of type Vocabulary"
+    ):
         save(tmp_path / "a", state())
     save(tmp_path / "a", state(), handlers=registry())
     with pytest.raises(CheckpointError, match=r"'text.vocabulary' was saved as 'test.Vocabulary'"):

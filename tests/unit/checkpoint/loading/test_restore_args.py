@@ -339,7 +339,7 @@ def test_leaves_missing_in_the_checkpoint_keep_their_value_only_on_request(saved
     with pytest.raises(CheckpointMismatch, match=r"leaf 'layers.0.c': expected int64\[\], found nothing; leaf 'new'"):
         read(saved, like, partial_restore=True)
     abstract = {"new": jax.ShapeDtypeStruct((3,), np.float32, sharding=sharding())}
-    with pytest.raises(CheckpointMismatch, match=r"expected float32\[3\] sharded \(\) over x=2, y=2, found nothing"):
+    with pytest.raises(CheckpointMismatch, match=r"expected float32\[3\] replicated over x=2, y=2, found nothing"):
         read(saved, abstract, keep_missing=True, partial_restore=True)
 
 

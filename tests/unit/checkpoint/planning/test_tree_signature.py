@@ -73,7 +73,7 @@ def test_what_differs_is_another_form(change: dict[str, Any]) -> None:
 def test_a_value_that_cannot_be_saved_is_an_error_here_too() -> None:
     state = base()
     form = TreeSignature(state, pytree.flatten(state))
-    with pytest.raises(CheckpointError, match=r"state\['number'\]: cannot save a object"):
+    with pytest.raises(CheckpointError, match=r"state\['number'\]: cannot save a value of type object"):
         form.leaves_of(base() | {"number": object()})
 
 
