@@ -237,6 +237,8 @@ def test_processes_that_cannot_meet_are_refused(processes: list[int], words: str
     _, one, _ = gangs(3)
     with pytest.raises(ValueError, match=words):
         one.barrier("b", timeout_s=20, processes=processes)
+    with pytest.raises(ValueError, match=words):
+        one.check_participants(processes)
 
 
 def test_a_broadcast_needs_a_source_that_takes_part() -> None:

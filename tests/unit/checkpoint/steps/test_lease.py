@@ -283,6 +283,14 @@ def test_lease_that_was_deleted_is_written_again_and_may_be_released(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_released_lease_of_an_object_store_is_gone() -> None:
+    paths = Layout(StoragePath(FlatStore(), "run"))
+    mine = lease.claim(paths, "job", "a-0", deadline=Deadline.after(1, time.monotonic), sleep=time.sleep)
+    assert paths.lease().exists()
+    mine.release()
+    assert not paths.lease().exists()
+
+
 def test_a_lease_that_is_taken_while_it_is_released_is_left() -> None:
     store = FlatStore()
     paths = Layout(StoragePath(store, "run"))
