@@ -15,7 +15,7 @@ import dataclasses
 
 from gracepoint_operator.goodput.categories import RUNNING, Category, Spent, added, total_ms
 from gracepoint_operator.goodput.life import Life
-from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
+from gracepoint_operator.goodput.news import Halt, Moment, Sighting, Tiding
 
 #: The clock of the API server, which dates pods, may differ by this much from the one by which starts are told.
 _CLOCKS_MS = 1000
@@ -109,6 +109,16 @@ class GoodputLedger:
             ledger = self._beginning(life.attempt, again)
             return ledger._with(len(ledger.lives) - 1, _joined(ledger.lives[-1], told))  # noqa: SLF001
         return self._with(number, _joined(life, told))
+
+    def halted(self, told: Halt) -> GoodputLedger:
+        """Returns the ledger after a process has said that training stalls."""
+        life = self.current
+        if life is None or self.finished_ms is not None or not life.has_trained or life.gone_ms is not None:
+            return self
+        if life.attempt != told.attempt or _second(life.created_ms) > told.created_ms:
+            return self  # of a life before
+        known = told.stalled_ms if life.stalled_ms is None else life.stalled_ms
+        return self._with(len(self.lives) - 1, dataclasses.replace(life, stalled_ms=min(known, told.stalled_ms)))
 
     def ended(self, now_ms: int) -> GoodputLedger:
         """Returns the ledger of a workload that has finished by itself."""
@@ -233,6 +243,7 @@ def _joined(life: Life, told: Tiding) -> Life:
     first_step = told.first_step
     if life.restored_ms is not None or life.trained_ms is not None:
         first_step = life.first_step
+    goes_on = any(life.goes_on(mark, told.saving_ms) for mark in told.marks)
     started = life.started_ms
     if told.started_ms is not None:  # better than what kubelets write, in whole seconds
         started = max(life.created_ms, told.started_ms - late)
@@ -252,6 +263,7 @@ def _joined(life: Life, told: Tiding) -> Life:
         saves=max(life.saves, told.saves),
         saves_ms=max(life.saves_ms, told.saves_ms),
         saved_ms=_newest(life.saved_ms, None if told.saved_ms is None else told.saved_ms - late),
+        stalled_ms=None if goes_on else life.stalled_ms,
         marks=life.with_marks(told.marks),
     )
 

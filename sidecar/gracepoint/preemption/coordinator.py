@@ -151,7 +151,7 @@ class Coordinator:
                 clock=clock,
             )
         try:
-            self._receivers.listen(session, group, tell_jax, time_spent.spent)
+            self._receivers.listen(session, group, tell_jax, time_spent.spent, forecaster.stalled_s)
         except BaseException:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
             raise

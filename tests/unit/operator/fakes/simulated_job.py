@@ -86,6 +86,7 @@ class SimulatedJob:
         self._numbers = itertools.count()
         self._arrivals: list[tuple[float, int, Callable[[float], None]]] = []
         self._down_until = 0.0
+        self._pace = random.uniform(0.05, 0.8)  # seconds of a step: the same program on the same devices in each life
         self._knows_starts = random.random() < 0.5  # an older library does not say them
         self._steps: list[tuple[float, float]] = []  # each step that is not lost, and its seconds
         self._committed = 0
@@ -176,7 +177,7 @@ class SimulatedJob:
     def _train(self, end: str) -> None:
         step, number = self._restored, self._random.randrange(5, 800)
         under_way: tuple[int, float] | None = None  # the save in the background, and when it is committed
-        pace = self._random.uniform(0.05, 0.8)
+        pace = self._pace * self._random.uniform(0.9, 1.1)
         for _ in range(number):
             step += 1
             self._step(step, pace * self._random.uniform(0.9, 1.1))
