@@ -17,6 +17,8 @@ MARKS = 8
 _LEAST_MS = 10
 #: When a process ended is known to about so much, and when it said that it left to some milliseconds.
 _END_MS = 1000
+#: Processes that say they leave have ended after so long at most, or are ended.
+_LEAVES_MS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -140,6 +142,15 @@ class Life:
         if end > stop:
             spent[Category.LEAVING] = end - stop
         return spent
+
+    def unseen_end_ms(self, next_ms: int) -> int:
+        """Guesses when it was gone if nobody saw one of its processes end. ``next_ms``: the next pods were created.
+
+        If they have said that they leave, they have not taken long for that.
+        """
+        if self.left_ms is None or self.broke_ms is not None or self.left_ms >= next_ms:
+            return next_ms
+        return self.left_ms + min((next_ms - self.left_ms) // 2, _LEAVES_MS)
 
     def state(self) -> Category:
         """Returns what the time goes into now."""

@@ -186,6 +186,29 @@ def test_a_stall_of_another_life_changes_nothing(halt: Halt) -> None:
     assert ledger.halted(halt) == ledger
 
 
+@pytest.mark.parametrize(
+    ("created", "leaving"),
+    [pytest.param(40_000, 2000, id="soon"), pytest.param(90_000, 10_000, id="long after it")],
+)
+@pytest.mark.parametrize("told", ["by itself", "by the next life"])
+def test_the_end_of_a_life_that_nobody_saw_is_soon_after_it_left(told: str, created: int, leaving: int) -> None:
+    if told == "by itself":
+        ledger = ledger_of(*FIRST[:2], pods(1, created))
+    else:
+        former = dataclasses.replace(FIRST[1], attempt=1, created_ms=created, of_former=True)
+        ledger = ledger_of(*KILLED[:2], pods(1, created), former, former)
+    spent = ledger.spent(created)
+    assert (spent[Category.TRAINING], spent[Category.LEAVING]) == (15_000, leaving)
+    assert spent[Category.WAITING] == 2000 + created - 36_000 - leaving
+    assert total_ms(spent) == created
+
+
+def test_an_end_that_was_seen_is_no_guess() -> None:
+    former = dataclasses.replace(FIRST[1], attempt=1, created_ms=50_000, of_former=True)
+    ledger = ledger_of(*KILLED[:2], pods(0, 2000, broke=37_000, gone=38_000), pods(1, 50_000), former)
+    assert ledger.spent(50_000)[Category.LEAVING] == 2000
+
+
 def test_losses_wait_until_a_later_life_restores() -> None:
     died = pods(1, 40_000, broke=47_000, gone=47_000)
     third = (pods(2, 50_000), dataclasses.replace(says("c", 60_000, first_step=100, attempt=2), created_ms=50_000))
