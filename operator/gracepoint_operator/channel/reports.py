@@ -122,6 +122,7 @@ class ReportHandler:
     def subscribed(self, pod: Pod, hello: Subscription) -> None:
         """A process of a running pod has connected."""
         self._policy_writer.goodput.hear(pod, hello.session, hello.spent)
+        self._policy_writer.goodput.stalled(pod, hello.stalled_s)
 
     def _acknowledged(self, pod: Pod, epoch: PreemptionRecord) -> None:
         now = self._clock()

@@ -3,8 +3,8 @@
 ``categories`` names what the time can go into. ``life`` is one start of a gang, from its pods' creation to their end,
 with the times at which its stages were reached. ``ledger`` is the account of one workload: the totals of the lives that
 are settled, and the lives that may still change. ``news`` is what becomes known of them: ``sight`` finds it out from
-the pods, and ``told`` reads what a process said. ``save_interval`` suggests from the account how often to save, and
-``stored`` keeps the account in the status of a policy.
+the pods, and ``told`` reads what a process said, which ``hearing`` puts into a life. ``save_interval`` suggests from
+the account how often to save, and ``stored`` keeps the account in the status of a policy.
 
 Times are whole milliseconds since the epoch (``_ms``), so that sums are exact.
 """

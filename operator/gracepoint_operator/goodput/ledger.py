@@ -14,8 +14,9 @@ from __future__ import annotations
 import dataclasses
 
 from gracepoint_operator.goodput.categories import RUNNING, Category, Spent, added, total_ms
+from gracepoint_operator.goodput.hearing import joined
 from gracepoint_operator.goodput.life import Life
-from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
+from gracepoint_operator.goodput.news import Halt, Moment, Sighting, Tiding
 
 #: The clock of the API server, which dates pods, may differ by this much from the one by which starts are told.
 _CLOCKS_MS = 1000
@@ -107,8 +108,19 @@ class GoodputLedger:
             # The containers were started again, in the same pods.
             again = Moment(stamp_ms=told.attached_ms, at_ms=told.attached_ms)
             ledger = self._beginning(life.attempt, again)
-            return ledger._with(len(ledger.lives) - 1, _joined(ledger.lives[-1], told))  # noqa: SLF001
-        return self._with(number, _joined(life, told))
+            return ledger._with(len(ledger.lives) - 1, joined(ledger.lives[-1], told))  # noqa: SLF001
+        ledger = self._with(number, joined(life, told))
+        return ledger._guessed() if told.of_former and number == 0 else ledger  # noqa: SLF001
+
+    def halted(self, told: Halt) -> GoodputLedger:
+        """Returns the ledger after a process has said that training stalls."""
+        life = self.current
+        if life is None or self.finished_ms is not None or not life.has_trained or life.gone_ms is not None:
+            return self
+        if life.attempt != told.attempt or _second(life.created_ms) > told.created_ms:
+            return self  # of a life before
+        known = told.stalled_ms if life.stalled_ms is None else life.stalled_ms
+        return self._with(len(self.lives) - 1, dataclasses.replace(life, stalled_ms=min(known, told.stalled_ms)))
 
     def ended(self, now_ms: int) -> GoodputLedger:
         """Returns the ledger of a workload that has finished by itself."""
@@ -124,12 +136,21 @@ class GoodputLedger:
             life = Life(began_ms=self.since_ms, attempt=attempt, created_ms=max(self.since_ms, created.at_ms))
             return dataclasses.replace(self, lives=(life,))
         # The pods of the life before may still end. From now on, the time is the new life's.
-        gone = max(before.began_ms, min(created.at_ms, created.at_ms if before.gone_ms is None else before.gone_ms))
+        seen = before.unseen_end_ms(created.at_ms) if before.gone_ms is None else before.gone_ms
+        gone = max(before.began_ms, min(created.at_ms, seen))
         ended = dataclasses.replace(before, gone_ms=gone)
         life = Life(began_ms=gone, attempt=attempt, created_ms=max(gone, created.at_ms))
         ledger = dataclasses.replace(self, lives=(*self.lives[:-1], ended), disruptions=self.disruptions + 1)
         kept = ledger._settle()  # noqa: SLF001 - another one of this class
         return dataclasses.replace(kept, lives=(*kept.lives, life))
+
+    def _guessed(self) -> GoodputLedger:
+        """Returns the ledger after the next life has told of one whose end nobody saw."""
+        if len(self.lives) < 2 or self.lives[0].broke_ms is not None:
+            return self
+        gone = self.lives[0].unseen_end_ms(self.lives[1].created_ms)
+        ended = dataclasses.replace(self.lives[0], gone_ms=gone)
+        return dataclasses.replace(self, lives=(ended, dataclasses.replace(self.lives[1], began_ms=gone)))
 
     def _settle(self) -> GoodputLedger:
         """Settles all that the current life, which has ended, leaves no doubt about."""
@@ -222,54 +243,10 @@ def _is_next(life: Life, seen: Sighting) -> bool:
     return seen.attempt > life.attempt or (seen.attempt == life.attempt and is_later(life, seen.created.stamp_ms))
 
 
-def _joined(life: Life, told: Tiding) -> Life:
-    """Returns the life with what its process says. What is known already stays, but for what adds up.
-
-    Messages take different times to arrive. So all of a process's times count from the one that took least.
-    """
-    before = told.attached_ms if life.attached_ms is None else life.attached_ms
-    attached = min(before, told.attached_ms)
-    late, early = told.attached_ms - attached, before - attached
-    first_step = told.first_step
-    if life.restored_ms is not None or life.trained_ms is not None:
-        first_step = life.first_step
-    started = life.started_ms
-    if told.started_ms is not None:  # better than what kubelets write, in whole seconds
-        started = max(life.created_ms, told.started_ms - late)
-    elif started is not None and started == life.attached_ms:  # no more was known of it
-        started = attached
-    return dataclasses.replace(
-        life,
-        session=told.session,
-        attached_ms=attached,
-        started_ms=attached if started is None and life.bound_ms is not None else started,
-        joined_ms=_known(life.joined_ms, told.joined_ms, late, early),
-        restored_ms=_known(life.restored_ms, told.restored_ms, late, early),
-        first_step=first_step,
-        trained_ms=_known(life.trained_ms, told.trained_ms, late, early),
-        left_ms=_known(life.left_ms, told.left_ms, late, early),
-        saving_ms=max(life.saving_ms, told.saving_ms),
-        saves=max(life.saves, told.saves),
-        saves_ms=max(life.saves_ms, told.saves_ms),
-        saved_ms=_newest(life.saved_ms, None if told.saved_ms is None else told.saved_ms - late),
-        marks=life.with_marks(told.marks),
-    )
-
-
 def _moved(spent: Spent, lost_ms: int) -> Spent:
     """Moves what was lost from the training to the recomputation."""
     lost_ms = min(lost_ms, spent.get(Category.TRAINING, 0))
     return added(spent, {Category.TRAINING: -lost_ms, Category.RECOMPUTATION: lost_ms}) if lost_ms > 0 else spent
-
-
-def _known(first: int | None, told: int | None, late: int, early: int) -> int | None:
-    if first is not None:
-        return first - early
-    return None if told is None else told - late
-
-
-def _newest(known: int | None, told: int | None) -> int | None:
-    return max((moment for moment in (known, told) if moment is not None), default=None)
 
 
 def _last(known: int | None, seen: Moment | None, *, more: bool = False) -> int | None:

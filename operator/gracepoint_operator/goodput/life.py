@@ -17,6 +17,8 @@ MARKS = 8
 _LEAST_MS = 10
 #: When a process ended is known to about so much, and when it said that it left to some milliseconds.
 _END_MS = 1000
+#: Processes that say they leave have ended after so long at most, or are ended.
+_LEAVES_MS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -51,6 +53,7 @@ class Life:
         first_step: The step from which it trained: the one that it restored. 0 if it restored none.
         trained_ms: When the first step was done.
         left_ms: When training ended for good, after the emergency save, as the processes say.
+        stalled_ms: When the last step was passed before it stalled. None: it has not, or training went on after that.
         broke_ms: When its first process ended, or the node of one was deleted.
         gone_ms: When its last process had ended. None while one runs.
         saving_ms: For how long saves stopped the training.
@@ -73,6 +76,7 @@ class Life:
     first_step: int = 0
     trained_ms: int | None = None
     left_ms: int | None = None
+    stalled_ms: int | None = None
     broke_ms: int | None = None
     gone_ms: int | None = None
     saving_ms: int = 0
@@ -92,7 +96,10 @@ class Life:
         broke_ms = self.broke_ms
         if broke_ms is not None and self.left_ms is not None and 0 < self.left_ms - broke_ms < _END_MS:
             broke_ms = self.left_ms
-        return min((at for at in (self.left_ms, broke_ms, self.gone_ms) if at is not None), default=None)
+        ended = [at for at in (self.left_ms, broke_ms, self.gone_ms) if at is not None]
+        if ended and self.stalled_ms is not None and self.left_ms is None:  # it stalled until it ended
+            ended.append(self.stalled_ms)
+        return min(ended, default=None)
 
     def spent(self, now_ms: int) -> Spent:
         """Returns where the time from ``began_ms`` to its end went, or to now if it has not ended.
@@ -135,6 +142,15 @@ class Life:
         if end > stop:
             spent[Category.LEAVING] = end - stop
         return spent
+
+    def unseen_end_ms(self, next_ms: int) -> int:
+        """Guesses when it was gone if nobody saw one of its processes end. ``next_ms``: the next pods were created.
+
+        If they have said that they leave, they have not taken long for that.
+        """
+        if self.left_ms is None or self.broke_ms is not None or self.left_ms >= next_ms:
+            return next_ms
+        return self.left_ms + min((next_ms - self.left_ms) // 2, _LEAVES_MS)
 
     def state(self) -> Category:
         """Returns what the time goes into now."""
@@ -188,6 +204,17 @@ class Life:
         else:
             pace = (after.trained_ms - before.trained_ms) / (after.step - before.step)
         return before.trained_ms + round(pace * (step - before.step))
+
+    def goes_on(self, told: StepMark, saving_ms: int) -> bool:
+        """Returns whether a step that is told of was passed after the stall that is known.
+
+        Args:
+            told: The step.
+            saving_ms: For how long saves have stopped the training so far.
+        """
+        if self.stalled_ms is None or self.trained_ms is None:
+            return False
+        return self.trained_ms + told.trained_ms + saving_ms > self.stalled_ms + _END_MS
 
     def with_marks(self, marks: Iterable[StepMark]) -> tuple[StepMark, ...]:
         """Returns its marks and ``marks``; of two for one step the first that was known."""

@@ -44,6 +44,21 @@ class Sighting:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Halt:
+    """What any process of a life says whose training stalls.
+
+    Attributes:
+        attempt: Number of the workload's restarts when its pod was made.
+        created_ms: When its pod was created.
+        stalled_ms: When the newest step was passed.
+    """
+
+    attempt: int
+    created_ms: int
+    stalled_ms: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiding:
     """What the primary process of a life says. None: not yet.
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+import types
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
 from gracepoint_operator.goodput.life import Life
@@ -25,6 +27,8 @@ _LOOKS_MS = 1000
 _WRITES_MS = 80
 #: See ``look``. Watches of one replica are rarely further apart.
 _DOUBT_MS = 10_000
+#: A node that this replica has never seen is lost if it does not show for so long. The watch of nodes may be behind.
+_UNSEEN_MS = 30_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Known:
         created_ms: The second in which its first pod was created.
         pods: UIDs of its pods at the last look. Empty if this replica has seen none.
         nodes: Names of the nodes of these pods that this replica has seen.
+        unseen: Nodes of these pods that this replica has never seen, though it sees others of the gang, and since when
+            it has not. It may have begun after they vanished.
         absent_ms: Since when it was seen to have no pods, if this replica has never seen any.
         ended: By the UID of a pod whose containers have ended: when they did as the kubelet wrote it, and when this
             replica first saw that.
@@ -45,6 +51,7 @@ class Known:
     created_ms: int
     pods: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
+    unseen: Mapping[str, int] = dataclasses.field(default_factory=dict)
     absent_ms: int | None = None
     ended: Mapping[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
 
@@ -115,16 +122,22 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
     if of_life or known.pods:
         vanished = [now_ms] if known.pods - {pod.uid for pod in pods} else []
         nodes = known.nodes | gang.nodes.keys()
-        lost = known.nodes - gang.nodes.keys()
+        unseen = _unseen(of_life, nodes, known.unseen, now_ms) if gang.nodes else {}
+        again_ms = min((since_ms + _UNSEEN_MS for since_ms in unseen.values()), default=None)
+        lost = dict.fromkeys(known.nodes - gang.nodes.keys(), now_ms)
+        lost |= {node: since_ms for node, since_ms in unseen.items() if since_ms + _UNSEEN_MS <= now_ms}
         ends = _ends(of_life, known.ended, now_ms)
         sighting = _sighting(of_life, life.attempt, created, now_ms, ends, ended=vanished, lost=lost, ran=ran)
         now_known = dataclasses.replace(
             known,
             pods=frozenset(pod.uid for pod in of_life),
             nodes=frozenset(pod.node for pod in of_life if pod.node in nodes),
+            unseen=unseen,
             absent_ms=None,
             ended=ends,
         )
+        if again_ms is not None and again_ms > now_ms:
+            after = dataclasses.replace(after, again_ms=again_ms)
     else:
         absent_ms = now_ms if known.absent_ms is None else known.absent_ms
         now_known = dataclasses.replace(known, absent_ms=absent_ms)
@@ -133,7 +146,7 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
         if now_ms - absent_ms < _DOUBT_MS and not newer:
             return PodsSeen((), now_known, absent_ms + _DOUBT_MS)
         sighting = _sighting([], life.attempt, created, now_ms, {}, ended=[absent_ms], ran=ran)
-    return PodsSeen((sighting, *after.sightings), after.known if newer else now_known)
+    return PodsSeen((sighting, *after.sightings), after.known if newer else now_known, after.again_ms)
 
 
 def _is_newer(life: Life, pod: Pod) -> bool:
@@ -164,6 +177,12 @@ def _is_older(life: Life, pod: Pod) -> bool:
     return pod.finished and _ms(pod.created_at) < second_ms and _ms(ended_at) <= second_ms
 
 
+def _unseen(pods: Sequence[Pod], seen: AbstractSet[str], known: Mapping[str, int], now_ms: int) -> Mapping[str, int]:
+    """As ``Known.unseen``, after another look."""
+    nodes = {pod.node for pod in pods if pod.node and not pod.finished} - seen
+    return {node: known.get(node, now_ms) for node in nodes}
+
+
 def _ends(pods: Sequence[Pod], known: Mapping[str, tuple[float, int]], now_ms: int) -> Mapping[str, tuple[float, int]]:
     """As ``Known.ended``, after another look."""
     found: dict[str, tuple[float, int]] = {}
@@ -183,7 +202,7 @@ def _sighting(
     ends: Mapping[str, tuple[float, int]],
     *,
     ended: Sequence[int],
-    lost: Set[str] = frozenset(),
+    lost: Mapping[str, int] = types.MappingProxyType({}),
     ran: bool,
 ) -> Sighting:
     """Returns what is seen of a life with these pods.
@@ -195,14 +214,14 @@ def _sighting(
         now_ms: The time.
         ends: As ``Known.ended``.
         ended: When pods ended that are not there any more.
-        lost: Nodes that are not there any more.
+        lost: Nodes that are not there any more, and when that was seen.
         ran: True if all its containers were started once.
     """
     unfinished = [pod for pod in pods if not pod.finished]
     living = [pod for pod in unfinished if pod.node not in lost]
     by_kubelet = [ends.get(pod.uid) for pod in pods if pod.finished]
     ended = [*ended, *(now_ms if end is None else _moment_of_kubelet(*end).at_ms for end in by_kubelet)]
-    broken = [*ended, now_ms] if len(living) < len(unfinished) else ended
+    broken = [*ended, *(lost[pod.node] for pod in unfinished if pod.node in lost)]
     return Sighting(
         attempt=attempt,
         created=created,
@@ -210,7 +229,7 @@ def _sighting(
         pods=len(unfinished),
         started=_last([pod.started_at for pod in unfinished], now_ms, _moment_of_kubelet),
         broke_ms=min(broken) if broken and (ran or not living) else None,
-        gone_ms=None if living else max(ended, default=now_ms),
+        gone_ms=None if living else max(ended, default=max(broken, default=now_ms)),
     )
 
 

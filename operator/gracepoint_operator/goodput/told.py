@@ -6,7 +6,7 @@ import math
 
 from gracepoint.wire.messages import Spent
 from gracepoint_operator.goodput.life import MARKS, StepMark
-from gracepoint_operator.goodput.news import Tiding
+from gracepoint_operator.goodput.news import Halt, Tiding
 from gracepoint_operator.kube.objects import Pod
 
 #: A process that says it runs for longer is not believed: ten years.
@@ -51,6 +51,13 @@ def tiding(spent: Spent, session: str, pod: Pod, now: float, *, of_former: bool 
         marks=tuple(sorted(StepMark(int(step), _ms(trained_s)) for step, trained_s in (spent.passed or {}).items())),
         of_former=of_former,
     )
+
+
+def halt(stalled_s: float, pod: Pod, now: float) -> Halt | None:
+    """Reads that training has stalled for so many seconds. None if that cannot be."""
+    if not 0 <= stalled_s <= _LONGEST_S:
+        return None
+    return Halt(attempt=pod.restart_attempt, created_ms=_ms(pod.created_at), stalled_ms=round((now - stalled_s) * 1000))
 
 
 def _is_sound(spent: Spent) -> bool:

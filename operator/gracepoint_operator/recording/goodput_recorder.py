@@ -17,10 +17,10 @@ from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.goodput import sight, stored
 from gracepoint_operator.goodput.categories import Category
 from gracepoint_operator.goodput.ledger import GoodputLedger
-from gracepoint_operator.goodput.news import Sighting, Tiding
+from gracepoint_operator.goodput.news import Halt, Sighting, Tiding
 from gracepoint_operator.goodput.save_interval import suggested
 from gracepoint_operator.goodput.sight import Known
-from gracepoint_operator.goodput.told import tiding
+from gracepoint_operator.goodput.told import halt, tiding
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.observability.logs import about
@@ -50,7 +50,7 @@ class _End:
     at_ms: int
 
 
-_Change = Sighting | Tiding | _End
+_Change = Sighting | Tiding | Halt | _End
 
 
 @dataclasses.dataclass
@@ -144,14 +144,22 @@ class GoodputRecorder:
             spent: What it says. None: nothing, as older libraries.
             of_former: True if the session is of a former start, which its pod's process has found in the checkpoint.
         """
+        if spent is not None:
+            self._take(pod, tiding(spent, session, pod, self._clock(), of_former=of_former), spent)
+
+    def stalled(self, pod: Pod, stalled_s: float | None) -> None:
+        """Takes that a process of a pod has passed no step for so many seconds. None: it does not stall."""
+        if stalled_s is not None:
+            self._take(pod, halt(stalled_s, pod, self._clock()), stalled_s)
+
+    def _take(self, pod: Pod, said: Tiding | Halt | None, words: object) -> None:
         workload = self._cache.objects.workloads.get(pod.workload_uid)
         account = self._accounts.get(pod.workload_uid)
         policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
-        if spent is None or workload is None or account is None or policy is None:
+        if workload is None or account is None or policy is None:
             return
-        said = tiding(spent, session, pod, self._clock(), of_former=of_former)
         if said is None:
-            log.warning("what a process says of its time is impossible", extra=about(pod=pod.name, said=str(spent)))
+            log.warning("what a process says of its time is impossible", extra=about(pod=pod.name, said=str(words)))
             return
         # The pod may be of a life that was not seen yet.
         self._look(self._cache.gang(workload.uid), workload, policy, account)
@@ -255,6 +263,8 @@ def _changed(ledger: GoodputLedger, changes: Iterable[_Change]) -> GoodputLedger
                 ledger = ledger.saw(change)
             case Tiding():
                 ledger = ledger.heard(change)
+            case Halt():
+                ledger = ledger.halted(change)
             case _End():
                 ledger = ledger.ended(change.at_ms)
     return ledger

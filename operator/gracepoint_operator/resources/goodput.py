@@ -84,6 +84,8 @@ class GangLife(Model):
     """When the first step was done."""
     left: Time | None = None
     """When training ended for a preemption, as the gang reported it."""
+    stalled: Time | None = None
+    """When the last step was passed, if no process has passed one for long."""
     broke: Time | None = None
     """When the first process ended."""
     gone: Time | None = None

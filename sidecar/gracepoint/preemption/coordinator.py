@@ -144,7 +144,7 @@ class Coordinator:
             reports = StallReports(settings, reporter, self._exit, lambda: self.step)
             self._stall_watch = StallWatch(settings.stall_after_s, self.activities, board, pods, reports, clock=clock)
         try:
-            self._receivers.listen(session, group, tell_jax, time_spent.spent)
+            self._receivers.listen(session, group, tell_jax, time_spent.spent, forecaster.stalled_s)
         except BaseException:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
             raise

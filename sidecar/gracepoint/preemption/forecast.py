@@ -14,6 +14,9 @@ from gracepoint.deadline_plan import NewestSnapshot, Situation
 _KEPT = 9
 #: Steps in flight at most; see ``session.run_ahead``.
 LIMIT = 2
+#: Training stalls if no step was passed for so long, and for so many times the longest step so far.
+_STALLED_S = 10.0
+_STALLED_TIMES = 5
 #: A step that takes this long is a long one: only one of these is in flight.
 LONG_STEP_S = 1.0
 
@@ -109,6 +112,13 @@ class TrainingPace:
         """Seconds of the longest step so far."""
         return self._longest_s
 
+    def stalled_s(self, now_s: float) -> float | None:
+        """Returns the seconds since the newest step was passed if training stalls. None if it goes on, or is new."""
+        last_s, step_s = self._last_s, max(self.step_s, self._longest_s)
+        if last_s is None or step_s == 0.0:
+            return None
+        return now_s - last_s if now_s - last_s > max(_STALLED_S, _STALLED_TIMES * step_s) else None
+
 
 def limit(step_s: float) -> int:
     """Returns how many steps may be in flight if one takes ``step_s``."""
@@ -135,7 +145,7 @@ def own_figures(pace: TrainingPace, save_s: float) -> Figures:
 
 
 class Forecaster:
-    """What is known so far. Any thread may call ``figures``; the rest belongs to the training thread.
+    """What is known so far. Any thread may call ``figures`` and ``stalled_s``; the rest belongs to the training thread.
 
     Args:
         process_count: How many processes save together.
@@ -182,6 +192,10 @@ class Forecaster:
     def passed(self) -> None:
         """Notes that a step was passed."""
         self._pace.passed(self._clock())
+
+    def stalled_s(self) -> float | None:
+        """Returns the seconds since the newest step was passed if training stalls. None if it goes on, or is new."""
+        return self._pace.stalled_s(self._clock())
 
     def figures(self) -> Figures | None:
         """Returns what an emergency save would take now. None while that is not known."""

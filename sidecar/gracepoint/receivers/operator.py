@@ -59,6 +59,7 @@ class Operator:
         library_version: str,
         hints: Hints | None = None,
         spent: Callable[[], Spent] | None = None,
+        stalled_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Starts to listen.
 
@@ -69,6 +70,7 @@ class Operator:
             library_version: The library's version.
             hints: Where hints go. None: none are wanted.
             spent: Returns what the time went into so far. None: it is not told.
+            stalled_s: Returns for how many seconds training has stalled. None if it has not.
         """
         settings = self._settings
         who = Subscription(
@@ -96,6 +98,7 @@ class Operator:
             hints,
             None if settings.ca_certificate is None else self._trust,
             spent if gang.process_index == 0 else None,
+            stalled_s,
         )
 
     def wait_until_connected(self, timeout_s: float) -> bool:

@@ -48,7 +48,12 @@ class ReceiverSet:
         return None if self._operator is None else self._operator.sender
 
     def listen(
-        self, session: str, gang: ProcessGroup, on_sigterm: Callable[[], None], spent: Callable[[], Spent]
+        self,
+        session: str,
+        gang: ProcessGroup,
+        on_sigterm: Callable[[], None],
+        spent: Callable[[], Spent],
+        stalled_s: Callable[[], float | None],
     ) -> None:
         """Starts to listen.
 
@@ -57,12 +62,13 @@ class ReceiverSet:
             gang: The processes that train together.
             on_sigterm: Called once, in the thread that reads SIGTERM.
             spent: Returns what the time went into so far.
+            stalled_s: Returns for how many seconds training has stalled. None if it has not.
         """
         self._sigterm = SigtermReceiver(self._mailbox, self._settings.grace_period_s, on_signal=on_sigterm)
         self._sigterm.install()
         self._metadata = MetadataWatchers.known_to(self._settings, self._mailbox)
         if self._operator is not None:
-            self._operator.subscribe(session, gang, self._mailbox, __version__, self._hints, spent)
+            self._operator.subscribe(session, gang, self._mailbox, __version__, self._hints, spent, stalled_s)
         if self._receiver is not None:
             self._receiver.start(self._mailbox)
 

@@ -53,6 +53,7 @@ class OperatorSubscriber:
         trust: Called with the PEM certificates that the operator says are to be trusted. None if ``who`` has no
             ``trust``. Raises ``ssl.SSLError`` if they cannot be read.
         spent: Returns what the time went into so far, for each first message. None: it is not told.
+        stalled_s: Returns for how many seconds training has stalled, for each first message. None if it has not.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class OperatorSubscriber:
         hints: Hints | None = None,
         trust: Callable[[str], None] | None = None,
         spent: Callable[[], Spent] | None = None,
+        stalled_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._channel = channel
         self._who = who
@@ -71,6 +73,7 @@ class OperatorSubscriber:
         self._hints = hints
         self._trust = trust
         self._spent = spent
+        self._stalled_s = stalled_s
         self._acknowledge = acknowledge
         self._closed = threading.Event()
         self._connected = threading.Event()
@@ -110,7 +113,8 @@ class OperatorSubscriber:
             self._closed.wait(backoff.next_s())
 
     def _read_stream(self, backoff: Backoff) -> None:
-        who = self._who if self._spent is None else dataclasses.replace(self._who, spent=self._spent())
+        spent = None if self._spent is None else self._spent()
+        who = dataclasses.replace(self._who, spent=spent, stalled_s=self._stalled_s())
         response = self._channel.stream(PATH_SUBSCRIBE, who)
         self._greeted(response)
         unreadable = 0

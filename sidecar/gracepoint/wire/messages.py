@@ -89,6 +89,8 @@ class Subscription(Message):
         trust: ``trust_digest`` of the authorities that the process trusts. It is sent a ``Trust`` if the operator has
             others. Absent: an older library, or one that trusts the system's authorities, which is sent none.
         spent: What the time went into so far. Absent: an older library, or not the primary process.
+        stalled_s: How long ago the newest step was passed, if that is far longer than steps take. Absent: an older
+            library, or training goes on, or has not begun.
     """
 
     namespace: str
@@ -103,6 +105,7 @@ class Subscription(Message):
     takes_hints: bool = False
     trust: str | None = None
     spent: Spent | None = None
+    stalled_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

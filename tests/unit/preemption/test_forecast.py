@@ -36,6 +36,18 @@ def test_longest_step_leaves_out_the_first_ones() -> None:
     assert (pace.step_s, pace.longest_s) == (1, 20)
 
 
+def test_training_stalls_if_no_step_is_passed_for_far_longer_than_steps_take() -> None:
+    pace = TrainingPace()
+    assert pace.stalled_s(100.0) is None, "it has not begun"
+    pace.passed(100.0)
+    assert pace.stalled_s(200.0) is None, "the first step may be long"
+    for step in range(1, 10):
+        pace.passed(100.0 + 3 * step)
+    assert [pace.stalled_s(127.0 + later) for later in (9, 14, 16)] == [None, None, 16.0]
+    pace.passed(150.0)
+    assert pace.stalled_s(150.0 + 16) is None, "one step took 23 s"
+
+
 def test_figures_are_known_after_state_and_pace_and_updated_by_saves() -> None:
     now_s = itertools.count(0.0)
     throughput = Throughput()

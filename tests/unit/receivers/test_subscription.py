@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -70,9 +71,12 @@ def subscribe(tmp_path: Path, heard: Heard, server: OperatorServer) -> Iterator[
     token.write_text("a token\n")
     made: list[OperatorSubscriber] = []
 
-    def start(url: str, ca_certificate: str, receipts: list[Acknowledgement] | None = None) -> OperatorSubscriber:
+    def start(
+        url: str, ca_certificate: str, receipts: list[Acknowledgement] | None = None, **more: Any
+    ) -> OperatorSubscriber:
         acknowledge = (lambda receipt: None) if receipts is None else receipts.append
-        made.append(OperatorSubscriber(OperatorConnection(url, ca_certificate, str(token)), WHO, heard, acknowledge))
+        connection = OperatorConnection(url, ca_certificate, str(token))
+        made.append(OperatorSubscriber(connection, WHO, heard, acknowledge, **more))
         return made[-1]
 
     yield start
@@ -255,6 +259,17 @@ def test_notice_repeated_after_reconnection_is_the_same(
     assert {(post.origin, post.revision) for post in heard.posts} == {("gpt-1", 7)}
     assert heard.remaining_s() == pytest.approx(deadline_s - time.monotonic(), abs=5)
     assert len(receipts) == 2, "the first may have been lost with its stream"
+
+
+def test_each_connection_says_for_how_long_training_has_stalled(
+    subscribe: Callable[..., OperatorSubscriber], server: OperatorServer, pauses: list[str]
+) -> None:
+    stalled_s = iter([None, 42.0])
+    subscribe(server.url, server.ca_certificate, stalled_s=lambda: next(stalled_s))
+    first = server.wait_for_stream()
+    first.end()
+    again = server.wait_for_stream(number=2)
+    assert (first.who.stalled_s, again.who.stalled_s) == (None, 42.0)
 
 
 def test_certificate_of_the_new_authority_is_trusted_during_rotation(

@@ -86,6 +86,7 @@ class SimulatedJob:
         self._numbers = itertools.count()
         self._arrivals: list[tuple[float, int, Callable[[float], None]]] = []
         self._down_until = 0.0
+        self._pace = random.uniform(0.2, 0.8)  # seconds of a step, in each life: the same program on the same devices
         self._knows_starts = random.random() < 0.5  # an older library does not say them
         self._steps: list[tuple[float, float]] = []  # each step that is not lost, and its seconds
         self._committed = 0
@@ -102,7 +103,8 @@ class SimulatedJob:
         ends = ["notice"] * 4 + ["kill"] * 3 + ["node lost", "suspend", "too late", "early"]
         end = "" if last else self._random.choice(ends)
         stage = self._random.choice(["scheduling", "image", "join", "restore", "compile"]) if end == "early" else ""
-        if self._random.random() < 0.1:
+        # When a start ended of which no process and no replica tells, nobody can know.
+        if self._random.random() < 0.1 and not stage:
             self._operator_is_down(self._random.uniform(3, 40))
         for begin in (self._schedule, self._start, self._join, self._restore, self._compile):
             name = begin.__name__.strip("_")
@@ -176,7 +178,7 @@ class SimulatedJob:
     def _train(self, end: str) -> None:
         step, number = self._restored, self._random.randrange(5, 800)
         under_way: tuple[int, float] | None = None  # the save in the background, and when it is committed
-        pace = self._random.uniform(0.05, 0.8)
+        pace = self._pace * self._random.uniform(0.9, 1.1)
         for _ in range(number):
             step += 1
             self._step(step, pace * self._random.uniform(0.9, 1.1))

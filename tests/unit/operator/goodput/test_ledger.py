@@ -10,7 +10,7 @@ import pytest
 from gracepoint_operator.goodput.categories import Category, total_ms
 from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
 from gracepoint_operator.goodput.life import StepMark
-from gracepoint_operator.goodput.news import Moment, Sighting, Tiding
+from gracepoint_operator.goodput.news import Halt, Moment, Sighting, Tiding
 
 NEW = GoodputLedger(since_ms=0)
 
@@ -61,10 +61,16 @@ FIRST = (
 )
 
 
-def ledger_of(*changes: Sighting | Tiding) -> GoodputLedger:
+def ledger_of(*changes: Sighting | Tiding | Halt) -> GoodputLedger:
     ledger = NEW
     for change in changes:
-        ledger = ledger.saw(change) if isinstance(change, Sighting) else ledger.heard(change)
+        match change:
+            case Sighting():
+                ledger = ledger.saw(change)
+            case Tiding():
+                ledger = ledger.heard(change)
+            case Halt():
+                ledger = ledger.halted(change)
     return ledger
 
 
@@ -138,6 +144,69 @@ def test_a_process_that_says_it_leaves_has_not_ended(ended: int) -> None:
     spent = ledger_of(*FIRST[:2], pods(0, 2000, broke=ended, gone=ended)).spent(40_000)
     assert spent[Category.TRAINING] == 15_000
     assert spent.get(Category.LEAVING, 0) == max(0, ended - 36_000)
+
+
+HALT = Halt(attempt=0, created_ms=2000, stalled_ms=36_000)
+KILLED = (FIRST[0], dataclasses.replace(FIRST[1], left_ms=None), pods(0, 2000, broke=60_000, gone=61_000))
+
+
+@pytest.mark.parametrize("told", [1, 2], ids=["once", "by two processes"])
+def test_a_life_that_stalls_until_it_ends_trained_until_its_last_step(told: int) -> None:
+    halts = [dataclasses.replace(HALT, stalled_ms=36_000 + later) for later in range(told)]
+    ledger = ledger_of(*KILLED[:2], *halts)
+    assert ledger.state() is Category.TRAINING, "it may go on"
+    ended = ledger.saw(KILLED[2]).spent(61_000)
+    assert (ended[Category.TRAINING], ended[Category.LEAVING]) == (15_000, 25_000)
+
+
+def test_a_stall_that_is_over_was_training() -> None:
+    told = dataclasses.replace(KILLED[1], marks=(*KILLED[1].marks, StepMark(151, 30_000)))
+    ended = ledger_of(*KILLED[:2], HALT, told, KILLED[2]).spent(61_000)
+    assert (ended[Category.TRAINING], ended[Category.LEAVING]) == (39_000, 1000)
+
+
+def test_a_step_before_a_stall_that_is_told_late_does_not_end_it() -> None:
+    told = dataclasses.replace(KILLED[1], marks=(*KILLED[1].marks, StepMark(151, 15_900)))
+    assert ledger_of(*KILLED[:2], HALT, told, KILLED[2]).spent(61_000)[Category.TRAINING] == 15_000
+
+
+def test_a_stall_that_ends_with_a_preemption_counts_until_the_save() -> None:
+    assert ledger_of(FIRST[0], KILLED[1], HALT, *FIRST[1:]).spent(40_000) == ledger_of(*FIRST).spent(40_000)
+
+
+@pytest.mark.parametrize(
+    "halt",
+    [
+        pytest.param(dataclasses.replace(HALT, attempt=1), id="of another attempt"),
+        pytest.param(dataclasses.replace(HALT, created_ms=1000), id="of pods before"),
+    ],
+)
+def test_a_stall_of_another_life_changes_nothing(halt: Halt) -> None:
+    ledger = ledger_of(*KILLED[:2])
+    assert ledger.halted(halt) == ledger
+
+
+@pytest.mark.parametrize(
+    ("created", "leaving"),
+    [pytest.param(40_000, 2000, id="soon"), pytest.param(90_000, 10_000, id="long after it")],
+)
+@pytest.mark.parametrize("told", ["by itself", "by the next life"])
+def test_the_end_of_a_life_that_nobody_saw_is_soon_after_it_left(told: str, created: int, leaving: int) -> None:
+    if told == "by itself":
+        ledger = ledger_of(*FIRST[:2], pods(1, created))
+    else:
+        former = dataclasses.replace(FIRST[1], attempt=1, created_ms=created, of_former=True)
+        ledger = ledger_of(*KILLED[:2], pods(1, created), former, former)
+    spent = ledger.spent(created)
+    assert (spent[Category.TRAINING], spent[Category.LEAVING]) == (15_000, leaving)
+    assert spent[Category.WAITING] == 2000 + created - 36_000 - leaving
+    assert total_ms(spent) == created
+
+
+def test_an_end_that_was_seen_is_no_guess() -> None:
+    former = dataclasses.replace(FIRST[1], attempt=1, created_ms=50_000, of_former=True)
+    ledger = ledger_of(*KILLED[:2], pods(0, 2000, broke=37_000, gone=38_000), pods(1, 50_000), former)
+    assert ledger.spent(50_000)[Category.LEAVING] == 2000
 
 
 def test_losses_wait_until_a_later_life_restores() -> None:

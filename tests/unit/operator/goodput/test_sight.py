@@ -132,6 +132,24 @@ def test_a_node_that_a_replica_has_never_seen_is_not_lost(scene: Scene) -> None:
     assert (found.broke_ms, found.gone_ms) == (None, None)
 
 
+def test_a_node_that_stays_unseen_was_lost_before_the_replica_began(scene: Scene) -> None:
+    scene.gone(objects.node("node-1"))
+    first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
+    assert first.again_ms is not None
+    assert NOW_MS < first.again_ms < NOW_MS + 60_000
+    second = look(scene.cache.gang(JOBSET_UID), life(), first.known, first.again_ms)
+    (found,) = second.sightings
+    assert (found.broke_ms, found.gone_ms, second.again_ms) == (NOW_MS, None, None)
+
+
+def test_nodes_are_not_lost_if_the_replica_sees_none(scene: Scene) -> None:
+    for index in range(2):
+        scene.gone(objects.node(f"node-{index + 1}"))
+    first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 60_000).sightings
+    assert (found.broke_ms, found.gone_ms) == (None, None)
+
+
 def test_a_life_is_broken_when_one_process_ends_and_gone_with_all(scene: Scene) -> None:
     scene.clock.move(20)
     scene.seen(kinds.PODS, started(objects.pod(0), ended=NOW + 1))

@@ -19,7 +19,7 @@ from gracepoint_operator.workloads import Workload
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, running, until
+from tests.unit.operator.fakes.replica import Replica, running, subscription, until
 from tests.unit.operator.fakes.scene import Scene
 
 SPENT = Spent(now_s=50.0, joined_s=2.0, restored_s=4.0, trained_s=8.0, saving_s=1.0, saves=2, saves_s=1.0)
@@ -99,6 +99,25 @@ async def test_a_restart_of_the_gang_is_a_disruption_of_the_account(api: MemoryA
         assert ledger.spent(round(clock() * 1000))[Category.TRAINING] == 51_000
 
 
+async def test_a_survivor_of_a_lost_node_tells_when_training_ended(api: MemoryApi, clock: Clock) -> None:
+    """No replica ran when the node was lost, and the process that tells of the time was on it."""
+    async with running(api, clock) as replica:
+        await tell(replica, forecast())
+        await until(lambda: trains(api), "the account")
+    clock.move(60)
+    async with running(api, clock, "replica-b") as replica:
+        survivor = replica.core.cache.objects.pods["uid-pod-1-0"]
+        replica.core.reports.subscribed(survivor, dataclasses.replace(subscription(1, "s-1"), stalled_s=50.0))
+        for nonsense_s in (-1.0, float("nan"), 1e300):
+            replica.core.reports.subscribed(survivor, dataclasses.replace(subscription(1, "s-1"), stalled_s=nonsense_s))
+        clock.move(30)
+        for index in range(2):
+            replica.drop(kinds.PODS, objects.pod(index))
+        await until(lambda: newest(api).state == "waiting", "the end of the life")
+        spent = stored.read(newest(api)).spent(round(clock() * 1000))
+        assert (spent[Category.TRAINING], spent[Category.LEAVING]) == (41_000 + 10_000, 80_000)
+
+
 @pytest.mark.parametrize("session", ["s-0", "s-unknown"], ids=["of the life before", "of no known life"])
 async def test_a_restart_tells_when_the_life_before_stopped(api: MemoryApi, clock: Clock, session: str) -> None:
     """The operator was down from the save on, so that it never heard of it."""
@@ -163,7 +182,7 @@ async def test_time_of_which_nobody_tells_is_unknown(api: MemoryApi, clock: Cloc
 def test_a_large_gang_is_looked_at_less_often() -> None:
     scene, touched = Scene(), list[str]()
     for index in range(100):
-        scene.seen(kinds.PODS, objects.pod(index))
+        scene.seen(kinds.PODS, objects.pod(index, on="node-1"))
     recorder = GoodputRecorder(scene.cache, lambda namespace, name: touched.append(name), Metrics(), scene.clock)
     assert recorder.observe(scene.cache.gang(JOBSET_UID)) is None
     assert recorder.observe(scene.cache.gang(JOBSET_UID)) == pytest.approx(scene.clock() + 0.05)
