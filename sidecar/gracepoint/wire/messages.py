@@ -276,6 +276,8 @@ class Stall(Message):
         suspects: ``jax.process_index()`` of the processes that hold up the others. Empty if that is not known.
         message: Why they are suspected, in words.
         stack: Where the first suspect is, as lines of a traceback. If it has not said so: where the writer is.
+        beside: True if a process beside the training process writes it, which looks at that from outside. It is about
+            the writer's pod alone.
     """
 
     pod_uid: str
@@ -288,3 +290,4 @@ class Stall(Message):
     suspects: list[int]
     message: str
     stack: str
+    beside: bool = False

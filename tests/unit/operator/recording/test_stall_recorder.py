@@ -76,6 +76,24 @@ async def test_a_gang_that_started_again_is_not_stalled(api: MemoryApi, clock: C
         await until(lambda: progressing(api)[0] == "True", "the condition's end")
 
 
+async def test_what_a_keeper_sees_shows_beside_what_the_gang_says(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        seen = dataclasses.replace(
+            STALL, message="process 0 (pod-0-0) does not run: it is stopped by a signal (state T)", beside=True
+        )
+        await take(replica, seen)
+        await take(replica, STALL)
+        await until(lambda: "did not say so" in progressing(api)[1], "what the gang says")
+        assert "it is stopped by a signal (state T)" in progressing(api)[1]
+        assert metrics(replica) == (1, 1)
+        await take(replica, dataclasses.replace(STALL, over=True))
+        await until(lambda: "did not say so" not in progressing(api)[1], "the end of what the gang says")
+        assert progressing(api)[0] == "False"
+        await take(replica, dataclasses.replace(seen, over=True))
+        await until(lambda: progressing(api)[0] == "True", "the condition's end")
+
+
 async def test_a_workload_without_stalls_has_no_condition(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.subscribe(0)
