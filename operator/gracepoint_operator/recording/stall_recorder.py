@@ -28,6 +28,9 @@ from gracepoint_operator.workloads import Workload
 
 log = logging.getLogger(__name__)
 
+# Of one stall, in the metric. A pod may say anything.
+_PODS, _POD_CHARACTERS = 10, 253
+
 
 @dataclasses.dataclass(frozen=True)
 class _Told:
@@ -109,6 +112,11 @@ class StallRecorder:
 
     def _tell_policy(self, workload: Workload) -> None:
         self._metrics.stalled.set(len(self._stalled))
+        self._metrics.stalled_pods.clear()
+        for told in (told for stalls in self._stalled.values() for told in stalls.values()):
+            for pod in (told.stall.pods or [])[:_PODS]:
+                of, stage = told.workload, progress.stage_of(told.stall)
+                self._metrics.stalled_pods.labels(of.namespace, of.name, pod[:_POD_CHARACTERS], stage).set(1)
         key = (workload.namespace, workload.policy)
         of_policy: dict[str, str] = {}
         for stalls in self._stalled.values():

@@ -106,12 +106,20 @@ class Beside:
         pulse: Where the training process says that it runs.
         who: The training process.
         operator: Returns whom to tell. It returns None if there is nobody.
+        clock: Returns monotonic seconds.
     """
 
-    def __init__(self, pulse: Pulse, who: Watched, operator: Callable[[], Operator | None]) -> None:
+    def __init__(
+        self,
+        pulse: Pulse,
+        who: Watched,
+        operator: Callable[[], Operator | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pulse = pulse
         self._who = who
         self._find_operator = operator
+        self._clock = clock
         self._operator: Operator | None = None
         self._session = secrets.token_hex(8)
         limit_s = who.settings.stall_after_s
@@ -123,14 +131,15 @@ class Beside:
         while not orphan.trainer_has_died():
             time.sleep(self._look_every_s)
             try:
-                self._look()
+                self.look()
             except Exception as error:
                 log.exception("could not look at the training process error=%s", error)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Looks once."""
         beats = self._pulse.beats
         doing = [Activity(_PART, self._pulse.stage, (beats,))] if beats else []
-        changes = self._detector.look(time.monotonic(), time.process_time(), doing)
+        changes = self._detector.look(self._clock(), time.process_time(), doing)
         if changes.over and not orphan.trainer_has_died():
             log.warning("the training process runs again")
             self._tell(self._stall("the training process runs again", over=True))
@@ -170,6 +179,7 @@ class Beside:
             message=message,
             stack=stack,
             beside=True,
+            pods=[settings.pod_name] if settings.pod_name else [],
         )
 
     def _tell(self, stall: Stall) -> None:

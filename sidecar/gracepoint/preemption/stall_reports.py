@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from gracepoint.multihost.naming import Pods
+from gracepoint.multihost.naming import Pods, pods_of
 from gracepoint.multihost.stalls import StallBoard, Suspicion
 from gracepoint.preemption import beside
 from gracepoint.preemption.process_exit import ProcessExit
@@ -39,6 +39,7 @@ class StallReports:
         self._reporter = reporter
         self._exit = process_exit
         self._step = step
+        self._pods: Pods = ()
 
     def watch(
         self,
@@ -65,6 +66,7 @@ class StallReports:
         limit_s = self._settings.stall_after_s
         if limit_s <= 0:
             return None
+        self._pods = pods
         pulse = beside.watched(workers, self._settings, group.process_index, self._step)
         return StallWatch(limit_s, activities, board, pods, self, pulse, clock=clock)
 
@@ -76,8 +78,9 @@ class StallReports:
             suspicion: Who is suspected.
             stack: Where the first suspect is, or else where this process is.
         """
-        stage, why = stalled.activity.stage, suspicion.why
-        self._reporter.stall(stage, self._step(), stalled.for_s, suspicion.processes, why, stack)
+        stage, why, suspects = stalled.activity.stage, suspicion.why, suspicion.processes
+        pods = pods_of(suspects, self._pods)
+        self._reporter.stall(stage, self._step(), stalled.for_s, suspects, why, stack, pods)
 
     def over(self, part: str) -> None:
         """Tells the operator that a part makes progress again. Called in the process that told of the stall."""

@@ -278,6 +278,7 @@ class Stall(Message):
         stack: Where the first suspect is, as lines of a traceback. If it has not said so: where the writer is.
         beside: True if a process beside the training process writes it, which looks at that from outside. It is about
             the writer's pod alone.
+        pods: Names of the suspects' pods, as far as they are known. None: the writer is older than this field.
     """
 
     pod_uid: str
@@ -291,3 +292,4 @@ class Stall(Message):
     message: str
     stack: str
     beside: bool = False
+    pods: list[str] | None = None
