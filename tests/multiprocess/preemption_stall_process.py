@@ -52,8 +52,8 @@ def main() -> None:
             stop("freeze")
         heard(observer, event)
 
-    PreemptionObserver.heard = stop_and_hear  # type: ignore[method-assign]
-    Stages.mark = mark_and_stop  # type: ignore[method-assign]
+    PreemptionObserver.heard = stop_and_hear  # type: ignore[method-assign,assignment]
+    Stages.mark = mark_and_stop  # type: ignore[method-assign,assignment]
     session = gracepoint.attach(FOLDER, grace_period_s=30.0)
     sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("x",)), PartitionSpec("x"))
     state = {"w": jax.make_array_from_callback((12,), sharding, lambda i: np.arange(12.0)[i])}

@@ -3,8 +3,8 @@
 python stall_process.py <folder> <report|restart> <limit in seconds> <which process> <where>
 
 ``where`` is ``step``, ``periodic save``, ``restore``, ``emergency save`` (the process gets a SIGTERM then), ``worker``
-(its worker process stops, and not itself), or ``attach``: before it meets the others. That last run saves steps and
-ends.
+(its worker process stops, and not itself), ``beside its worker`` (in a step, and its worker looks on), or ``attach``:
+before it meets the others. That last run saves steps and ends.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def train() -> None:
 
     import gracepoint
     from gracepoint.checkpoint.loading import restore_step
-    from gracepoint.preemption import coordinator, stall_watch
+    from gracepoint.preemption import stall_reports, stall_watch
 
-    watching: Any = coordinator
+    watching: Any = stall_reports
     watching.StallWatch = functools.partial(stall_watch.StallWatch, others_s=_OTHERS_S)
     stall_watch._STORE_S = _STORE_S
     module: Any = restore_step
@@ -90,7 +90,7 @@ def train() -> None:
         stall_after_s=float(LIMIT_S),
         stall_action="restart" if ACTION == "restart" else "report",
         save_every_steps=_SAVE_EVERY_STEPS,
-        writer="worker" if WHERE == "worker" else "thread",
+        writer="worker" if "worker" in WHERE else "thread",
     )
     sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("x",)), PartitionSpec("x"))
     state = {"w": jax.make_array_from_callback((12,), sharding, lambda i: np.arange(12.0)[i])}
@@ -109,6 +109,7 @@ def train() -> None:
         saving = number > begun + _SAVE_EVERY_STEPS
         if saving:
             stop("step")
+            stop("beside its worker")
         if WHERE == "emergency save" and number == begun + _SAVE_EVERY_STEPS + 2:
             ending = True
             if here().process_index == int(PROCESS):

@@ -28,8 +28,12 @@ def start(operator: OperatorServer, folder: Path, stopped: int, where: str) -> P
     return Processes.start(SCRIPT, 2, arguments=arguments, environments=environments, devices=1)
 
 
-def ended(operator: OperatorServer) -> Report | None:
-    return next((report for report in operator.messages(Report) if report.phase.ended), None)
+def wait_for_end(operator: OperatorServer) -> Report:
+    def ended() -> list[Report]:
+        return [report for report in operator.messages(Report) if report.phase.ended]
+
+    operator.wait_until(lambda: bool(ended()), PATIENCE_S)
+    return ended()[0]
 
 
 def test_the_preemption_names_a_process_that_stops_within_it(tmp_path: Path) -> None:
@@ -46,9 +50,7 @@ def test_the_preemption_names_a_process_that_stops_within_it(tmp_path: Path) -> 
                 stream.send_frame(notice(stream, remaining_s=DEADLINE_S))
         for (operator, processes), (stopped, where) in zip(gangs, STOPS, strict=True):
             processes[stopped].wait_for_line(f"stops in {where}", PATIENCE_S)
-            operator.wait_until(lambda operator=operator: ended(operator) is not None, PATIENCE_S)
-            last = ended(operator)
-            assert last is not None
+            last = wait_for_end(operator)
             context = f"process {stopped} in {where}: {last}\n{processes.output()}"
             assert last.phase is Phase.FAILED, context
             assert f"process {stopped} (gpt-workers-0-{stopped})" in last.message, context

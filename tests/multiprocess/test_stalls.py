@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from gracepoint.wire.messages import Stall
 from tests.multiprocess.launcher import Processes
+from tests.unit.receivers.fakes.server import OperatorServer
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).with_name("stall_process.py")
 LIMIT_S = 3
 PATIENCE_S = 120.0
+STOPPED = "it is stopped by a signal (state T)"
 #: Which process stops where, and what the other one does then.
 STOPS = [(0, "step", "training"), (1, "step", "training"), (1, "periodic save", "training"), (1, "restore", "restore")]
 
@@ -66,6 +69,22 @@ def test_a_worker_that_stops_in_a_save_is_named_by_its_process(tmp_path: Path) -
         processes.wait_for_any_line([0, 1], "suspects=[1]", PATIENCE_S)
         os.kill(worker, signal.SIGCONT)
         processes[1].wait_for_line("there is progress again part=background save", PATIENCE_S)
+
+
+def test_a_lone_process_that_stops_is_named_by_its_worker(tmp_path: Path) -> None:
+    with OperatorServer() as operator:
+        environments = [operator.environment(0, 1, tmp_path)]
+        arguments = [str(tmp_path / "checkpoints"), "report", str(LIMIT_S), "0", "beside its worker"]
+        with Processes.start(SCRIPT, 1, arguments=arguments, environments=environments, devices=1) as processes:
+            processes[0].wait_for_line("stops in beside its worker", PATIENCE_S)
+            (told,) = operator.wait_for(Stall)
+            assert told.message == "process 0 (gpt-workers-0-0) does not run: by its worker process, " + STOPPED
+            assert told.stage.startswith("training after step ")
+            assert "stop" in told.stack
+            assert (told.suspects, told.beside, told.over) == ([0], True, False)
+            assert "no progress part=process stage=training" in processes[0].output
+            processes[0].signal(signal.SIGCONT)
+            assert operator.wait_for(Stall, 2)[1].over
 
 
 def test_the_others_exit_for_a_restart_if_the_policy_says_so(tmp_path: Path) -> None:

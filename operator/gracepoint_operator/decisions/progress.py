@@ -6,6 +6,7 @@ A policy has the condition, and so has a Preemption within which the gang stalle
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping
 
 from gracepoint.wire.messages import Stall
@@ -16,6 +17,7 @@ from gracepoint_operator.workloads import ANY_PLURAL
 
 REASON_STALLED = "TrainingStalled"
 REASON_PROGRESS = "TrainingProgresses"
+_STAGE_CHARACTERS = 64
 
 
 def in_words(stall: Stall) -> str:
@@ -23,6 +25,11 @@ def in_words(stall: Stall) -> str:
     told = f"no progress for {stall.for_s:.0f} s in {stall.stage}; {stall.message}"
     lines = [line.strip() for line in stall.stack.splitlines() if line.strip()]
     return f"{told}; it is at: {' '.join(lines[-2:])}" if lines else told
+
+
+def stage_of(stall: Stall) -> str:
+    """Returns the stage without the step, for a metric."""
+    return re.sub(r" (of|after) step .*", "", stall.stage)[:_STAGE_CHARACTERS]
 
 
 def note(stall: Stall) -> Note:

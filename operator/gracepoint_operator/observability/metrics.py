@@ -67,6 +67,12 @@ class Metrics:
             "Gangs that make no progress, as far as this replica was told.",
             registry=self.registry,
         )
+        self.stalled_pods = prometheus.Gauge(
+            "gracepoint_stalled_pods",
+            "1 for each pod that holds up its gang, as far as this replica was told, at most 10 of a gang.",
+            ["namespace", "workload", "pod", "stage"],
+            registry=self.registry,
+        )
         self.evictions = prometheus.Counter(
             "gracepoint_evictions_answered",
             "Attempts to evict a pod of a gang, by what this replica answered: wait (429) or go.",

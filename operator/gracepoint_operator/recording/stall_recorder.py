@@ -3,6 +3,9 @@
 ``take`` and ``resumed`` are called on the controller's event loop by the handler of messages, and do not wait. The
 Events are posted by tasks of a write queue. Each replica knows of the stalls that it was told of; the one that was told
 last writes the condition. ``close`` ends the queue.
+
+A gang tells of its stall once. A process beside a trainer, which looks at it from outside, tells of that pod alone.
+What both say is shown together, the gang's word first.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.workloads import Workload
 
 log = logging.getLogger(__name__)
+
+# Of one stall, in the metric. A pod may say anything.
+_PODS, _POD_CHARACTERS = 10, 253
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +67,8 @@ class StallRecorder:
         self._metrics = metrics
         self._clock = clock
         self._events = EventRecorder(api, clock, replica)
-        self._stalled: dict[str, _Told] = {}  # UID of the workload -> its stall
+        # UID of the workload -> UID of the pod that is looked at, empty for the gang -> its stall.
+        self._stalled: dict[str, dict[str, _Told]] = {}
         self._latest: dict[str, _Told] = {}  # UID of the workload -> what is to be posted
         self._write_queue = WriteQueue("stall", self._write, metrics, interval_s)
 
@@ -75,21 +82,25 @@ class StallRecorder:
             extra=about(pod=pod.name, stage=stall.stage, suspects=stall.suspects, said=stall.message),
         )
         told = _Told(workload, stall, self._clock())
+        about_pod = pod.uid if stall.beside else ""
+        stalls = self._stalled.setdefault(workload.uid, {})
         if stall.over:
-            self._stalled.pop(workload.uid, None)
+            stalls.pop(about_pod, None)
         else:
-            if workload.uid not in self._stalled:
+            if not stalls:
                 self._metrics.stalls.inc()
-            self._stalled[workload.uid] = told
+            stalls[about_pod] = told
+        if not stalls:
+            del self._stalled[workload.uid]
         self._latest[workload.uid] = told
         self._write_queue.touch((workload.namespace, workload.uid))
         self._tell_policy(workload)
 
     def resumed(self, workload_uid: str) -> None:
         """The gang has started again: it is not stalled any more."""
-        told = self._stalled.pop(workload_uid, None)
-        if told is not None:
-            self._tell_policy(told.workload)
+        stalls = self._stalled.pop(workload_uid, None)
+        if stalls is not None:
+            self._tell_policy(next(iter(stalls.values())).workload)
 
     def forget(self, workload_uid: str) -> None:
         """The workload is gone."""
@@ -101,12 +112,17 @@ class StallRecorder:
 
     def _tell_policy(self, workload: Workload) -> None:
         self._metrics.stalled.set(len(self._stalled))
+        self._metrics.stalled_pods.clear()
+        for told in (told for stalls in self._stalled.values() for told in stalls.values()):
+            for pod in (told.stall.pods or [])[:_PODS]:
+                of, stage = told.workload, progress.stage_of(told.stall)
+                self._metrics.stalled_pods.labels(of.namespace, of.name, pod[:_POD_CHARACTERS], stage).set(1)
         key = (workload.namespace, workload.policy)
-        of_policy = {
-            told.workload.name: progress.in_words(told.stall)
-            for told in self._stalled.values()
-            if (told.workload.namespace, told.workload.policy) == key
-        }
+        of_policy: dict[str, str] = {}
+        for stalls in self._stalled.values():
+            of = next(iter(stalls.values())).workload
+            if (of.namespace, of.policy) == key:
+                of_policy[of.name] = "; ".join(progress.in_words(stalls[about].stall) for about in sorted(stalls))
         self._policy_writer.stalls(key, of_policy)
 
     async def _write(self, key: Key) -> None:

@@ -2,7 +2,8 @@
 
 The keeper is an init container with ``restartPolicy: Always``. The kubelet starts it before the training container, and
 tells it to end after that, within the pod's grace period. It runs the training container's own image, and sees the same
-volumes and credentials, as it writes the same checkpoints. Because it is there first, it also has the newest checkpoint
+volumes and credentials, as it writes the same checkpoints. It has the token for the operator, too: it reports that the
+trainer does not run. Because it is there first, it also has the newest checkpoint
 read into the page cache while the training container starts.
 """
 
@@ -12,7 +13,6 @@ import copy
 
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
-from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
 from gracepoint_operator.webhooks.training_jobs import Json
 
 #: Name of the container and of the volume with its socket. The name is reserved.
@@ -22,7 +22,7 @@ _MEMORY = "512Mi"  # of its own: snapshots are charged to the training container
 _CPU = "1"
 # The library's module that reads ahead. A keeper of an older library ignores it.
 _READS_AHEAD = "gracepoint.session.ahead_in_keeper"
-# What only the trainer needs.
+# Of the trainer alone, which tells the keeper where the operator is: the operator's address may change for new pods.
 _NOT_ITS = frozenset({Env.OPERATOR_URL, Env.CA_CERTIFICATE, Env.TOKEN_FILE})
 # Of the training container, taken over as they are.
 _SHARED = ("image", "imagePullPolicy", "envFrom", "securityContext", "workingDir")
@@ -44,7 +44,7 @@ def inject_keeper(pod: Json, container: Json) -> None:
         "restartPolicy": "Always",
         "command": ["python3", "-m", "gracepoint.async_calls.keeper", names.KEEPER_SOCKET, _READS_AHEAD],
         "env": [copy.deepcopy(v) for v in container.get("env") or [] if v["name"] not in _NOT_ITS],
-        "volumeMounts": [copy.deepcopy(m) for m in _others(container["volumeMounts"], TOKEN_VOLUME)],
+        "volumeMounts": copy.deepcopy(container["volumeMounts"]),
         "resources": _resources(container),
     }
     pod["initContainers"] = [*_others(pod.get("initContainers"), KEEPER), keeper]

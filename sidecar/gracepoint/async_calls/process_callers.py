@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds until a worker that was killed has ended.
 _KILLED_S = 30.0
+#: The numbers of the calls that every worker gets first begin here. No request has such a number.
+_FIRST_CALLS = 1 << 62
 
 
 class _ProcessAsyncCaller(AsyncCaller):
@@ -59,6 +61,7 @@ class _ProcessAsyncCaller(AsyncCaller):
         self._orphan_limit_s = orphan_limit_s
         self._keeper = keeper
         self._workers: list[WorkerProcess] = []  # those that have not ended
+        self._first_calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         # Calls that were handed over are finished: a caller that is dropped, or still there at the interpreter's end,
         # only says that no more come. `__del__` may run when the modules that it needs are gone already.
         weakref.finalize(self, _no_more_calls, self._workers, os.getpid())
@@ -85,6 +88,23 @@ class _ProcessAsyncCaller(AsyncCaller):
         self._sent(worker)
         return ended
 
+    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
+        """Has each worker call a function once: those that there are, and later ones before all else.
+
+        Args:
+            function: It can be imported, and does not take long. Its errors are in the log of this process.
+            *arguments: They can be pickled.
+        """
+        self._first_calls.append((function, arguments))
+        for worker in self._workers:
+            if worker.alive:
+                self._call_first(worker, len(self._first_calls) - 1)
+
+    def _call_first(self, worker: WorkerProcess, number: int) -> None:
+        function, arguments = self._first_calls[number]
+        block, header_bytes, shared = pack(function, arguments, {}, self._pool)
+        worker.send(_FIRST_CALLS + number, block, header_bytes, shared).add_done_callback(_log_error)
+
     @abc.abstractmethod
     def _worker(self) -> WorkerProcess:
         """Returns the worker for the next call."""
@@ -96,6 +116,8 @@ class _ProcessAsyncCaller(AsyncCaller):
         worker = self._new_worker(self._keeper)
         self._workers[:] = [each for each in self._workers if each.alive]
         self._workers.append(worker)
+        for number in range(len(self._first_calls)):
+            self._call_first(worker, number)
         return worker
 
     def _new_worker(self, keeper: str | None) -> WorkerProcess:
@@ -147,6 +169,11 @@ class _ProcessAsyncCaller(AsyncCaller):
         workers = list(self._workers)
         self._workers.clear()
         return workers
+
+
+def _log_error(ended: Future[None]) -> None:
+    if (error := ended.exception()) is not None:
+        logger.warning("a call that every worker process gets has failed: %s", error)
 
 
 def _no_more_calls(workers: list[WorkerProcess], owner: int) -> None:

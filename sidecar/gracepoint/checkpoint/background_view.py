@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.deadline_plan import NewestSnapshot
 from gracepoint.save_progress import SaveProgress
@@ -30,6 +32,10 @@ class BackgroundView:
     def commit_key(self) -> str | None:
         """Key of the barrier at which ``save`` or ``promote`` commits; cancel it to end the wait. None: not saving."""
         return self.executor.commit_key
+
+    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
+        """Has each worker process that writes saves call a function once. Nothing if threads write them."""
+        self.executor.handing.in_every_worker(function, *arguments)
 
     def stop(self, reason: str) -> None:
         """Stops the background save under way, so that ``save`` need not wait for it. Collective."""

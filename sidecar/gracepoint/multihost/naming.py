@@ -18,6 +18,12 @@ def group_name(participants: Sequence[int], process_count: int) -> str:
     return hashlib.sha256(json.dumps(list(participants)).encode()).hexdigest()[:12]
 
 
+def pods_of(processes: Iterable[int], pods: Pods, *, at_most: int = 10) -> list[str]:
+    """Returns the names of the pods of some processes, of at most ``at_most``, without those that are not known."""
+    found = (pods[index] for index in list(processes)[:at_most] if index < len(pods))
+    return [name for name in found if name]
+
+
 def named(processes: Iterable[int], names: Pods = (), *, at_most: int = 10) -> str:
     """Returns process indices in words, with their pods if known. At most ``at_most`` are named."""
     found = list(processes)

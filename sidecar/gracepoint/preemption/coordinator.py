@@ -27,7 +27,6 @@ from gracepoint.preemption.outcome import Outcome
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stall_reports import StallReports
-from gracepoint.preemption.stall_watch import StallWatch
 from gracepoint.preemption.suspects import Suspects
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.preemption.time_spent import TimeSpent
@@ -139,10 +138,8 @@ class Coordinator:
             group, settings, saver, mailbox, budget, reporter, self._outcome, self._agreement, forecaster
         )
         mailbox.listen(NoticePublisher(mailbox, self._agreement, group.process_index, clock))
-        self._stall_watch: StallWatch | None = None
-        if settings.stall_after_s > 0:
-            reports = StallReports(settings, reporter, self._exit, lambda: self.step)
-            self._stall_watch = StallWatch(settings.stall_after_s, self.activities, board, pods, reports, clock=clock)
+        reports = StallReports(settings, reporter, self._exit, lambda: self.step)
+        self._stall_watch = reports.watch(saver, group, self.activities, board, pods, clock)
         try:
             self._receivers.listen(session, group, tell_jax, time_spent.spent, forecaster.stalled_s)
         except BaseException:

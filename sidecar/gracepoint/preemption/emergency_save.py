@@ -59,6 +59,9 @@ class StepSaver(Protocol):
     def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Any:
         """Commits the newest snapshot. The result is like that of ``save``."""
 
+    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
+        """Has each worker process that writes saves call a function once."""
+
     def stop(self, reason: str) -> None:
         """Stops the background save under way."""
 

@@ -217,7 +217,16 @@ class Reporter:
         self.time_spent.trains(step)
         self.resumption(None, training=True)
 
-    def stall(self, stage: str, step: int, for_s: float, suspects: Sequence[int], message: str, stack: str) -> None:
+    def stall(
+        self,
+        stage: str,
+        step: int,
+        for_s: float,
+        suspects: Sequence[int],
+        message: str,
+        stack: str,
+        pods: Sequence[str] = (),
+    ) -> None:
         """Reports that the processes make no progress, by whichever process finds that out.
 
         Args:
@@ -227,9 +236,10 @@ class Reporter:
             suspects: The processes that hold up the others.
             message: Why they are suspected.
             stack: Where the first of them is.
+            pods: Names of their pods, as far as they are known.
         """
         log.error("stall stage=%s step=%d seconds=%.0f suspects=%s message=%s", stage, step, for_s, suspects, message)
-        self._send_stall(stage, step, message, for_s, suspects, stack)
+        self._send_stall(stage, step, message, for_s, suspects, stack, pods)
 
     def stall_over(self, stage: str, step: int) -> None:
         """Reports that there is progress again, by the process that reported the stall.
@@ -249,6 +259,7 @@ class Reporter:
         for_s: float = 0.0,
         suspects: Sequence[int] = (),
         stack: str = "",
+        pods: Sequence[str] = (),
         *,
         over: bool = False,
     ) -> None:
@@ -264,6 +275,7 @@ class Reporter:
                 suspects=list(suspects[:_SUSPECTS]),
                 message=message,
                 stack=stack[-_STACK_CHARACTERS:],
+                pods=list(pods),
             )
             self._sender.send(told, within_s=_UNHURRIED_S)
 

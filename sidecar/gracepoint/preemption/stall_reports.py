@@ -1,17 +1,21 @@
 """What follows from a stall: a report to the operator and, if the settings say so, the end of this process.
 
-The threads of the stall watch call everything here.
+The threads of the stall watch call everything here but ``watch``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from gracepoint.multihost.stalls import Suspicion
+from gracepoint.multihost.naming import Pods, pods_of
+from gracepoint.multihost.stalls import StallBoard, Suspicion
+from gracepoint.preemption import beside
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
-from gracepoint.preemption.stall_detector import Stalled
+from gracepoint.preemption.stall_detector import Activity, Stalled
+from gracepoint.preemption.stall_watch import StallWatch
+from gracepoint.process_group import ProcessGroup
 from gracepoint.settings import Settings
 from gracepoint.wire.names import STALL_RESTART
 
@@ -35,6 +39,36 @@ class StallReports:
         self._reporter = reporter
         self._exit = process_exit
         self._step = step
+        self._pods: Pods = ()
+
+    def watch(
+        self,
+        workers: beside.Workers,
+        group: ProcessGroup,
+        activities: Callable[[], Sequence[Activity]],
+        board: StallBoard,
+        pods: Pods,
+        clock: Callable[[], float],
+    ) -> StallWatch | None:
+        """Begins to watch this process, also from its worker processes. Called in the training thread.
+
+        Args:
+            workers: Who has the worker processes.
+            group: The processes.
+            activities: See ``StallWatch``, also for the next three.
+            board: See there.
+            pods: See there.
+            clock: See there.
+
+        Returns:
+            The watch. None: the settings do not want one.
+        """
+        limit_s = self._settings.stall_after_s
+        if limit_s <= 0:
+            return None
+        self._pods = pods
+        pulse = beside.watched(workers, self._settings, group.process_index, self._step)
+        return StallWatch(limit_s, activities, board, pods, self, pulse, clock=clock)
 
     def stalled(self, stalled: Stalled, suspicion: Suspicion, stack: str) -> None:
         """Tells the operator of a stall. Called in one process for all, unless the store does not answer.
@@ -44,8 +78,9 @@ class StallReports:
             suspicion: Who is suspected.
             stack: Where the first suspect is, or else where this process is.
         """
-        stage, why = stalled.activity.stage, suspicion.why
-        self._reporter.stall(stage, self._step(), stalled.for_s, suspicion.processes, why, stack)
+        stage, why, suspects = stalled.activity.stage, suspicion.why, suspicion.processes
+        pods = pods_of(suspects, self._pods)
+        self._reporter.stall(stage, self._step(), stalled.for_s, suspects, why, stack, pods)
 
     def over(self, part: str) -> None:
         """Tells the operator that a part makes progress again. Called in the process that told of the stall."""

@@ -20,6 +20,7 @@ from typing import Protocol
 from gracepoint.errors import GracepointError
 from gracepoint.multihost.naming import Pods
 from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion, host_is_silent
+from gracepoint.preemption.pulse import Pulse
 from gracepoint.preemption.stacks import dump_all_stacks, stack_of
 from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled
 
@@ -52,10 +53,11 @@ class StallWatch:
 
     Args:
         limit_s: Seconds without progress after which a part of the process is stalled.
-        activities: Returns what the parts of the process do.
+        activities: Returns what the parts of the process do; the training is the first one.
         board: Where the processes say that they make no progress.
         pods: Names of the pods by process index.
         reports: Is told of stalls.
+        pulse: Where this process says that it runs. None: nobody looks.
         clock: Returns monotonic seconds.
         others_s: Seconds to wait for the other processes to say that they make no progress.
     """
@@ -67,6 +69,7 @@ class StallWatch:
         board: StallBoard,
         pods: Pods,
         reports: Reports,
+        pulse: Pulse | None = None,
         *,
         clock: Callable[[], float],
         others_s: float = _OTHERS_S,
@@ -75,6 +78,7 @@ class StallWatch:
         self._board = board
         self._pods = pods
         self._reports = reports
+        self._pulse = pulse
         self._clock = clock
         self._others_s = others_s
         self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
@@ -90,6 +94,8 @@ class StallWatch:
         """Ends the thread. Safe to repeat."""
         self._stopped.set()
         self._thread.join(_JOIN_S)
+        if self._pulse is not None:
+            self._pulse.end()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._look_every_s):
@@ -99,7 +105,10 @@ class StallWatch:
                 log.exception("could not look for stalls error=%s", error)
 
     def _look(self) -> None:
-        changes = self._detector.look(self._clock(), time.process_time(), self._activities())
+        activities = self._activities()
+        if self._pulse is not None:
+            self._pulse.beat(activities[0].stage)
+        changes = self._detector.look(self._clock(), time.process_time(), activities)
         if changes.paused_s:
             log.warning("this process was stopped for a while seconds=%.1f", changes.paused_s)
         for part in changes.over:

@@ -24,7 +24,7 @@ from typing import Self
 
 from gracepoint import trace
 from gracepoint.errors import GracepointError
-from gracepoint.multihost.naming import Pods, named
+from gracepoint.multihost.naming import Pods, named, pods_of
 from gracepoint.multihost.stalls import host_is_silent
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stacks import dump_all_stacks, stack_of
@@ -155,7 +155,8 @@ class AttachWatch:
         if self._tells(awaited):
             self._told = True
             try:
-                self._report(lambda reporter: reporter.stall(stage, 0, stalled.for_s, awaited or [], why, stack))
+                pods = pods_of(awaited or [], self._pods)
+                self._report(lambda reporter: reporter.stall(stage, 0, stalled.for_s, awaited or [], why, stack, pods))
             except GracepointError as error:
                 log.warning("the operator could not be told error=%s", error)
         if self._settings.stall_action == STALL_RESTART:

@@ -279,6 +279,9 @@ class Stall(Message):
         suspects: ``jax.process_index()`` of the processes that hold up the others. Empty if that is not known.
         message: Why they are suspected, in words.
         stack: Where the first suspect is, as lines of a traceback. If it has not said so: where the writer is.
+        beside: True if a process beside the training process writes it, which looks at that from outside. It is about
+            the writer's pod alone.
+        pods: Names of the suspects' pods, as far as they are known. None: the writer is older than this field.
     """
 
     pod_uid: str
@@ -291,3 +294,5 @@ class Stall(Message):
     suspects: list[int]
     message: str
     stack: str
+    beside: bool = False
+    pods: list[str] | None = None

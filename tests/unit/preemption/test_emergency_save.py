@@ -56,6 +56,9 @@ class Engine:
         self.told.append(f"promote {self.newest_snapshot.step}")
         return Saved(self.newest_snapshot.step, 1)
 
+    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
+        self.told.append("in every worker")
+
     def stop(self, reason: str) -> None:
         self.told.append("stop")
 

@@ -11,7 +11,7 @@ that the save needs is in shared memory. Otherwise threads of this process write
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -40,6 +40,14 @@ class HandingOver:
     def worker_process_ids(self) -> list[int]:
         """The worker process, while there is one."""
         return [] if self._worker is None else self._worker.process_ids
+
+    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
+        """Has each worker process call a function once, also those that are started later. Nothing if there is none."""
+        if self._worker is not None:
+            try:
+                self._worker.in_every_worker(function, *arguments)
+            except (OSError, CallFailed) as error:
+                logger.warning("the worker process does not take a call: %s", error)
 
     def start(self) -> None:
         """Starts the worker process, if the options ask for one. An error is logged: the next save tries again."""

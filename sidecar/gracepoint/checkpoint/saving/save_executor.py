@@ -3,7 +3,6 @@
 One thread owns a ``SaveExecutor``: the training thread, or the one that owns the checkpointer. A background save runs
 in a thread of its own (``BackgroundThread``), which ends with the save. That thread reads the snapshot, and the owner
 fills the snapshot only while no background save runs. The writers' threads end with each save.
-
 Every wait for another process has a timeout.
 """
 
@@ -55,6 +54,7 @@ class SaveExecutor:
 
     Attributes:
         background: The background save under way.
+        handing: Hands saves to worker processes.
         planner: Plans the saves. Its ``prepare`` does what the first save would otherwise spend time on.
         saves: How many saves were begun; the same in all processes.
         last_save: Figures of the last committed save in this process. None before the first.
@@ -75,7 +75,7 @@ class SaveExecutor:
         self._attempt = attempt
         self._clock = clock
         self._writer = ChunkWriter(options or DEFAULT_OPTIONS)
-        self._handing = HandingOver(self._writer.options)
+        self.handing = HandingOver(self._writer.options)
         self.planner = SavePlanner(
             gang,
             attempt,
@@ -97,7 +97,7 @@ class SaveExecutor:
             OSError: The directory cannot be written to.
             SaveFailed: The file was not written in time.
         """
-        self._handing.start()
+        self.handing.start()
         paths.root.make_folder_durably()
         probe = paths.probe(self._attempt, self._gang.process_index)
         self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
@@ -163,7 +163,7 @@ class SaveExecutor:
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
             snapshot_s = self._clock() - started_s
             deadline = Deadline.after(timeout_s, self._clock)
-            handed = self._handing.hand_over(save, transfer.copied, snapshot, deadline, urgent=False)
+            handed = self.handing.hand_over(save, transfer.copied, snapshot, deadline, urgent=False)
         newest = SnapshotSave(save, transfer, deadline, snapshot, handed)
         blocked_s = self._clock() - began_s
 
@@ -223,11 +223,11 @@ class SaveExecutor:
             leaves, prepared = self.planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
             snapshot = None
-            if prepared.snapshot is not None and self._handing.is_for(save) and not self.background.busy:
+            if prepared.snapshot is not None and self.handing.is_for(save) and not self.background.busy:
                 self.background.newest = None  # its memory is filled again
                 snapshot = self.planner.snapshot(leaves, prepared, save.key)
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot, deadline)
-            handed = self._handing.hand_over(save, transfer.copied, snapshot, deadline, urgent=True)
+            handed = self.handing.hand_over(save, transfer.copied, snapshot, deadline, urgent=True)
         return self._run_now(save, transfer, deadline, on_stage, began_s, handed)
 
     def promote(self, paths: Layout, deadline: Deadline, on_stage: Callable[[str], None]) -> tuple[int, int]:
@@ -260,12 +260,12 @@ class SaveExecutor:
             raise SaveFailed(f"the snapshot of step {step} was not saved, and is not in memory any more: {error}")
         logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
         save = newest.save.again(paths.temporary(step, self._attempt, self.saves))
-        handed = self._handing.hand_over(save, newest.chunks, newest.snapshot, deadline, urgent=True)
+        handed = self.handing.hand_over(save, newest.chunks, newest.snapshot, deadline, urgent=True)
         return step, self._run_now(save, source, deadline, on_stage, began_s, handed)
 
     def close(self) -> None:
         """Ends the worker process, if there is one, after the save under way. Does not wait for it."""
-        self._handing.close()
+        self.handing.close()
 
     @property
     def commit_key(self) -> str | None:

@@ -143,6 +143,10 @@ class SaveWorker:
         """The worker process, while there is one."""
         return self._caller.worker_process_ids
 
+    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
+        """As ``PersistentAsyncCaller.in_every_worker``."""
+        self._caller.in_every_worker(function, *arguments)
+
     def start(self) -> None:
         """Starts the worker process, so that the first save need not wait for it.
 

@@ -70,7 +70,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[SaveOperation]:
 
 
 def worker_of(checkpointer: StepCheckpointer) -> list[int]:
-    return checkpointer.executor._handing.worker_process_ids
+    return checkpointer.executor.handing.worker_process_ids
 
 
 def alive(pid: int) -> bool:

@@ -21,6 +21,7 @@ STALL = Stall(
     suspects=[1],
     message="process 1 (train-workers-0-1) did not say so as well",
     stack='  File "train.py", line 4, in main\n    block_until_ready(state)\n',
+    pods=["train-workers-0-1"],
 )
 
 
@@ -37,6 +38,12 @@ def metrics(replica: Replica) -> tuple[float | None, float | None]:
     return get("gracepoint_stalls_total"), get("gracepoint_stalled_workloads")
 
 
+def stalled_pods(replica: Replica) -> list[tuple[str, str, str]]:
+    """Workload, pod and stage of what the metric names."""
+    (metric,) = replica.metrics.stalled_pods.collect()
+    return [(each.labels["workload"], each.labels["pod"], each.labels["stage"]) for each in metric.samples]
+
+
 async def take(replica: Replica, message: Stall | Resumption) -> None:
     await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], message)
 
@@ -51,11 +58,13 @@ async def test_a_stall_shows_on_policy_and_workload_until_it_is_over(api: Memory
         assert "block_until_ready(state)" in progressing(api)[1]
         await until(lambda: replica.reasons == ["TrainingStalled"], "the Event")
         assert metrics(replica) == (1, 1)
+        assert stalled_pods(replica) == [("train", "train-workers-0-1", "training")]
         clock.move(10)
         await take(replica, dataclasses.replace(STALL, over=True))
         await until(lambda: progressing(api)[0] == "True", "the condition's end")
         await until(lambda: "TrainingProgresses" in replica.reasons, "the Event of the end")
         assert metrics(replica) == (1, 0)
+        assert stalled_pods(replica) == []
 
 
 async def test_a_gang_that_started_again_is_not_stalled(api: MemoryApi, clock: Clock) -> None:
@@ -73,6 +82,24 @@ async def test_a_gang_that_started_again_is_not_stalled(api: MemoryApi, clock: C
             age_s=0.0,
         )
         await take(replica, resumed)
+        await until(lambda: progressing(api)[0] == "True", "the condition's end")
+
+
+async def test_what_a_keeper_sees_shows_beside_what_the_gang_says(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        seen = dataclasses.replace(
+            STALL, message="process 0 (pod-0-0) does not run: it is stopped by a signal (state T)", beside=True
+        )
+        await take(replica, seen)
+        await take(replica, STALL)
+        await until(lambda: "did not say so" in progressing(api)[1], "what the gang says")
+        assert "it is stopped by a signal (state T)" in progressing(api)[1]
+        assert metrics(replica) == (1, 1)
+        await take(replica, dataclasses.replace(STALL, over=True))
+        await until(lambda: "did not say so" not in progressing(api)[1], "the end of what the gang says")
+        assert progressing(api)[0] == "False"
+        await take(replica, dataclasses.replace(seen, over=True))
         await until(lambda: progressing(api)[0] == "True", "the condition's end")
 
 

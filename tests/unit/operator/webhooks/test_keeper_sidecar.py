@@ -73,7 +73,11 @@ def test_the_keeper_sees_what_the_trainer_writes_to() -> None:
     assert own["volumeMounts"][0] in keeper["volumeMounts"]
     assert environment(keeper)["AWS_ACCESS_KEY_ID"] == "k"
     assert Env.OPERATOR_URL not in environment(keeper)
-    assert names.TOKEN_DIRECTORY not in [mount["mountPath"] for mount in keeper["volumeMounts"]]
+
+
+def test_the_keeper_may_report_a_trainer_that_does_not_run() -> None:
+    (keeper,) = pod_with("Keeper")["initContainers"]
+    assert names.TOKEN_DIRECTORY in [mount["mountPath"] for mount in keeper["volumeMounts"]]
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,25 @@ import trustme
 
 from gracepoint.wire.codec import Message
 from gracepoint.wire.frames import Hello, Notice
-from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Report, Resumption, Subscription
-from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION, PATH_SUBSCRIBE, Env
+from gracepoint.wire.messages import (
+    Acknowledgement,
+    Confidence,
+    Forecast,
+    Mode,
+    Report,
+    Resumption,
+    Stall,
+    Subscription,
+)
+from gracepoint.wire.names import (
+    PATH_ACKNOWLEDGE,
+    PATH_FORECAST,
+    PATH_REPORT,
+    PATH_RESUMPTION,
+    PATH_STALL,
+    PATH_SUBSCRIBE,
+    Env,
+)
 
 _TYPES: dict[str, type[Message]] = {
     PATH_SUBSCRIBE: Subscription,
@@ -29,6 +46,7 @@ _TYPES: dict[str, type[Message]] = {
     PATH_REPORT: Report,
     PATH_FORECAST: Forecast,
     PATH_RESUMPTION: Resumption,
+    PATH_STALL: Stall,
 }
 
 
