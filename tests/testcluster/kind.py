@@ -35,8 +35,10 @@ _CREATE_S = 900
 _READY_S = 180
 NODE_IMAGE_VARIABLE = "TESTCLUSTER_NODE_IMAGE"
 """Image of the nodes in place of kind's own, such as one of a mirror."""
-JOBSET_VARIABLE = "TESTCLUSTER_JOBSET"
+JOBSET_VARIABLE = "TESTCLUSTER_JOBSET_MANIFEST"
 """File or URL of JobSet's manifests in place of the published ones."""
+#: Where root may not lower oom_score_adj, as in some containers and virtual machines, no pod would start without this.
+_CONTAINERD = '[plugins."io.containerd.grpc.v1.cri"]\n  restrict_oom_score_adj = true\n'
 _JOBSET = "https://github.com/kubernetes-sigs/jobset/releases/download/{version}/manifests.yaml"
 #: A lost worker must not take JobSet's controller with it.
 _ON_CONTROL_PLANE = {
@@ -150,6 +152,7 @@ class KindCluster(Cluster):
             "kind": "Cluster",
             "apiVersion": "kind.x-k8s.io/v1alpha4",
             "nodes": [{"role": role, **same} for role in roles],
+            "containerdConfigPatches": [_CONTAINERD],
         }
 
     @property
