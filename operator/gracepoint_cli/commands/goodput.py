@@ -102,9 +102,10 @@ def _put_one(account: Account) -> None:
         [category.value, f"{account.seconds(category):.1f} s", _percent(account.seconds(category) / total)]
         for category in Category
     ]
-    put(f"{account.kind} {account.name}, since {account.since}, now {account.state or 'finished'}")
+    put(f"{account.kind} {account.name}, since {account.since}, state: {account.state or 'finished'}")
     put_table(["TIME WENT INTO", "SECONDS", "SHARE"], [*rows, ["total", f"{account.total_s:.1f} s", ""]])
-    put(f"{account.disruptions} disruptions, of which {account.losses} are known to have lost steps")
+    disruptions = "1 disruption" if account.disruptions == 1 else f"{account.disruptions} disruptions"
+    put(f"{disruptions}; {account.losses} known to have lost steps")
     if (found := account.suggestion) is not None:
         put(
             f"A periodic save costs {found.save_seconds:.3f} s, and steps are lost about every "

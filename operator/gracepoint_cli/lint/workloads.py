@@ -127,7 +127,8 @@ def _label(workload: Json, policy: CheckpointPolicy | None, kind: str) -> Iterat
         text = f"found no label, so Gracepoint leaves the {kind} alone. Add the name of a CheckpointPolicy"
         yield Finding(Severity.WARNING, "no-policy", path, text)
     elif policy is None:
-        text = f"the CheckpointPolicy {label!r} was not found, so what follows from it is not checked"
+        text = f"the CheckpointPolicy {label!r} was not found, so what depends on it is not checked. Add it to the "
+        text += "file, or ask a cluster that has it"
         yield Finding(Severity.WARNING, "policy-not-seen", path, text)
 
 

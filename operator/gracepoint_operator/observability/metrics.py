@@ -147,7 +147,7 @@ class Metrics:
         )
         self.unrecorded = prometheus.Gauge(
             "gracepoint_preemptions_unrecorded",
-            "Preemptions of which this replica knows more than is recorded, as the API server refuses it.",
+            "Preemptions whose records lack what this replica knows, because the API server refuses the writes.",
             registry=self.registry,
         )
         self.left_out = prometheus.Gauge(

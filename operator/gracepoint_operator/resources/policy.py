@@ -151,8 +151,8 @@ class StallPolicy(Model):
 
     after_seconds: Annotated[float, Field(ge=0, le=604_800)] = DEFAULT_STALL_AFTER_S
     """Seconds without progress after which a process is reported as stalled, with the process that holds up the others.
-    A compilation is progress as long as it computes. Longer than the longest evaluation without a sync point. 0:
-    nothing is watched."""
+    A compilation is progress as long as it computes. Choose more than the longest evaluation without a sync point.
+    0: nothing is watched."""
     action: StallAction = StallAction.REPORT
     """Report: the stall is a log line, an Event on the JobSet, the condition Progressing and a metric. Restart: the
     processes exit with afterSave.unsavedExitCode, too, so that the JobSet starts again at the newest checkpoint."""

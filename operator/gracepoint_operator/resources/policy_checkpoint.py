@@ -16,8 +16,8 @@ _CHARACTERS = r"([A-Za-z0-9._~@%+=,:/-]|\{namespace\}|\{jobset\})*"
 _BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
 _DIRECTORY = rf"^((file://)?/{_CHARACTERS}|(gs|s3)://{_BUCKET}(/{_CHARACTERS})?)$"
 _DIRECTORY_MESSAGE = (
-    "expected an absolute path, or a file://, gs:// or s3:// URI (with a bucket), of letters, digits and ._~@%+=,:/- "
-    "in which only the placeholders {namespace} and {jobset} stand in braces"
+    "expected an absolute path, or a file://, gs:// or s3:// URI with a bucket; allowed are letters, digits, "
+    "._~@%+=,:/- and the placeholders {namespace} and {jobset}"
 )
 _ENDPOINT = r"^(https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?)?$"
 _ENDPOINT_MESSAGE = "expected http:// or https:// with a host and, if need be, a port"

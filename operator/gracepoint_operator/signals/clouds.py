@@ -34,7 +34,7 @@ _GKE = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=GKE_SPOT_GRACE_S),
-        about="The machine is being ended. Spot nodes get 30 s in all, of which the kubelet leaves user pods 15 s by "
+        about="The machine is being ended. Spot nodes get 30 s in all; the kubelet leaves user pods 15 s of them by "
         "default; a longer grace period is cut to that (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).",
     ),
     Row(
