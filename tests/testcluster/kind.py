@@ -40,8 +40,8 @@ JOBSET_VARIABLE = "TESTCLUSTER_JOBSET_MANIFEST"
 #: Where root may not lower oom_score_adj, as in some containers and virtual machines, no pod would start without this.
 _CONTAINERD = '[plugins."io.containerd.grpc.v1.cri"]\n  restrict_oom_score_adj = true\n'
 _JOBSET = "https://github.com/kubernetes-sigs/jobset/releases/download/{version}/manifests.yaml"
-#: A lost worker must not take JobSet's controller with it. Patched after it was applied, a second pod would wait for the
-#: certificate of the first one.
+#: A lost worker must not take JobSet's controller with it. If it were patched after it was applied, a second pod would
+#: wait for the certificate of the first one.
 _POD = "/spec/template/spec"
 _ON_CONTROL_PLANE = [
     {"op": "add", "path": f"{_POD}/nodeSelector", "value": {_ROLE: ""}},
