@@ -79,19 +79,25 @@ KUEUE = Controller(
 
 
 def install(cluster: LocalCluster, controller: Controller, *, timeout_s: float = 180) -> None:
-    """Puts a controller on a cluster, and waits until it serves.
+    """Puts a controller on a cluster if it is not there, and waits until it serves.
 
     Raises:
         ClusterError: It is not built, or did not become ready.
     """
-    cluster.load([images.of_program(controller.image, controller.part, controller.entrypoint)], [CONTROL_PLANE])
-    manifest = _render(controller, cluster.record.folder / "manifests" / controller.part)
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=manifest, timeout_s=120)
     where = f"--namespace={controller.namespace}"
+    there = cluster.kubectl("get", f"deployment/{controller.deployment}", where, "--ignore-not-found").stdout
+    if not there:  # Another time it would get another certificate than the one with which it runs.
+        _apply(cluster, controller)
     cluster.kubectl(
         *("rollout", "status", f"deployment/{controller.deployment}", where, f"--timeout={timeout_s:g}s"),
         timeout_s=timeout_s + 5,
     )
+
+
+def _apply(cluster: LocalCluster, controller: Controller) -> None:
+    cluster.load([images.of_program(controller.image, controller.part, controller.entrypoint)], [CONTROL_PLANE])
+    manifest = _render(controller, cluster.record.folder / "manifests" / controller.part)
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=manifest, timeout_s=120)
 
 
 def _render(controller: Controller, work: Path) -> str:

@@ -4,7 +4,7 @@
 #
 #   tests/testcluster/kind_node/build.sh FOLDER     writes FOLDER/node.tar and FOLDER/jobset.yaml
 #
-# Then: podman load -i FOLDER/node.tar, and TESTCLUSTER_NODE_IMAGE=localhost/kind-node:1 TESTCLUSTER_JOBSET=FOLDER/jobset.yaml.
+# Then: podman load -i FOLDER/node.tar, and TESTCLUSTER_NODE_IMAGE=localhost/kind-node:1 TESTCLUSTER_JOBSET_MANIFEST=FOLDER/jobset.yaml.
 # It needs root, Go, a network for Debian's packages and Go's modules, and 6 GB of disk.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
@@ -39,10 +39,10 @@ base=k8s.io/component-base/version
 (cd kubeadm-src && CGO_ENABLED=0 GOWORK=off GOTOOLCHAIN=auto GOFLAGS=-mod=mod go build -trimpath -buildvcs=false -o ../kubeadm \
   -ldflags "-s -w -X $base.gitVersion=$KUBERNETES -X $base.gitMajor=1 -X $base.gitMinor=$minor" k8s.io/kubernetes/cmd/kubeadm)
 
-# An image of one program: its name, its tag, where the program is in it.
+# An image of one program: its name, its tag, where the program is in it, who runs it (root).
 image() {
   rm -rf context/*; cp "${PROGRAMS[$1]}" context/program
-  printf 'FROM scratch\nCOPY program %s\nENV PATH=/usr/local/bin:/usr/bin:/bin\nENTRYPOINT ["%s"]\n' "$3" "$3" > context/Dockerfile
+  printf 'FROM scratch\nCOPY program %s\nENV PATH=/usr/local/bin:/usr/bin:/bin\nUSER %s\nENTRYPOINT ["%s"]\n' "$3" "${4:-0}" "$3" > context/Dockerfile
   $BUILDAH bud --quiet --layers=false --tag "$2" --file context/Dockerfile context
   $BUILDAH push --quiet "$2" "docker-archive:images/$1.tar:$2"
 }
@@ -62,7 +62,7 @@ done
 image etcd "registry.k8s.io/etcd:$ETCD" /usr/local/bin/etcd
 image coredns "registry.k8s.io/coredns/coredns:$COREDNS" /coredns
 image pause "registry.k8s.io/pause:$PAUSE" /pause
-image jobset "registry.k8s.io/jobset/jobset:$JOBSET" /manager
+image jobset "registry.k8s.io/jobset/jobset:$JOBSET" /manager 65532  # its pod must not run as root
 rm -rf context/*; ln rootfs.tar context/rootfs.tar; printf 'FROM scratch\nADD rootfs.tar /\n' > context/Dockerfile
 $BUILDAH bud --quiet --layers --tag localhost/rootfs --file context/Dockerfile context
 on_debian kube-proxy "registry.k8s.io/kube-proxy:$KUBERNETES" "" "${PROGRAMS[kube-proxy]}"
