@@ -439,13 +439,16 @@ def test_notice_after_close_is_moot_at_once(make: Callable[..., Gang]) -> None:
     assert not gang.agreements[1].finish()
 
 
-def test_failing_process_fails_the_epoch_at_once_with_its_reason(make: Callable[..., Gang]) -> None:
+@pytest.mark.parametrize("pass_on", [Agreement.arrive, Agreement.finish], ids=["next", "last sync point"])
+def test_failing_process_fails_the_epoch_at_once_with_its_reason(
+    make: Callable[..., Gang], pass_on: Callable[[Agreement], bool]
+) -> None:
     gang = make(2)
     gang.agreements[1].abandon("ValueError: loss is NaN")
     tell(gang.agreements[0])
     gang.watchers[0].wait_for(Broken)
     with pytest.raises(AgreementError, match="process 1 broke off: ValueError: loss is NaN"):
-        gang.agreements[0].arrive()
+        pass_on(gang.agreements[0])
 
 
 def test_failing_process_releases_others_in_an_open_epoch(make: Callable[..., Gang]) -> None:

@@ -10,6 +10,10 @@ import pytest
 
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.manifest import Manifest, ManifestPart, StoredFile
+from gracepoint.checkpoint.steps import records
+from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.errors import CheckpointCorrupt
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import engine, in_gang, restore, save, small_state
 
@@ -70,3 +74,16 @@ def test_a_step_without_a_note_has_no_file_for_it(tmp_path: Path) -> None:
     assert restored is not None
     assert restored.note is None
     assert not (tmp_path / "4" / layout.NOTE).exists()
+
+
+def test_all_files_of_a_manifest_in_parts_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_PARTS_AT_ONCE", 2)
+    folder, own = storage_path(tmp_path), {layout.CHUNK_WRITERS: StoredFile(1, 1)}
+    chunks = {f"default/w/{process}": StoredFile(process, 0) for process in range(5)}
+    for process, (path, file) in enumerate(chunks.items()):
+        (folder / layout.manifest_part(process)).put(ManifestPart({path: file}, {}).to_bytes())
+    manifest = Manifest(1, "default", "job-0", "0", len(chunks), (), own, {}, (), 0)
+    assert dict(records.all_files(folder, manifest)) == own | chunks
+    (folder / layout.manifest_part(3)).delete()
+    with pytest.raises(CheckpointCorrupt, match=r"a part of its manifest is missing: _GRACEPOINT\.process_3$"):
+        dict(records.all_files(folder, manifest))

@@ -64,10 +64,9 @@ class Given:
         self.released.append(chunk.file)
 
 
-def job(folder: Path, source: Any) -> WriteJob:
-    return WriteJob(
-        storage_path(folder), "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {"a/b": b"small"}
-    )
+def job(folder: Path | StoragePath, source: Any) -> WriteJob:
+    top = folder if isinstance(folder, StoragePath) else storage_path(folder)
+    return WriteJob(top, "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {"a/b": b"small"})
 
 
 def soon(timeout_s: float = 30.0) -> Deadline:
@@ -193,10 +192,31 @@ def test_all_files_are_written_and_told_of(folder: Path) -> None:
 
 
 def test_chunks_of_a_store_without_syncs_are_told_of_when_written() -> None:
-    source, folder = Given([random_bytes(size) for size in (1, 2)]), StoragePath(FlatStore(), "run/1")
-    given = WriteJob(folder, "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {})
-    FileWriter(WriteOptions()).write(given, soon())
+    source = Given([random_bytes(size) for size in (1, 2)])
+    FileWriter(WriteOptions()).write(job(StoragePath(FlatStore(), "run/1"), source), soon())
     assert sorted(source.released) == ["w/0", "w/1"]
+
+
+def test_a_limit_on_bytes_holds_back_chunks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk_begun, two_synced, synced = threading.Event(), threading.Event(), list[StoragePath]()
+
+    def before(operation: str, key: str) -> None:  # small files are under way for as long as the chunk is not begun
+        if key.endswith("/w/0"):
+            chunk_begun.set()
+        assert chunk_begun.wait(60), "the chunk waits for small files"
+
+    def sync(folders: list[StoragePath]) -> None:
+        synced.extend(folders)
+        if len(synced) == 2:
+            two_synced.set()
+        assert two_synced.wait(60), "folders are synced one by one"
+
+    store = FlatStore()
+    store.before = before
+    monkeypatch.setattr(file_writer, "sync_folders", sync)
+    given = job(StoragePath(store, "run/1"), Given([random_bytes(1)]))
+    written = FileWriter(WriteOptions(write_limit_bytes=1)).write(given, soon(100))
+    assert set(written.files) == {"a/b", "default/w/.zarray", "default/w/0"}
 
 
 def test_one_file_alone_is_written_and_told_of(tmp_path: Path) -> None:
