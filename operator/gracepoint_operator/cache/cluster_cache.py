@@ -76,6 +76,7 @@ class ClusterCache:
             signal_index=self._signal_index,
             evictions=self.evictions,
             devices=self._devices,
+            versions=self.versions,
             suspensions=self.suspensions,
             place=self.place,
             checked=self._checked,

@@ -14,6 +14,7 @@ from gracepoint_operator.cache.first_seen import FirstSeen
 from gracepoint_operator.cache.gang_objects import GangObjects
 from gracepoint_operator.cache.pod_marks import marks_of_pods
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
+from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.cache.suspensions import Suspensions
 from gracepoint_operator.kube.kinds import Kind
@@ -38,6 +39,7 @@ class Snapshots:
     signal_index: SignalIndex
     evictions: EvictionIndex
     devices: DeviceIndex
+    versions: ResourceVersions
     suspensions: Suspensions
     place: Callable[[str], tuple[Kind, str, str] | None]
     checked: Set[str]
@@ -52,7 +54,9 @@ class Snapshots:
             workload = dataclasses.replace(workload, deleted=True)
         pods = objects.pods_of(workload_uid, namespace)
         nodes = {name: objects.nodes[name] for name in {pod.node for pod in pods} if name in objects.nodes}
-        jobs = {job.name: job for job in objects.jobs_of(workload_uid) if namespace in (None, job.namespace)}
+        # If a watch has missed the deletion of a Job, the one that was made in its place has the same name.
+        by_age = sorted(objects.jobs_of(workload_uid), key=lambda job: self.versions.of(job.uid))
+        jobs = {job.name: job for job in by_age if namespace in (None, job.namespace)}
         if workload is not None and workload.job is not None:
             jobs[workload.job.name] = workload.job
         requests = () if workload is None else self.preemptions.requests_for(workload)

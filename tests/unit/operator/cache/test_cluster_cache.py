@@ -20,6 +20,18 @@ def versioned(body: objects.Body, version: int) -> objects.Body:
     return body
 
 
+@pytest.mark.parametrize("uid", [f"uid-{number}" for number in range(8)])
+def test_a_job_whose_deletion_was_missed_is_not_the_gangs(uid: str) -> None:
+    """A watch had a gap in which the JobSet restarted. The next list shows that the Job before is gone."""
+    scene = Scene()
+    before, after = versioned(objects.job(), 10), versioned(objects.job(), 20)
+    before["metadata"]["uid"], after["metadata"]["uid"] = f"before-{uid}", f"after-{uid}"
+    scene.gone(objects.job())
+    for body in (after, before):
+        scene.listed(kinds.JOBS, body)
+    assert scene.cache.gang(JOBSET_UID).jobs["train-workers-0"].uid == f"after-{uid}"
+
+
 def test_an_older_version_of_an_object_does_not_undo_a_newer_one() -> None:
     scene = Scene()
     scene.listed(JOBSETS, versioned(objects.jobset(restarts=1), 20))
