@@ -90,6 +90,9 @@ class _Replica:
         metrics.canary_age_s.set(chance.uniform(0, 15))
         metrics.canary_s.observe(chance.uniform(0.001, 0.02))
         metrics.stalled.set(1 if _hour(at_s, 5.0, 5.2) else 0)
+        metrics.stalled_pods.clear()
+        if _hour(at_s, 5.0, 5.2):
+            metrics.stalled_pods.labels("research", "llm", "llm-workers-0-1", "training").set(1)
         for category, share in _TIME_SHARES.items():
             spent = metrics.goodput_s.labels(namespace="research", workload="llm", category=category)
             spent.set((at_s - BEGIN_S) * share)

@@ -78,7 +78,7 @@ def test_a_lone_process_that_stops_is_named_by_its_worker(tmp_path: Path) -> Non
         with Processes.start(SCRIPT, 1, arguments=arguments, environments=environments, devices=1) as processes:
             processes[0].wait_for_line("stops in beside its worker", PATIENCE_S)
             (told,) = operator.wait_for(Stall)
-            assert told.message == "process 0 (gpt-workers-0-0) does not run: by its worker process, " + STOPPED
+            assert told.message == "process 0 (gpt-workers-0-0) does not run: as its worker process sees, " + STOPPED
             assert told.stage.startswith("training after step ")
             assert "stop" in told.stack
             assert (told.suspects, told.beside, told.over) == ([0], True, False)

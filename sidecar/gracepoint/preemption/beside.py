@@ -150,9 +150,11 @@ class Beside:
     def _stalled(self, stalled: Stalled) -> None:
         seen, pod = look(self._who.at), self._who.settings.pod_name
         name = f"process {self._who.index}{f' ({pod})' if pod else ''}"
-        message = f"{name} does not run: by its worker process, it {seen.does}"
-        if seen.why_not:
-            message = f"{message}; its stack is not known: {seen.why_not}"
+        if seen.does:
+            message = f"{name} does not run: as its worker process sees, it {seen.does}"
+            message += f"; its stack is not known: {seen.why_not}" if seen.why_not else ""
+        else:
+            message = f"{name} does not run, and its worker process cannot see it: {seen.why_not}"
         log.error(
             "no progress part=%s stage=%s seconds=%.0f %s\n%s",
             _PART,

@@ -61,7 +61,7 @@ class SeenProcess:
     """What was seen of a process.
 
     Attributes:
-        does: What it does, in words.
+        does: What it does, in words. Empty if it cannot be seen.
         stack: Its stack, as lines of a traceback. Empty if it could not be read.
         why_not: Why there is no stack. Empty if there is one.
     """
@@ -75,7 +75,7 @@ def look(at: ProcessAt) -> SeenProcess:
     """Looks at a process. Takes up to ten seconds."""
     if not at.visible:
         why = "it is in another container, and the pod has no shareProcessNamespace"
-        return SeenProcess("cannot be seen from here", why_not=why)
+        return SeenProcess("", why_not=why)
     stack, why_not = _stack(at)
     return SeenProcess(_state(at), stack, why_not)
 

@@ -43,7 +43,10 @@ def test_a_process_without_a_pulse_is_named_at_its_limit(looking: Looking, caplo
     looking.for_s(LIMIT_S - LOOK_S)
     assert caplog.text == ""
     looking.for_s(LOOK_S)
-    assert "no progress part=process stage=training after step 40 seconds=100 process 3 (pod-3) does not" in caplog.text
+    assert (
+        "no progress part=process stage=training after step 40 seconds=100 process 3 (pod-3) does not run"
+        in caplog.text
+    )
     looking.for_s(LOOK_S, beats=True)
     assert "the training process runs again" in caplog.text
 

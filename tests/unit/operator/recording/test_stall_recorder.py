@@ -41,7 +41,7 @@ def metrics(replica: Replica) -> tuple[float | None, float | None]:
 def stalled_pods(replica: Replica) -> list[tuple[str, str, str]]:
     """Workload, pod and stage of what the metric names."""
     (metric,) = replica.metrics.stalled_pods.collect()
-    return [(each.labels["workload"], each.labels["pod"], each.labels["stage"]) for each in metric.samples]
+    return [(each.labels["workload"], each.labels["trainer"], each.labels["stage"]) for each in metric.samples]
 
 
 async def take(replica: Replica, message: Stall | Resumption) -> None:
