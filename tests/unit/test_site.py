@@ -71,13 +71,13 @@ def test_every_metric_is_in_the_reference(site: Path) -> None:
 
 
 def public_methods() -> Iterator[str]:
-    """Names of the methods and properties of the library's public classes, inherited ones of the library included."""
+    """Names of the methods and properties of the library's public classes that have a docstring, also inherited ones."""
     for package in ("gracepoint", "gracepoint.checkpoint", "gracepoint.multihost", "gracepoint.async_calls"):
         module = importlib.import_module(package)
         for name in module.__all__:
-            for base in getattr(getattr(module, name), "__mro__", ()):
-                if base.__module__.startswith("gracepoint"):
-                    yield from (f"{package}.{name}.{member}" for member in vars(base) if is_documented(base, member))
+            bases = [b for b in getattr(getattr(module, name), "__mro__", ()) if b.__module__.startswith("gracepoint")]
+            first = {member: base for base in reversed(bases) for member in vars(base)}  # a subclass's counts
+            yield from (f"{package}.{name}.{member}" for member, base in first.items() if is_documented(base, member))
 
 
 def is_documented(owner: type, member: str) -> bool:
