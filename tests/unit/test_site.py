@@ -71,7 +71,7 @@ def test_every_metric_is_in_the_reference(site: Path) -> None:
 
 
 def public_methods() -> Iterator[str]:
-    """Names of the methods and properties of the library's public classes that have a docstring, also inherited ones."""
+    """Names of the documented methods and properties of the public classes, inherited ones included."""
     for package in ("gracepoint", "gracepoint.checkpoint", "gracepoint.multihost", "gracepoint.async_calls"):
         module = importlib.import_module(package)
         for name in module.__all__:
