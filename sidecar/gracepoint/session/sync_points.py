@@ -63,8 +63,8 @@ class SyncPoints:
         if number <= (before := self._coordinator.step) and self._grows:
             self._grows = False
             log.warning(
-                "step(%d) was called after step %d: expected the number of finished steps, which is 1 after the first step "
-                "and grows with each. For a sync point that is not a step, call poll()",
+                "step(%d) was called after step %d: expected the number of finished steps, which is 1 after the first "
+                "step and grows with each. For a sync point that is not a step, call poll()",
                 number,
                 before,
             )
