@@ -20,6 +20,8 @@ from gracepoint_operator.resources.crds import definitions
 _TIMEOUT_S = 60.0
 #: Packages whose public names are the library's interface.
 _PYTHON = ("gracepoint", "gracepoint.checkpoint", "gracepoint.multihost", "gracepoint.async_calls")
+#: What a training loop calls comes before the errors, which the alphabet would put first.
+_FIRST = ("attach", "Session")
 
 
 def pages() -> dict[str, str]:
@@ -80,9 +82,11 @@ def metrics() -> str:
 def python() -> str:
     """Returns the page of the library's public names, which mkdocstrings fills in."""
     parts = ["# Python", "", "The public names of the library. Everything else may change.", ""]
-    for package in _PYTHON:
-        parts += [f"::: {package}", "    options:", "      show_submodules: false", "      heading_level: 2", ""]
-        parts += ["      show_if_no_docstring: false", ""]
+    rest = ", ".join(f'"!^{name}$"' for name in _FIRST)
+    for name in (*(f"{_PYTHON[0]}.{name}" for name in _FIRST), *_PYTHON):
+        parts += [f"::: {name}", "    options:", "      show_submodules: false", "      heading_level: 2"]
+        parts += ["      inherited_members: true", "      show_if_no_docstring: false"]
+        parts += [f'      filters: ["!^_", {rest}]', ""] if name == _PYTHON[0] else [""]
     return "\n".join(parts)
 
 

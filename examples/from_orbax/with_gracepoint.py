@@ -32,7 +32,7 @@ def restore(manager: CheckpointManager, form: parts.State, batches: parts.Batche
     args = ocp.args.Composite(items=ocp.args.PyTreeRestore(form), iter=IteratorRestore(batches))
     try:
         return dict(manager.restore(args=args)["items"])  # without a step: goes back over steps that are damaged
-    except CheckpointNotFound:  # damage raises something else, and training does not begin anew
+    except CheckpointNotFound:  # damage raises something else, and training does not begin again
         return None
 
 

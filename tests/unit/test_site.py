@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,34 @@ def test_the_reference_is_made_from_the_code(site: Path, page: str, words: list[
 def test_every_metric_is_in_the_reference(site: Path) -> None:
     text = (site / "reference" / "metrics.html").read_text(encoding="utf-8")
     assert [family.name for family in Metrics().registry.collect() if family.name not in text] == []
+
+
+def public_methods() -> Iterator[str]:
+    """Names of the documented methods and properties of the public classes, inherited ones included."""
+    for package in ("gracepoint", "gracepoint.checkpoint", "gracepoint.multihost", "gracepoint.async_calls"):
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            bases = [b for b in getattr(getattr(module, name), "__mro__", ()) if b.__module__.startswith("gracepoint")]
+            first = {member: base for base in reversed(bases) for member in vars(base)}  # a subclass's counts
+            yield from (f"{package}.{name}.{member}" for member, base in first.items() if is_documented(base, member))
+
+
+def is_documented(owner: type, member: str) -> bool:
+    value = vars(owner)[member]
+    value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+    is_public = not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+    return is_public and bool(value.__doc__)
+
+
+def test_every_public_method_is_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    assert [name for name in public_methods() if f'id="{name}"' not in text] == []
+
+
+def test_the_reference_begins_with_what_a_training_loop_calls(site: Path) -> None:
+    text = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    places = [text.index(f'id="gracepoint.{name}"') for name in ("attach", "Session", "Preempted", "checkpoint.save")]
+    assert places == sorted(places)
 
 
 def test_pages_of_the_reference_have_a_title() -> None:

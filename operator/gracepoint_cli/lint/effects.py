@@ -27,10 +27,9 @@ def effects(made: Json, policy: CheckpointPolicy) -> list[str]:
         return [*said, "The policy has mode Observe: a disruption is recorded, and pods get no notice."]
     head_start_s = spec.deadline.head_start_seconds
     said.append(
-        f"On a notice with more than {head_start_s:g} s, training goes on until {head_start_s:g} s before the "
-        "deadline, or "
-        f"earlier if the predicted save times {spec.deadline.margin:g} is longer. On a shorter one, the gang saves "
-        "at once."
+        f"On a notice with more than {head_start_s:g} s, training continues until {head_start_s:g} s before the "
+        f"deadline, or stops earlier if the predicted save times {spec.deadline.margin:g} is longer. On a shorter "
+        "notice, the gang saves at once."
     )
     said.append(
         f"On a SIGTERM without a notice, agreement, save and exit have {grace_s} s, the grace period of the pods. "
@@ -39,7 +38,8 @@ def effects(made: Json, policy: CheckpointPolicy) -> list[str]:
     if spec.mode is Mode.DRILL:
         return [*said, "The policy has mode Drill: the gang saves, and continues to train until it gets a SIGTERM."]
     if spec.eviction_hold.enabled:
-        said.append(f"An eviction, as of kubectl drain, waits for the save up to {spec.eviction_hold.bound_seconds} s.")
+        bound_s = spec.eviction_hold.bound_seconds
+        said.append(f"An eviction, for example by kubectl drain, waits for the save, for at most {bound_s} s.")
     codes = spec.after_save
     said.append(f"All processes exit with {codes.saved_exit_code} after the save. {_return(made)}")
     every = [f"{spec.checkpoint.every_steps} steps"] if spec.checkpoint.every_steps else []
@@ -56,8 +56,7 @@ def effects(made: Json, policy: CheckpointPolicy) -> list[str]:
     if spec.exit_breaker.saved_exits:
         said.append(
             f"After {spec.exit_breaker.saved_exits} such exits within {spec.exit_breaker.within_seconds} s it saves "
-            "at the next "
-            "notice and stays, until it gets a SIGTERM."
+            "at the next notice and continues to train, until it gets a SIGTERM."
         )
     return said
 

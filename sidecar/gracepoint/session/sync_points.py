@@ -63,8 +63,8 @@ class SyncPoints:
         if number <= (before := self._coordinator.step) and self._grows:
             self._grows = False
             log.warning(
-                "step(%d) follows step %d: step counts finished steps, and so is 1 after the first one and restore()'s "
-                "plus 1 after a restart. poll() passes a sync point that is no step",
+                "step(%d) was called after step %d: expected the number of finished steps, which is 1 after the first "
+                "step and grows with each. For a sync point that is not a step, call poll()",
                 number,
                 before,
             )

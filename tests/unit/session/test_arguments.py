@@ -168,5 +168,5 @@ def test_steps_that_do_not_grow_are_warned_of_once(
         for step in passed:
             session.step(step, init_state())
             session.poll(init_state())
-    found = [r for r in caplog.messages if "counts finished steps" in r]
+    found = [r for r in caplog.messages if "expected the number of finished steps" in r]
     assert len(found) == warned

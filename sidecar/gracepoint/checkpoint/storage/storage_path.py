@@ -256,8 +256,8 @@ def _bucket(uri: str) -> StoragePath:
     bucket, _, key = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise SettingsError(
-            f"checkpoint directory {uri!r}: expected {scheme}://bucket/name, found the bucket {bucket!r}. Its name "
-            f"has 3 characters or more: lower-case letters, digits, '-', '_' and '.'"
+            f"checkpoint directory {uri!r}: expected {scheme}://bucket/name, found bucket {bucket!r}. Its name needs 3 "
+            f"characters or more: lower-case letters, digits, '-', '_' and '.'"
         )
     if _ODD.search(key):
         raise SettingsError(f"checkpoint directory {uri!r}: expected no empty part, '.', '..', '?' or '#' in its name")
