@@ -564,8 +564,11 @@ def test_a_change_has_the_time_of_the_next_look_computed_again(
         computed.release()
         return 60.0
 
+    def look(timekeeper: Timekeeper) -> None:
+        looked.append(timekeeper)
+
     monkeypatch.setattr(Timekeeper, "sleep_s", sleep_s)
-    monkeypatch.setattr(Timekeeper, "look", looked.append)
+    monkeypatch.setattr(Timekeeper, "look", look)
     gang = make(1)
     assert computed.acquire(timeout=30)
     tell(gang.agreements[0])
