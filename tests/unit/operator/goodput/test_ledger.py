@@ -203,6 +203,20 @@ def test_the_end_of_a_life_that_nobody_saw_is_soon_after_it_left(told: str, crea
     assert total_ms(spent) == created
 
 
+def test_a_life_whose_end_nobody_saw_trained_until_it_would_have_saved() -> None:
+    """All replicas were lost with the node of one of its processes. It saved every 5 s of training."""
+    told = dataclasses.replace(KILLED[1], saving_ms=3000, saves=3, saves_ms=3000)
+    unseen = ledger_of(FIRST[0], told, *second(150))
+    assert unseen.spent(60_000)[Category.TRAINING] > 15_000
+    later = (pods(1, 90_000), dataclasses.replace(second(150)[1], created_ms=90_000, attached_ms=100_000))
+    later = (later[0], dataclasses.replace(later[1], joined_ms=101_000, restored_ms=103_000, trained_ms=107_000))
+    spent = ledger_of(FIRST[0], told, *later, later[1]).spent(107_000)
+    # Step 150 was passed after 15 s of training and 3 s of saving, at 38 s.
+    assert (spent[Category.TRAINING], spent[Category.RECOMPUTATION]) == (15_000, 7500)
+    assert (spent[Category.LEAVING], spent[Category.WAITING]) == (10_000, 2000 + 90_000 - 38_000 - 17_500)
+    assert total_ms(spent) == 107_000
+
+
 def test_an_end_that_was_seen_is_no_guess() -> None:
     former = dataclasses.replace(FIRST[1], attempt=1, created_ms=50_000, of_former=True)
     ledger = ledger_of(*KILLED[:2], pods(0, 2000, broke=37_000, gone=38_000), pods(1, 50_000), former)
