@@ -32,7 +32,7 @@ NETWORK = "kind"
 _TOOLS = ("kind", "kubectl", "helm")
 _ROLE = addons.CONTROL_PLANE_ROLE
 _CREATE_S = 900
-_READY_S = 180
+_READY_S = 300
 NODE_IMAGE_VARIABLE = "TESTCLUSTER_NODE_IMAGE"
 """Image of the nodes in place of kind's own, such as one of a mirror."""
 JOBSET_VARIABLE = "TESTCLUSTER_JOBSET_MANIFEST"
@@ -40,14 +40,13 @@ JOBSET_VARIABLE = "TESTCLUSTER_JOBSET_MANIFEST"
 #: Where root may not lower oom_score_adj, as in some containers and virtual machines, no pod would start without this.
 _CONTAINERD = '[plugins."io.containerd.grpc.v1.cri"]\n  restrict_oom_score_adj = true\n'
 _JOBSET = "https://github.com/kubernetes-sigs/jobset/releases/download/{version}/manifests.yaml"
-#: A lost worker must not take JobSet's controller with it.
-_ON_CONTROL_PLANE = {
-    "spec": {
-        "template": {
-            "spec": {"nodeSelector": {_ROLE: ""}, "tolerations": [{"key": _ROLE, "operator": "Exists"}]},
-        }
-    }
-}
+#: A lost worker must not take JobSet's controller with it. If it were patched after it was applied, a second pod would
+#: wait for the certificate of the first one.
+_POD = "/spec/template/spec"
+_ON_CONTROL_PLANE = [
+    {"op": "add", "path": f"{_POD}/nodeSelector", "value": {_ROLE: ""}},
+    {"op": "add", "path": f"{_POD}/tolerations", "value": [{"key": _ROLE, "operator": "Exists"}]},
+]
 
 
 def why_not_kind() -> str | None:
@@ -243,10 +242,14 @@ class KindCluster(Cluster):
 
     def _add_jobset(self) -> None:
         manifests = os.environ.get(JOBSET_VARIABLE) or _JOBSET.format(version=parts.part("jobset").version)
-        self.kubectl("apply", "--server-side", f"--filename={manifests}", timeout_s=120)
-        place = json.dumps(_ON_CONTROL_PLANE)
-        target = ("deployment/jobset-controller-manager", "--namespace=jobset-system")
-        self.kubectl("patch", *target, "--type=strategic", f"--patch={place}")
+        folder = self._folder / "jobset"
+        folder.mkdir(exist_ok=True)
+        if Path(manifests).exists():  # kustomize reads files of its own folder, and URLs
+            manifests = Path(shutil.copy(manifests, folder)).name
+        target = {"kind": "Deployment", "name": "jobset-controller-manager"}
+        patches = [{"target": target, "patch": json.dumps(_ON_CONTROL_PLANE)}]
+        (folder / "kustomization.yaml").write_text(json.dumps({"resources": [manifests], "patches": patches}))
+        self.kubectl("apply", "--server-side", f"--kustomize={folder}", timeout_s=120)
         addons.wait(self, timeout_s=_READY_S)
 
     def _load(self, tag: str, image: str) -> None:

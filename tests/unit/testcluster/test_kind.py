@@ -9,6 +9,7 @@ import json
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,17 +147,29 @@ def test_a_cluster_has_a_shared_folder_and_jobset(tools: Tools) -> None:
     assert all(node["extraMounts"] == [{"hostPath": shared, "containerPath": shared}] for node in asked["nodes"])
     assert "restrict_oom_score_adj = true" in asked["containerdConfigPatches"][0]
     version = parts.part("jobset").version
-    assert [call for call in calls if "kubectl" in call and f"/{version}/manifests.yaml" in call]
-    assert [call for call in calls if "patch deployment/jobset-controller-manager" in call and "control-plane" in call]
+    (applied,) = [call for call in calls if "kubectl" in call and "--kustomize=" in call]
+    kustomization = kustomization_of(applied)
+    assert kustomization["resources"][0].endswith(f"/{version}/manifests.yaml")
+    assert "control-plane" in kustomization["patches"][0]["patch"]
 
 
-def test_a_mirrors_node_image_and_manifests_are_used(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def kustomization_of(applied: str) -> Any:
+    folder = Path(applied.partition("--kustomize=")[2].split()[0])
+    return json.loads((folder / "kustomization.yaml").read_text())
+
+
+def test_a_mirrors_node_image_and_manifests_are_used(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     tools.have("docker", "kind", "kubectl", "helm")
     monkeypatch.setenv("TESTCLUSTER_NODE_IMAGE", "mirror.test/node:1")
-    monkeypatch.setenv("TESTCLUSTER_JOBSET_MANIFEST", "/mirror/jobset.yaml")
+    mirror = tmp_path / "mirror.yaml"
+    mirror.write_text("kind: List")
+    monkeypatch.setenv("TESTCLUSTER_JOBSET_MANIFEST", str(mirror))
     cluster = KindCluster.create("one", nodes=1)
     assert {node["image"] for node in cluster.configuration(1)["nodes"]} == {"mirror.test/node:1"}
-    assert [call for call in tools.calls("kubectl") if call.endswith("--filename=/mirror/jobset.yaml")]
+    (applied,) = [call for call in tools.calls("kubectl") if "--kustomize=" in call]
+    assert kustomization_of(applied)["resources"] == ["mirror.yaml"]
 
 
 def test_variables_of_kind_choose_no_version_of_a_part() -> None:
