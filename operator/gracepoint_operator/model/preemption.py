@@ -224,7 +224,8 @@ def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> Preemptio
     The phase only moves forward. A final phase is never replaced, with one exception: Committed or Promoted replaces
     Expired or Retracted. The figures come from the status that is further on. A stage keeps the entry of ``theirs``,
     which was written first; of two entries ``firstAck`` the earlier one wins. The number of receipts never decreases.
-    Of two conditions Progressing, the one that changed later wins.
+    Of two conditions Progressing, the one that changed later wins. Lists keep the order of ``theirs``: if each replica
+    wrote its own order, the replicas would write the same record in turn for ever.
     """
     ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
     figures = {**_given(behind), **_given(ahead)}
@@ -234,14 +235,7 @@ def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> Preemptio
     timings = [item for item in timings if item.stage != "firstAck"]
     timings += sorted(first, key=lambda item: item.seconds)[:1]
     figures["timings"] = sorted(timings, key=lambda item: item.seconds) or None
-    progressing = [
-        item for item in (*(ours.conditions or ()), *(theirs.conditions or ())) if item.type == CONDITION_PROGRESSING
-    ]
-    # Times are whole seconds; a stall ends after it has begun.
-    latest = sorted(progressing, key=lambda item: (item.last_transition_time, item.status))[-1:]
-    figures["conditions"] = _union(
-        [*(behind.conditions or ()), *(ahead.conditions or ())], latest, lambda item: item.type
-    )
+    figures["conditions"] = _joined_conditions(behind.conditions, ahead.conditions)
     figures["replicas"] = theirs.replicas
     return PreemptionStatus.model_construct(**figures)
 
@@ -252,6 +246,16 @@ def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:
     if theirs.phase.ended:
         return theirs.phase in _CORRECTED and ours.phase in (Phase.COMMITTED, Phase.PROMOTED)
     return ours.phase.rank > theirs.phase.rank
+
+
+def _joined_conditions(behind: Iterable[Condition] | None, ahead: Iterable[Condition] | None) -> list[Condition] | None:
+    joined = _union(behind, ahead, lambda item: item.type)
+    progressing = [item for item in (*(behind or ()), *(ahead or ())) if item.type == CONDITION_PROGRESSING]
+    if joined is None or not progressing:
+        return joined
+    # Times are whole seconds; a stall ends after it has begun.
+    latest = max(progressing, key=lambda item: (item.last_transition_time, item.status, item.message))
+    return [latest if item.type == CONDITION_PROGRESSING else item for item in joined]
 
 
 def _joined_receipts(ours: Acknowledgements | None, theirs: Acknowledgements | None) -> Acknowledgements | None:
@@ -267,7 +271,10 @@ def _given(status: PreemptionStatus) -> dict[str, Any]:
 
 
 def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable[[_T], str]) -> list[_T] | None:
-    items = {key(item): item for item in (*(ours or ()), *(theirs or ()))}
+    """All items, first those of ``theirs``. Of two with the same key, that of ``theirs``."""
+    items = {key(item): item for item in theirs or ()}
+    for item in ours or ():
+        items.setdefault(key(item), item)
     return list(items.values()) or None
 
 

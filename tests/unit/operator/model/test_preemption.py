@@ -7,10 +7,21 @@ import datetime
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name, joined_status
-from gracepoint_operator.resources import Acknowledgements, Laggard, Lags, PreemptionStatus, Replica, StageTime
+from gracepoint_operator.model.preemption import CONDITION_PROGRESSING, PreemptionRecord, epoch_name, joined_status
+from gracepoint_operator.resources import (
+    Acknowledgements,
+    Condition,
+    ConditionStatus,
+    Laggard,
+    Lags,
+    PreemptionStatus,
+    Replica,
+    StageTime,
+)
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW
@@ -288,3 +299,46 @@ def test_receipts_of_one_status_alone_are_kept_and_those_written_first() -> None
     assert joined_status(without, with_first).acknowledgements == first
     assert joined_status(with_second, with_first).acknowledgements == first
     assert joined_status(without, without).timings is None
+
+
+def condition(kind: str, state: ConditionStatus, second: int, message: str) -> Condition:
+    at = datetime.datetime.fromtimestamp(NOW + second, datetime.UTC)
+    return Condition(type=kind, status=state, reason="R", message=message, last_transition_time=at)
+
+
+#: What a replica may know of one epoch: its fixed condition, and what a gang said of its progress.
+_KNOWN = st.builds(
+    lambda exits, said, stages: PreemptionStatus(
+        phase=Phase.NOTICED,
+        conditions=[*exits, *(condition(CONDITION_PROGRESSING, *item) for item in said)] or None,
+        timings=[StageTime(stage=stage, seconds=0.0) for stage in stages] or None,
+    ),
+    st.sampled_from([[], [condition("Exits", ConditionStatus.FALSE, 0, "stays")]]),
+    st.lists(
+        st.tuples(st.sampled_from(ConditionStatus), st.integers(0, 2), st.sampled_from(["a", "b"])), max_size=1
+    ),
+    st.permutations(["noticeSent", "lastAck", "podsBack"]).flatmap(lambda all_: st.integers(0, 3).map(lambda n: all_[:n])),
+)
+
+
+def contents(status: PreemptionStatus) -> dict[str, Condition]:
+    return {item.type: item for item in status.conditions or ()}
+
+
+@given(_KNOWN, _KNOWN, _KNOWN)
+def test_conditions_are_joined_in_any_order(one: PreemptionStatus, two: PreemptionStatus, three: PreemptionStatus) -> None:
+    joined = joined_status
+    assert joined(one, one).changes_since(one) == {}
+    assert contents(joined(one, two)) == contents(joined(two, one))
+    assert contents(joined(joined(one, two), three)) == contents(joined(one, joined(two, three)))
+
+
+@given(st.lists(_KNOWN, min_size=2, max_size=3), _KNOWN)
+def test_replicas_agree_on_a_record_and_stop_writing(known: list[PreemptionStatus], record: PreemptionStatus) -> None:
+    writes = 0
+    for _ in range(3):
+        for number, own in enumerate(known):
+            joined = joined_status(own, record)
+            writes += bool(joined.changes_since(record))
+            record = known[number] = joined
+    assert writes <= len(known)
