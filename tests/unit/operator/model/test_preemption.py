@@ -271,7 +271,7 @@ def test_a_commit_counts_unless_the_gang_reported_an_end(phase: Phase | None, op
     assert with_status(PreemptionStatus(phase=phase)).may_be_committed == open_for_it
 
 
-def test_a_figure_of_the_status_behind_is_kept_where_the_other_has_none() -> None:
+def test_a_figure_that_only_the_status_behind_has_is_kept() -> None:
     behind, ahead = PreemptionStatus(phase=Phase.NOTICED, step=7), PreemptionStatus(phase=Phase.FROZEN)
     for ours, theirs in ((behind, ahead), (ahead, behind)):
         joined = joined_status(ours, theirs)
@@ -353,10 +353,10 @@ _KNOWN = st.builds(
         timings=[StageTime(stage=stage, seconds=0.0) for stage in stages] or None,
     ),
     st.sampled_from([[], [condition("Exits", ConditionStatus.FALSE, 0, "stays")]]),
-    st.lists(
-        st.tuples(st.sampled_from(ConditionStatus), st.integers(0, 2), st.sampled_from(["a", "b"])), max_size=1
+    st.lists(st.tuples(st.sampled_from(ConditionStatus), st.integers(0, 2), st.sampled_from(["a", "b"])), max_size=1),
+    st.permutations(["noticeSent", "lastAck", "podsBack"]).flatmap(
+        lambda all_: st.integers(0, 3).map(lambda n: all_[:n])
     ),
-    st.permutations(["noticeSent", "lastAck", "podsBack"]).flatmap(lambda all_: st.integers(0, 3).map(lambda n: all_[:n])),
 )
 
 
@@ -365,7 +365,9 @@ def contents(status: PreemptionStatus) -> dict[str, Condition]:
 
 
 @given(_KNOWN, _KNOWN, _KNOWN)
-def test_conditions_are_joined_in_any_order(one: PreemptionStatus, two: PreemptionStatus, three: PreemptionStatus) -> None:
+def test_conditions_are_joined_in_any_order(
+    one: PreemptionStatus, two: PreemptionStatus, three: PreemptionStatus
+) -> None:
     joined = joined_status
     assert joined(one, one).changes_since(one) == {}
     assert contents(joined(one, two)) == contents(joined(two, one))
