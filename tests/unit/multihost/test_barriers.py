@@ -65,7 +65,7 @@ def test_a_timeout_names_who_is_missing_for_everybody() -> None:
         pytest.param(lambda gang: gang.broadcast("b", None, timeout_s=0, source=2), [2], id="broadcast"),
     ],
 )
-def test_a_gang_tells_for_whom_it_waits_while_it_waits(wait: Callable[[StoreGang], object], awaited: list[int]) -> None:
+def test_a_gang_tells_for_whom_it_waits(wait: Callable[[StoreGang], object], awaited: list[int]) -> None:
     found = []
 
     class Asked(InMemoryStore):

@@ -271,7 +271,7 @@ def test_a_commit_counts_unless_the_gang_reported_an_end(phase: Phase | None, op
     assert with_status(PreemptionStatus(phase=phase)).may_be_committed == open_for_it
 
 
-def test_a_figure_that_only_the_status_behind_has_is_kept() -> None:
+def test_a_figure_that_only_one_status_has_is_kept() -> None:
     behind, ahead = PreemptionStatus(phase=Phase.NOTICED, step=7), PreemptionStatus(phase=Phase.FROZEN)
     for ours, theirs in ((behind, ahead), (ahead, behind)):
         joined = joined_status(ours, theirs)
