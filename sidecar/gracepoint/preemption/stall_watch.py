@@ -94,8 +94,6 @@ class StallWatch:
         """Ends the thread. Safe to repeat."""
         self._stopped.set()
         self._thread.join(_JOIN_S)
-        if self._pulse is not None:
-            self._pulse.end()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._look_every_s):
@@ -103,6 +101,8 @@ class StallWatch:
                 self._look()
             except Exception as error:
                 log.exception("could not look for stalls error=%s", error)
+        if self._pulse is not None:
+            self._pulse.end()  # here, as no beat can follow
 
     def _look(self) -> None:
         activities = self._activities()
