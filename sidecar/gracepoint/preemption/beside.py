@@ -93,6 +93,8 @@ def begin(block: Block, who: Watched) -> None:
 
 
 def _operator(settings: Settings) -> Operator | None:
+    if settings.operator_url is None:
+        return None
     # Imported only now: TLS takes memory and time, and most workers never see a stall.
     from gracepoint.receivers import Operator
 
