@@ -139,7 +139,7 @@ class StallWatch:
         asking.start()
         asking.join(self._others_s + 2 * _STORE_S)
         if asking.is_alive():
-            found.append(host_is_silent(self._pods))
+            found.append(host_is_silent(self._board.host, self._pods))
         part = stalled.activity.part
         if part in self._stalled and not self._stopped.is_set():
             if found:
@@ -157,7 +157,7 @@ class StallWatch:
                 found.append(self._board.suspicion(now.part, self._pods))
         except GracepointError as error:
             log.warning("the other processes could not be asked about a stall error=%s", error)
-            found.append(host_is_silent(self._pods, f"cannot be reached: {error}"))
+            found.append(host_is_silent(self._board.host, self._pods, f"cannot be reached: {error}"))
 
     def _end(self, part: str) -> None:
         try:
