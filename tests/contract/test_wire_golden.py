@@ -15,12 +15,16 @@ from typing import Any
 import pytest
 
 from gracepoint.wire import frames, messages
-from gracepoint.wire.codec import VERSION, Message
+from gracepoint.wire.codec import VERSION, Message, json_key
 from gracepoint.wire.frames import Frame
 
 GOLDEN = Path(__file__).parent / "wire"
 FILES = sorted(GOLDEN.glob("v*/*.json"))
 NAMES = vars(messages) | vars(frames)
+
+
+#: The messages that are sent by themselves.
+KINDS = sorted({NAMES[path.stem.partition("-")[0]] for path in FILES}, key=lambda cls: cls.__name__)
 
 
 def kind(path: Path) -> str:
@@ -54,3 +58,17 @@ def test_every_message_has_a_golden_file() -> None:
         if isinstance(value, type) and issubclass(value, Message) and dataclasses.is_dataclass(value)
     }
     assert names - parts == {kind(path) for path in FILES if path.parent.name == f"v{VERSION}"}
+
+
+@pytest.mark.parametrize("cls", [messages.Spent, *KINDS], ids=lambda cls: cls.__name__)
+def test_every_field_is_in_a_golden_file(cls: type[Message]) -> None:
+    found = [json.loads(path.read_text()) for path in FILES]
+    of_it = [part for path, golden in zip(FILES, found, strict=True) for part in parts(cls, kind(path), golden)]
+    assert {json_key(field.name) for field in dataclasses.fields(cls)} <= {key for part in of_it for key in part}
+
+
+def parts(cls: type[Message], name: str, golden: dict[str, Any]) -> list[dict[str, Any]]:
+    """What of a golden message is one of these."""
+    if cls is messages.Spent:
+        return [golden["spent"]] if isinstance(golden.get("spent"), dict) else []
+    return [golden] if name == cls.__name__ else []

@@ -45,6 +45,7 @@ class Meeting:
     members: Sequence[ProcessNames]  # by process_index; read from the store when they are asked for
     me: ProcessNames
     client: Any | None  # JAX's coordination-service client; None for a single process
+    host: int = 0  # process_index of the process that hosts the store
     last_started_unix_s: float | None = None  # when the last process was started; None if one does not know
 
     @property
@@ -137,7 +138,7 @@ def meet(
         )
         attempt = f"{job}-{secrets.token_hex(4)}"
         me = ProcessNames(0, 0, _pod_index(settings), settings.pod_name)
-        return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), me, None, started_unix_s)
+        return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), me, None, last_started_unix_s=started_unix_s)
 
     count = state.num_processes
     hall = JaxStore(state.client, f"gracepoint/meeting/{_meetings}")
@@ -165,7 +166,8 @@ def meet(
     attempt = f"{job}-{found.nonce}"
     store = JaxStore(state.client, f"gracepoint/{attempt}")
     gang = StoreGang(store, me.process_index, count, names=PodNames(found.members))
-    return Meeting(gang, store, attempt, found.members, me, state.client, found.last_started_unix_s)
+    host = found.host.process_index
+    return Meeting(gang, store, attempt, found.members, me, state.client, host, found.last_started_unix_s)
 
 
 def _check_count(injected: Sequence[int | None], joined: int, by: str | None, least: int) -> None:

@@ -1,8 +1,8 @@
 """The names of the processes. Every process can look up the names of any other, and none reads those of all unasked.
 
 When the processes meet, the last to arrive writes the names of all to the store, in blocks. A process reads a block
-when a name in it is needed, as by an error that names a missing process. All know the name of process 0, which hosts
-the store: it is needed if the store does not answer.
+when a name in it is needed, as by an error that names a missing process. All know the names of the process that hosts
+the store: they are needed if the store does not answer.
 
 The names of the blocks that were read are kept. Any thread may read.
 """
@@ -38,18 +38,18 @@ class ProcessNames:
 class Members(Sequence[ProcessNames]):
     """The processes by ``process_index``.
 
-    Reading one but the first raises ``StoreUnavailable`` if the store cannot be reached.
+    Reading one but the host raises ``StoreUnavailable`` if the store cannot be reached.
 
     Args:
         store: Has the names.
         count: How many processes there are.
-        first: The names of process 0. None: they are in the store, too.
+        host: The names of the process that hosts the store. None: they are read from it, too.
     """
 
-    def __init__(self, store: KeyValueStore, count: int, first: ProcessNames | None = None) -> None:
+    def __init__(self, store: KeyValueStore, count: int, host: ProcessNames | None = None) -> None:
         self._store = store
         self._count = count
-        self._first = first
+        self._host = host
         self._blocks: dict[int, list[ProcessNames]] = {}
 
     def __len__(self) -> int:
@@ -64,9 +64,10 @@ class Members(Sequence[ProcessNames]):
     def __getitem__(self, index: int | slice) -> ProcessNames | Sequence[ProcessNames]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._count))]
-        block, place = divmod(range(self._count)[index], _BLOCK)
-        if self._first is not None and (block, place) == (0, 0):
-            return self._first
+        number = range(self._count)[index]
+        if self._host is not None and number == self._host.process_index:
+            return self._host
+        block, place = divmod(number, _BLOCK)
         if block not in self._blocks:
             found = json.loads(self._store.get(f"names/{block}", timeout_s=_READ_S))
             self._blocks[block] = [ProcessNames(*names) for names in found]
@@ -97,12 +98,14 @@ class Introduced:
     Attributes:
         nonce: The word of service process 0.
         members: The processes.
+        host: The process that hosts the store, service process 0. It may have another ``process_index``.
         miscounted: An injected number of processes that is not the real one. None if all are right.
         last_started_unix_s: When the last of them was started, by its machine's clock. None if one does not know.
     """
 
     nonce: str
     members: Members
+    host: ProcessNames
     miscounted: int | None
     last_started_unix_s: float | None
 
@@ -145,11 +148,11 @@ def introduce(
         wrong = next((injected for _, injected, _, _ in said if injected is not None and injected != count), None)
         starts = [start for _, _, _, start in said]
         last_start = None if None in starts else max(starts)
-        return json.dumps({"nonce": said[0][2], "miscounted": wrong, "last_start": last_start, "first": members[0]})
+        return json.dumps({"nonce": said[0][2], "miscounted": wrong, "last_start": last_start, "host": said[0][0]})
 
     mine = json.dumps([dataclasses.astuple(me), injected, nonce, started_unix_s])
     found = json.loads(gang.reduce("members", mine, merge, timeout_s=timeout_s))
     if "wrong" in found:
         raise AgreementError(found["wrong"])
-    members = Members(store, count, ProcessNames(*found["first"]))
-    return Introduced(found["nonce"], members, found["miscounted"], found["last_start"])
+    host = ProcessNames(*found["host"])
+    return Introduced(found["nonce"], Members(store, count, host), host, found["miscounted"], found["last_start"])

@@ -56,9 +56,9 @@ class Suspicion:
     stack: str
 
 
-def host_is_silent(pods: Pods, why: str = "does not answer") -> Suspicion:
-    """Returns that process 0 is suspected, as the store that it hosts does not answer."""
-    return Suspicion([0], f"{named([0], pods)}, which hosts the coordination service, {why}", "")
+def host_is_silent(host: int, pods: Pods, why: str = "does not answer") -> Suspicion:
+    """Returns that the process that hosts the store is suspected, as the store does not answer."""
+    return Suspicion([host], f"{named([host], pods)}, which hosts the coordination service, {why}", "")
 
 
 class StallBoard:
@@ -67,11 +67,18 @@ class StallBoard:
     Args:
         store: The key-value store that all processes share.
         group: The processes that train together.
+        host: Index of the process that hosts the store.
+
+    Attributes:
+        host: As given.
+        is_host: True in that process.
     """
 
-    def __init__(self, store: KeyValueStore, group: ProcessGroup) -> None:
+    def __init__(self, store: KeyValueStore, group: ProcessGroup, host: int = 0) -> None:
         self._store = store
         self._group = group
+        self.host = host
+        self.is_host = group.process_index == host
 
     def post(self, part: str, place: StalledAt) -> bool:
         """Says where a part of this process is now. Returns True if this process tells the operator for all.

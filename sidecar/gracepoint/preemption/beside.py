@@ -93,6 +93,8 @@ def begin(block: Block, who: Watched) -> None:
 
 
 def _operator(settings: Settings) -> Operator | None:
+    if settings.operator_url is None:
+        return None
     # Imported only now: TLS takes memory and time, and most workers never see a stall.
     from gracepoint.receivers import Operator
 
@@ -122,6 +124,7 @@ class Beside:
         self._clock = clock
         self._operator: Operator | None = None
         self._session = secrets.token_hex(8)
+        self._own_s = 0.0  # seconds that the looks themselves took: they are no stop of this process
         limit_s = who.settings.stall_after_s
         self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
         self._detector = StallDetector(limit_s, self._look_every_s)
@@ -137,9 +140,16 @@ class Beside:
 
     def look(self) -> None:
         """Looks once."""
+        began_s = self._clock()
+        try:
+            self._look(began_s - self._own_s)
+        finally:
+            self._own_s += self._clock() - began_s
+
+    def _look(self, now_s: float) -> None:
         beats = self._pulse.beats
         doing = [Activity(_PART, self._pulse.stage, (beats,))] if beats else []
-        changes = self._detector.look(self._clock(), time.process_time(), doing)
+        changes = self._detector.look(now_s, time.process_time(), doing)
         if changes.over and not orphan.trainer_has_died():
             log.warning("the training process runs again")
             self._tell(self._stall("the training process runs again", over=True))

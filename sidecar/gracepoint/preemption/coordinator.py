@@ -102,7 +102,7 @@ class Coordinator:
         self.activities = Activities(
             lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.save_progress
         )
-        board, pods = StallBoard(meeting.store, group), PodNames(meeting.members)
+        board, pods = StallBoard(meeting.store, group, meeting.host), PodNames(meeting.members)
         self._exit = ProcessExit(meeting.store, meeting.me.service_id, group.process_count, clock=clock)
         self._outcome = Outcome(
             group,

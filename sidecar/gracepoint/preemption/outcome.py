@@ -141,7 +141,7 @@ class Outcome:
     def overdue(self) -> None:
         """Reports that the time is over while the training thread is stuck, and which process holds it up.
 
-        If process 0 does not answer, each of the others reports: it is not known here which of them can.
+        If the store does not answer, each process reports: process 0, which reports otherwise, mostly hosts it.
         """
         # Half of the reserve is for this, and half for the report: a deadline that is near leaves little time.
         most_s = self._budget.reserve_s / 2

@@ -1,7 +1,8 @@
 """What another process does, as the kernel and py-spy say. There is no state here; any thread may call everything.
 
 py-spy reads the memory of the process while that is stopped, or hangs in C code. It is not a dependency. It is used if
-it is installed in the image, and if the kernel lets this process trace the other one: ``ptrace(2)``.
+it is installed in the image, and if the kernel lets this process trace the other one: ``ptrace(2)``. If it does not end
+in time, it is killed, and a daemon thread ("gracepoint-py-spy") waits for its end.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 _PROC = Path("/proc")
 _PY_SPY = "py-spy"
 _PY_SPY_S = 8.0
 _FRAMES = 12
+_STACK_CHARACTERS = 3000
 _ERROR_CHARACTERS = 300
 _STATES = {
     "T": "is stopped by a signal (state T)",
@@ -102,13 +105,22 @@ def _stack(at: ProcessAt) -> tuple[str, str]:
     # Without --nonblocking, it would stop and continue the process.
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(at.process_id)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        spy = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    except OSError as error:
         return "", f"{_PY_SPY} failed: {error}"
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split())[-_ERROR_CHARACTERS:]
+    try:
+        dumped, errors = spy.communicate(timeout=_PY_SPY_S)
+    except subprocess.TimeoutExpired:
+        spy.kill()
+        # It may hang in the kernel, as the process that it looks at does. So nobody else waits for its end.
+        threading.Thread(target=spy.communicate, name="gracepoint-py-spy", daemon=True).start()
+        return "", f"{_PY_SPY} did not end within {_PY_SPY_S:g} s"
+    if spy.returncode != 0:
+        said = " ".join(errors.split())[-_ERROR_CHARACTERS:]
         return "", f"{_PY_SPY} could not read it, which takes the right to trace it (docs: troubleshooting): {said}"
-    return _as_traceback(done.stdout, at.thread_id)
+    return _as_traceback(dumped, at.thread_id)
 
 
 def _as_traceback(dumped: str, thread_id: int) -> tuple[str, str]:
@@ -119,7 +131,7 @@ def _as_traceback(dumped: str, thread_id: int) -> tuple[str, str]:
         lines = [f'  File "{each["filename"]}", line {each["line"]}, in {each["name"]}' for each in frames[:_FRAMES]]
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         return "", f"{_PY_SPY} did not print the training thread ({error!r})"
-    return "".join(f"{line}\n" for line in reversed(lines)), ""
+    return "".join(f"{line}\n" for line in reversed(lines))[-_STACK_CHARACTERS:], ""
 
 
 def _namespace() -> int:

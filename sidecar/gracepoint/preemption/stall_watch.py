@@ -94,8 +94,6 @@ class StallWatch:
         """Ends the thread. Safe to repeat."""
         self._stopped.set()
         self._thread.join(_JOIN_S)
-        if self._pulse is not None:
-            self._pulse.end()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._look_every_s):
@@ -103,6 +101,8 @@ class StallWatch:
                 self._look()
             except Exception as error:
                 log.exception("could not look for stalls error=%s", error)
+        if self._pulse is not None:
+            self._pulse.end()  # here, as no beat can follow
 
     def _look(self) -> None:
         activities = self._activities()
@@ -139,7 +139,7 @@ class StallWatch:
         asking.start()
         asking.join(self._others_s + 2 * _STORE_S)
         if asking.is_alive():
-            found.append(host_is_silent(self._pods))
+            found.append(host_is_silent(self._board.host, self._pods))
         part = stalled.activity.part
         if part in self._stalled and not self._stopped.is_set():
             if found:
@@ -157,7 +157,7 @@ class StallWatch:
                 found.append(self._board.suspicion(now.part, self._pods))
         except GracepointError as error:
             log.warning("the other processes could not be asked about a stall error=%s", error)
-            found.append(host_is_silent(self._pods, f"cannot be reached: {error}"))
+            found.append(host_is_silent(self._board.host, self._pods, f"cannot be reached: {error}"))
 
     def _end(self, part: str) -> None:
         try:

@@ -1,8 +1,8 @@
 """Finds out which process holds up the others when the time of a preemption is over, within a fraction of a second.
 
 Every process says in the store where it is. Process 0, which reports for all, then reads what they have said. A process
-that is stopped says nothing. If the store does not answer another process, process 0, which hosts it, is suspected
-itself.
+that is stopped says nothing. If the store does not answer, the process that hosts it is suspected: process 0, as a
+rule.
 
 ``ask`` starts one thread ("gracepoint-suspects", daemon). It may wait for a store that never answers, or for a file
 system that hangs, as a stack has lines of source files. It then ends with the process.
@@ -42,7 +42,7 @@ class HeldUp:
 
     Attributes:
         why: The process, its pod and where it is, in words.
-        host_answers: False if process 0 does not answer, so that another process has to report.
+        host_answers: False if the store's host does not answer, so that each of the others has to report.
     """
 
     why: str
@@ -108,9 +108,9 @@ class Suspects:
         return HeldUp(_in_words(self._board.suspicion(part, self._pods)))
 
     def _without_answer(self, why: str) -> HeldUp:
-        if self._reads:
+        if self._board.is_host:
             return HeldUp("")  # this process is not stopped, whatever keeps its store from answering
-        return HeldUp(host_is_silent(self._pods, why).why, host_answers=False)
+        return HeldUp(host_is_silent(self._board.host, self._pods, why).why, host_answers=False)
 
 
 def _in_words(found: Suspicion) -> str:

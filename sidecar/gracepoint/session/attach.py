@@ -176,7 +176,7 @@ def _opened(
             join(settings)
         with watch.at("meeting of the processes"):
             meeting = meet(settings, watch.met, start.unix_s)
-        watch.met(meeting.gang, PodNames(meeting.members))
+        watch.met(meeting.gang, PodNames(meeting.members), meeting.host)
         tracing.tell(index=meeting.gang.process_index, attempt=meeting.attempt)
         where = _directory(settings, meeting.gang.process_count)
         is_auto = settings.save_interval == SAVE_AUTO

@@ -75,6 +75,7 @@ class AttachWatch:
         self._stage = ""
         self._gang: ProcessGroup | None = None
         self._pods: Pods = ()
+        self._host = 0
         self._told = False  # whether the operator believes that attach makes no progress
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -107,14 +108,15 @@ class AttachWatch:
         finally:
             self._stage = before
 
-    def met(self, gang: ProcessGroup, pods: Pods = ()) -> None:
+    def met(self, gang: ProcessGroup, pods: Pods = (), host: int = 0) -> None:
         """Says who the processes are. From now on it is known for whom this one waits.
 
         Args:
             gang: The processes.
             pods: Names of their pods.
+            host: Index of the one that hosts the store.
         """
-        self._gang, self._pods = gang, pods
+        self._gang, self._pods, self._host = gang, pods, host
 
     def _run(self) -> None:
         while not self._closed.wait(self._look_every_s):
@@ -182,7 +184,7 @@ class AttachWatch:
         asking.start()
         asking.join(_STORE_S)
         if not found:
-            return [0], host_is_silent(self._pods).why
+            return [self._host], host_is_silent(self._host, self._pods).why
         if not found[0]:
             return [], "this process waits for no other"
         return found[0], f"this process waits for {named(found[0], self._pods)}"

@@ -54,6 +54,17 @@ def test_processes_that_meet_learn_the_same_and_can_name_each_other() -> None:
         assert found.members[-1] == found.members[1:][1] == named(2, 0)
 
 
+def test_the_host_of_the_store_can_be_named_without_the_store() -> None:
+    class Silent(InMemoryStore):
+        def get(self, key: str, *, timeout_s: float) -> str:
+            assert not key.startswith("names/"), "the store is silent by then"
+            return super().get(key, timeout_s=timeout_s)
+
+    for found in met([2, 0, 1], [None] * 3, Silent()):
+        assert isinstance(found, Introduced)
+        assert found.host == found.members[2] == found.members[-1] == named(2, 0)
+
+
 def test_injected_count_that_is_wrong_in_one_process_is_known_to_all() -> None:
     found = met([0, 1, 2], [3, 4, None])
     assert [one.miscounted for one in found if isinstance(one, Introduced)] == [4, 4, 4]

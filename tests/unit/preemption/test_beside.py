@@ -20,9 +20,13 @@ class Looking:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.telling_s = 0.0
         self.pulse = Pulse(step=lambda: 40)
         who = Watched(Settings(stall_after_s=LIMIT_S, pod_name="pod-3"), 3, ProcessAt(1, 0, 1))
-        self._beside = Beside(Pulse(self.pulse.block), who, lambda: None, lambda: self.now_s)
+        self._beside = Beside(Pulse(self.pulse.block), who, self._operator, lambda: self.now_s)
+
+    def _operator(self) -> None:
+        self.now_s += self.telling_s
 
     def for_s(self, seconds: float, *, beats: bool = False, look_s: float = LOOK_S) -> None:
         for _ in range(round(seconds / look_s)):
@@ -49,6 +53,14 @@ def test_a_process_without_a_pulse_is_named_at_its_limit(looking: Looking, caplo
     )
     looking.for_s(LOOK_S, beats=True)
     assert "the training process runs again" in caplog.text
+
+
+def test_a_look_that_takes_long_is_no_sign_of_life(looking: Looking, caplog: pytest.LogCaptureFixture) -> None:
+    looking.for_s(LIMIT_S, beats=True)
+    looking.telling_s = 10 * LOOK_S
+    looking.for_s(3 * LIMIT_S)
+    assert caplog.text.count("does not run") == 1
+    assert "runs again" not in caplog.text
 
 
 def test_nothing_is_said_of_a_process_that_has_ended_training(

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,22 @@ def test_what_is_missing_for_the_stack_is_told(monkeypatch: pytest.MonkeyPatch) 
         seen = look(at)
         assert seen.does == "is stopped by a signal (state T)"
         assert seen.why_not == "py-spy-that-is-not-there is not installed in this image"
+
+
+def test_a_py_spy_that_cannot_be_killed_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy, its_id = tmp_path / "py-spy", tmp_path / "id"
+    spy.write_text(f"#!/bin/sh\necho $$ > {its_id}\nexec sleep 600\n")
+    spy.chmod(0o755)
+    monkeypatch.setattr(process_look, "_PY_SPY", str(spy))
+    monkeypatch.setattr(process_look, "_PY_SPY_S", 2.0)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)  # it hangs in the kernel
+    seen = look(ProcessAt.here(threading.get_native_id()))
+    assert seen.why_not == f"{spy} did not end within 2 s"
+    wait_until("the script to say its ID", lambda: its_id.exists() and its_id.read_text() != "", timeout_s=60)
+    os.kill(int(its_id.read_text()), signal.SIGKILL)
+    for thread in threading.enumerate():
+        if thread.name == "gracepoint-py-spy":
+            thread.join(60)
 
 
 def test_a_process_of_another_container_cannot_be_seen() -> None:

@@ -14,6 +14,7 @@ from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang, StoreU
 from gracepoint.multihost.naming import Pods
 from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption import stall_watch
+from gracepoint.preemption.pulse import Pulse
 from gracepoint.preemption.stacks import is_compiling
 from gracepoint.preemption.stall_detector import Activity
 from gracepoint.preemption.stall_watch import StallWatch
@@ -26,7 +27,12 @@ class Watched:
     """A process that is watched, and what was said of it."""
 
     def __init__(
-        self, store: KeyValueStore, index: int = 0, count: int = 1, pods: Pods = ("pod-0", "pod-1", "pod-2")
+        self,
+        store: KeyValueStore,
+        index: int = 0,
+        count: int = 1,
+        pods: Pods = ("pod-0", "pod-1", "pod-2"),
+        pulse: Pulse | None = None,
     ) -> None:
         self.step = 0
         self.stalls = threading.Event()
@@ -40,6 +46,7 @@ class Watched:
             StallBoard(store, StoreGang(store, index, count)),
             pods,
             self,
+            pulse,
             clock=time.monotonic,
             others_s=LIMIT_S,
         )
@@ -110,6 +117,30 @@ def test_process_0_is_suspected_if_its_store_does_not_answer(watched: list[Watch
     assert watched[0].stalls.wait(PATIENCE_S)
     assert watched[0].suspects == [0]
     assert "process 0 (pod-0), which hosts the coordination service, cannot be reached" in watched[0].why
+
+
+class SlowToLook(Watched):
+    """Its thread hangs in a look until ``goes_on`` is set."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.looks, self.goes_on = threading.Event(), threading.Event()
+        super().__init__(InMemoryStore(), pulse=pulse)
+
+    def _activities(self) -> list[Activity]:
+        self.looks.set()
+        self.goes_on.wait(PATIENCE_S)
+        return super()._activities()
+
+
+def test_a_look_that_outlasts_the_end_leaves_no_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall_watch, "_JOIN_S", 0.01)
+    pulse = Pulse()
+    slow = SlowToLook(pulse)
+    assert slow.looks.wait(PATIENCE_S)
+    slow.watch.stop()
+    slow.goes_on.set()
+    slow.watch._thread.join(PATIENCE_S)
+    assert pulse.beats == 0, "else the worker would say that the process does not run"
 
 
 def test_a_compilation_is_recognised_by_the_stack() -> None:

@@ -15,10 +15,11 @@ from gracepoint.preemption.suspects import Suspects
 PODS = ("pod-0", "pod-1", "pod-2")
 
 
-def suspects(store: KeyValueStore, index: int, sync_point: int = 7) -> Suspects:
+def suspects(store: KeyValueStore, index: int, sync_point: int = 7, host: int = 0) -> Suspects:
     order, reached = (sync_point,), f"sync point {sync_point}"
     training = Activity("training", "training", (), order, reached, threading.get_ident())
-    return Suspects(StallBoard(store, StoreGang(store, index, 3)), lambda: [training], PODS, reads=index == 0)
+    board = StallBoard(store, StoreGang(store, index, 3), host)
+    return Suspects(board, lambda: [training], PODS, reads=index == 0)
 
 
 class Counting(InMemoryStore):
@@ -89,6 +90,13 @@ def test_process_0_is_named_if_its_store_is_silent() -> None:
     found = suspects(store, 1).ask(0)()
     assert found.why == "process 0 (pod-0), which hosts the coordination service, does not answer"
     assert not found.host_answers
+    store.goes_on.set()
+
+
+def test_process_0_names_another_process_that_hosts_the_store() -> None:
+    store = Silent()
+    found = suspects(store, 0, host=2).ask(0)()
+    assert found.why == "process 2 (pod-2), which hosts the coordination service, does not answer"
     store.goes_on.set()
 
 
