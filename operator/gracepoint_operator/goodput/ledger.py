@@ -120,7 +120,10 @@ class GoodputLedger:
         if life.attempt != told.attempt or _second(life.created_ms) > told.created_ms:
             return self  # of a life before
         known = told.stalled_ms if life.stalled_ms is None else life.stalled_ms
-        return self._with(len(self.lives) - 1, dataclasses.replace(life, stalled_ms=min(known, told.stalled_ms)))
+        stalled = dataclasses.replace(life, stalled_ms=min(known, told.stalled_ms))
+        if any(stalled.goes_on(mark, 0) for mark in life.marks):  # how long the saves before it took is not known
+            return self  # of a stall that is over
+        return self._with(len(self.lives) - 1, stalled)
 
     def ended(self, now_ms: int) -> GoodputLedger:
         """Returns the ledger of a workload that has finished by itself."""

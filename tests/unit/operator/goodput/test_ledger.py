@@ -165,6 +165,13 @@ def test_a_stall_that_is_over_was_training() -> None:
     assert (ended[Category.TRAINING], ended[Category.LEAVING]) == (39_000, 1000)
 
 
+def test_a_stall_that_is_told_again_after_it_is_over_changes_nothing() -> None:
+    """Each replica takes what it was told, whenever it can write it."""
+    told = dataclasses.replace(KILLED[1], marks=(*KILLED[1].marks, StepMark(151, 30_000)))
+    ledger = ledger_of(*KILLED[:2], HALT, told)
+    assert ledger.halted(HALT) == ledger
+
+
 def test_a_step_before_a_stall_that_is_told_late_does_not_end_it() -> None:
     told = dataclasses.replace(KILLED[1], marks=(*KILLED[1].marks, StepMark(151, 15_900)))
     assert ledger_of(*KILLED[:2], HALT, told, KILLED[2]).spent(61_000)[Category.TRAINING] == 15_000
