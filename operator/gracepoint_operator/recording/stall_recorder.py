@@ -115,12 +115,13 @@ class StallRecorder:
         self.resumed(uid)
         self._latest.pop(uid, None)
         for workload_uid, stalls in list(self._stalled.items()):
-            gone = {about: told for about, told in stalls.items() if told.pod.uid == uid}
-            for about, told in gone.items():
-                del stalls[about]
-                if not stalls:
+            kept = {about_pod: told for about_pod, told in stalls.items() if told.pod.uid != uid}
+            if len(kept) < len(stalls):
+                workload = next(iter(stalls.values())).workload
+                self._stalled[workload_uid] = kept
+                if not kept:
                     del self._stalled[workload_uid]
-                self._tell_policy(told.workload)
+                self._tell_policy(workload)
 
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
@@ -152,7 +153,7 @@ class StallRecorder:
 
 def _shown(stalls: Mapping[str, _Told]) -> list[_Told]:
     """The stalls of one gang that are shown, the gang's own first."""
-    return [stalls[about] for about in sorted(stalls)[:_SHOWN]]
+    return [stalls[about_pod] for about_pod in sorted(stalls)[:_SHOWN]]
 
 
 def _in_words(stalls: Mapping[str, _Told]) -> str:

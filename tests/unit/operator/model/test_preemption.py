@@ -314,10 +314,10 @@ _KNOWN = st.builds(
         timings=[StageTime(stage=stage, seconds=0.0) for stage in stages] or None,
     ),
     st.sampled_from([[], [condition("Exits", ConditionStatus.FALSE, 0, "stays")]]),
-    st.lists(
-        st.tuples(st.sampled_from(ConditionStatus), st.integers(0, 2), st.sampled_from(["a", "b"])), max_size=1
+    st.lists(st.tuples(st.sampled_from(ConditionStatus), st.integers(0, 2), st.sampled_from(["a", "b"])), max_size=1),
+    st.permutations(["noticeSent", "lastAck", "podsBack"]).flatmap(
+        lambda all_: st.integers(0, 3).map(lambda n: all_[:n])
     ),
-    st.permutations(["noticeSent", "lastAck", "podsBack"]).flatmap(lambda all_: st.integers(0, 3).map(lambda n: all_[:n])),
 )
 
 
@@ -326,7 +326,9 @@ def contents(status: PreemptionStatus) -> dict[str, Condition]:
 
 
 @given(_KNOWN, _KNOWN, _KNOWN)
-def test_conditions_are_joined_in_any_order(one: PreemptionStatus, two: PreemptionStatus, three: PreemptionStatus) -> None:
+def test_conditions_are_joined_in_any_order(
+    one: PreemptionStatus, two: PreemptionStatus, three: PreemptionStatus
+) -> None:
     joined = joined_status
     assert joined(one, one).changes_since(one) == {}
     assert contents(joined(one, two)) == contents(joined(two, one))
