@@ -24,7 +24,7 @@ from tests.testcluster.api_server import ApiServer
 Body = dict[str, Any]
 
 TAINT = "cloud.google.com/impending-node-termination"
-_WAIT_S = 30.0
+_WAIT_S = 60.0
 _LOOK_EVERY_S = 0.05
 _NAMESPACES = kinds.NAMESPACES
 

@@ -273,7 +273,7 @@ def test_bare_arrays_come_from_orbax_in_every_format(tmp_path: Path, form: dict[
 def test_an_empty_state_is_a_value_error_in_both(tmp_path: Path, empty: Any) -> None:
     with pytest.raises(ValueError, match="empty"):
         ocp.PyTreeCheckpointer().save(tmp_path / "theirs", empty)
-    with pytest.raises(CheckpointRefused, match="the state is an empty"):
+    with pytest.raises(CheckpointRefused, match="the state is (None|an empty)"):
         checkpoint.save(tmp_path / "ours", empty)
 
 

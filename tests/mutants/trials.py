@@ -125,7 +125,7 @@ class Trials:
         """Runs the tests without a mutant in each worker. Returns the seconds that they took."""
 
         def unchanged(worker: _Worker) -> float:
-            seconds = []
+            seconds = list[float]()
             for _ in range(2):  # the second time in the order of the trials: the quickest tests first
                 answer = worker.run(tests, _FIRST_S, unchanged=True)
                 if answer["outcome"] != "passed":

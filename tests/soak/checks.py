@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import psutil
 
 from demo.training import TrainingRun
+from gracepoint.checkpoint.steps.cleanup import OVERTAKEN_KEPT_S
 from gracepoint.wire.names import GROUP, Env
 from tests import leftovers
 from tests.soak.pod_watch import label
@@ -20,8 +22,11 @@ GROWTH_BYTES = 24 * 2**20
 
 
 def files(run: TrainingRun, keep_last: int) -> list[str]:
-    """Returns what is left of a finished run in its folder of checkpoints that must not be there."""
-    found = [f"file {key}" for key in leftovers.beside_the_steps(run.checkpoints) if not _kept(key)]
+    """Returns what is left of a finished run in its folder of checkpoints that must not be there.
+
+    A save that a disruption cut off may be there for as long as a start leaves it alone.
+    """
+    found = [f"file {key}" for key in leftovers.beside_the_steps(run.checkpoints) if not _kept(run, key)]
     steps = sorted(int(path.name) for path in Path(run.checkpoints).iterdir() if path.name.isdigit())
     if len(steps) > keep_last:
         found.append(f"{len(steps)} checkpoints, expected at most {keep_last}: steps {steps}")
@@ -72,5 +77,11 @@ def operator_bytes() -> list[int]:
     return sorted(found)
 
 
-def _kept(key: str) -> bool:
-    return key.partition("/")[0] in _KEPT_BESIDE
+def _kept(run: TrainingRun, key: str) -> bool:
+    name = key.partition("/")[0]
+    return name in _KEPT_BESIDE or (".gracepoint-tmp." in name and _age_s(run.checkpoints / name) < OVERTAKEN_KEPT_S)
+
+
+def _age_s(folder: Path) -> float:
+    """For how long nothing in a folder has changed, in seconds."""
+    return time.time() - max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))

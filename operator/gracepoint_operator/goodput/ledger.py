@@ -109,8 +109,8 @@ class GoodputLedger:
             again = Moment(stamp_ms=told.attached_ms, at_ms=told.attached_ms)
             ledger = self._beginning(life.attempt, again)
             return ledger._with(len(ledger.lives) - 1, joined(ledger.lives[-1], told))  # noqa: SLF001
-        ledger = self._with(number, joined(life, told))
-        return ledger._guessed() if told.of_former and number == 0 else ledger  # noqa: SLF001
+        ledger = self._without_guess()
+        return ledger._with(number, joined(ledger.lives[number], told))._guessed()  # noqa: SLF001
 
     def halted(self, told: Halt) -> GoodputLedger:
         """Returns the ledger after a process has said that training stalls."""
@@ -148,12 +148,27 @@ class GoodputLedger:
         return dataclasses.replace(kept, lives=(*kept.lives, life))
 
     def _guessed(self) -> GoodputLedger:
-        """Returns the ledger after the next life has told of one whose end nobody saw."""
+        """Returns the ledger with what the current life tells of one before it whose end nobody saw."""
         if len(self.lives) < 2 or self.lives[0].broke_ms is not None:
             return self
-        gone = self.lives[0].unseen_end_ms(self.lives[1].created_ms)
-        ended = dataclasses.replace(self.lives[0], gone_ms=gone)
-        return dataclasses.replace(self, lives=(ended, dataclasses.replace(self.lives[1], began_ms=gone)))
+        before, life = self.lives
+        before = dataclasses.replace(before, broke_ms=self._guess())
+        gone = before.unseen_end_ms(life.created_ms)
+        lives = (dataclasses.replace(before, gone_ms=gone), dataclasses.replace(life, began_ms=gone))
+        return dataclasses.replace(self, lives=lives)
+
+    def _without_guess(self) -> GoodputLedger:
+        """Returns the ledger without what ``_guessed`` added. What a process tells may make the guess another one."""
+        if len(self.lives) < 2 or self.lives[0].broke_ms != self._guess():
+            return self
+        return self._with(0, dataclasses.replace(self.lives[0], broke_ms=None))
+
+    def _guess(self) -> int | None:
+        """Until when the life before the current one trained at most. None if it said so, or if that is not known."""
+        before, life = self.lives
+        if before.left_ms is not None or life.restored_ms is None:
+            return None
+        return before.at_most_until_ms(life.first_step)
 
     def _settle(self) -> GoodputLedger:
         """Settles all that the current life, which has ended, leaves no doubt about."""

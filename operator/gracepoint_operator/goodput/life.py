@@ -19,6 +19,8 @@ _LEAST_MS = 10
 _END_MS = 1000
 #: Processes that say they leave have ended after so long at most, or are ended.
 _LEAVES_MS = 10_000
+#: Fewer saves do not tell how often it saves.
+_FEW_SAVES = 2
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -146,11 +148,23 @@ class Life:
     def unseen_end_ms(self, next_ms: int) -> int:
         """Guesses when it was gone if nobody saw one of its processes end. ``next_ms``: the next pods were created.
 
-        If they have said that they leave, they have not taken long for that.
+        If it is known when they stopped to train, they have not taken long to end.
         """
-        if self.left_ms is None or self.broke_ms is not None or self.left_ms >= next_ms:
+        stopped_ms = self.broke_ms if self.left_ms is None else self.left_ms
+        if stopped_ms is None or stopped_ms >= next_ms:
             return next_ms
-        return self.left_ms + min((next_ms - self.left_ms) // 2, _LEAVES_MS)
+        return stopped_ms + min((next_ms - stopped_ms) // 2, _LEAVES_MS)
+
+    def at_most_until_ms(self, step: int) -> int | None:
+        """Returns until when it trained at most, if ``step`` was the newest that it saved. None if that is not known.
+
+        If it had gone on for longer, it would have saved a later step: half as long again as between two saves.
+        """
+        if self.trained_ms is None or self.saves < _FEW_SAVES or not self.marks or step <= self.first_step:
+            return None
+        every_ms = self.marks[-1].trained_ms / self.saves
+        trained_ms = self._trained_until_ms(step, None)
+        return self.trained_ms + trained_ms + self.saving_ms + round(every_ms * 1.5)
 
     def state(self) -> Category:
         """Returns what the time goes into now."""

@@ -74,18 +74,25 @@ class StallBoard:
         self._group = group
 
     def post(self, part: str, place: StalledAt) -> bool:
-        """Says where a part of this process is. Returns True if it is the one that tells the operator for all.
+        """Says where a part of this process is now. Returns True if this process tells the operator for all.
+
+        Raises:
+            StoreUnavailable: The store cannot be reached.
+        """
+        self._store.delete_folder(self._place(part))
+        self.say(part, place)
+        me = str(self._group.process_index)
+        return self._group.decide(f"{_FOLDER}/told/{_key(part)}/{place.order[0]}", me) == me
+
+    def say(self, part: str, place: StalledAt) -> None:
+        """Says where a part of this process is, unless that was said before.
 
         Raises:
             StoreUnavailable: The store cannot be reached.
         """
         place = dataclasses.replace(place, stack=place.stack[-_STACK_CHARACTERS:])
-        mine = self._place(part)
-        self._store.delete_folder(mine)
         with contextlib.suppress(KeyExists):  # another thread of this process was faster
-            self._store.set(f"{mine}/place", json.dumps(dataclasses.asdict(place)))
-        me = str(self._group.process_index)
-        return self._group.decide(f"{_FOLDER}/told/{_key(part)}/{place.order[0]}", me) == me
+            self._store.set(f"{self._place(part)}/place", json.dumps(dataclasses.asdict(place)))
 
     def take_down(self, part: str) -> None:
         """Says that a part of this process makes progress again, or has ended.

@@ -114,7 +114,7 @@ class Coordinator:
             committed_step=lambda: saver.committed_step,
             current_step=lambda: self.step,
             clock=clock,
-            suspects=None if self._alone else Suspects(board, self.activities, pods),
+            suspects=None if self._alone else Suspects(board, self.activities, pods, reads=group.process_index == 0),
         )
         # Without this library a SIGTERM raises JAX's own notice at once, so it does that here, too. All other notices
         # raise it when the freeze begins.

@@ -143,7 +143,9 @@ class Outcome:
 
         If process 0 does not answer, each of the others reports: it is not known here which of them can.
         """
-        answer = None if self._suspects is None else self._suspects.ask(self.epoch.number)
+        # Half of the reserve is for this, and half for the report: a deadline that is near leaves little time.
+        most_s = self._budget.reserve_s / 2
+        answer = None if self._suspects is None else self._suspects.ask(self.epoch.number, most_s)
         last = self.epoch.stages.last or "noticed"
         step, reason = self._current_step(), f"not saved: the time was over; the last stage reached was {last}"
         instead = self._committed_instead()
@@ -155,7 +157,7 @@ class Outcome:
             self._exit_with_older_step(instead, step, self.epoch.with_doubt(reason))
         else:
             self.fail(self.epoch.with_doubt(reason), step=step)
-        self._reporter.flush(self._budget.reserve_s / 2)
+        self._reporter.flush(most_s)
 
     # Any of these threads.
 

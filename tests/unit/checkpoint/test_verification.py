@@ -41,7 +41,7 @@ def test_a_checkpoint_that_is_as_it_was_saved_is_good(step: Path) -> None:
     manifest = commit.read_manifest(storage_path(step))
     assert manifest is not None
     assert report.files == len(manifest.files) > 10
-    assert str(report) == f"{step}: good {report.files} files, {report.bytes} bytes"
+    assert str(report) == f"{step}: good: {report.files} files, {report.bytes} bytes"
 
 
 def test_a_flipped_bit_is_found_in_every_file(step: Path) -> None:

@@ -20,6 +20,7 @@ from gracepoint.multihost import agreement as agreement_module
 from gracepoint.multihost.entries import Agreed, Entry, Gone, NoticeEntry, Retract, StartEntry, from_json
 from gracepoint.multihost.ledger import Broken, Closed, Event, Moot, Noticed, Opened, Retracted, Settled
 from gracepoint.multihost.store import StoreUnavailable
+from gracepoint.multihost.timekeeper import Timekeeper
 from tests.unit.multihost.fakes.gangs import gangs, together
 
 LATER_S = 1e6
@@ -552,6 +553,27 @@ def test_the_observer_is_asked_to_look_while_an_epoch_is_open(make: Callable[...
     gang = make(1)
     tell(gang.agreements[0])
     gang.watchers[0].wait_until(lambda: gang.watchers[0].looks >= 2)
+
+
+def test_a_change_has_the_time_of_the_next_look_computed_again(
+    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed, looked = threading.Semaphore(0), list[Timekeeper]()
+
+    def sleep_s(timekeeper: Timekeeper) -> float:
+        computed.release()
+        return 60.0
+
+    def look(timekeeper: Timekeeper) -> None:
+        looked.append(timekeeper)
+
+    monkeypatch.setattr(Timekeeper, "sleep_s", sleep_s)
+    monkeypatch.setattr(Timekeeper, "look", look)
+    gang = make(1)
+    assert computed.acquire(timeout=30)
+    tell(gang.agreements[0])
+    assert computed.acquire(timeout=30)
+    assert looked == []
 
 
 def test_an_observer_that_fails_is_an_error_of_the_training_thread(make: Callable[..., Gang]) -> None:

@@ -36,7 +36,7 @@ def test_longest_step_leaves_out_the_first_ones() -> None:
     assert (pace.step_s, pace.longest_s) == (1, 20)
 
 
-def test_training_stalls_if_no_step_is_passed_for_far_longer_than_steps_take() -> None:
+def test_training_stalls_if_no_step_is_passed_for_far_too_long() -> None:
     pace = TrainingPace()
     assert pace.stalled_s(100.0) is None, "it has not begun"
     pace.passed(100.0)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang, StoreUnavailable
 from gracepoint.multihost.stalls import StallBoard
+from gracepoint.preemption import suspects as module
 from gracepoint.preemption.stall_detector import Activity
 from gracepoint.preemption.suspects import Suspects
 
@@ -15,20 +18,43 @@ PODS = ("pod-0", "pod-1", "pod-2")
 def suspects(store: KeyValueStore, index: int, sync_point: int = 7) -> Suspects:
     order, reached = (sync_point,), f"sync point {sync_point}"
     training = Activity("training", "training", (), order, reached, threading.get_ident())
-    return Suspects(StallBoard(store, StoreGang(store, index, 3)), lambda: [training], PODS)
+    return Suspects(StallBoard(store, StoreGang(store, index, 3)), lambda: [training], PODS, reads=index == 0)
 
 
-def test_a_process_that_says_nothing_is_named_by_its_pod() -> None:
-    store = InMemoryStore()
-    answers = [suspects(store, index).ask(0) for index in (0, 2)]
-    for found in [answer() for answer in answers]:
-        assert found.why.startswith("process 1 (pod-1) did not say so as well")
-        assert found.host_answers
+class Counting(InMemoryStore):
+    """Counts who reads what all have said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists = 0
+
+    def list(self, folder: str) -> dict[str, str]:
+        self.lists += 1
+        return super().list(folder)
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer may take long, so that a busy machine does not matter."""
+    monkeypatch.setattr(module, "_ANSWER_S", 5.0)
+
+
+@pytest.mark.usefixtures("_patient")
+def test_process_0_names_a_process_that_says_nothing_by_its_pod() -> None:
+    store = Counting()
+    answers = [suspects(store, index).ask(0, 5.0) for index in (0, 2)]
+    first, other = (answer() for answer in answers)
+    assert first.why.startswith("process 1 (pod-1) did not say so as well")
+    assert other.why == ""
+    assert first.host_answers
+    assert other.host_answers
+    assert store.lists == 1, "process 0 alone reads what all have said"
+
+
+@pytest.mark.usefixtures("_patient")
 def test_a_process_that_is_behind_is_named_with_its_stack() -> None:
     store = InMemoryStore()
-    answers = [suspects(store, index, sync_point).ask(0) for index, sync_point in enumerate((7, 7, 6))]
+    answers = [suspects(store, index, sync_point).ask(0, 5.0) for index, sync_point in enumerate((7, 7, 6))]
     why = answers[0]().why
     assert why.startswith("process 2 (pod-2) is at sync point 6, others at sync point 7; it is at: File")
 
@@ -36,7 +62,7 @@ def test_a_process_that_is_behind_is_named_with_its_stack() -> None:
 class Unreachable(InMemoryStore):
     """The store of a process 0 that has ended."""
 
-    def delete_folder(self, folder: str) -> None:
+    def set(self, key: str, value: str) -> None:
         raise StoreUnavailable("no answer")
 
 
@@ -47,12 +73,13 @@ class Silent(InMemoryStore):
         super().__init__()
         self.goes_on = threading.Event()
 
-    def delete_folder(self, folder: str) -> None:
+    def set(self, key: str, value: str) -> None:
         self.goes_on.wait(60)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_process_0_is_named_if_its_store_cannot_be_reached() -> None:
-    found = suspects(Unreachable(), 1).ask(0)()
+    found = suspects(Unreachable(), 1).ask(0, 5.0)()
     assert found.why.startswith("process 0 (pod-0), which hosts the coordination service, cannot be reached")
     assert not found.host_answers
 
@@ -63,3 +90,42 @@ def test_process_0_is_named_if_its_store_is_silent() -> None:
     assert found.why == "process 0 (pod-0), which hosts the coordination service, does not answer"
     assert not found.host_answers
     store.goes_on.set()
+
+
+def test_process_0_does_not_suspect_itself_if_its_store_is_slow() -> None:
+    store = Silent()
+    found = suspects(store, 0).ask(0)()
+    assert (found.why, found.host_answers) == ("", True)
+    store.goes_on.set()
+
+
+def test_a_near_deadline_leaves_less_time_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ANSWER_S", 600.0)
+    store = Silent()
+    assert not suspects(store, 1).ask(0, most_s=0.1)().host_answers  # else it takes minutes
+    assert not store.goes_on.is_set()
+    store.goes_on.set()
+
+
+def test_source_files_on_a_file_system_that_hangs_delay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, was_read = threading.Event(), threading.Event()
+
+    def stack_of(thread_id: int | None) -> str:
+        hangs.wait(20)
+        was_read.set()
+        return ""
+
+    monkeypatch.setattr(module, "stack_of", stack_of)
+    assert suspects(InMemoryStore(), 0).ask(0)().why == ""
+    assert not was_read.is_set()
+    hangs.set()
+
+
+def fails() -> list[Activity]:
+    raise ValueError("an error of this library")
+
+
+def test_an_error_while_it_is_found_out_keeps_no_report_back() -> None:
+    store = InMemoryStore()
+    found = Suspects(StallBoard(store, StoreGang(store, 0, 3)), fails, PODS, reads=True).ask(0)()
+    assert (found.why, found.host_answers) == ("", True)

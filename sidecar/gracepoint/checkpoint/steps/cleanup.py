@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds without a change after which an unfinished save is deleted.
 UNFINISHED_KEPT_S = 3600.0
+#: The same if a newer step can be restored. A job that is disrupted often would else fill the store with them.
+OVERTAKEN_KEPT_S = 600.0
 
 
 class StepCleaner:
@@ -76,7 +78,13 @@ class StepCleaner:
                     self._paths, self._retention, newest_good=newest_good, attempt=self._attempt, ordinal=ordinal
                 )
             if give_up_old:
-                commit.give_up_old(self._paths, attempt=self._attempt, older_than_s=UNFINISHED_KEPT_S)
+                commit.give_up_old(
+                    self._paths,
+                    attempt=self._attempt,
+                    older_than_s=UNFINISHED_KEPT_S,
+                    newest_good=newest_good,
+                    overtaken_for_s=OVERTAKEN_KEPT_S,
+                )
         except OSError as error:
             logger.warning("%s was not tidied up: %s", self._paths.root, error)
 

@@ -145,24 +145,34 @@ def is_committed(paths: Layout, temporary: Temporary) -> bool:
     return is_of(temporary.target, temporary)
 
 
-def give_up_old(paths: Layout, *, attempt: str, older_than_s: float) -> None:
+def give_up_old(
+    paths: Layout, *, attempt: str, older_than_s: float, newest_good: int | None = None, overtaken_for_s: float = 0.0
+) -> None:
     """Renames unfinished saves of other attempts to trash, if they have not changed for ``older_than_s`` seconds.
 
     A durable save is kept until another save of its step is committed. Also deletes hidden files of that age.
+
+    Args:
+        paths: The folder of checkpoints.
+        attempt: The attempt whose own saves stay.
+        older_than_s: The age, in seconds.
+        newest_good: The newest step that can be restored. None: it is not known.
+        overtaken_for_s: The age of unfinished saves of steps before ``newest_good``, which no restore would choose.
     """
     left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
     if not left and not probes:
         return
-    old_s = paths.root.now_s() - older_than_s
+    now_s = paths.root.now_s()
     for probe in probes:
-        if probe.last_change_s() < old_s:
+        if probe.last_change_s() < now_s - older_than_s:
             probe.delete_folder() if probe.is_folder() else probe.delete()
     if not paths.root.backend.renames:
         manifest_deletion.find_condemned(paths)
     changed_s = look_at(paths.root, left, last_change_s)
     for temporary in left:
-        if 0.0 < changed_s[temporary] < old_s and not _must_stay(temporary):  # 0: committed or deleted
-            logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, older_than_s)
+        kept_s = overtaken_for_s if newest_good is not None and temporary.step < newest_good else older_than_s
+        if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(temporary):  # 0: committed or deleted
+            logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, kept_s)
             if not paths.root.backend.renames:
                 manifest_deletion.give_up(paths, temporary)
                 continue

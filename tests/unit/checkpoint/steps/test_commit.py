@@ -698,6 +698,28 @@ def test_what_a_crash_left_goes_once_it_is_older_than_is_kept(
     assert left.exists() is not goes
 
 
+@pytest.mark.parametrize(
+    ("step", "newest_good", "goes"),
+    [(4, 5, True), (4, 4, False), (4, 3, False), (4, None, False)],
+    ids=["newer step restored", "same step restored", "older step restored", "none restored"],
+)
+def test_an_unfinished_save_that_was_overtaken_goes_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, newest_good: int | None, goes: bool
+) -> None:
+    paths, left = Layout(storage_path(tmp_path)), leave_uncommitted(tmp_path, step, (0,))
+    now_s = 2_000_000_000
+
+    def given_up_at_age(age_s: int) -> bool:
+        for path in (left, *left.rglob("*")):
+            os.utime(path, (now_s - age_s, now_s - age_s))
+        commit.give_up_old(paths, attempt="b", older_than_s=3600, newest_good=newest_good, overtaken_for_s=600)
+        return not left.exists()
+
+    monkeypatch.setattr(StoragePath, "now_s", lambda path: float(now_s))
+    assert not given_up_at_age(600)
+    assert given_up_at_age(601) is goes
+
+
 @pytest.mark.parametrize("young", ["", "default", "default/w", "default/w/0.0"], ids=lambda part: part or "itself")
 def test_a_save_changed_last_when_anything_in_it_did(tmp_path: Path, young: str) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))

@@ -82,7 +82,7 @@ def test_all_files_of_a_manifest_in_parts_are_found(tmp_path: Path, monkeypatch:
     chunks = {f"default/w/{process}": StoredFile(process, 0) for process in range(5)}
     for process, (path, file) in enumerate(chunks.items()):
         (folder / layout.manifest_part(process)).put(ManifestPart({path: file}, {}).to_bytes())
-    manifest = Manifest(1, "default", "job-0", "0", len(chunks), (), own, {}, (), 0)
+    manifest = Manifest(1, "default", "job-0", 0, len(chunks), (), own, {}, (), 0)
     assert dict(records.all_files(folder, manifest)) == own | chunks
     (folder / layout.manifest_part(3)).delete()
     with pytest.raises(CheckpointCorrupt, match=r"a part of its manifest is missing: _GRACEPOINT\.process_3$"):

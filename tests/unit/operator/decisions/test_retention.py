@@ -228,7 +228,7 @@ async def test_refused_deletions_are_named_and_counted_and_block_nothing(
     for number in range(1, 5):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
-        api.failing = [client.Refused("HTTP 403: denied by a policy")]
+        api.failing, api.failing_only = [client.Refused("HTTP 403: denied by a policy")], "DELETE"
         await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1", "4"]
         assert not_deleted(replica, "Refused") == 1
@@ -246,7 +246,7 @@ async def test_unreachable_api_server_ends_the_pass_and_another_record_is_next(a
     for number in range(1, 5):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
-        api.failing = [client.Unavailable("HTTP 500: a webhook of somebody's fails")]
+        api.failing, api.failing_only = [client.Unavailable("HTTP 500: a webhook of somebody's fails")], "DELETE"
         await replica.core._garbage_collector.prune()
         assert kept(replica) == ["1", "2", "3", "4"]
         await replica.core._garbage_collector.prune()

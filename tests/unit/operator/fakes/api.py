@@ -24,6 +24,7 @@ class MemoryApi(client.KubeClient):
         tokens: Token -> status of its review.
         calls: Method and path of every call.
         failing: Errors that the next calls raise, first first.
+        failing_only: Method of the calls that raise them. Empty: all methods.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -33,6 +34,7 @@ class MemoryApi(client.KubeClient):
         self.tokens: dict[str, JsonObject] = {}
         self.calls: list[str] = []
         self.failing: list[client.KubeError] = []
+        self.failing_only = ""
 
     def close(self) -> None:
         pass
@@ -81,7 +83,7 @@ class MemoryApi(client.KubeClient):
         read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
     ) -> Any:
         self.calls.append(f"{method} {path}")
-        if self.failing:
+        if self.failing and self.failing_only in ("", method):
             raise self.failing.pop(0)
         if path == kinds.TOKEN_REVIEWS.path():
             return self._review(body or {})

@@ -126,7 +126,7 @@ def test_a_step_saved_and_not_told_counts_at_the_pace_until_then() -> None:
     assert ledger_of(*killed, *again).spent(80_000)[Category.RECOMPUTATION] == 30_000 - 20_000
 
 
-def test_a_life_that_told_of_no_step_had_the_pace_of_the_next() -> None:
+def test_a_life_that_told_of_no_step_had_the_next_ones_pace() -> None:
     killed = (
         pods(0, 2000),
         dataclasses.replace(says("a", 13_000), created_ms=2000),
@@ -172,7 +172,7 @@ def test_a_stall_that_is_told_again_after_it_is_over_changes_nothing() -> None:
     assert ledger.halted(HALT) == ledger
 
 
-def test_a_step_before_a_stall_that_is_told_late_does_not_end_it() -> None:
+def test_a_step_before_a_stall_that_comes_late_does_not_end_it() -> None:
     told = dataclasses.replace(KILLED[1], marks=(*KILLED[1].marks, StepMark(151, 15_900)))
     assert ledger_of(*KILLED[:2], HALT, told, KILLED[2]).spent(61_000)[Category.TRAINING] == 15_000
 
@@ -198,7 +198,7 @@ def test_a_stall_of_another_life_changes_nothing(halt: Halt) -> None:
     [pytest.param(40_000, 2000, id="soon"), pytest.param(90_000, 10_000, id="long after it")],
 )
 @pytest.mark.parametrize("told", ["by itself", "by the next life"])
-def test_the_end_of_a_life_that_nobody_saw_is_soon_after_it_left(told: str, created: int, leaving: int) -> None:
+def test_an_end_that_nobody_saw_is_soon_after_the_life_left(told: str, created: int, leaving: int) -> None:
     if told == "by itself":
         ledger = ledger_of(*FIRST[:2], pods(1, created))
     else:
@@ -208,6 +208,32 @@ def test_the_end_of_a_life_that_nobody_saw_is_soon_after_it_left(told: str, crea
     assert (spent[Category.TRAINING], spent[Category.LEAVING]) == (15_000, leaving)
     assert spent[Category.WAITING] == 2000 + created - 36_000 - leaving
     assert total_ms(spent) == created
+
+
+def test_a_life_whose_end_nobody_saw_trained_until_it_would_have_saved() -> None:
+    """All replicas were lost with the node of one of its processes. It saved every 5 s of training."""
+    told = dataclasses.replace(KILLED[1], saving_ms=3000, saves=3, saves_ms=3000)
+    unseen = ledger_of(FIRST[0], told, *second(150))
+    assert unseen.spent(60_000)[Category.TRAINING] > 15_000
+    later = (pods(1, 90_000), dataclasses.replace(second(150)[1], created_ms=90_000, attached_ms=100_000))
+    later = (later[0], dataclasses.replace(later[1], joined_ms=101_000, restored_ms=103_000, trained_ms=107_000))
+    spent = ledger_of(FIRST[0], told, *later, later[1]).spent(107_000)
+    # Step 150 was passed after 15 s of training and 3 s of saving, at 38 s.
+    assert (spent[Category.TRAINING], spent[Category.RECOMPUTATION]) == (15_000, 7500)
+    assert (spent[Category.LEAVING], spent[Category.WAITING]) == (10_000, 2000 + 90_000 - 38_000 - 17_500)
+    assert total_ms(spent) == 107_000
+
+
+@pytest.mark.parametrize("first", ["what the next life did", "when the life before left"])
+def test_when_a_life_left_is_known_better_than_guessed(first: str) -> None:
+    """The next start tells both in one message, of itself first. It saved every 5 s of training."""
+    before = dataclasses.replace(KILLED[1], saving_ms=3000, saves=3, saves_ms=3000)
+    after = dataclasses.replace(says("b", 100_000, first_step=150, attempt=1), created_ms=90_000)
+    former = dataclasses.replace(before, attempt=1, created_ms=90_000, left_ms=39_500, of_former=True)
+    said = (after, former) if first == "what the next life did" else (former, after)
+    spent = ledger_of(FIRST[0], before, pods(1, 90_000), *said, *said).spent(107_000)
+    assert (spent[Category.LEAVING], total_ms(spent)) == (10_000, 107_000)
+    assert spent[Category.WAITING] == 2000 + 90_000 - 49_500
 
 
 def test_an_end_that_was_seen_is_no_guess() -> None:
@@ -277,7 +303,7 @@ def test_processes_know_better_than_kubelets_when_they_were_started() -> None:
         assert (spent[Category.IMAGE], spent[Category.JOIN]) == (6450 - 4000, 14_000 - 6450)
 
 
-def test_a_start_that_is_told_late_counts_from_the_message_that_took_least() -> None:
+def test_a_start_that_is_told_late_counts_from_the_fastest_message() -> None:
     told = dataclasses.replace(FIRST[1], started_ms=6450)
     late = dataclasses.replace(told, attached_ms=13_700, joined_ms=14_700, started_ms=7150, restored_ms=16_700)
     for order in ((late, told), (told, late)):

@@ -239,6 +239,45 @@ def test_record_without_details_is_its_own_summary() -> None:
     assert epoch.summary() is epoch
 
 
+DETAILS = {
+    "message": "frozen",
+    "acknowledgements": Acknowledgements(received=1, expected=2),
+    "timings": [StageTime(stage="frozen", seconds=9.0)],
+    "choice_reason": "there is time",
+    "replicas": [Replica(name="a")],
+}
+
+
+@pytest.mark.parametrize("other", [None, *DETAILS])
+def test_two_records_have_the_same_details_if_all_are_equal(other: str | None) -> None:
+    detailed = PreemptionStatus(phase=Phase.FROZEN, step=7).model_copy(update=DETAILS)
+    changed = {"step": 8} if other is None else {other: None}
+    epoch, compared = with_status(detailed), with_status(detailed.model_copy(update=changed))
+    assert epoch.same_details(compared) == (other is None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "open_for_it"),
+    [
+        pytest.param(None, True, id="no phase"),
+        pytest.param(Phase.FROZEN, True, id="under way"),
+        pytest.param(Phase.EXPIRED, True, id="expired"),
+        pytest.param(Phase.RETRACTED, True, id="retracted"),
+        pytest.param(Phase.COMMITTED, False, id="committed"),
+        pytest.param(Phase.FAILED, False, id="failed"),
+    ],
+)
+def test_a_commit_counts_unless_the_gang_reported_an_end(phase: Phase | None, open_for_it: bool) -> None:
+    assert with_status(PreemptionStatus(phase=phase)).may_be_committed == open_for_it
+
+
+def test_a_figure_that_only_the_status_behind_has_is_kept() -> None:
+    behind, ahead = PreemptionStatus(phase=Phase.NOTICED, step=7), PreemptionStatus(phase=Phase.FROZEN)
+    for ours, theirs in ((behind, ahead), (ahead, behind)):
+        joined = joined_status(ours, theirs)
+        assert (joined.phase, joined.step) == (Phase.FROZEN, 7)
+
+
 def test_time_of_a_stage_is_told_if_it_was_reached() -> None:
     epoch = with_status(status(7, 1.0))
     assert [epoch.timing(stage) for stage in ("firstAck", "frozen", "written")] == [1.0, 9.0, None]
