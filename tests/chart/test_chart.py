@@ -443,7 +443,7 @@ def test_prometheus_operator_is_pointed_at_the_pods_metrics_if_asked_for(render:
     deployment = one(objects, "Deployment")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert monitor["spec"]["selector"] == deployment["spec"]["selector"]
-    assert endpoint == {"port": "health", "path": "/metrics", "interval": "15s"}
+    assert endpoint == {"port": "health", "path": "/metrics", "interval": "15s", "honorLabels": True}
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     ports = {port["name"] for port in pod_spec(objects)["containers"][0]["ports"]}
     assert endpoint["port"] in ports

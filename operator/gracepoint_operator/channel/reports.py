@@ -158,10 +158,10 @@ class ReportHandler:
             await self._preemption_writer.settled(epoch, _LAST_REPORT_S)
 
     def _stalled(self, pod: Pod, message: Stall) -> None:
-        self._stalls.take(pod, message)
+        stalled = self._stalls.take(pod, message)
         for epoch in self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace):
-            if not epoch.phase.ended and epoch.includes(pod):
-                status = progress.of_preemption(epoch.status, message, self._clock())
+            status = progress.of_preemption(epoch.status, stalled, message.stage, self._clock())
+            if epoch.includes(pod) and status != epoch.status:
                 self._notifier.changed(dataclasses.replace(epoch, status=status))
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:

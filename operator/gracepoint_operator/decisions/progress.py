@@ -56,19 +56,28 @@ def condition(policy: CheckpointPolicy, stalled: Mapping[str, str], now: float) 
     return _condition(bool(stalled), message, now, policy.generation)
 
 
-def of_preemption(status: PreemptionStatus, stall: Stall, now: float) -> PreemptionStatus:
-    """Returns the status of a preemption that is under way after its gang has stalled, or makes progress again.
+def of_preemption(status: PreemptionStatus, stalled: str | None, stage: str, now: float) -> PreemptionStatus:
+    """Returns the status of a preemption after its gang has stalled, or makes progress again.
+
+    A stall that begins after the end of the preemption is not within it.
 
     Args:
         status: The status before.
-        stall: What the gang says.
+        stalled: What is known of the gang's stalls. None: it makes progress again.
+        stage: What made progress again.
         now: Seconds since the epoch.
     """
-    known = any(item.type == CONDITION_PROGRESSING for item in status.conditions or ())
-    if stall.over and not known:
+    before = next((item for item in status.conditions or () if item.type == CONDITION_PROGRESSING), None)
+    was_stalled = before is not None and before.status is ConditionStatus.FALSE
+    if stalled is None and not was_stalled:
         return status
-    message = f"there is progress again in {stall.stage}" if stall.over else in_words(stall)
-    return joined_status(PreemptionStatus(conditions=[_condition(not stall.over, message, now, None)]), status)
+    if stalled is not None and status.phase is not None and status.phase.ended:
+        return status
+    message = f"there is progress again in {stage}" if stalled is None else stalled
+    after = _condition(stalled is not None, message, now, None)
+    if before is not None and (before.status, before.message) == (after.status, after.message):
+        return status
+    return joined_status(PreemptionStatus(conditions=[after]), status)
 
 
 def _condition(is_stalled: bool, message: str, now: float, generation: int | None) -> Condition:

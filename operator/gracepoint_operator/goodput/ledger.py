@@ -109,7 +109,8 @@ class GoodputLedger:
             again = Moment(stamp_ms=told.attached_ms, at_ms=told.attached_ms)
             ledger = self._beginning(life.attempt, again)
             return ledger._with(len(ledger.lives) - 1, joined(ledger.lives[-1], told))  # noqa: SLF001
-        return self._with(number, joined(life, told))._guessed()  # noqa: SLF001
+        ledger = self._without_guess()
+        return ledger._with(number, joined(ledger.lives[number], told))._guessed()  # noqa: SLF001
 
     def halted(self, told: Halt) -> GoodputLedger:
         """Returns the ledger after a process has said that training stalls."""
@@ -119,7 +120,10 @@ class GoodputLedger:
         if life.attempt != told.attempt or _second(life.created_ms) > told.created_ms:
             return self  # of a life before
         known = told.stalled_ms if life.stalled_ms is None else life.stalled_ms
-        return self._with(len(self.lives) - 1, dataclasses.replace(life, stalled_ms=min(known, told.stalled_ms)))
+        stalled = dataclasses.replace(life, stalled_ms=min(known, told.stalled_ms))
+        if any(stalled.goes_on(mark, 0) for mark in life.marks):  # how long the saves before it took is not known
+            return self  # of a stall that is over
+        return self._with(len(self.lives) - 1, stalled)
 
     def ended(self, now_ms: int) -> GoodputLedger:
         """Returns the ledger of a workload that has finished by itself."""
@@ -148,11 +152,23 @@ class GoodputLedger:
         if len(self.lives) < 2 or self.lives[0].broke_ms is not None:
             return self
         before, life = self.lives
-        if before.left_ms is None and life.restored_ms is not None:
-            before = dataclasses.replace(before, broke_ms=before.at_most_until_ms(life.first_step))
+        before = dataclasses.replace(before, broke_ms=self._guess())
         gone = before.unseen_end_ms(life.created_ms)
         lives = (dataclasses.replace(before, gone_ms=gone), dataclasses.replace(life, began_ms=gone))
         return dataclasses.replace(self, lives=lives)
+
+    def _without_guess(self) -> GoodputLedger:
+        """Returns the ledger without what ``_guessed`` added. What a process tells may make the guess another one."""
+        if len(self.lives) < 2 or self.lives[0].broke_ms != self._guess():
+            return self
+        return self._with(0, dataclasses.replace(self.lives[0], broke_ms=None))
+
+    def _guess(self) -> int | None:
+        """Until when the life before the current one trained at most. None if it said so, or if that is not known."""
+        before, life = self.lives
+        if before.left_ms is not None or life.restored_ms is None:
+            return None
+        return before.at_most_until_ms(life.first_step)
 
     def _settle(self) -> GoodputLedger:
         """Settles all that the current life, which has ended, leaves no doubt about."""

@@ -70,7 +70,7 @@ class Metrics:
         self.stalled_pods = prometheus.Gauge(
             "gracepoint_stalled_pods",
             "1 for each pod that holds up its gang, as far as this replica was told, at most 10 of a gang.",
-            ["namespace", "workload", "trainer", "stage"],  # a scrape gives the replica's own name as "pod"
+            ["namespace", "workload", "trainer", "stage"],  # not "pod": that is the replica, which a scrape adds
             registry=self.registry,
         )
         self.evictions = prometheus.Counter(

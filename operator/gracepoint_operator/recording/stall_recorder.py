@@ -5,14 +5,15 @@ Events are posted by tasks of a write queue. Each replica knows of the stalls th
 last writes the condition. ``close`` ends the queue.
 
 A gang tells of its stall once. A process beside a trainer, which looks at it from outside, tells of that pod alone.
-What both say is shown together, the gang's word first.
+What both say is shown together, the gang's word first. A stall is over when its pod says so, the gang has started
+again, or the pod is gone: the other replica may have heard the first two.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gracepoint.wire.messages import Stall
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -28,15 +29,21 @@ from gracepoint_operator.workloads import Workload
 
 log = logging.getLogger(__name__)
 
-# Of one stall, in the metric. A pod may say anything.
-_PODS, _POD_CHARACTERS = 10, 253
+# Of one gang, what is shown. Storage that hangs can stop the trainers of all pods. A pod may say anything.
+_SHOWN, _POD_CHARACTERS = 10, 253
 
 
 @dataclasses.dataclass(frozen=True)
 class _Told:
     workload: Workload
+    pod: Pod  # that said so
     stall: Stall
     at: float
+
+    @property
+    def pods(self) -> list[str]:
+        """Names of the pods that hold up the others. Who looks at a pod from outside can tell of that pod alone."""
+        return [self.pod.name] if self.stall.beside else self.stall.pods or []
 
 
 class StallRecorder:
@@ -72,16 +79,16 @@ class StallRecorder:
         self._latest: dict[str, _Told] = {}  # UID of the workload -> what is to be posted
         self._write_queue = WriteQueue("stall", self._write, metrics, interval_s)
 
-    def take(self, pod: Pod, stall: Stall) -> None:
-        """Takes what a gang says of a stall."""
+    def take(self, pod: Pod, stall: Stall) -> str | None:
+        """Takes what a gang says of a stall. Returns what is known of all its stalls, in words. None: none goes on."""
         workload = self._cache.objects.workloads.get(stall.workload_uid)
         if workload is None:
-            return
+            return None if stall.over else progress.in_words(stall)
         log.warning(
             "a gang makes no progress" if not stall.over else "a gang makes progress again",
             extra=about(pod=pod.name, stage=stall.stage, suspects=stall.suspects, said=stall.message),
         )
-        told = _Told(workload, stall, self._clock())
+        told = _Told(workload, pod, stall, self._clock())
         about_pod = pod.uid if stall.beside else ""
         stalls = self._stalled.setdefault(workload.uid, {})
         if stall.over:
@@ -95,6 +102,7 @@ class StallRecorder:
         self._latest[workload.uid] = told
         self._write_queue.touch((workload.namespace, workload.uid))
         self._tell_policy(workload)
+        return _in_words(stalls) if stalls else None
 
     def resumed(self, workload_uid: str) -> None:
         """The gang has started again: it is not stalled any more."""
@@ -102,10 +110,18 @@ class StallRecorder:
         if stalls is not None:
             self._tell_policy(next(iter(stalls.values())).workload)
 
-    def forget(self, workload_uid: str) -> None:
-        """The workload is gone."""
-        self.resumed(workload_uid)
-        self._latest.pop(workload_uid, None)
+    def forget(self, uid: str) -> None:
+        """A workload or a pod is gone."""
+        self.resumed(uid)
+        self._latest.pop(uid, None)
+        for workload_uid, stalls in list(self._stalled.items()):
+            kept = {about_pod: told for about_pod, told in stalls.items() if told.pod.uid != uid}
+            if len(kept) < len(stalls):
+                workload = next(iter(stalls.values())).workload
+                self._stalled[workload_uid] = kept
+                if not kept:
+                    del self._stalled[workload_uid]
+                self._tell_policy(workload)
 
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
@@ -113,19 +129,34 @@ class StallRecorder:
     def _tell_policy(self, workload: Workload) -> None:
         self._metrics.stalled.set(len(self._stalled))
         self._metrics.stalled_pods.clear()
-        for told in (told for stalls in self._stalled.values() for told in stalls.values()):
-            for pod in (told.stall.pods or [])[:_PODS]:
-                of, stage = told.workload, progress.stage_of(told.stall)
-                self._metrics.stalled_pods.labels(of.namespace, of.name, pod[:_POD_CHARACTERS], stage).set(1)
+        for stalls in self._stalled.values():
+            of = next(iter(stalls.values())).workload
+            stages: dict[str, str] = {}
+            for told in _shown(stalls):
+                for pod in told.pods:
+                    stages.setdefault(pod[:_POD_CHARACTERS], progress.stage_of(told.stall))
+            for pod in list(stages)[:_SHOWN]:
+                self._metrics.stalled_pods.labels(of.namespace, of.name, pod, stages[pod]).set(1)
         key = (workload.namespace, workload.policy)
         of_policy: dict[str, str] = {}
         for stalls in self._stalled.values():
             of = next(iter(stalls.values())).workload
             if (of.namespace, of.policy) == key:
-                of_policy[of.name] = "; ".join(progress.in_words(stalls[about].stall) for about in sorted(stalls))
+                of_policy[of.name] = _in_words(stalls)
         self._policy_writer.stalls(key, of_policy)
 
     async def _write(self, key: Key) -> None:
         told = self._latest.get(key[1])
         if told is not None:
             await self._events.post_on(told.workload, progress.note(told.stall), f"{told.at:.0f}")
+
+
+def _shown(stalls: Mapping[str, _Told]) -> list[_Told]:
+    """The stalls of one gang that are shown, the gang's own first."""
+    return [stalls[about_pod] for about_pod in sorted(stalls)[:_SHOWN]]
+
+
+def _in_words(stalls: Mapping[str, _Told]) -> str:
+    more = len(stalls) - _SHOWN
+    said = [progress.in_words(told.stall) for told in _shown(stalls)]
+    return "; ".join([*said, f"and {more} more"] if more > 0 else said)

@@ -4,8 +4,8 @@ Each call is a task on the core's event loop. It has no state of its own and end
 not shown the pod as part of a gang, and its name does not fit any known workload, the answer comes without waiting.
 
 For a pod of a gang, the API is asked for the newest Preemption, because the other replica may have made it. If none is
-under way, the API is asked for the node, because a taint on it tells why its pods are evicted, and for the budgets,
-which may refuse the eviction anyway. All these requests together take at most ``LOOK_WITHIN_S``. After that, the
+under way, the API is asked for the budgets, which may refuse the eviction anyway, and if they do not, for the node: a
+taint on it tells why its pods are evicted. All these requests together take at most ``LOOK_WITHIN_S``. After that, the
 decision uses what the watches have shown.
 
 The rest does not wait. The attempt is recorded and handled like every signal: ``decide`` starts or moves the epoch and
@@ -122,10 +122,12 @@ class EvictionHold:
         except client.NotFound:
             if under_way:
                 return False  # this replica began it and has not written it yet
+        found = await self._api.list(kinds.POD_DISRUPTION_BUDGETS, namespace=namespace)
+        if budgets.forbid(found.items, pod.labels, ready=pod.ready):
+            return True
         with contextlib.suppress(client.NotFound):
             self._take(kinds.NODES, await self._api.get(kinds.NODES, None, pod.node))
-        found = await self._api.list(kinds.POD_DISRUPTION_BUDGETS, namespace=namespace)
-        return budgets.forbid(found.items, pod.labels, ready=pod.ready)
+        return False
 
     async def _unknown(self, namespace: str, name: str) -> Pod | None:
         """Reads a pod that the watches have not shown and whose name fits a workload: it may just have been created."""

@@ -165,6 +165,13 @@ def test_a_stall_that_is_over_was_training() -> None:
     assert (ended[Category.TRAINING], ended[Category.LEAVING]) == (39_000, 1000)
 
 
+def test_a_stall_that_is_told_again_after_it_is_over_changes_nothing() -> None:
+    """Each replica takes what it was told, whenever it can write it."""
+    told = dataclasses.replace(KILLED[1], marks=(*KILLED[1].marks, StepMark(151, 30_000)))
+    ledger = ledger_of(*KILLED[:2], HALT, told)
+    assert ledger.halted(HALT) == ledger
+
+
 def test_a_step_before_a_stall_that_comes_late_does_not_end_it() -> None:
     told = dataclasses.replace(KILLED[1], marks=(*KILLED[1].marks, StepMark(151, 15_900)))
     assert ledger_of(*KILLED[:2], HALT, told, KILLED[2]).spent(61_000)[Category.TRAINING] == 15_000
@@ -215,6 +222,18 @@ def test_a_life_whose_end_nobody_saw_trained_until_it_would_have_saved() -> None
     assert (spent[Category.TRAINING], spent[Category.RECOMPUTATION]) == (15_000, 7500)
     assert (spent[Category.LEAVING], spent[Category.WAITING]) == (10_000, 2000 + 90_000 - 38_000 - 17_500)
     assert total_ms(spent) == 107_000
+
+
+@pytest.mark.parametrize("first", ["what the next life did", "when the life before left"])
+def test_when_a_life_left_is_known_better_than_guessed(first: str) -> None:
+    """The next start tells both in one message, of itself first. It saved every 5 s of training."""
+    before = dataclasses.replace(KILLED[1], saving_ms=3000, saves=3, saves_ms=3000)
+    after = dataclasses.replace(says("b", 100_000, first_step=150, attempt=1), created_ms=90_000)
+    former = dataclasses.replace(before, attempt=1, created_ms=90_000, left_ms=39_500, of_former=True)
+    said = (after, former) if first == "what the next life did" else (former, after)
+    spent = ledger_of(FIRST[0], before, pods(1, 90_000), *said, *said).spent(107_000)
+    assert (spent[Category.LEAVING], total_ms(spent)) == (10_000, 107_000)
+    assert spent[Category.WAITING] == 2000 + 90_000 - 49_500
 
 
 def test_an_end_that_was_seen_is_no_guess() -> None:

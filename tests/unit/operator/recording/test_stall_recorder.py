@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from gracepoint.wire.messages import Phase, Resumption, Stall
 from gracepoint_operator.kube import kinds
+from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
 from tests.unit.operator.fakes.replica import Replica, running, until
@@ -133,6 +135,62 @@ async def test_a_stall_after_a_preemption_does_not_show_on_it(api: MemoryApi, cl
         await take(replica, STALL)
         await until(lambda: progressing(api)[0] == "False", "the policy's condition")
         assert of_preemption(replica) == ("", "")
+
+
+async def test_a_stall_that_ends_after_the_preemption_is_over_on_it_too(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        replica.taint()
+        await replica.phase("Noticed")
+        await take(replica, STALL)
+        await replica.report(Phase.FAILED)
+        await replica.phase("Failed")
+        clock.move(10)
+        await take(replica, dataclasses.replace(STALL, over=True))
+        await until(lambda: of_preemption(replica)[0] == "True", "the condition's end")
+
+
+async def test_the_end_of_what_a_keeper_sees_leaves_the_gangs_stall(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        replica.taint()
+        await replica.phase("Noticed")
+        seen = dataclasses.replace(STALL, message="process 0 does not run", beside=True)
+        for message in (STALL, seen, dataclasses.replace(seen, over=True)):
+            clock.move(10)
+            await take(replica, message)
+            await until(functools.partial(shows, replica, message is seen), "the condition")
+
+
+def shows(replica: Replica, keeper: bool) -> bool:
+    status, message = of_preemption(replica)
+    return (status, "did not say so" in message, "does not run" in message) == ("False", True, keeper)
+
+
+async def test_a_stall_of_which_a_lost_pod_told_is_over(api: MemoryApi, clock: Clock) -> None:
+    """The other replica may be told that the gang goes on, or nobody, as if the pod's node is lost."""
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        await take(replica, STALL)
+        await take(replica, dataclasses.replace(STALL, beside=True))
+        await until(lambda: progressing(api)[0] == "False", "the condition")
+        replica.drop(kinds.PODS, objects.pod(0))
+        await until(lambda: progressing(api)[0] == "True", "the condition's end")
+        assert stalled_pods(replica) == []
+        assert metrics(replica) == (1, 0)
+
+
+async def test_storage_that_stops_a_large_gang_names_ten_of_its_pods(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.subscribe(0)
+        first = replica.core.cache.objects.pods["uid-pod-0-0"]
+        for number in range(30):
+            pod = dataclasses.replace(first, uid=f"uid-{number}", name=f"pod-{number}")
+            await replica.core.reports.take(pod, dataclasses.replace(STALL, beside=True, pods=["of another job"]))
+        named = stalled_pods(replica)
+        assert len({pod for _, pod, _ in named}) == len(named) == 10
+        assert all(pod.startswith("pod-") for _, pod, _ in named)
+        await until(lambda: "; and 20 more" in progressing(api)[1], "the condition")
 
 
 def of_preemption(replica: Replica) -> tuple[str, str]:

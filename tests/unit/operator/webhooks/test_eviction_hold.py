@@ -196,6 +196,26 @@ async def test_the_taint_of_a_drained_node_tells_the_cause(api: MemoryApi, clock
         assert made["spec"]["evictionAttemptedAt"]
 
 
+async def test_a_budget_counts_if_the_node_cannot_be_read(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the rights of an older chart."""
+    reads = api.get
+
+    async def without_nodes(kind: kinds.Kind, namespace: str | None, name: str) -> Any:
+        if kind is kinds.NODES:
+            raise client.Refused("nodes is forbidden")
+        return await reads(kind, namespace, name)
+
+    no_budget_left(api)
+    async with running(api, clock) as replica:
+        monkeypatch.setattr(api, "get", without_nodes)
+        assert await evict(replica) is None
+        assert replica.preemptions == []
+        api.remove(kinds.POD_DISRUPTION_BUDGETS, budget(0))
+        assert await evict(replica) is not None
+
+
 async def test_an_eviction_from_a_node_that_is_gone_is_held(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.api.remove(kinds.NODES, objects.node("node-1"))
