@@ -170,7 +170,8 @@ def give_up_old(
         manifest_deletion.find_condemned(paths)
     changed_s = look_at(paths.root, left, last_change_s)
     for temporary in left:
-        kept_s = overtaken_for_s if newest_good is not None and temporary.step < newest_good else older_than_s
+        overtaken = temporary.step is not None and newest_good is not None and temporary.step < newest_good
+        kept_s = overtaken_for_s if overtaken else older_than_s
         if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(temporary):  # 0: committed or deleted
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, kept_s)
             if not paths.root.backend.renames:
