@@ -105,8 +105,8 @@ def disturbed(request: pytest.FixtureRequest, installed: Cluster, images: instal
     form: Form = request.param
     if form is TRAINJOB:
         controllers.install(local(installed), controllers.TRAINER)
-    # Slower than others, as it is disturbed three times before its end.
-    run = training_run(installed, images, f"disturbed-{form.created.partition('s.')[0]}", form=form, pace=0.2)
+    # Slower than others: it is disturbed three times before its end, also where each command takes seconds.
+    run = training_run(installed, images, f"disturbed-{form.created.partition('s.')[0]}", form=form, pace=0.4)
     try:
         yield Disturbed(run)
     finally:
