@@ -398,9 +398,10 @@ def test_a_save_is_written_by_as_many_threads_as_the_system_allows(
     real, left = threading.Thread.start, [None] * allowed
 
     def limited(thread: threading.Thread) -> None:
-        if not left:
-            raise RuntimeError("can't start new thread")
-        left.pop()
+        if thread.name.startswith("gracepoint: writes"):  # others of this process may start meanwhile
+            if not left:
+                raise RuntimeError("can't start new thread")
+            left.pop()
         real(thread)
 
     before = threading.active_count()
