@@ -87,6 +87,16 @@ class GoodputLedger:
 
     # Changes.
 
+    def took(self, news: Sighting | Tiding | Halt) -> GoodputLedger:
+        """Returns the ledger after a piece of news, whichever it is."""
+        match news:
+            case Sighting():
+                return self.saw(news)
+            case Tiding():
+                return self.heard(news)
+            case Halt():
+                return self.halted(news)
+
     def saw(self, seen: Sighting) -> GoodputLedger:
         """Returns the ledger after a sighting."""
         if self.finished_ms is not None:

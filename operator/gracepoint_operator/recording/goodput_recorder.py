@@ -258,15 +258,7 @@ class GoodputRecorder:
 
 def _changed(ledger: GoodputLedger, changes: Iterable[_Change]) -> GoodputLedger:
     for change in changes:
-        match change:
-            case Sighting():
-                ledger = ledger.saw(change)
-            case Tiding():
-                ledger = ledger.heard(change)
-            case Halt():
-                ledger = ledger.halted(change)
-            case _End():
-                ledger = ledger.ended(change.at_ms)
+        ledger = ledger.ended(change.at_ms) if isinstance(change, _End) else ledger.took(change)
     return ledger
 
 

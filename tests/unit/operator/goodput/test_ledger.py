@@ -64,13 +64,7 @@ FIRST = (
 def ledger_of(*changes: Sighting | Tiding | Halt) -> GoodputLedger:
     ledger = NEW
     for change in changes:
-        match change:
-            case Sighting():
-                ledger = ledger.saw(change)
-            case Tiding():
-                ledger = ledger.heard(change)
-            case Halt():
-                ledger = ledger.halted(change)
+        ledger = ledger.took(change)
     return ledger
 
 
