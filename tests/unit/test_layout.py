@@ -83,3 +83,14 @@ def test_a_unit_test_that_starts_a_process_is_told_its_marker() -> None:
 @pytest.mark.integration
 def test_a_test_with_the_marker_starts_processes() -> None:
     subprocess.run(["true"], check=True, timeout=60)
+
+
+def test_no_module_draws_from_the_common_random_generator() -> None:
+    paths = [path for room in ("sidecar", "operator") for path in sorted((ROOT / room).rglob("*.py"))]
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random" and node.attr != "Random"
+    }
+    assert not found, "a generator of its own: threads that draw from the common one change what a seeded program draws"

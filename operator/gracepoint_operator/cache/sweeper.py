@@ -119,7 +119,7 @@ class Sweeper:
             self._after(swept)
             if wanted == self._watched:
                 self._all_at = asyncio.get_running_loop().time() + EVERY_S
-            wanted, in_full = await self._next_wanted(swept)
+            wanted, in_full = await self._next_wanted(swept, in_full)
 
     async def _list_begins(self, kind: kinds.Kind, in_full: bool) -> None:
         """Waits until the kind's watch has begun, but only for a while after the start."""
@@ -130,17 +130,21 @@ class Sweeper:
         if in_full or not self._gaps.get(kind, False):
             self._gaps.pop(kind, None)  # what was missed until now will be in the list
 
-    async def _next_wanted(self, swept: Swept) -> tuple[Set[kinds.Kind], bool]:
+    async def _next_wanted(self, swept: Swept, was_full: bool) -> tuple[Set[kinds.Kind], bool]:
         """Waits until kinds must be listed again. Returns which, and whether in full."""
         if swept.rewound:
             return self._watched, True
         if swept.changed:
             return swept.changed, True
+        if was_full and self._gaps_with(in_full=False):
+            return self._gaps_with(in_full=False), False  # their turn now, as lists in full go first
         loop = asyncio.get_running_loop()
         wait_s = self._all_at - loop.time()
         if self._left_out:
             wait_s = min(wait_s, _LEFT_OUT_AGAIN_S)
-        if not self._gaps:
+        if self._gaps:
+            self._gap.set()
+        else:
             self._gap.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -149,5 +153,9 @@ class Sweeper:
         self._gap.clear()
         if loop.time() >= self._all_at:
             return self._watched, False
-        in_full = {kind for kind, in_full in self._gaps.items() if in_full} | self._left_out
-        return (in_full, True) if in_full else (set(self._gaps), False)
+        in_full = self._gaps_with(in_full=True) | self._left_out
+        return (in_full, True) if in_full else (self._gaps_with(in_full=False), False)
+
+    def _gaps_with(self, *, in_full: bool) -> set[kinds.Kind]:
+        """The kinds that have to be listed because of a gap, either in full or only for deletions."""
+        return {kind for kind, full in self._gaps.items() if full == in_full}

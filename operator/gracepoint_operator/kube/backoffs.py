@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+_chance = random.Random()
+
 
 class Backoffs:
     """An endless series of pauses in seconds: each twice as long as the one before, up to a limit.
@@ -24,5 +26,5 @@ class Backoffs:
     def __iter__(self) -> Iterator[float]:
         pause_s = self._first_s
         while True:
-            yield pause_s * random.uniform(0.5, 1.0)
+            yield pause_s * _chance.uniform(0.5, 1.0)
             pause_s = min(pause_s * 2, self._most_s)

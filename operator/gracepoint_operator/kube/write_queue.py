@@ -34,6 +34,7 @@ _REFUSED_AGAIN_AT_MOST_S = 60.0
 #: After so many seconds without success the failure is logged and counted. Then the write is tried again, so that the
 #: newest state is not lost.
 _SAY_AFTER_S = 120.0
+_chance = random.Random()
 
 
 class _Undecided(Enum):
@@ -124,7 +125,7 @@ class WriteQueue:
                     said = outcome
                     self._marked.add(key)
                     pause_s = min(2 * pause_s, _REFUSED_AGAIN_AT_MOST_S)
-                    wait_s = random.uniform(0.5, 1.0) * pause_s
+                    wait_s = _chance.uniform(0.5, 1.0) * pause_s
                 elif outcome is None:
                     said, pause_s = "", self._interval_s
                 # Not wait_for: before Python 3.12 it ignores a cancellation that comes together with the event.

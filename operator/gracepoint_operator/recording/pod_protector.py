@@ -32,6 +32,7 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.workloads import Workload
 
 _AT_ONCE = 2
+_chance = random.Random()
 
 
 class PodProtector:
@@ -72,7 +73,7 @@ class PodProtector:
         wanted = self._exposure(gang)
         self._wanted[gang.workload_uid] = wanted.protect
         stale = [pod for pod in gang.members if not pod.finished and pod.deletion_at is None and self._changes(pod)]
-        random.shuffle(stale)
+        _chance.shuffle(stale)
         for pod in stale:
             self._write_queue.touch((pod.namespace, pod.name))
         return None if wanted.until_ms is None else wanted.until_ms / 1000

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+#: Not the generator of ``random`` itself: whoever trains may have seeded that one.
+_chance = random.Random()
+
 
 class Backoff:
     """Doubling pauses with full jitter, so that many pods do not retry at the same time.
@@ -22,7 +25,7 @@ class Backoff:
         """Returns the next pause in seconds. It is at least a tenth of its upper limit."""
         longest_s = min(self._most_s, self._first_s * 2.0 ** min(self._failures, 30))
         self._failures += 1
-        return random.uniform(0.1 * longest_s, longest_s)
+        return _chance.uniform(0.1 * longest_s, longest_s)
 
     def reset(self) -> None:
         """Starts over at ``first_s``. Call it after a success."""

@@ -28,6 +28,7 @@ from gracepoint.async_calls import (
 )
 from gracepoint.async_calls.shared_memory import Block, BlockPool
 from gracepoint.async_calls.worker_process import CallFailed, WorkerProcess
+from tests.leftovers import is_alive
 from tests.unit.async_calls import functions
 
 pytestmark = pytest.mark.integration
@@ -168,10 +169,10 @@ def test_each_temporary_call_has_a_process_that_ends_with_it(made: Callable[...,
     (tmp_path / "go on 0").touch()
     assert caller.is_current_async_call_done(blocking=True)
     end_s = time.monotonic() + 60
-    while _runs(first):
+    while is_alive(first):
         assert time.monotonic() < end_s, "the first worker did not end within 60 s"
         time.sleep(0.01)
-    assert _runs(second)
+    assert is_alive(second)
     (tmp_path / "go on 1").touch()
     assert caller.is_current_async_call_done(blocking=True)
 
@@ -344,18 +345,10 @@ def test_calls_that_were_handed_over_outlive_a_trainer_that_is_killed(
     if finished:
         go_on.touch()
     end_s = time.monotonic() + 60
-    while any(_runs(worker) for worker in workers):
+    while any(is_alive(worker) for worker in workers):
         assert time.monotonic() < end_s, "the workers did not end within 60 s"
         time.sleep(0.01)
     assert (sorted(out.read_text()) if out.exists() else []) == (list("abc") if finished else [])
-
-
-def _runs(process_id: int) -> bool:
-    """Whether a process runs. One that nobody has reaped has ended, too."""
-    try:
-        return " Z " not in Path(f"/proc/{process_id}/stat").read_text().replace(")", " ", 1)
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint.async_calls import AsyncCallFailed, AsyncRequest, PersistentAsyncCaller
+from tests.leftovers import is_alive
 from tests.unit.async_calls import functions
 
 pytestmark = pytest.mark.integration
@@ -154,7 +155,7 @@ def test_a_keeper_runs_modules_beside_its_workers(lasts_s: int, socket_path: Pat
             assert keeper.wait(60) == 0
         finally:
             keeper.kill()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+    wait_until(lambda: not is_alive(int(pid)))
 
 
 def test_without_a_keeper_a_worker_of_this_process_is_started(

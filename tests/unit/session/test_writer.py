@@ -14,13 +14,7 @@ from gracepoint.errors import SettingsError
 from gracepoint.session import attach
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+from tests.leftovers import is_alive
 
 
 @pytest.mark.integration
@@ -31,7 +25,7 @@ def test_a_session_saves_with_a_worker_that_ends_with_it(tmp_path: Path) -> None
         (worker,) = session._checkpointer.executor.handing.worker_process_ids
     assert latest_step(tmp_path) == 2
     until_s = time.monotonic() + 60
-    while alive(worker):
+    while is_alive(worker):
         assert time.monotonic() < until_s
         time.sleep(0.01)
 

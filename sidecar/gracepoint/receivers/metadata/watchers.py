@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 BASE_URL = "http://169.254.169.254"
 _MOST_BACKOFF_S = 30.0
 _JITTER = 0.2
+#: Not the generator of ``random`` itself: whoever trains may have seeded that one.
+_chance = random.Random()
 _JOIN_S = 1.0
 
 
@@ -64,7 +66,7 @@ class Watcher:
             if seen:
                 backoff.reset()
                 pause_s = min(source.pause_s for source in self._group.sources)
-                pause_s *= random.uniform(1 - _JITTER, 1 + _JITTER)
+                pause_s *= _chance.uniform(1 - _JITTER, 1 + _JITTER)
             else:
                 pause_s = backoff.next_s()
             if self._closed.wait(pause_s):

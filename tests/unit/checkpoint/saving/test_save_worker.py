@@ -28,6 +28,7 @@ from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.errors import SettingsError
+from tests.leftovers import is_alive
 from tests.object_stores.fixtures import STORES
 from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, small_state
@@ -50,7 +51,7 @@ def made() -> Iterator[Callable[..., StepCheckpointer]]:
     for each in engines:
         each.abandon("the test is over", timeout_s=30)
     until_s = time.monotonic() + 60
-    while any(alive(pid) for pid in left):
+    while any(is_alive(pid) for pid in left):
         assert time.monotonic() < until_s, left
         time.sleep(0.01)
 
@@ -71,13 +72,6 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[SaveOperation]:
 
 def worker_of(checkpointer: StepCheckpointer) -> list[int]:
     return checkpointer.executor.handing.worker_process_ids
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.integration
@@ -210,7 +204,7 @@ def test_the_worker_ends_with_its_engine(tmp_path: Path, made: Callable[..., Ste
     (worker,) = worker_of(checkpointer)
     checkpointer.close(30)
     until_s = time.monotonic() + 60
-    while alive(worker):
+    while is_alive(worker):
         assert time.monotonic() < until_s
         time.sleep(0.01)
 

@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 #: Seconds for a request and its repetitions, if the caller has no deadline of its own.
 PATIENCE_S = 60.0
+#: Not the generator of ``random`` itself: whoever trains may have seeded that one.
+_chance = random.Random()
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
 # Before anything is known of a store, a request is hedged after this time, and the time for its bytes at this speed.
@@ -265,7 +267,7 @@ class RequestPauses:
     def next_s(self) -> float:
         """Returns the seconds of the next pause."""
         longest_s, self._longest_s = self._longest_s, min(self._longest_s * 2, _LONGEST_PAUSE_S)
-        return random.uniform(0, longest_s)
+        return _chance.uniform(0, longest_s)
 
 
 def _nothing() -> None:
