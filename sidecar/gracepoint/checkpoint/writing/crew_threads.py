@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from gracepoint import machine
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 
@@ -17,9 +18,35 @@ OBJECT_THREADS = 16
 SYNCERS = 4
 
 
-def threads_for(folder: StoragePath) -> int:
-    """Returns how many threads write a save, each with a buffer of its own."""
-    return THREADS if folder.backend.renames else OBJECT_THREADS
+@dataclasses.dataclass(frozen=True)
+class CrewSize:
+    """How many threads a crew has.
+
+    Attributes:
+        writers: Each has a buffer of its own.
+        syncers: 0 if the store does not sync.
+    """
+
+    writers: int
+    syncers: int
+
+
+def size_for(folder: StoragePath) -> CrewSize:
+    """Returns how many threads write a save as fast as they can."""
+    return CrewSize(THREADS, SYNCERS) if folder.backend.renames else CrewSize(OBJECT_THREADS, 0)
+
+
+def size_beside_training(cores: int | None = None) -> CrewSize:
+    """Returns how many threads write a save to a file system that nobody waits for.
+
+    On two cores, each thread beyond two slowed the training step down: by 16% with eight writers and four syncers, and
+    by 0.4% with two writers and one syncer (``python -m benchmarks.async_calls``; docs/benchmarks.md).
+
+    Args:
+        cores: How many cores there are. None: as many as this process may run on.
+    """
+    cores = machine.available_cores() if cores is None else cores
+    return CrewSize(min(THREADS, max(2, cores)), min(SYNCERS, max(1, cores // 2)))
 
 
 @dataclasses.dataclass(frozen=True)

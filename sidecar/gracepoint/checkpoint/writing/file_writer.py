@@ -33,7 +33,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile, checksum_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
-from gracepoint.checkpoint.writing.crew_threads import Finish, threads_for
+from gracepoint.checkpoint.writing.crew_threads import Finish, size_for
 from gracepoint.checkpoint.writing.giving_way import GivingWay
 from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
@@ -55,7 +55,7 @@ class FileWriter:
             OSError: Nothing can be written there.
         """
         if self._has_direct_io(folder):
-            self._buffers += [Buffer() for _ in range(threads_for(folder) - len(self._buffers))]
+            self._buffers += [Buffer() for _ in range(size_for(folder).writers - len(self._buffers))]
             for buffer in self._buffers:
                 buffer.make_ready()
 

@@ -5,14 +5,14 @@ Writers take calls from a queue, each with a buffer of its own. What is left to 
 long as the writes of a chunk, and the disk syncs several files in the time of one. Without syncers, the writers spend
 half of their time in syncs, and the disk often has nothing to write.
 
-Every file is synced by its own ``fsync``, and a save waits for all of them. Only the order and the threads differ from
-a sync right after the writes.
+Every file is synced by its own ``fsync``, and a save waits for all of them.
 
 At most ``_MOST_UNSYNCED`` files are open and wait for a sync. Beyond that, the writers sync. Stores that do not sync
 have no syncers.
 
-The threads of a save to a file system may give way to the training (``GivingWay``). When they must not any more, new
-threads take over: the old ones end, and a file that one of them was writing is written again.
+The threads of a save to a file system may give way to the training (``GivingWay``). Then there are no more of them than
+cores. When they must not give way any more, new threads take over, as many as write fastest. The old ones end, and a
+file that one of them was writing is written again.
 
 The thread that makes the crew calls ``begin``, ``add``, ``wait``, ``close`` and ``join``. All threads end after
 ``close``, or with the first error.
@@ -28,7 +28,7 @@ from collections.abc import Callable
 
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.checkpoint.writing.crew_threads import SYNCERS, Act, Finish, threads_for
+from gracepoint.checkpoint.writing.crew_threads import Act, Finish, size_beside_training, size_for
 from gracepoint.checkpoint.writing.giving_way import GivingWay
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -68,7 +68,7 @@ class WriteCrew:
     ) -> None:
         # Requests to object stores start threads that serve later requests, too. These could never work fast again.
         self._giving_way = giving_way if folder.backend.renames else None
-        self._wanted = threads_for(folder)
+        self._size = size_for(folder)
         self._buffers = buffers
         self._limit_bytes = limit_bytes
         self._folder = folder
@@ -153,11 +153,12 @@ class WriteCrew:
 
     def _start_all(self, giving_way: GivingWay | None = None) -> bool:
         """Starts writers and syncers, which give way if ``giving_way`` is set. Returns whether all of them started."""
-        write, sync = self._write, self._sync
+        write, sync, size = self._write, self._sync, self._size
         if giving_way is not None:
             write, sync = functools.partial(giving_way.run, write), functools.partial(giving_way.run, sync)
-        return _start(self._writers, self._wanted, write, "writes") and (
-            not self._folder.backend.renames or _start(self._syncers, SYNCERS, sync, "syncs")
+            size = size_beside_training()
+        return _start(self._writers, size.writers, write, "writes") and _start(
+            self._syncers, size.syncers, sync, "syncs"
         )
 
     def _write(self, *, wait: bool = True) -> None:
@@ -178,7 +179,7 @@ class WriteCrew:
                 self._end(size_bytes, error)
             elif not self._sync_later(size_bytes, finish):
                 self._finish(size_bytes, finish)
-        if len(self._buffers) < self._wanted:
+        if len(self._buffers) < self._size.writers:
             self._buffers.append(buffer)
 
     def _sync(self) -> None:

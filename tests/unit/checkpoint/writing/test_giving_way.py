@@ -16,7 +16,7 @@ import pytest
 from gracepoint import machine
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
-from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS, Finish
+from gracepoint.checkpoint.writing.crew_threads import THREADS, CrewSize, Finish, size_beside_training
 from gracepoint.checkpoint.writing.giving_way import GivingWay, Starvation
 from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.deadline import Deadline
@@ -95,12 +95,18 @@ def test_new_threads_take_over_when_a_save_becomes_urgent(tmp_path: Path) -> Non
         policies = Policies(crew)
         for _ in range(2 * THREADS):
             crew.add(1, policies.act)
-        until(lambda: len(policies.begun) == THREADS, "all writers to begin")
+        until(lambda: len(policies.begun) == size_beside_training().writers, "all writers to begin")
         assert set(policies.begun) == {os.SCHED_IDLE}
         assert policies.ended == []
         urgent.set()
+        until(lambda: len(crew._writers) == size_beside_training().writers + THREADS, "the writers that take over")
     assert policies.ended == [before] * 2 * THREADS
     assert os.sched_getscheduler(0) == before
+
+
+@pytest.mark.parametrize(("cores", "writers", "syncers"), [(1, 2, 1), (2, 2, 1), (6, 6, 3), (8, 8, 4), (208, 8, 4)])
+def test_as_many_threads_as_cores_write_beside_the_training(cores: int, writers: int, syncers: int) -> None:
+    assert size_beside_training(cores) == CrewSize(writers, syncers)
 
 
 def test_threads_of_an_urgent_save_do_not_give_way(tmp_path: Path) -> None:
@@ -189,8 +195,7 @@ def test_threads_that_give_way_go_on_if_no_others_can_be_started(
         done: list[int] = []
         crew.add(1, lambda _: done.append(os.sched_getscheduler(0)))
     assert done == [os.SCHED_IDLE]
-    assert len(crew._writers) == THREADS
-    assert len(crew._syncers) == SYNCERS
+    assert CrewSize(len(crew._writers), len(crew._syncers)) == size_beside_training()
 
 
 def test_threads_go_on_to_sync_if_no_others_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.storage.direct_io import Buffer, write_file
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS, Finish
-from gracepoint.checkpoint.writing.write_crew import _MOST_UNSYNCED, WriteCrew
+from gracepoint.checkpoint.writing.write_crew import _MOST_UNSYNCED, _WAITING_BYTES, WriteCrew
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -135,6 +135,31 @@ def test_only_so_many_files_are_open_and_unsynced(tmp_path: Path, monkeypatch: p
     assert open_files() == before
 
 
+def test_files_that_wait_for_a_writer_hold_few_bytes(tmp_path: Path) -> None:
+    """They may be copies from a device, and the memory of the host is not much larger than a device's."""
+    crew, goes_on, begun = crew_of(tmp_path), threading.Event(), threading.Semaphore(0)
+
+    def act(_: Buffer) -> None:
+        begun.release()
+        assert goes_on.wait(_TIMEOUT_S)
+
+    crew.begin()
+    try:
+        for _ in range(THREADS):
+            crew.add(1, act)
+            assert begun.acquire(timeout=_TIMEOUT_S)
+        crew.add(_WAITING_BYTES - 10, act)  # no writer is left for it
+        assert crew._may_wait(10)
+        assert not crew._may_wait(11)
+        goes_on.set()
+        crew.wait()
+        assert crew._may_wait(2 * _WAITING_BYTES)  # nothing waits: a file of any size may
+    finally:
+        goes_on.set()
+        crew.close()
+        crew.join()
+
+
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
 def test_a_save_that_stops_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     deadline = Deadline.after(_TIMEOUT_S, time.monotonic)
@@ -150,6 +175,7 @@ def test_a_save_that_stops_leaves_no_file_open(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(SaveFailed, match="the step can be saved instead"):
             crew.wait()
     crew.close()
+    until(lambda: open_files() - before == SYNCERS, "the files that no thread syncs to be closed")
     disk.goes_on.set()
     for thread in (*crew._writers, *crew._syncers):  # others of the process, such as that of hedges, never end
         thread.join(_TIMEOUT_S)
