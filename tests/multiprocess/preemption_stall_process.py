@@ -1,13 +1,15 @@
 """Trains until a preemption. One process stops itself between the notice and the commit.
 
-python preemption_stall_process.py <folder> <which process> <where>
+python preemption_stall_process.py <folder> <which process> <where> <how>
 
 ``where`` is ``freeze``: when the process hears that it begins, so that the processes cannot agree; or a stage of the
-preemption (``progress.STAGES``): when the process has reached it.
+preemption (``progress.STAGES``): when the process has reached it. ``how`` is ``stops``: by a signal; or ``hangs``: in C
+code that holds the interpreter lock, so that only threads without Python go on, as those of the coordination service.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 import os
@@ -17,15 +19,18 @@ import time
 
 from tests.multiprocess.launcher import here
 
-FOLDER, PROCESS, WHERE = sys.argv[1:]
-_GIVE_UP_S = 120.0
+FOLDER, PROCESS, WHERE, HOW = sys.argv[1:]
+_GIVE_UP_S = 120
 
 
 def stop(where: str) -> None:
     """Stops this process for good if it is its turn."""
     if where == WHERE and here().process_index == int(PROCESS):
-        print(f"stops in {where}", flush=True)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        print(f"{HOW} in {where}", flush=True)
+        if HOW == "hangs":
+            ctypes.PyDLL(None).sleep(_GIVE_UP_S)
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def main() -> None:

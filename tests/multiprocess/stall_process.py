@@ -3,12 +3,14 @@
 python stall_process.py <folder> <report|restart> <limit in seconds> <which process> <where>
 
 ``where`` is ``step``, ``periodic save``, ``restore``, ``emergency save`` (the process gets a SIGTERM then), ``worker``
-(its worker process stops, and not itself), ``beside its worker`` (in a step, and its worker looks on), or ``attach``:
-before it meets the others. That last run saves steps and ends.
+(its worker process stops, and not itself), ``beside its worker`` (in a step, and its worker looks on), ``C code`` (in a
+step, and it does not stop, but hangs with the interpreter lock), or ``attach``: before it meets the others. That last
+run saves steps and ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import logging
@@ -22,7 +24,7 @@ from tests.multiprocess.launcher import here
 
 FOLDER, ACTION, LIMIT_S, PROCESS, WHERE = sys.argv[1:]
 ENDS = WHERE == "attach"
-_GIVE_UP_S = 150.0
+_GIVE_UP_S = 150
 _SAVE_EVERY_STEPS = 5
 #: In place of 10 s: there is no third process that could say that it makes no progress, either.
 _OTHERS_S = 2.0
@@ -36,7 +38,10 @@ def stop(where: str) -> None:
     if where == WHERE and here().process_index == int(PROCESS):
         WHERE = ""
         print(f"stops in {where}", flush=True)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        if where == "C code":
+            ctypes.PyDLL(None).sleep(_GIVE_UP_S)
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def stop_the_worker_with_a_save() -> None:
@@ -108,8 +113,8 @@ def train() -> None:
     for number in itertools.count(begun + 1):
         saving = number > begun + _SAVE_EVERY_STEPS
         if saving:
-            stop("step")
-            stop("beside its worker")
+            for where in ("step", "beside its worker", "C code"):
+                stop(where)
         if WHERE == "emergency save" and number == begun + _SAVE_EVERY_STEPS + 2:
             ending = True
             if here().process_index == int(PROCESS):

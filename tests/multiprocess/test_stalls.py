@@ -61,6 +61,14 @@ def test_a_process_that_stops_in_an_emergency_save_is_named(tmp_path: Path) -> N
         processes[0].wait_for_line("suspects=[1]", PATIENCE_S)
 
 
+def test_a_process_0_that_hangs_with_the_interpreter_lock_is_named(tmp_path: Path) -> None:
+    with start(tmp_path, "report", 0, "C code") as processes:
+        processes[0].wait_for_line("stops in C code", PATIENCE_S)
+        assert "stage=training" in processes[1].wait_for_line("no progress part=training", PATIENCE_S)
+        line = processes[1].wait_for_line("suspects=[0]", PATIENCE_S)
+        assert "did not say so as well" in line  # the store, which needs no Python, answers
+
+
 def test_a_worker_that_stops_in_a_save_is_named_by_its_process(tmp_path: Path) -> None:
     with start(tmp_path, "report", 1, "worker") as processes:
         worker = int(processes[1].wait_for_line("stops in worker", PATIENCE_S).split()[-1])

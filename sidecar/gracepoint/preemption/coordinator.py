@@ -27,6 +27,7 @@ from gracepoint.preemption.outcome import Outcome
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stall_reports import StallReports
+from gracepoint.preemption.substitute import Substitute
 from gracepoint.preemption.suspects import Suspects
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.preemption.time_spent import TimeSpent
@@ -103,6 +104,7 @@ class Coordinator:
             lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.save_progress
         )
         board, pods = StallBoard(meeting.store, group, meeting.host), PodNames(meeting.members)
+        substitute = None if self._alone else Substitute(meeting.store, group.process_index, pods, budget)
         self._exit = ProcessExit(meeting.store, meeting.me.service_id, group.process_count, clock=clock)
         self._outcome = Outcome(
             group,
@@ -114,7 +116,8 @@ class Coordinator:
             committed_step=lambda: saver.committed_step,
             current_step=lambda: self.step,
             clock=clock,
-            suspects=None if self._alone else Suspects(board, self.activities, pods, reads=group.process_index == 0),
+            suspects=None if substitute is None else Suspects(board, self.activities, pods, substitute),
+            substitute=substitute,
         )
         # Without this library a SIGTERM raises JAX's own notice at once, so it does that here, too. All other notices
         # raise it when the freeze begins.
@@ -231,8 +234,6 @@ class Coordinator:
             self._agreement.end_epoch()
         return outcome
 
-    # Reports that are not about a preemption.
-
     def report_forecast(self, figures: Figures, saved_step: int | None) -> None:
         """Reports what an emergency save would take now, and the newest step that is committed, if one is known."""
         self.reporter.forecast(figures, self._forecaster.margin, self.step, saved_step)
@@ -279,7 +280,7 @@ class Coordinator:
         exits = self._exit.decided
         if not exits:
             self._exit.cancel()
-        self.reporter.flush(_FLUSH_S)
+        self._outcome.close(_FLUSH_S)
         self._receivers.close()
         all_done = well or (self._alone and not exits)
         if all_done:

@@ -97,6 +97,7 @@ class PreemptionObserver:
     def _opened(self, epoch: Epoch) -> None:
         self._outcome.begin(epoch.number, drill=epoch.drill)
         self._budget.begin()
+        self._outcome.begun()
         if not epoch.drill:
             self._exit.watch(
                 lambda: self._budget.until_deadline_s() - self._budget.reserve_s,

@@ -17,13 +17,15 @@ import dataclasses
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from gracepoint.errors import GracepointError, Preempted
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.progress import EpochProgress, Stages
 from gracepoint.preemption.reporter import Reporter
-from gracepoint.preemption.suspects import HeldUp, Suspects
+from gracepoint.preemption.substitute import Substitute
+from gracepoint.preemption.suspects import Suspects
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox
@@ -52,6 +54,7 @@ class Outcome:
         current_step: Returns the step that training has reached.
         clock: Returns monotonic seconds; the mailbox's clock.
         suspects: Finds out which process holds up the others when the time is over. None: that is not asked.
+        substitute: Has the end reported if process 0 does not run. None: there are no other processes.
 
     Attributes:
         epoch: What is known about the open epoch, or about the last one.
@@ -70,6 +73,7 @@ class Outcome:
         current_step: Callable[[], int],
         clock: Callable[[], float],
         suspects: Suspects | None = None,
+        substitute: Substitute | None = None,
     ) -> None:
         self._group = group
         self._settings = settings
@@ -81,6 +85,7 @@ class Outcome:
         self._current_step = current_step
         self._clock = clock
         self._suspects = suspects
+        self._substitute = substitute
         self.begin(-1, drill=False)
 
     # The agreement's reading thread; the training thread, if a peer is gone before any epoch was opened.
@@ -89,8 +94,13 @@ class Outcome:
         """Opens an epoch. Its number is -1 if the preemption ends before the processes could agree."""
         first_s = self._mailbox.first_at_s if number >= 0 else None
         stages = Stages(self._clock() if first_s is None else first_s, self._clock)
-        self.epoch = EpochProgress(number, drill, stages, self._mailbox, self._reporter)
+        self.epoch = EpochProgress(number, drill, stages, self._mailbox, self._reporter, self._substitute)
         self._committed_before = self._committed_step()
+
+    def begun(self) -> None:
+        """Has process 0 answer the others from now on. To be called when the time budget has begun, too."""
+        if self._substitute is not None:
+            self._substitute.opened(self.epoch.number)
 
     # The training thread.
 
@@ -114,7 +124,7 @@ class Outcome:
         if self.epoch.drill:
             return None
         left_s = self._budget.time_left_s() + self._budget.reserve_s
-        self._reporter.flush(min(_FLUSH_S, max(0.0, left_s)))
+        self._flush(min(_FLUSH_S, max(0.0, left_s)))
         if instead is None:
             preempted = Preempted(self._settings.unsaved_exit_code, saved=False, step=step, reason=reason)
         else:
@@ -136,28 +146,37 @@ class Outcome:
         if not self.epoch.drill:
             self._exit.decide(code)
 
+    def close(self, timeout_s: float) -> None:
+        """Waits until the operator has all reports, for ``timeout_s`` at most, and ends the substitute's threads."""
+        self._flush(timeout_s)
+        if self._substitute is not None:
+            self._substitute.close()
+
     # The watchdog.
 
     def overdue(self) -> None:
-        """Reports that the time is over while the training thread is stuck, and which process holds it up.
-
-        If the store does not answer, each process reports: process 0, which reports otherwise, mostly hosts it.
-        """
+        """Reports that the time is over while the training thread is stuck, and which process holds it up."""
         # Half of the reserve is for this, and half for the report: a deadline that is near leaves little time.
         most_s = self._budget.reserve_s / 2
+        if self._substitute is not None:
+            self._substitute.ask(self.epoch.number)
         answer = None if self._suspects is None else self._suspects.ask(self.epoch.number, most_s)
         last = self.epoch.stages.last or "noticed"
         step, reason = self._current_step(), f"not saved: the time was over; the last stage reached was {last}"
         instead = self._committed_instead()
-        held_up = HeldUp("") if answer is None else answer()
-        if held_up.why:
-            reason = f"{reason}; {held_up.why}"
-        self.epoch.reports_alone = not held_up.host_answers
+        if answer is not None and (held_up := answer()):
+            reason = f"{reason}; {held_up}"
         if instead is not None:
             self._exit_with_older_step(instead, step, self.epoch.with_doubt(reason))
         else:
             self.fail(self.epoch.with_doubt(reason), step=step)
-        self._reporter.flush(most_s)
+        self._flush(most_s)
+
+    def _flush(self, timeout_s: float) -> None:
+        until_s = time.monotonic() + timeout_s
+        if self._substitute is not None:
+            self._substitute.wait(timeout_s)
+        self._reporter.flush(max(0.0, until_s - time.monotonic()))
 
     # Any of these threads.
 

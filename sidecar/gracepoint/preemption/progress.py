@@ -11,11 +11,14 @@ from typing import Any
 
 from gracepoint.deadline_plan import Choice, Plan
 from gracepoint.preemption.reporter import Progress, Reporter
+from gracepoint.preemption.substitute import Substitute
 from gracepoint.receivers import Mailbox
 from gracepoint.wire.messages import Phase, StageTiming
 
 #: In the order in which they come.
 STAGES = ("frozen", "agreed", "drained", "written", "durable", "committed")
+#: Ends that are reported even if process 0 does not run. Of a commit, the next start tells if nobody else has.
+_ENDS = frozenset({Phase.FAILED, Phase.PROMOTED})
 
 
 class Stages:
@@ -88,25 +91,33 @@ class EpochProgress:
         stages: When each stage ended in this process.
         mailbox: Names the notice that is reported on.
         reporter: Sends the reports.
+        substitute: Has the end reported if process 0 does not run. None: there are no other processes.
 
     Attributes:
         doubt: Why the save will probably not be done in time. Empty if nothing says so.
         waits_at: Key of the barrier at which training waits for the other processes. None while it does not wait.
         plan: What all processes chose to do at the agreed sync point. None before they have chosen.
-        reports_alone: True if this process reports even if it is not the primary one, which does not answer.
     """
 
-    def __init__(self, number: int, drill: bool, stages: Stages, mailbox: Mailbox, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        number: int,
+        drill: bool,
+        stages: Stages,
+        mailbox: Mailbox,
+        reporter: Reporter,
+        substitute: Substitute | None = None,
+    ) -> None:
         self.number = number
         self.drill = drill
         self.stages = stages
         self.doubt = ""
         self.waits_at: str | None = None
         self.plan: Plan | None = None
-        self.reports_alone = False
         self.progress = Progress()
         self._mailbox = mailbox
         self._reporter = reporter
+        self._substitute = substitute
         self._phase: Phase | None = None
         self._ending = threading.Lock()
         self._ended = False
@@ -118,7 +129,15 @@ class EpochProgress:
         self._phase = phase
         self._account(phase)
         about = self._mailbox.current_drill if self.drill else self._mailbox.current
-        self._reporter.report(phase, self.progress, about, alone=self.reports_alone)
+        reached = self.progress
+        self._reporter.report(phase, reached, about)
+
+        def report_alone(reason: str) -> None:
+            told = dataclasses.replace(reached, message=f"{reached.message}; {reason}")
+            self._reporter.report(phase, told, about, alone=True)
+
+        if self._substitute is not None and phase in _ENDS:
+            self._substitute.report(self.number, report_alone)
 
     def _account(self, phase: Phase) -> None:
         """Notes when the save stops the training, and when it is over. A failure may be reported by any thread."""

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 import pytest
 
-from gracepoint.preemption.progress import Stages, summary
+from gracepoint.multihost import InMemoryStore
+from gracepoint.preemption.progress import EpochProgress, Stages, summary
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.substitute import Substitute
+from gracepoint.preemption.time_spent import TimeSpent
+from gracepoint.receivers import Disruption, Mailbox, Sender
+from gracepoint.settings import Settings
+from gracepoint.wire.messages import Phase
+from tests.unit.multihost.fakes.gangs import gangs
+from tests.unit.preemption.fakes.reporters import Sent
+from tests.unit.preemption.fakes.time_left import Left
 
 
 def test_stages_are_counted_from_the_notice_in_seconds() -> None:
@@ -27,3 +38,25 @@ def test_an_unknown_stage_is_an_error() -> None:
 def test_summary_covers_all_processes_and_stages_that_all_reached() -> None:
     found = summary(['{"frozen": 1.0, "written": 2.0}', '{"frozen": 2.0}', '{"frozen": 6.0, "written": 1.0}'])
     assert {k: (t.p50_s, t.max_s) for k, t in found.items()} == {"frozen": (2.0, 6.0)}
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["process 0 runs", "process 0 does not run"])
+def test_the_end_of_a_drill_is_reported_once_also_without_process_0(runs: bool) -> None:
+    store, sent, mailbox = InMemoryStore(), Sent(), Mailbox(lambda: 0.0)
+    primary, substitute = (Substitute(store, index, ("pod-0",), Left(30.0 if runs else 2.0)) for index in range(2))
+    if runs:
+        primary.opened(5)
+    group = gangs(2, store)[1]
+    reporter = Reporter(cast(Sender, sent), Settings(), "session", group, mailbox, TimeSpent(lambda: 0.0))
+    mailbox.post(Disruption(preemption="gpt-1", cause="Drill", signal="drill", remaining_s=30.0, drill=True))
+    epoch = EpochProgress(5, True, Stages(0.0, lambda: 0.0), mailbox, reporter, substitute)
+    epoch.report(Phase.FAILED, message="drill: not saved: the disk is full")
+    mailbox.drop("gpt-1")  # a drill that failed is over at once
+    substitute.wait(60)
+    primary.close()
+    if runs:
+        assert sent.messages == []
+    else:
+        (told,) = sent.messages
+        assert (told.preemption, told.phase) == ("gpt-1", Phase.FAILED)
+        assert told.message.startswith("drill: not saved: the disk is full; process 0 (pod-0) does not answer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -14,16 +14,7 @@ from gracepoint.process_group import SingleProcess
 from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Resumption
-
-
-class Sent:
-    """Keeps the messages in the place of the sender."""
-
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-
-    def send(self, message: Any, *, within_s: float) -> None:
-        self.messages.append(message)
+from tests.unit.preemption.fakes.reporters import Sent
 
 
 def reporter(sent: Sent, clock: Callable[[], float], session: str) -> Reporter:

@@ -1,8 +1,9 @@
-"""Reporters that reach no operator."""
+"""Reporters that reach no operator, and what stands for one."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_spent import TimeSpent
@@ -15,3 +16,13 @@ def without_operator() -> Reporter:
     """Returns a reporter of a process on a laptop."""
     clock = time.monotonic
     return Reporter(None, Settings(), "session", SingleProcess(), Mailbox(clock), TimeSpent(clock))
+
+
+class Sent:
+    """Keeps the messages in the place of the sender."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, message: Any, *, within_s: float) -> None:
+        self.messages.append(message)
