@@ -70,17 +70,16 @@ class StallReports:
         pulse = beside.watched(workers, self._settings, group.process_index, self._step)
         return StallWatch(limit_s, activities, board, pods, self, pulse, clock=clock)
 
-    def stalled(self, stalled: Stalled, suspicion: Suspicion, stack: str) -> None:
+    def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:
         """Tells the operator of a stall. Called in one process for all, unless the store does not answer.
 
         Args:
             stalled: The stalled part of this process.
             suspicion: Who is suspected.
-            stack: Where the first suspect is, or else where this process is.
         """
         stage, why, suspects = stalled.activity.stage, suspicion.why, suspicion.processes
         pods = pods_of(suspects, self._pods)
-        self._reporter.stall(stage, self._step(), stalled.for_s, suspects, why, stack, pods)
+        self._reporter.stall(stage, self._step(), stalled.for_s, suspects, why, suspicion.stack, pods)
 
     def over(self, part: str) -> None:
         """Tells the operator that a part makes progress again. Called in the process that told of the stall."""

@@ -38,7 +38,7 @@ _JOIN_S = 1.0
 class Reports(Protocol):
     """What is done about stalls, as ``stall_reports.StallReports``."""
 
-    def stalled(self, stalled: Stalled, suspicion: Suspicion, stack: str) -> None:
+    def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:
         """Called in one process for all, unless the store does not answer."""
 
     def over(self, part: str) -> None:
@@ -144,7 +144,7 @@ class StallWatch:
         if part in self._stalled and not self._stopped.is_set():
             if found:
                 self._told.add(part)
-                self._reports.stalled(stalled, found[0], found[0].stack or stack)
+                self._reports.stalled(stalled, found[0])
             self._reports.limit(f"no progress in {stalled.activity.stage} for {stalled.for_s:.0f} s")
 
     def _ask(self, stalled: Stalled, stack: str, found: list[Suspicion]) -> None:

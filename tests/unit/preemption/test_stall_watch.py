@@ -55,8 +55,8 @@ class Watched:
         order, reached = (self.step,), f"sync point {self.step}"
         return [Activity("training", "training", order, order, reached, threading.main_thread().ident)]
 
-    def stalled(self, stalled: Any, suspicion: Any, stack: str) -> None:
-        self.suspects, self.why, self.stack = suspicion.processes, suspicion.why, stack
+    def stalled(self, stalled: Any, suspicion: Any) -> None:
+        self.suspects, self.why, self.stack = suspicion.processes, suspicion.why, suspicion.stack
         self.stalls.set()
 
     def over(self, part: str) -> None:
@@ -98,6 +98,7 @@ def test_one_of_those_that_wait_tells_of_the_silent_one(watched: list[Watched]) 
     assert all(each.at_limit.wait(PATIENCE_S) for each in watched)
     told = [each for each in watched if each.stalls.is_set()]
     assert [each.suspects for each in told] == [[1]]
+    assert [each.stack for each in told] == [""]  # the one of process 1 is not known, and no other is meant
 
 
 def test_a_stall_is_told_within_30_s_though_the_store_is_silent() -> None:
