@@ -1,9 +1,13 @@
-"""A trainer that is stopped is named where a user looks, and the gang starts again if the policy says so."""
+"""A trainer that does not run is named where a user looks, and the gang starts again if the policy says so."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
+import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,18 +16,32 @@ from demo import install
 from demo.snapshot import Json
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.names import GROUP, Env
-from tests.cluster.conftest import NAMESPACE, training_run
+from tests.cluster import operator
+from tests.cluster.conftest import ENVIRONMENT, NAMESPACE, training_run
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-POLICY = "stalls"
+POLICY, KEPT_POLICY = "stalls", "stalls-kept"
 MIDDLE, EVERY = 20, 10
 #: Longer than the pods of a start come one after the other.
 LIMIT_S = 15.0
 #: In which a stall is told at the latest, beside what a busy machine takes.
 TOLD_S = 30.0
+#: Of the image.
+PATH = "/opt/venv/bin:/usr/local/bin:/usr/bin:/bin"
+#: Python runs this at its start. SIGUSR1 has the main thread hang in C code that holds the interpreter lock, until
+#: another signal interrupts that.
+HANGS = """
+import ctypes, signal
+def hang_in_c_code(number, frame):
+    ctypes.PyDLL(None).sleep(600)
+signal.signal(signal.SIGUSR1, hang_in_c_code)
+signal.signal(signal.SIGUSR2, lambda number, frame: None)
+"""
+#: Until the keeper's words are in the policy on a busy machine.
+SEEN_S = 90.0
 
 
 @pytest.fixture
@@ -63,10 +81,75 @@ def test_a_stopped_trainer_is_named_and_the_gang_restarts(run: TrainingRun, undi
     assert [found for found in differences if not found.endswith("was not recorded")] == []
 
 
-def progressing(run: TrainingRun) -> tuple[str, str]:
-    """Status and message of the policy's condition."""
+@pytest.fixture
+def kept(installed: Cluster, images: install.Images) -> Iterator[TrainingRun]:
+    """A run with a keeper beside each trainer, and py-spy in both containers."""
+
+    def change(spec: Json) -> None:
+        spec["stalls"] = {"afterSeconds": LIMIT_S, "action": "Report"}
+        spec["checkpoint"].update(writer="Keeper", everySteps=EVERY)
+
+    tools = installed.shared_dir / "tools"
+    tools.mkdir(exist_ok=True)
+    shutil.copy(Path(sys.executable).with_name("py-spy"), tools)
+    (tools / "sitecustomize.py").write_text(HANGS)
+    apply_policy(installed, KEPT_POLICY, namespace=NAMESPACE, change=change)
+    environment = {**ENVIRONMENT, "PATH": f"/shared/tools:{PATH}", "PYTHONPATH": "/shared/tools"}
+    made = training_run(installed, images, KEPT_POLICY, KEPT_POLICY, environment=environment)
+    yield made
+    made.delete()
+
+
+def share_processes(workload: Json) -> None:
+    workload["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["shareProcessNamespace"] = True
+
+
+def test_a_keeper_says_what_a_trainer_does_that_does_not_run(kept: TrainingRun, undisturbed: TrainingRun) -> None:
+    kept.start(share_processes)
+    pod = kept.wait_for_trainers(MIDDLE)[1].name
+    trainer = trainer_of(pod)
+    trainer.suspend()
+    try:
+        stopped = seen_by_keeper(kept, pod)
+        assert stopped.startswith("is stopped by a signal (state T); it is at: File "), stopped
+        named = [name for name in operator.counted(kept.cluster) if name.startswith("gracepoint_stalled_pods{")]
+        stages = ('stage="training"', 'stage="background save"')  # whichever comes to its limit first
+        assert any(f'trainer="{pod}"' in name and any(stage in name for stage in stages) for name in named), named
+    finally:
+        trainer.resume()
+    wait_until("the end of the first stall", lambda: progressing(kept, KEPT_POLICY)[0] == "True", timeout_s=SEEN_S)
+    trainer.send_signal(signal.SIGUSR1)
+    hangs = seen_by_keeper(kept, pod)
+    trainer.send_signal(signal.SIGUSR2)
+    assert hangs.startswith("waits in the kernel (state S"), hangs
+    assert hangs.endswith("in hang_in_c_code"), hangs
+    kept.wait_for_end()
+    assert progressing(kept, KEPT_POLICY)[0] == "True"
+    assert kept.look().restarts == 0
+    assert kept.compare(undisturbed).differences == ()
+
+
+def seen_by_keeper(run: TrainingRun, pod: str) -> str:
+    """Waits until the policy says what the keeper of a pod sees of its trainer, process 1. Returns that."""
+    words = f"process 1 ({pod}) does not run: as its worker process sees, it "
+    said = [""]
+
+    def told() -> bool:
+        status, said[0] = progressing(run, KEPT_POLICY)
+        return status == "False" and words in said[0]
+
+    def hint() -> str:
+        query = ("logs", pod, f"--namespace={NAMESPACE}", "--container=gracepoint-keeper", "--tail=30")
+        return f": {said[0]}\n{run.cluster.kubectl(*query).stdout}"
+
+    wait_until("the policy to say so", told, timeout_s=LIMIT_S + SEEN_S, every_s=0.2, hint=hint)
+    return said[0].partition(words)[2]
+
+
+def progressing(run: TrainingRun, name: str = POLICY) -> tuple[str, str]:
+    """Status and message of a policy's condition."""
     policies = run.cluster.listed(f"checkpointpolicies.{GROUP}", namespace=NAMESPACE)
-    (policy,) = [each for each in policies if each["metadata"]["name"] == POLICY]
+    (policy,) = [each for each in policies if each["metadata"]["name"] == name]
     conditions = policy.get("status", {}).get("conditions", [])
     found = [each for each in conditions if each["type"] == "Progressing"]
     return (found[0]["status"], found[0]["message"]) if found else ("", "")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -52,21 +51,24 @@ class Watched:
 
     Attributes:
         settings: Its settings.
+        session: Its session's nonce. The operator takes messages of the pod's newest session alone.
         index: Its index among the processes.
         at: Where it is.
     """
 
     settings: Settings
+    session: str
     index: int
     at: ProcessAt
 
 
-def watched(workers: Workers, settings: Settings, index: int, step: Callable[[], int]) -> Pulse | None:
+def watched(workers: Workers, settings: Settings, session: str, index: int, step: Callable[[], int]) -> Pulse | None:
     """Has the workers of this process look at it. To be called in the training thread.
 
     Args:
         workers: Who has them, if there are any.
         settings: The settings of this process.
+        session: The session's nonce.
         index: Index of this process.
         step: Returns the step that training has reached.
 
@@ -79,7 +81,7 @@ def watched(workers: Workers, settings: Settings, index: int, step: Callable[[],
         log.warning("no worker process will look at this process error=%s", error)
         return None
     at = ProcessAt.here(threading.get_native_id())
-    workers.in_every_worker(begin, pulse.block, Watched(settings, index, at))
+    workers.in_every_worker(begin, pulse.block, Watched(settings, session, index, at))
     return pulse
 
 
@@ -123,7 +125,6 @@ class Beside:
         self._find_operator = operator
         self._clock = clock
         self._operator: Operator | None = None
-        self._session = secrets.token_hex(8)
         self._own_s = 0.0  # seconds that the looks themselves took: they are no stop of this process
         limit_s = who.settings.stall_after_s
         self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
@@ -181,7 +182,7 @@ class Beside:
         settings = self._who.settings
         return Stall(
             pod_uid=settings.pod_uid or "",
-            session=self._session,
+            session=self._who.session,
             workload_uid=settings.jobset_uid or "",
             over=over,
             stage=stage,

@@ -61,6 +61,7 @@ class Reporter:
         time_spent: What the time of this process goes into. It is part of each message but stalls.
 
     Attributes:
+        session: As given.
         time_spent: As given.
     """
 
@@ -77,7 +78,7 @@ class Reporter:
         self._is_primary = gang.process_index == 0
         self._spoke = self._is_primary
         self._settings = settings
-        self._session = session
+        self.session = session
         self._gang = gang
         self._mailbox = mailbox
         self.time_spent = time_spent
@@ -112,7 +113,7 @@ class Reporter:
         remaining_s = self._mailbox.remaining_s()
         message = Report(
             pod_uid=self._settings.pod_uid or "",
-            session=self._session,
+            session=self.session,
             workload_uid=self._settings.jobset_uid or "",
             preemption=preemption,
             phase=phase,
@@ -148,7 +149,7 @@ class Reporter:
         if self._sender is not None and self._is_primary:
             message = Forecast(
                 pod_uid=self._settings.pod_uid or "",
-                session=self._session,
+                session=self.session,
                 workload_uid=self._settings.jobset_uid or "",
                 state_bytes=figures.state_bytes,
                 step_s=figures.step_s,
@@ -175,7 +176,7 @@ class Reporter:
         spent = self.time_spent.spent()
         return SavedFor(
             preemption=about.preemption if about else "",
-            session=self._session,
+            session=self.session,
             restart_attempt=self._settings.restart_attempt,
             spent=dataclasses.replace(spent, left_s=spent.now_s) if leaves else spent,
         ).to_json()
@@ -201,7 +202,7 @@ class Reporter:
         if self._sender is not None and self._is_primary:
             message = Resumption(
                 pod_uid=self._settings.pod_uid or "",
-                session=self._session,
+                session=self.session,
                 workload_uid=self._settings.jobset_uid or "",
                 restart_attempt=self._settings.restart_attempt,
                 restored_step=restored_step,
@@ -266,7 +267,7 @@ class Reporter:
         if self._sender is not None:
             told = Stall(
                 pod_uid=self._settings.pod_uid or "",
-                session=self._session,
+                session=self.session,
                 workload_uid=self._settings.jobset_uid or "",
                 over=over,
                 stage=stage,

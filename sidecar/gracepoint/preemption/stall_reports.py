@@ -67,7 +67,7 @@ class StallReports:
         if limit_s <= 0:
             return None
         self._pods = pods
-        pulse = beside.watched(workers, self._settings, group.process_index, self._step)
+        pulse = beside.watched(workers, self._settings, self._reporter.session, group.process_index, self._step)
         return StallWatch(limit_s, activities, board, pods, self, pulse, clock=clock)
 
     def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:

@@ -278,8 +278,8 @@ class Stall(Message):
         for_s: Seconds for which the writer has made no progress.
         suspects: ``jax.process_index()`` of the processes that hold up the others. Empty if that is not known.
         message: Why they are suspected, in words.
-        stack: Where the first suspect is, as lines of a traceback. Empty if it has not said so. Of an older writer: where
-            that is.
+        stack: Where the first suspect is, as lines of a traceback. Empty if it has not said so. An older writer then
+            says where it is itself.
         beside: True if a process beside the training process writes it, which looks at that from outside. It is about
             the writer's pod alone.
         pods: Names of the suspects' pods, as far as they are known. None: the writer is older than this field.

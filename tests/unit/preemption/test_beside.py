@@ -22,7 +22,7 @@ class Looking:
         self.now_s = 0.0
         self.telling_s = 0.0
         self.pulse = Pulse(step=lambda: 40)
-        who = Watched(Settings(stall_after_s=LIMIT_S, pod_name="pod-3"), 3, ProcessAt(1, 0, 1))
+        who = Watched(Settings(stall_after_s=LIMIT_S, pod_name="pod-3"), "session", 3, ProcessAt(1, 0, 1))
         self._beside = Beside(Pulse(self.pulse.block), who, self._operator, lambda: self.now_s)
 
     def _operator(self) -> None:
