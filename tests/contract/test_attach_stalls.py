@@ -28,8 +28,13 @@ def progressing(replica: Replica) -> tuple[str, str]:
     return (found[0]["status"], found[0]["message"]) if found else ("", "")
 
 
-def test_the_policy_names_the_process_that_does_not_come(replica: Replica) -> None:
+@pytest.mark.parametrize("restarted", [False, True], ids=["the pod is new", "its container was restarted"])
+def test_the_policy_names_the_process_that_does_not_come(replica: Replica, restarted: bool) -> None:
     replica.channel("token-0").close()  # writes the token's file
+    if restarted:
+        before = replica.stream(0, "s-before")
+        before.next()
+        before.close()
     settings = Settings(
         operator_url=f"https://localhost:{replica.server.https_port}",
         ca_certificate=replica.ca,

@@ -113,7 +113,7 @@ class Channel:
         try:
             hello = await _read(request, Subscription)
             subscriber = Subscriber(hello, self._here())
-            await self._on_core(self._admit_subscriber(_authorization(request), subscriber))
+            await self._on_core(self._admit_subscriber(request.headers.get("Authorization", ""), subscriber))
             self._keep(request)
             return await self._serve(request, subscriber)
         except RequestRefused as refusal:
@@ -182,7 +182,7 @@ class Channel:
         """Handles a message of a session that has subscribed before."""
         try:
             message = await _read(request, kind)
-            answer = await self._on_core(self._take_in(_authorization(request), message))
+            answer = await self._on_core(self._take_in(request.headers.get("Authorization", ""), message))
         except UnknownPreemption as error:
             return self._refuse(request, RequestRefused(404, AuthenticationFailure.UNKNOWN_PREEMPTION, str(error)))
         except client.KubeError as error:
@@ -200,7 +200,8 @@ class Channel:
             # stream know its session, and the token of this stream was reviewed.
             pod = self._authenticator.living(message.pod_uid)
         else:
-            pod = await self._admit(authorization, message.pod_uid, message.session)
+            early = isinstance(message, Stall)  # ``attach`` may stall before the session subscribes
+            pod = await self._admit(authorization, message.pod_uid, message.session, early=early)
         if not isinstance(message, Acknowledgement) and message.workload_uid != pod.workload_uid:
             raise _mismatch(json_key("workload_uid"), message.workload_uid, pod.workload_uid)
         return await self._reports.take(pod, message)
@@ -211,7 +212,7 @@ class Channel:
             subscriber.is_pod = False
             return
         hello = subscriber.hello
-        pod = await self._admit(authorization, hello.pod_uid, hello.session, subscribes=True)
+        pod = await self._admit(authorization, hello.pod_uid, hello.session, early=True)
         for field, found, expected in (
             ("namespace", hello.namespace, pod.namespace),
             ("pod_name", hello.pod_name, pod.name),
@@ -251,13 +252,13 @@ class Channel:
             self._streams = LoopCalls(asyncio.get_running_loop())
         return self._streams
 
-    async def _admit(self, authorization: str, pod_uid: str, session: str, *, subscribes: bool = False) -> Pod:
-        """On the controller's loop."""
+    async def _admit(self, authorization: str, pod_uid: str, session: str, *, early: bool = False) -> Pod:
+        """On the controller's loop. ``early``: the session need not have subscribed."""
         if not self._notifier.ready:
             raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
         pod = await self._authenticator.admit(authorization, pod_uid)
         known = self._subscribers
-        if known.is_stopped(pod_uid, session) or not (subscribes or known.speaks_for(pod_uid, session)):
+        if known.is_stopped(pod_uid, session) or not (early or known.speaks_for(pod_uid, session)):
             message = f"session: found {session!r}, which is not the pod's newest; it stopped, or never began"
             raise RequestRefused(403, AuthenticationFailure.STOPPED_SESSION, message)
         return pod
@@ -269,10 +270,6 @@ class Channel:
             extra=about(path=request.path, peer=request.remote, reason=refusal.reason, why=str(refusal)),
         )
         return web.Response(status=refusal.status, text=str(refusal))
-
-
-def _authorization(request: web.Request) -> str:
-    return request.headers.get("Authorization", "")
 
 
 async def _read(request: web.Request, kind: type[_Any]) -> _Any:

@@ -51,7 +51,7 @@ class Watched:
 
     Attributes:
         settings: Its settings.
-        session: Its session's nonce. The operator takes messages of the pod's newest session alone.
+        session: Its session's nonce. The operator refuses what is said for a session that is over.
         index: Its index among the processes.
         at: Where it is.
     """
