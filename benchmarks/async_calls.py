@@ -3,10 +3,10 @@
     python -m benchmarks.async_calls [--mib 512] [--repeats 5] [--alone-s 2] [--json FILE]
 
 One process, by turns: a training step of 5 ms in a loop, alone; and the same loop while 512 MiB are written by
-``ThreadAsyncCaller``, by ``PersistentAsyncCaller``, by Gracepoint's engine (in a thread, and in a worker), and by
-Orbax's ``AsyncCheckpointer``. The slow-down is the median step during the write, divided by the median step of the
-turns alone before and after it. The step is a jitted computation on one CPU device with one thread, as a step on an
-accelerator leaves most of the CPU alone.
+``ThreadAsyncCaller``, by ``PersistentAsyncCaller`` (with its usual priority, and with ``idle``), by Gracepoint's engine
+(in a thread, and in a worker), and by Orbax's ``AsyncCheckpointer``. The slow-down is the median step during the write,
+divided by the median step of the turns alone before and after it. The step is a jitted computation on one CPU device
+with one thread, as a step on an accelerator leaves most of the CPU alone.
 
 How much a step slows down beside any writer depends on the machine: cores share memory, caches, and often the host's
 I/O threads. So one more process takes turns, which has no JAX and no Gracepoint and only writes as many bytes from
@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,11 @@ def measure(folder: Path, size: int, repeats: int, alone_s: float) -> list[Figur
     """Measures everything, the ways by turns."""
     state = {f"w{n}": np.full(size // 8 // 4, n, np.float32) for n in range(8)}
     step = make_step()
-    callers: dict[str, AsyncCaller] = {"thread": ThreadAsyncCaller(), "worker": PersistentAsyncCaller()}
+    callers: dict[str, AsyncCaller] = {
+        "thread": ThreadAsyncCaller(),
+        "worker": PersistentAsyncCaller(),
+        "idle worker": PersistentAsyncCaller(idle=True),
+    }
     blocked: dict[str, list[float]] = {}
     slow: dict[str, list[SlowDown]] = {}
     took: dict[str, list[float]] = {}
@@ -86,7 +91,11 @@ def measure(folder: Path, size: int, repeats: int, alone_s: float) -> list[Figur
     ways[_LIMIT] = plain.start
     for turn in range(repeats + 1):  # the first touches memory, and does not count
         alone_before = repeat(step, lambda: False, alone_s)
-        for name, start in ways.items():
+        # Each way comes first once: a disk is faster after a way that left it alone.
+        names = deque(ways)
+        names.rotate(-turn)
+        for name in names:
+            start = ways[name]
             gc.collect()
             began = time.monotonic()
             ended = start()

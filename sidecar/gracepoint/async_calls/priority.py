@@ -17,6 +17,8 @@ import threading
 import time
 from pathlib import Path
 
+from gracepoint import machine
+
 _AUTOGROUP = Path("/proc/self/autogroup")
 # Enough for the workers of a machine, which may all want it at once.
 _TRIES, _TRY_EVERY_S = 50, 0.11
@@ -27,8 +29,8 @@ _wanted = 0
 _tries = 0  # that the thread still has. 0: there is no such thread
 
 
-def give_way(nice: int) -> None:
-    """Leaves the CPU to the training, as far as ``nice`` says.
+def give_way(nice: int, *, idle: bool = False) -> None:
+    """Leaves the CPU to the training, as far as ``nice`` says, or all of it if ``idle``.
 
     The kernel must also not prefer this process to a thread of the training that wakes up (``SCHED_BATCH``). Outside of
     control groups, it weighs sessions against each other and not processes (sched(7), "The autogroup feature"), and
@@ -37,9 +39,12 @@ def give_way(nice: int) -> None:
     global _nice
     _nice = nice
     os.nice(nice)
-    if nice:
-        with contextlib.suppress(OSError):  # forbidden here
+    with contextlib.suppress(OSError):  # forbidden here
+        if idle:
+            machine.run_when_idle()
+        elif nice:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if nice:
         relax()
 
 

@@ -35,6 +35,8 @@ class _ProcessAsyncCaller(AsyncCaller):
 
     Args:
         gang, nice, timeout_s, clock: As ``AsyncCaller``.
+        idle: Whether the workers get only CPU time that no other process of the container wants (``SCHED_IDLE``). A
+            training step is then hardly slower beside them. If others keep all cores busy, they nearly stop.
         log_level: Level of a worker's log, which goes to the standard error of this process. None: the level of
             Python's root logger here.
         orphan_limit_s: Seconds that a worker still has for its calls after this process has died.
@@ -49,6 +51,7 @@ class _ProcessAsyncCaller(AsyncCaller):
         *,
         gang: ProcessGroup | None = None,
         nice: int = 10,
+        idle: bool = False,
         timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         log_level: int | None = None,
@@ -56,6 +59,7 @@ class _ProcessAsyncCaller(AsyncCaller):
         keeper: str | None = None,
     ) -> None:
         super().__init__(gang=gang, nice=nice, timeout_s=timeout_s, clock=clock)
+        self._idle = idle
         self._pool = BlockPool(kept=self._kept_blocks)
         self._log_level = logging.getLogger().getEffectiveLevel() if log_level is None else log_level
         self._orphan_limit_s = orphan_limit_s
@@ -125,6 +129,7 @@ class _ProcessAsyncCaller(AsyncCaller):
             return WorkerProcess(
                 self._pool,
                 nice=self._nice,
+                idle=self._idle,
                 log_level=self._log_level,
                 orphan_limit_s=self._orphan_limit_s,
                 keeper=keeper,

@@ -47,7 +47,7 @@ def main(connection: socket.socket) -> None:
         signal.signal(each, signal.SIG_IGN)
     options = json.loads(connection.recv(ANSWER_BYTES))
     logging.basicConfig(level=options["log_level"], format="%(levelname)s %(name)s %(message)s")
-    priority.give_way(options["nice"])
+    priority.give_way(options["nice"], idle=options["idle"])
     # A keeper's worker cannot see the trainer, which is in another container: the connection alone tells of its end.
     trainer = _process_handle(options["trainer"]) if not options["by_keeper"] else None
     threading.Thread(

@@ -47,6 +47,7 @@ class WorkerProcess:
     Args:
         pool: Where the memory of finished calls goes.
         nice: Added to the CPU niceness of the worker: 0 to 19. Larger values leave more of the CPU to the training.
+        idle: Whether the worker gets only CPU time that no other process of the container wants.
         log_level: Level of the worker's log, which goes to the standard error of this process.
         orphan_limit_s: Seconds that the worker still has for its calls after this process has died.
         keeper: Path of the socket of a keeper that starts the worker. None: this process starts it.
@@ -56,7 +57,14 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, pool: BlockPool, *, nice: int, log_level: int, orphan_limit_s: float, keeper: str | None = None
+        self,
+        pool: BlockPool,
+        *,
+        nice: int,
+        idle: bool,
+        log_level: int,
+        orphan_limit_s: float,
+        keeper: str | None = None,
     ) -> None:
         self._pool = pool
         self._calls: dict[int, tuple[Future[None], Block]] = {}
@@ -75,6 +83,7 @@ class WorkerProcess:
         options = {
             "log_level": log_level,
             "nice": nice,
+            "idle": idle,
             "orphan_limit_s": orphan_limit_s,
             "trainer": os.getpid(),
             "by_keeper": keeper is not None,

@@ -71,7 +71,7 @@ def write_facts(path: str) -> None:
         "sigterm ignored": signal.getsignal(signal.SIGTERM) is signal.SIG_IGN,
         "own session": os.getsid(0) == os.getpid(),
         "nice": os.nice(0),
-        "batch": os.sched_getscheduler(0) == os.SCHED_BATCH,
+        "policy": os.sched_getscheduler(0),
         "session's nice": _session_nice(),
     }
     Path(path).write_text(repr(facts))

@@ -42,8 +42,8 @@ def made() -> Iterator[Callable[[type[AsyncCaller]], AsyncCaller]]:
     """Makes callers that are aborted at the end of the test."""
     callers: list[AsyncCaller] = []
 
-    def make(kind: type[AsyncCaller]) -> AsyncCaller:
-        callers.append(kind(timeout_s=60))
+    def make(kind: type[AsyncCaller], **options: Any) -> AsyncCaller:
+        callers.append(kind(timeout_s=60, **options))
         return callers[-1]
 
     yield make
@@ -210,10 +210,11 @@ def test_what_cannot_be_sent_is_refused_when_it_is_scheduled(
     assert not caller.worker_process_ids  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("idle", "policy"), [(False, os.SCHED_BATCH), (True, os.SCHED_IDLE)], ids=["nice", "idle"])
 def test_a_worker_inherits_neither_jax_accelerators_signals_nor_session(
-    made: Callable[..., AsyncCaller], tmp_path: Path
+    made: Callable[..., AsyncCaller], tmp_path: Path, idle: bool, policy: int
 ) -> None:
-    caller = made(PersistentAsyncCaller)
+    caller = made(PersistentAsyncCaller, idle=idle)
     caller.schedule_async_call(request(functions.write_facts, str(tmp_path / "facts")))
     assert caller.is_current_async_call_done(blocking=True)
     assert (tmp_path / "facts").read_text() == repr(
@@ -225,7 +226,7 @@ def test_a_worker_inherits_neither_jax_accelerators_signals_nor_session(
             "sigterm ignored": True,
             "own session": True,
             "nice": min(19, os.nice(0) + 10),
-            "batch": True,
+            "policy": policy,
             "session's nice": 10,
         }
     )
@@ -375,7 +376,7 @@ def test_a_block_is_freed_once_however_often_it_is_given_back() -> None:
 
 def test_a_worker_that_dies_at_the_hand_over_frees_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = BlockPool(kept=1)
-    worker = WorkerProcess(pool, nice=0, log_level=logging.WARNING, orphan_limit_s=1)
+    worker = WorkerProcess(pool, nice=0, idle=False, log_level=logging.WARNING, orphan_limit_s=1)
     sends = socket.send_fds
 
     def die_first(*arguments: Any) -> int:
