@@ -102,10 +102,14 @@ test-workloads: parts ## What needs other projects' controllers: the Kubeflow Tr
 	$(PYTEST) -n 0 -v -m controllers tests/api_server tests/cluster
 	@$(MAKE) --no-print-directory test-newest-jobset
 
-test-newest-jobset: system ## What only the newest JobSet has: restarts in place, another size (builds it first; needs Go, root).
-	TESTCLUSTER_JOBSET=0.12 $(PY) -m tests.testcluster build
+# KUBERNETES=1.37: with that one, on which JobSet's agent can also be a sidecar.
+KUBERNETES    ?= $(TESTCLUSTER_KUBERNETES)
+NEWEST_JOBSET := TESTCLUSTER_JOBSET=0.12 TESTCLUSTER_KUBERNETES=$(KUBERNETES)
+
+test-newest-jobset: system ## What only the newest JobSet has: restarts in place, another size (builds it first; needs Go, root; KUBERNETES=1.37: on that one).
+	$(NEWEST_JOBSET) $(PY) -m tests.testcluster build
 	$(PY) -m tests.testcluster build --parts jobset-0.12
-	TESTCLUSTER_JOBSET=0.12 $(PYTEST) -n 0 -v -m controllers tests/cluster/test_in_place.py tests/cluster/test_resizing.py
+	$(NEWEST_JOBSET) $(PYTEST) -n 0 -v -m controllers tests/cluster/test_in_place.py tests/cluster/test_resizing.py
 
 test-newest: servers ## What only the newest Kubernetes has, on its API server, scheduler and controllers (builds them first: ten minutes; needs Go).
 	$(PY) -m tests.testcluster build --parts etcd kubernetes kubernetes-1.37

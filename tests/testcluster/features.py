@@ -9,6 +9,8 @@ from tests.testcluster.api import ClusterError
 _OF_JOBSET = {"InPlaceRestart": (0, 11), "ElasticJobSet": (0, 12)}
 #: Of the API server and the kubelets, with the versions in which they are there and off.
 _OF_KUBERNETES = {"ContainerRestartRules": ((1, 34), (1, 34))}
+#: The first Kubernetes whose feature RestartAllContainersOnContainerExits is on. JobSet's agent needs it as a sidecar.
+_RESTARTS_ALL_CONTAINERS = (1, 36)
 
 
 def of_jobset() -> tuple[str, ...]:
@@ -26,6 +28,11 @@ def of_kubernetes() -> tuple[str, ...]:
         return ()
     version = _version("kubernetes")
     return tuple(name for name, (first, last) in _OF_KUBERNETES.items() if first <= version <= last)
+
+
+def restarts_all_containers() -> bool:
+    """Whether JobSet can restart all containers of a pod in place."""
+    return "InPlaceRestart" in of_jobset() and _version("kubernetes") >= _RESTARTS_ALL_CONTAINERS
 
 
 def _version(part: str) -> tuple[int, int]:

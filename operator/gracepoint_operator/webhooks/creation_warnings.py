@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast
-from gracepoint_operator.webhooks.in_place_restart import agent_starts_training
+from gracepoint_operator.webhooks.in_place_restart import agent_starts_training, restarts_all_containers
+from gracepoint_operator.webhooks.keeper_sidecar import KEEPER
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
 
 #: The values of managedBy that mean the usual controller.
@@ -30,6 +31,7 @@ def warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
         *_run_elsewhere(made, kind),
         *_restarted_alone(made, members),
         *_killed_at_once(members),
+        *_keeper_killed(members),
         *_lost_checkpoints(members),
         *_short_bounds(members, kind, name, policy),
     ]
@@ -68,6 +70,18 @@ def _killed_at_once(members: list[TrainingJob]) -> list[str]:
         "RestartAllContainers)"
         for member in members
         if agent_starts_training(member)
+    ]
+
+
+def _keeper_killed(members: list[TrainingJob]) -> list[str]:
+    """Warns of a keeper that a restart in place ends: it is there to finish a save after the training's death."""
+    return [
+        f"{member.path}.template.spec.initContainers[{KEEPER}]: restartPolicyRules with RestartAllContainers end the "
+        "keeper, too, within seconds of a crash. A save that it has not finished by then is lost, and the gang "
+        "continues from the one before. Saves before a preemption are not affected"
+        for member in members
+        if restarts_all_containers(member)
+        and any(item.get("name") == KEEPER for item in member.template["spec"].get("initContainers") or [])
     ]
 
 

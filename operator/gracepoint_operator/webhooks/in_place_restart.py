@@ -18,7 +18,8 @@ BACKOFF_LIMIT = 2**31 - 1
 #: Variables that JobSet's agent needs, and the one by which it starts the training itself.
 _AGENT_NEEDS = {"JOBSET_NAME", "POD_NAME"}
 _WORKER_COMMAND = "WORKER_COMMAND"
-_RESTARTS = ("Restart", "RestartAllContainers")
+_ALL_CONTAINERS = "RestartAllContainers"
+_RESTARTS = ("Restart", _ALL_CONTAINERS)
 
 
 def restarts_in_place(jobset: Json) -> bool:
@@ -28,11 +29,14 @@ def restarts_in_place(jobset: Json) -> bool:
 
 def in_place_is_possible(member: TrainingJob) -> bool:
     """Returns whether the pods of a member have what a restart in place needs: JobSet's agent, and a rule."""
-    pod = member.template["spec"]
-    containers: list[Json] = [*(pod.get("initContainers") or []), *(pod.get("containers") or [])]
-    rules = [rule for container in containers for rule in container.get("restartPolicyRules") or []]
+    containers = _containers(member)
     has_agent = any(_variables(container) >= _AGENT_NEEDS for container in containers)
-    return has_agent and any(rule.get("action") in _RESTARTS for rule in rules)
+    return has_agent and any(rule.get("action") in _RESTARTS for rule in _rules(containers))
+
+
+def restarts_all_containers(member: TrainingJob) -> bool:
+    """Returns whether a restart in place ends all containers of the pod, and not only the one that has failed."""
+    return any(rule.get("action") == _ALL_CONTAINERS for rule in _rules(_containers(member)))
 
 
 def agent_starts_training(member: TrainingJob) -> bool:
@@ -57,6 +61,15 @@ def allow_restarts_in_place(member: TrainingJob, problems: Problems) -> None:
         job["podReplacementPolicy"] = "Failed"
     if job.get("parallelism") is None and job.get("completions") is None:
         job["parallelism"] = job["completions"] = 1
+
+
+def _containers(member: TrainingJob) -> list[Json]:
+    pod = member.template["spec"]
+    return [*(pod.get("initContainers") or []), *(pod.get("containers") or [])]
+
+
+def _rules(containers: list[Json]) -> list[Json]:
+    return [rule for container in containers for rule in container.get("restartPolicyRules") or []]
 
 
 def _variables(container: Json) -> set[str]:

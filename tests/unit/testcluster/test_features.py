@@ -32,3 +32,19 @@ def test_a_kubernetes_without_the_feature_or_with_it_on_is_left_alone(
     monkeypatch.setenv("TESTCLUSTER_JOBSET", "0.12")
     monkeypatch.setenv("TESTCLUSTER_KUBERNETES", kubernetes)
     assert features.of_kubernetes() == ()
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "jobset", "can"),
+    [
+        pytest.param("", "0.12", False, id="the usual Kubernetes"),
+        pytest.param("1.37", "", False, id="the usual JobSet"),
+        pytest.param("1.37", "0.12", True, id="the newest of both"),
+    ],
+)
+def test_all_containers_restart_only_where_both_versions_can(
+    kubernetes: str, jobset: str, can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTCLUSTER_KUBERNETES", kubernetes)
+    monkeypatch.setenv("TESTCLUSTER_JOBSET", jobset)
+    assert features.restarts_all_containers() is can

@@ -7,9 +7,19 @@ from typing import Any
 
 import pytest
 
-from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
+from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
 from gracepoint_operator.webhooks.creation_warnings import warnings
-from tests.unit.operator.fakes.samples import Json, job_of, jobset, pod_of, policy, policy_spec, replicated_job
+from gracepoint_operator.webhooks.keeper_sidecar import KEEPER
+from tests.unit.operator.fakes.samples import (
+    SETTINGS,
+    Json,
+    job_of,
+    jobset,
+    pod_of,
+    policy,
+    policy_spec,
+    replicated_job,
+)
 
 Form = Callable[..., Json]
 POLICY = policy_spec()
@@ -24,7 +34,7 @@ def rule(action: str, **codes: Any) -> list[Json]:
 
 
 def with_sidecar(**job: Any) -> Json:
-    """JobSet's agent in a container of its own (Kubernetes 1.35)."""
+    """JobSet's agent in a container of its own (Kubernetes 1.35). Its rule is that of JobSet's example."""
     body = jobset(replicated_job(**job), failurePolicy={"maxRestarts": 5, "restartStrategy": "InPlaceRestart"})
     pod = pod_of(body)
     pod["containers"][0] |= {
@@ -32,7 +42,8 @@ def with_sidecar(**job: Any) -> Json:
         "restartPolicyRules": rule("RestartAllContainers", **UNLESS_SAVED),
     }
     agent = {"name": "agent", "image": "agent", "restartPolicy": "Always", "env": ADDRESS}
-    pod["initContainers"] = [{**agent, "restartPolicyRules": rule("RestartAllContainers", operator="In", values=[1])}]
+    rules = rule("RestartAllContainers", operator="NotIn", values=[0])
+    pod["initContainers"] = [{**agent, "restartPolicyRules": rules}]
     return body
 
 
@@ -131,3 +142,14 @@ def test_a_member_without_an_agent_is_refused_beside_one_with_it() -> None:
 def test_training_that_dies_with_its_agent_is_warned_of(form: Form, warned: bool) -> None:
     found = [text for text in warnings(taken(form()), policy()) if "WORKER_COMMAND" in text]
     assert bool(found) is warned
+
+
+@pytest.mark.parametrize("writer", ["Keeper", "Thread"])
+@pytest.mark.parametrize(
+    ("form", "ended"), [pytest.param(with_sidecar, True, id="sidecar"), pytest.param(within_agent, False, id="child")]
+)
+def test_a_keeper_that_ends_with_its_training_is_warned_of(form: Form, ended: bool, writer: str) -> None:
+    spec = policy_spec(checkpoint={"directory": "/checkpoints", "writer": writer})
+    made = inject_workload(taken(form()), "default", spec, SETTINGS)
+    found = [text for text in warnings(made, policy()) if KEEPER in text]
+    assert bool(found) is (ended and writer == "Keeper")
