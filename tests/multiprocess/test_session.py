@@ -195,6 +195,18 @@ def test_training_goes_on_through_drill_and_retraction_until_near_the_deadline(
     assert of("gpt-3")[-1].phase is Phase.COMMITTED
 
 
+def test_training_ends_well_before_the_deadline_of_a_drill(
+    start: Start, operator: OperatorServer, tmp_path: Path
+) -> None:
+    processes = start(2, [operator.environment(i, 2, tmp_path) for i in range(2)], steps=500)
+    all_training(processes, 2)
+    stream = operator.wait_for_stream(process_index=1)
+    stream.send_frame(notice(stream, preemption="drill-1", mode=Mode.DRILL, remaining_s=50.0))
+    results = processes.wait(timeout_s=60)
+    assert [r.code for r in results] == [0, 0]
+    assert operator.messages(Report)[-1].phase is Phase.COMMITTED
+
+
 @pytest.mark.parametrize("options", [{"sync_every": 3}, {"evaluate_every": 2}], ids=["every third step", "evaluations"])
 def test_sync_points_may_be_sparse_or_lie_in_evaluations(start: Start, options: dict[str, int]) -> None:
     processes = start(2, **options)
