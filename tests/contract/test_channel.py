@@ -28,8 +28,8 @@ from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.wire.frames import Hello, Ping
-from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent
-from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_SUBSCRIBE
+from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent, Stall
+from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_STALL, PATH_SUBSCRIBE
 from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
 from gracepoint_operator.goodput import stored
@@ -160,9 +160,27 @@ def test_a_stopped_session_may_neither_subscribe_nor_report(replica: Replica) ->
     message = dataclasses.replace(report(Phase.COMMITTED), session="s-old")
     with pytest.raises(ChannelError, match="session"):
         replica.post("token-0", PATH_REPORT, message)
-    assert replica.refused("stopped_session") == 2
+    with pytest.raises(ChannelError, match="session"):
+        replica.post("token-0", PATH_STALL, told_by("s-old"))
+    assert replica.refused("stopped_session") == 3
     assert replica.api.of(kinds.PREEMPTIONS) == []
     second.close()
+
+
+def told_by(session: str) -> Stall:
+    return Stall(
+        pod_uid="uid-pod-0-0",
+        session=session,
+        workload_uid=JOBSET_UID,
+        over=False,
+        stage="training",
+        step=40,
+        for_s=900.0,
+        suspects=[0],
+        message="it does not run",
+        stack="",
+        beside=True,
+    )
 
 
 def test_a_pod_that_has_ended_is_refused(replica: Replica) -> None:

@@ -136,8 +136,10 @@ class EpochProgress:
             told = dataclasses.replace(reached, message=f"{reached.message}; {reason}")
             self._reporter.report(phase, told, about, alone=True)
 
-        if self._substitute is not None and phase in _ENDS:
-            self._substitute.report(self.number, report_alone)
+        if self._substitute is not None and phase.ended:
+            self._substitute.ended(self.number)
+            if phase in _ENDS:
+                self._substitute.report(self.number, report_alone)
 
     def _account(self, phase: Phase) -> None:
         """Notes when the save stops the training, and when it is over. A failure may be reported by any thread."""

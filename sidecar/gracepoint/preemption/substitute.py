@@ -8,7 +8,8 @@ process that has found that out reports for all. If the store does not answer ei
 All threads are daemons:
 
 * "gracepoint-answers", in process 0: answers. It begins with the freeze. It ends with the first question, shortly after
-  the deadline, or with ``close``. It must end before the interpreter does, as it waits in the store's C++ code.
+  the deadline, or with ``close``. It must end before the interpreter does, as it waits in the store's C++ code. If
+  process 0 has reported the end by then, its answer stays: the others may ask later.
 * "gracepoint-asks-primary", in the others: asks. The store may never answer; the thread then ends with the process.
 * "gracepoint-substitute": waits for the answer and reports. In process 0, it says that process 0 itself reports.
 
@@ -85,6 +86,7 @@ class Substitute:
         self._lock = threading.Lock()
         self._question: _Question | None = None
         self._answering: tuple[threading.Thread, threading.Event, str] | None = None
+        self._ended: int | None = None  # the last epoch of which this process has reported the end
         self._reporting: threading.Thread | None = None
 
     # Process 0.
@@ -93,11 +95,26 @@ class Substitute:
         """Has process 0 answer from now on. Does nothing in the others. To be called when an epoch opens."""
         if not self.is_primary:
             return
-        self.close()  # of the epoch before, a drill
+        self._forget_answer()  # of the epoch before, a drill
         closing, folder = threading.Event(), _folder(epoch)
-        thread = threading.Thread(target=self._answer, args=(folder, closing), name="gracepoint-answers", daemon=True)
-        self._answering = (thread, closing, folder)
-        thread.start()
+        thread = threading.Thread(target=self._answer, args=(epoch, closing), name="gracepoint-answers", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on threads: the save, and the report of its end, need none of them
+            log.warning("process 0 will not answer if the others ask whether it runs error=%s", error)
+        else:
+            self._answering = (thread, closing, folder)
+
+    def ended(self, epoch: int) -> None:
+        """Notes that this process has reported the end of an epoch. Process 0 then answers even after ``close``."""
+        self._ended = epoch
+
+    def _forget_answer(self) -> None:
+        before = self._answering
+        self.close()
+        if before is not None:
+            with contextlib.suppress(GracepointError):  # the store cannot be reached
+                self._store.delete_folder(before[2])
 
     def close(self) -> None:
         """Ends the thread of process 0 that answers. Safe to repeat."""
@@ -111,12 +128,13 @@ class Substitute:
                 self._store.set(f"{folder}/asked", "")
             thread.join(_JOIN_S)
 
-    def _answer(self, folder: str, closing: threading.Event) -> None:
+    def _answer(self, epoch: int, closing: threading.Event) -> None:
+        folder = _folder(epoch)
         try:
             while not self._is_asked(folder):
                 if not 0 < self._left.until_deadline_s() < math.inf:
                     return
-            if closing.is_set():
+            if closing.is_set() and self._ended != epoch:
                 self._store.delete_folder(folder)
             else:
                 self._store.set(f"{folder}/answered", "")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import cast
 
 import pytest
 
 from gracepoint.multihost import InMemoryStore
+from gracepoint.preemption import substitute as module
 from gracepoint.preemption.progress import EpochProgress, Stages, summary
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.substitute import Substitute
@@ -16,7 +19,7 @@ from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
 from tests.unit.multihost.fakes.gangs import gangs
-from tests.unit.preemption.fakes.reporters import Sent
+from tests.unit.preemption.fakes.reporters import Sent, without_operator
 from tests.unit.preemption.fakes.time_left import Left
 
 
@@ -41,7 +44,11 @@ def test_summary_covers_all_processes_and_stages_that_all_reached() -> None:
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["process 0 runs", "process 0 does not run"])
-def test_the_end_of_a_drill_is_reported_once_also_without_process_0(runs: bool) -> None:
+def test_the_end_of_a_drill_is_reported_once_also_without_process_0(
+    runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if runs:
+        monkeypatch.setattr(module, "_MOST_S", 60.0)  # time for an answer on a busy machine
     store, sent, mailbox = InMemoryStore(), Sent(), Mailbox(lambda: 0.0)
     primary, substitute = (Substitute(store, index, ("pod-0",), Left(30.0 if runs else 2.0)) for index in range(2))
     if runs:
@@ -60,3 +67,35 @@ def test_the_end_of_a_drill_is_reported_once_also_without_process_0(runs: bool) 
         (told,) = sent.messages
         assert (told.preemption, told.phase) == ("gpt-1", Phase.FAILED)
         assert told.message.startswith("drill: not saved: the disk is full; process 0 (pod-0) does not answer")
+
+
+@pytest.mark.parametrize(
+    ("phase", "threads"),
+    [(Phase.COMMITTED, True), (Phase.FAILED, False)],
+    ids=["a commit", "a failure while the interpreter ends"],
+)
+def test_process_0_has_reported_an_end_before_its_session_ended(
+    phase: Phase, threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_S", 60.0)
+    store = InMemoryStore()
+    primary, other = (Substitute(store, index, ("pod-0",), Left(30.0)) for index in range(2))
+    primary.opened(5)
+    with monkeypatch.context() as ending:
+        if not threads:  # as of Python 3.12 then
+            ending.setattr(threading.Thread, "start", refused)
+        without_operator_at(5, primary).report(phase)
+        primary.close()
+    told: list[str] = []
+    other.report(5, told.append)
+    other.wait(60)
+    assert told == []
+
+
+def refused(thread: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+def without_operator_at(number: int, substitute: Substitute) -> EpochProgress:
+    clock = time.monotonic
+    return EpochProgress(number, False, Stages(0.0, clock), Mailbox(clock), without_operator(), substitute)

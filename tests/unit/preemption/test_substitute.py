@@ -19,6 +19,11 @@ EPOCH = 3
 LONG_S, SHORT_S = 30.0, 2.0
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_S", 60.0)
+
+
 def substitutes(store: KeyValueStore, indices: Sequence[int], until_s: float = SHORT_S) -> list[Substitute]:
     return [Substitute(store, index, PODS, Left(until_s)) for index in indices]
 
@@ -87,6 +92,7 @@ def test_the_session_ends_the_answers_of_process_0_and_leaves_no_key() -> None:
     store = InMemoryStore()
     (process,) = substitutes(store, (0,), LONG_S)
     process.opened(EPOCH)
+    process.ended(EPOCH)
     process.opened(EPOCH + 1)  # the epoch before was a drill
     process.close()
     process.close()
@@ -108,6 +114,16 @@ def test_process_0_answers_until_shortly_after_its_deadline(then_s: float, monke
         assert len(told_by(substitutes(store, (1,)))) == 1
     else:
         assert told_by(substitutes(store, (1,), LONG_S)) == []
+    first.close()
+
+
+def test_a_freeze_begins_without_a_thread_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (first,) = substitutes(InMemoryStore(), (0,))
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    first.opened(EPOCH)
     first.close()
 
 

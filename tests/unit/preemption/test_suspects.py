@@ -8,6 +8,7 @@ import pytest
 
 from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang
 from gracepoint.multihost.stalls import StallBoard
+from gracepoint.preemption import substitute as substitute_module
 from gracepoint.preemption import suspects as module
 from gracepoint.preemption.stall_detector import Activity
 from gracepoint.preemption.substitute import Substitute
@@ -49,7 +50,8 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_patient")
-def test_process_0_names_a_process_that_says_nothing_by_its_pod() -> None:
+def test_process_0_names_a_process_that_says_nothing_by_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(substitute_module, "_MOST_S", 60.0)
     store = Counting()
     primary = substitute(store, 0)
     primary.opened(0)
