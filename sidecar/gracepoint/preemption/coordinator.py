@@ -104,7 +104,8 @@ class Coordinator:
             lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.save_progress
         )
         board, pods = StallBoard(meeting.store, group, meeting.host), PodNames(meeting.members)
-        substitute = None if self._alone else Substitute(meeting.store, group.process_index, pods, budget)
+        me, count = group.process_index, group.process_count
+        substitute = None if self._alone else Substitute(meeting.store, me, count, pods, budget)
         self._exit = ProcessExit(meeting.store, meeting.me.service_id, group.process_count, clock=clock)
         self._outcome = Outcome(
             group,

@@ -5,6 +5,9 @@ service that it hosts still answers, as the service needs no Python. So the othe
 and a thread of process 0 that waits for this key sets another one. If process 0 does not answer in time, the first
 process that has found that out reports for all. If the store does not answer either, each of them reports.
 
+At most ``_MOST_ASK`` of the others ask, evenly spread over all processes: thousands of requests within the time for an
+answer would keep the store from answering.
+
 All threads are daemons:
 
 * "gracepoint-answers", in process 0: answers. It begins with the freeze. It ends with the first question, shortly after
@@ -39,6 +42,7 @@ log = logging.getLogger(__name__)
 _PART, _LEAST_S, _MOST_S = 0.35, 0.2, 1.5
 #: The part of that time in which process 0 must answer. The rest is for the store.
 _ANSWER_PART = 0.8
+_MOST_ASK = 32
 #: How long after the deadline process 0 still answers.
 _LATE_S = 5.0
 _LONGEST_S = 3600.0
@@ -70,6 +74,7 @@ class Substitute:
     Args:
         store: The key-value store that all processes share.
         process_index: This process.
+        process_count: How many processes train together.
         pods: Names of the pods by process index.
         left: How much time is left.
 
@@ -77,8 +82,11 @@ class Substitute:
         is_primary: True in process 0.
     """
 
-    def __init__(self, store: KeyValueStore, process_index: int, pods: Pods, left: TimeLeft) -> None:
+    def __init__(
+        self, store: KeyValueStore, process_index: int, process_count: int, pods: Pods, left: TimeLeft
+    ) -> None:
         self.is_primary = process_index == 0
+        self._asks = process_index in range(1, process_count, max(1, -(-(process_count - 1) // _MOST_ASK)))
         self._store = store
         self._me = process_index
         self._pods = pods
@@ -154,7 +162,7 @@ class Substitute:
 
     def ask(self, epoch: int) -> None:
         """Begins to ask process 0 whether it runs, without a wait. Does nothing if it was asked in this epoch."""
-        if not self.is_primary and epoch >= 0:
+        if self._asks and epoch >= 0:
             self._asked(epoch)
 
     def reason(self, epoch: int) -> str:
@@ -165,7 +173,7 @@ class Substitute:
         Args:
             epoch: The epoch's number. -1 if the processes could not agree: then process 0 alone reports.
         """
-        if self.is_primary or epoch < 0:
+        if not self._asks or epoch < 0:
             return ""
         question = self._asked(epoch)
         if question.answered.wait(max(0.0, question.until_s - time.monotonic())):
@@ -234,7 +242,7 @@ class Substitute:
                 log.warning("this process reports the end of the preemption reason=%s", reason)
                 send(reason)
 
-        if epoch >= 0:
+        if (self.is_primary or self._asks) and epoch >= 0:
             with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
                 thread = threading.Thread(target=report, name="gracepoint-substitute", daemon=True)
                 thread.start()

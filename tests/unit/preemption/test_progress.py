@@ -50,7 +50,7 @@ def test_the_end_of_a_drill_is_reported_once_also_without_process_0(
     if runs:
         monkeypatch.setattr(module, "_MOST_S", 60.0)  # time for an answer on a busy machine
     store, sent, mailbox = InMemoryStore(), Sent(), Mailbox(lambda: 0.0)
-    primary, substitute = (Substitute(store, index, ("pod-0",), Left(30.0 if runs else 2.0)) for index in range(2))
+    primary, substitute = (Substitute(store, index, 2, ("pod-0",), Left(30.0 if runs else 2.0)) for index in range(2))
     if runs:
         primary.opened(5)
     group = gangs(2, store)[1]
@@ -79,7 +79,7 @@ def test_process_0_has_reported_an_end_before_its_session_ended(
 ) -> None:
     monkeypatch.setattr(module, "_MOST_S", 60.0)
     store = InMemoryStore()
-    primary, other = (Substitute(store, index, ("pod-0",), Left(30.0)) for index in range(2))
+    primary, other = (Substitute(store, index, 2, ("pod-0",), Left(30.0)) for index in range(2))
     primary.opened(5)
     with monkeypatch.context() as ending:
         if not threads:  # as of Python 3.12 then

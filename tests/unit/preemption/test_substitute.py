@@ -25,7 +25,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def substitutes(store: KeyValueStore, indices: Sequence[int], until_s: float = SHORT_S) -> list[Substitute]:
-    return [Substitute(store, index, PODS, Left(until_s)) for index in indices]
+    return [Substitute(store, index, 5, PODS, Left(until_s)) for index in indices]
 
 
 def told_by(processes: Sequence[Substitute], epoch: int = EPOCH) -> list[str]:
@@ -82,6 +82,12 @@ def test_each_process_reports_if_the_store_cannot_be_reached() -> None:
     assert all("cannot be asked whether it runs (no answer)" in each for each in told)
 
 
+def test_few_of_many_processes_ask_so_that_the_store_can_answer() -> None:
+    store = Unreachable()
+    many = [Substitute(store, index, 4096, PODS, Left(SHORT_S)) for index in range(1, 4096)]
+    assert sum(bool(process.reason(EPOCH)) for process in many) == 32
+
+
 def test_process_0_alone_reports_an_end_before_any_agreement() -> None:
     (process,) = substitutes(InMemoryStore(), (1,))
     assert told_by([process], epoch=-1) == []
@@ -106,7 +112,7 @@ def test_the_session_ends_the_answers_of_process_0_and_leaves_no_key() -> None:
 def test_process_0_answers_until_shortly_after_its_deadline(then_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LATE_S", 0.01)
     store = InMemoryStore()
-    first = Substitute(store, 0, PODS, Left(0.01, then_s))
+    first = Substitute(store, 0, 5, PODS, Left(0.01, then_s))
     first.opened(EPOCH)
     if then_s < 0:
         for thread in answering():

@@ -27,7 +27,7 @@ def suspects(store: KeyValueStore, index: int, sync_point: int = 7, host: int = 
 
 
 def substitute(store: KeyValueStore, index: int) -> Substitute:
-    return Substitute(store, index, PODS, Left(30.0))
+    return Substitute(store, index, 3, PODS, Left(30.0))
 
 
 class Counting(InMemoryStore):
