@@ -216,7 +216,7 @@ class Substitute:
                 self._store.set(f"{folder}/reporter", str(self._me))
             except KeyExists:
                 return ""  # another process was faster
-            why = "it is stopped, or hangs in code that holds Python's interpreter lock"
+            why = "it has ended, is stopped, or hangs in code that holds Python's interpreter lock"
             return self._in_words(f"{question.asked} does not answer: {why}")
         return ""
 

@@ -49,8 +49,16 @@ def test_process_0_reports_itself_if_it_runs() -> None:
 
 def test_one_process_reports_if_process_0_does_not_answer() -> None:
     (told,) = told_by(substitutes(InMemoryStore(), range(1, 5)))
-    assert told.startswith("process 0 (pod-0) does not answer: it is stopped, or hangs in code that holds")
+    assert told.startswith("process 0 (pod-0) does not answer: it has ended, is stopped, or hangs in code that holds")
     assert told.endswith("reports in its place")
+
+
+def test_one_process_reports_if_process_0_ended_its_session_before() -> None:
+    first, *others = substitutes(InMemoryStore(), range(5))
+    first.opened(EPOCH - 1)
+    first.close()
+    (told,) = told_by(others)
+    assert told.startswith("process 0 (pod-0) does not answer: it has ended,")
 
 
 def test_a_process_0_that_has_reported_may_have_ended() -> None:
