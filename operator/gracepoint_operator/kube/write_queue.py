@@ -75,14 +75,20 @@ class WriteQueue:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._awaited: dict[Key, list[asyncio.Event]] = {}  # set after an attempt to write what was marked before
 
-    def touch(self, key: Key, *, urgent: bool = False) -> None:
-        """Marks a key as having something to write. If ``urgent``, the pause ends at once."""
+    def touch(self, key: Key, *, urgent: bool = False, after_s: float = 0.0) -> None:
+        """Marks a key as having something to write.
+
+        Args:
+            key: The key.
+            urgent: True if a pause of the key ends at once.
+            after_s: If the key has no pause now, one of so many seconds comes before the write.
+        """
         self._marked.add(key)
-        if key not in self._tasks:
-            self._urgent[key] = asyncio.Event()
-            self._tasks[key] = asyncio.create_task(self._run(key), name=f"scribe {self._what} {key}")
-        if urgent:
+        if urgent and key in self._tasks:
             self._urgent[key].set()
+        elif key not in self._tasks:
+            self._urgent[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._run(key, after_s), name=f"scribe {self._what} {key}")
 
     async def settled(self, key: Key, timeout_s: float) -> None:
         """Waits for an attempt to write what is marked now, for at most ``timeout_s`` seconds."""
@@ -105,10 +111,12 @@ class WriteQueue:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, key: Key) -> None:
+    async def _run(self, key: Key, after_s: float) -> None:
         said = ""  # the last refusal
         pause_s = self._interval_s
         try:
+            if after_s:
+                await self._pause(key, after_s)
             while key in self._marked:
                 self._marked.discard(key)
                 self._urgent[key].clear()
@@ -128,13 +136,17 @@ class WriteQueue:
                     wait_s = _chance.uniform(0.5, 1.0) * pause_s
                 elif outcome is None:
                     said, pause_s = "", self._interval_s
-                # Not wait_for: before Python 3.12 it ignores a cancellation that comes together with the event.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await self._urgent[key].wait()
+                await self._pause(key, wait_s)
         finally:
             # There is no await between the last check of _marked and here. So a later touch starts a new task.
             del self._tasks[key], self._urgent[key]
+
+    async def _pause(self, key: Key, wait_s: float) -> None:
+        """Waits for a while, or until there is something urgent."""
+        # Not wait_for: before Python 3.12 it ignores a cancellation that comes together with the event.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._urgent[key].wait()
 
     async def _attempt(self, key: Key, said: str) -> str | _Undecided | None:
         """Writes a key, and retries while that may succeed.

@@ -75,14 +75,15 @@ class PreemptionWriter:
         self._write_queue = WriteQueue("preemption", self._write, metrics, interval_s, self._refused)
         self._unrecorded: dict[Key, str] = {}  # name of the policy of each that the API server refuses
 
-    def touch(self, epoch: PreemptionRecord, *, urgent: bool = False) -> None:
+    def touch(self, epoch: PreemptionRecord, *, urgent: bool = False, after_s: float = 0.0) -> None:
         """Writes the preemption soon.
 
         Args:
             epoch: The preemption.
             urgent: True if it began or ended just now. Then the write does not wait for the pause to end.
+            after_s: How many seconds the first write waits.
         """
-        self._write_queue.touch(epoch.key, urgent=urgent)
+        self._write_queue.touch(epoch.key, urgent=urgent, after_s=after_s)
 
     async def settled(self, epoch: PreemptionRecord, timeout_s: float) -> None:
         """Waits until what is known of the preemption now is written, for at most ``timeout_s`` seconds."""

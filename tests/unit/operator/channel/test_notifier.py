@@ -57,6 +57,19 @@ async def test_thousands_are_told_in_portions(api: MemoryApi, clock: Clock, monk
         assert [len(await frames(subscriber)) for subscriber in gang] == [1] * 7
 
 
+async def test_pods_are_told_before_the_record_is_written(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "_RECORDED_AFTER_S", 600.0)
+    monkeypatch.setattr(notifier, "_MOST_RECORDED_AFTER_S", 600.0)
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0, "s-0")
+        replica.taint()
+        assert len(await frames(subscriber)) == 1
+        assert api.of(kinds.PREEMPTIONS) == []
+    assert len(api.of(kinds.PREEMPTIONS)) == 1, "a replica that ends writes it"
+
+
 async def test_pod_counts_as_told_when_its_notice_was_written(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(0, "s-0")

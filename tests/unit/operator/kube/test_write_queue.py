@@ -111,3 +111,38 @@ async def test_an_api_that_cannot_be_asked_ends_no_refusal(monkeypatch: pytest.M
     await queue.close(5)
     assert calls == 8
     assert refusals == ["the quota is used up", None]
+
+
+@pytest.mark.parametrize("how", ["urgent", "closed"])
+async def test_the_wait_before_a_first_write_ends_early(how: str) -> None:
+    written: list[Key] = []
+
+    async def write(key: Key) -> None:
+        written.append(key)
+
+    scribe = WriteQueue("test", write, Metrics(), interval_s=0.01)
+    scribe.touch(KEY, urgent=True, after_s=600)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    scribe.touch(KEY)
+    await scribe.settled(KEY, 0.01)
+    assert written == []
+    if how == "urgent":
+        scribe.touch(KEY, urgent=True)
+        await scribe.settled(KEY, 30)
+        assert written == [KEY]
+    await scribe.close(30)
+    assert written == [KEY]
+
+
+async def test_what_waits_is_not_settled_before_it_is_written() -> None:
+    written: list[Key] = []
+
+    async def write(key: Key) -> None:
+        written.append(key)
+
+    scribe = WriteQueue("test", write, Metrics(), interval_s=60)
+    scribe.touch(KEY, urgent=True, after_s=0.01)
+    await scribe.settled(KEY, 30)
+    assert written == [KEY]
+    await scribe.close(30)
