@@ -97,13 +97,13 @@ class PreemptionObserver:
     def _opened(self, epoch: Epoch) -> None:
         self._outcome.begin(epoch.number, drill=epoch.drill)
         self._budget.begin()
-        self._outcome.begun()
         if not epoch.drill:
             self._exit.watch(
                 lambda: self._budget.until_deadline_s() - self._budget.reserve_s,
                 self._settings.unsaved_exit_code,
                 on_overdue=self._outcome.overdue,
             )
+        self._outcome.begun()  # only now: it writes to the store, which may not answer
         log.warning("the freeze begins drill=%s left_s=%.1f", epoch.drill, self.time_left_s())
         self.looked()
         if not epoch.drill and self._group.process_index == 0:
