@@ -120,6 +120,7 @@ class FaultProxy:
             await self._ended.wait()
             await self._cut(re.compile(""))
             await runner.cleanup()
+            await connector.close(abort_ssl=True)  # the loop ends before the other side would have answered
 
     def _fault_of(self, path: str) -> How | None:
         fault = self._fault

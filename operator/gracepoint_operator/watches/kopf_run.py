@@ -136,6 +136,8 @@ def _run_on_a_loop(
                 other.cancel()
             await asyncio.wait({task, *others}, timeout=_CANCELLED_S)
         for session in sessions:
+            if session.connector is not None:  # not closed by kopf
+                await session.connector.close(abort_ssl=True)  # an API server that hangs does not answer a goodbye
             await session.close()
         await asyncio.sleep(_CONNECTIONS_CLOSE_S)
         if not task.done():
