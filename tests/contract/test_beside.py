@@ -12,11 +12,9 @@ from gracepoint.preemption.beside import Beside, Watched
 from gracepoint.preemption.process_look import ProcessAt
 from gracepoint.preemption.pulse import Pulse
 from gracepoint.receivers import Operator
-from gracepoint.settings import Settings
-from gracepoint_operator.kube import kinds
 from tests.contract.fakes.replicas import Replica, until
 from tests.unit.operator.fakes.api import MemoryApi
-from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE
+from tests.unit.operator.fakes.replica import progressing
 
 SESSION = "s-1"
 LIMIT_S = 10.0
@@ -27,26 +25,10 @@ def replica(start: Callable[..., Replica], api: MemoryApi) -> Replica:
     return start(api)
 
 
-def said(replica: Replica) -> str:
-    """Message of the policy's condition."""
-    (policy,) = replica.api.of(kinds.POLICIES)
-    conditions = policy.get("status", {}).get("conditions", [])
-    return next((each["message"] for each in conditions if each["type"] == "Progressing"), "")
-
-
 def test_a_replica_that_hears_the_trainer_takes_the_word_of_its_worker(replica: Replica) -> None:
     trainer = replica.stream(0, SESSION)
     trainer.next()
-    settings = Settings(
-        operator_url=f"https://localhost:{replica.server.https_port}",
-        ca_certificate=replica.ca,
-        token_file=str(replica.tokens / "file-of-token-0"),
-        namespace=NAMESPACE,
-        pod_name="pod-0-0",
-        pod_uid="uid-pod-0-0",
-        jobset_uid=JOBSET_UID,
-        stall_after_s=LIMIT_S,
-    )
+    settings = replica.settings(stall_after_s=LIMIT_S)
     operator = Operator.known_to(settings, time.monotonic)
     assert operator is not None
     pulse, seconds = Pulse(), itertools.count()
@@ -54,9 +36,9 @@ def test_a_replica_that_hears_the_trainer_takes_the_word_of_its_worker(replica: 
     pulse.beat("training after step 40")
     for _ in range(2 * int(LIMIT_S)):
         beside.look()
-    until(lambda: "process 0 (pod-0-0) does not run" in said(replica), "the condition")
+    until(lambda: "process 0 (pod-0-0) does not run" in progressing(replica.api)[1], "the condition")
     pulse.beat("training after step 41")
     beside.look()
-    until(lambda: "are stalled" in said(replica), "the end of the condition")
+    until(lambda: "are stalled" in progressing(replica.api)[1], "the end of the condition")
     operator.close()
     trainer.close()

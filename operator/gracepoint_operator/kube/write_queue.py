@@ -84,11 +84,11 @@ class WriteQueue:
             after_s: If the key has no pause now, one of so many seconds comes before the write.
         """
         self._marked.add(key)
-        if urgent and key in self._tasks:
-            self._urgent[key].set()
-        elif key not in self._tasks:
+        if key not in self._tasks:
             self._urgent[key] = asyncio.Event()
             self._tasks[key] = asyncio.create_task(self._run(key, after_s), name=f"scribe {self._what} {key}")
+        elif urgent:
+            self._urgent[key].set()
 
     async def settled(self, key: Key, timeout_s: float) -> None:
         """Waits for an attempt to write what is marked now, for at most ``timeout_s`` seconds."""

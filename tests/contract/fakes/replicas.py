@@ -13,6 +13,7 @@ from pathlib import Path
 import trustme
 
 from gracepoint.receivers.channel import OperatorConnection
+from gracepoint.settings import Settings
 from gracepoint.wire.codec import Message
 from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.names import PATH_SUBSCRIBE
@@ -63,10 +64,25 @@ class Replica:
         assert loop is not None
         return loop
 
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.server.https_port}"
+
     def channel(self, token: str) -> OperatorConnection:
-        path = self.tokens / f"file-of-{token}"
-        path.write_text(token)
-        return OperatorConnection(f"https://localhost:{self.server.https_port}", self.ca, str(path))
+        return OperatorConnection(self.url, self.ca, self._token_file(token))
+
+    def settings(self, *, stall_after_s: float) -> Settings:
+        """Settings of the library in the first pod."""
+        return Settings(
+            operator_url=self.url,
+            ca_certificate=self.ca,
+            token_file=self._token_file("token-0"),
+            namespace=NAMESPACE,
+            pod_name="pod-0-0",
+            pod_uid="uid-pod-0-0",
+            jobset_uid=JOBSET_UID,
+            stall_after_s=stall_after_s,
+        )
 
     def post(self, token: str, path: str, message: Message) -> None:
         channel = self.channel(token)
@@ -90,6 +106,11 @@ class Replica:
 
     def stream(self, index: int = 0, session: str = "s-0") -> Stream:
         return Stream(self.channel(f"token-{index}"), subscription(index, session))
+
+    def _token_file(self, token: str) -> str:
+        path = self.tokens / f"file-of-{token}"
+        path.write_text(token)
+        return str(path)
 
 
 class Stream:

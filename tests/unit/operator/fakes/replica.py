@@ -208,3 +208,10 @@ async def started(replica: Replica) -> AsyncIterator[Replica]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def progressing(api: MemoryApi) -> tuple[str, str]:
+    """Status and message of the policy's condition of that type. Empty if it has none."""
+    (body,) = api.of(kinds.POLICIES)
+    found = [item for item in body.get("status", {}).get("conditions", []) if item["type"] == "Progressing"]
+    return (found[0]["status"], found[0]["message"]) if found else ("", "")

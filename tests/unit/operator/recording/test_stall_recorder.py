@@ -10,7 +10,7 @@ from gracepoint_operator.kube import kinds
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, running, until
+from tests.unit.operator.fakes.replica import Replica, progressing, running, until
 
 STALL = Stall(
     pod_uid="uid-pod-0-0",
@@ -25,13 +25,6 @@ STALL = Stall(
     stack='  File "train.py", line 4, in main\n    block_until_ready(state)\n',
     pods=["train-workers-0-1"],
 )
-
-
-def progressing(api: MemoryApi) -> tuple[str, str]:
-    """Status and message of the condition."""
-    (body,) = api.of(kinds.POLICIES)
-    found = [item for item in body.get("status", {}).get("conditions", []) if item["type"] == "Progressing"]
-    return (found[0]["status"], found[0]["message"]) if found else ("", "")
 
 
 def metrics(replica: Replica) -> tuple[float | None, float | None]:
