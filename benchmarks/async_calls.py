@@ -12,8 +12,9 @@ How much a step slows down beside any writer depends on the machine: cores share
 I/O threads. So one more process takes turns, which has no JAX and no Gracepoint and only writes as many bytes from
 touched memory in the same way. Its slow-down is the machine's limit, and the worker's goal is a ratio to it.
 
-The hand-over is compared with a copy of as many bytes within this process, in the same run. Of the engine it also
-measures emergency saves, and a periodic save while all cores are busy (``benchmarks.async_calls_engine``).
+The hand-over is compared with a copy of as many bytes within this process, which comes right before it in each turn. Of
+the engine it also measures emergency saves, and a periodic save while all cores are busy
+(``benchmarks.async_calls_engine``).
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def measure(folder: Path, size: int, repeats: int, alone_s: float) -> list[Figur
     emergencies: dict[str, list[float]] = {name: [] for name in engines}
     ways["Orbax"] = _orbax(state, folder)
     plain = _PlainWriter(state, folder / "plain")
+    copy_s = _copying(state)
     ways[_LIMIT] = plain.start
     for turn in range(repeats + 1):  # the first touches memory, and does not count
         alone_before = repeat(step, lambda: False, alone_s)
@@ -97,6 +99,8 @@ def measure(folder: Path, size: int, repeats: int, alone_s: float) -> list[Figur
         for name in names:
             start = ways[name]
             gc.collect()
+            if name == "worker" and turn:
+                copies.append(copy_s())
             began = time.monotonic()
             ended = start()
             block_s = time.monotonic() - began
@@ -112,8 +116,6 @@ def measure(folder: Path, size: int, repeats: int, alone_s: float) -> list[Figur
             alone_before = alone_after
         for name, engine in engines.items():
             emergencies[name].append(engine.emergency_s())
-        if turn:
-            copies.append(_copy_s(state))
     with busy_cores():
         busy = {name: engine.periodic_s() for name, engine in engines.items()}
     worker_bytes, jax_loaded = _worker_memory(callers["worker"], folder)
@@ -161,7 +163,12 @@ def measure(folder: Path, size: int, repeats: int, alone_s: float) -> list[Figur
             sum(array.nbytes for array in state.values()) / 2**30 / statistics.median(blocked["worker"]),
             "GiB/s",
         ),
-        Figure("worker: hand-over / copy", statistics.median(blocked["worker"]) / statistics.median(copies), "x", 1.1),
+        Figure(
+            "worker: hand-over / copy",
+            statistics.median(ours / copy for ours, copy in zip(blocked["worker"], copies, strict=True)),
+            "x",
+            1.1,
+        ),
         Figure("worker: start until the first call has ended", ready_s, "s", 0.5),
         Figure("worker: own memory beyond the state", worker_bytes / 2**20, "MiB", 64, Better.LESS),
     ]
@@ -225,15 +232,17 @@ class _PlainWriter:
         self._process.communicate(timeout=_TIMEOUT_S)
 
 
-def _copy_s(state: dict[str, Any]) -> float:
-    """Returns the seconds of a copy of the state into memory that was touched before."""
-    into = {name: np.zeros_like(array) for name, array in state.items()}
-    for array in into.values():
-        array[:] = 1
-    began = time.monotonic()
-    for name, array in state.items():
-        into[name][:] = array
-    return time.monotonic() - began
+def _copying(state: dict[str, Any]) -> Callable[[], float]:
+    """Returns what copies the state into memory that was touched before, and returns the seconds that it takes."""
+    into = {name: np.ones_like(array) for name, array in state.items()}
+
+    def copy_s() -> float:
+        began = time.monotonic()
+        for name, array in state.items():
+            into[name][:] = array
+        return time.monotonic() - began
+
+    return copy_s
 
 
 def _ready_s(folder: Path) -> float:

@@ -5,6 +5,7 @@ Nothing here has threads or state.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -81,9 +82,16 @@ def cpu_time(threads: Iterable[int]) -> tuple[float, bool]:
     return ticks / _TICKS_PER_S, ready
 
 
-def available_cores() -> int:
-    """Returns how many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
+def available_cores(root: Path = Path("/")) -> int:
+    """Returns how many cores this process can use at once.
+
+    They are the cores that it may run on, or fewer if the CPU limit of a container is less. A limit of 1.5 counts as 2.
+
+    Args:
+        root: Of the file system that ``proc`` and ``sys/fs/cgroup`` are looked for in.
+    """
+    limits = (_core_limit(group) for group in _groups(root, "cpu"))
+    return min([len(os.sched_getaffinity(0)), *(limit for limit in limits if limit is not None)])
 
 
 def all_cores() -> int:
@@ -128,7 +136,7 @@ def left_by_pool(root: Path = Path("/")) -> dict[str, int]:
     """
     machine = _machine_name(root)
     left = {machine: _of_machine_name(root / "proc/meminfo")}
-    for group in _groups(root):
+    for group in _groups(root, "memory"):
         if (left_bytes := _of_group(group)) is not None:
             left[f"{machine}/{group.stat().st_ino}"] = left_bytes  # which a container's own view does not change
     return {pool: left_bytes for pool, left_bytes in left.items() if left_bytes is not None}
@@ -141,8 +149,13 @@ def _machine_name(root: Path) -> str:
         return "machine"
 
 
-def _groups(root: Path) -> list[Path]:
-    """Returns the folders of this process's control groups, in version 2 or 1 of their file system."""
+def _groups(root: Path, controller: str) -> list[Path]:
+    """Returns the folders of this process's control groups, in version 2 or 1 of their file system.
+
+    Args:
+        root: Of the file system that they are looked for in.
+        controller: What the groups limit. In version 1, each has groups of its own.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -150,8 +163,8 @@ def _groups(root: Path) -> list[Path]:
     found: list[Path] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        mount = {"": root / "sys/fs/cgroup", "memory": root / "sys/fs/cgroup/memory"}.get(controllers)
-        if mount is not None:
+        if not controllers or controller in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / (controller if controllers else "")
             own = mount / path.strip("/")
             # In a container its own group is often the root of what it sees, whatever its path is called.
             found += [mount, *(group for group in (own, *own.parents) if mount in group.parents)]
@@ -165,6 +178,14 @@ def _of_group(group: Path) -> int | None:
         return None
     cached = _fields(group / "memory.stat")
     return max(0, limit - used + cached.get("inactive_file", 0) + cached.get("active_file", 0))
+
+
+def _core_limit(group: Path) -> int | None:
+    try:  # version 2 has both numbers in one file
+        quota_us, period_us = map(int, (group / "cpu.max").read_text().split())
+    except (OSError, ValueError):  # not there, or "max"
+        quota_us, period_us = _number(group / "cpu.cfs_quota_us") or 0, _number(group / "cpu.cfs_period_us") or 0
+    return math.ceil(quota_us / period_us) if quota_us > 0 and period_us > 0 else None
 
 
 def _of_machine_name(meminfo: Path) -> int | None:

@@ -115,6 +115,15 @@ def test_a_worker_that_dies_fails_its_call_and_is_replaced(
     assert caller.is_current_async_call_done(blocking=True)
 
 
+def test_the_memory_of_a_call_is_mapped_before_its_function_runs(
+    made: Callable[..., AsyncCaller], tmp_path: Path
+) -> None:
+    caller = made(PersistentAsyncCaller)
+    caller.schedule_async_call(request(functions.write_mapped_bytes, np.ones(8 << 20, np.uint8), str(tmp_path / "it")))
+    caller.is_current_async_call_done(blocking=True)
+    assert int((tmp_path / "it").read_text()) >= 8 << 20
+
+
 @PROCESSES
 def test_arrays_arrive_through_shared_memory_bit_for_bit(
     kind: type[AsyncCaller], made: Callable[..., AsyncCaller], tmp_path: Path

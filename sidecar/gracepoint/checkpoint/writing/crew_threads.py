@@ -43,7 +43,7 @@ def size_beside_training(cores: int | None = None) -> CrewSize:
     by 0.4% with two writers and one syncer (``python -m benchmarks.async_calls``; docs/benchmarks.md).
 
     Args:
-        cores: How many cores there are. None: as many as this process may run on.
+        cores: How many cores there are. None: as many as this process can use.
     """
     cores = machine.available_cores() if cores is None else cores
     return CrewSize(min(THREADS, max(2, cores)), min(SYNCERS, max(1, cores // 2)))
