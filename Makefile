@@ -13,9 +13,8 @@ CLUSTERS ?= 2
 HERE    := not cluster and not controllers and not newest and not promtool and not mounts and not installs and not soak
 WITHOUT := -n 3 --dist worksteal -m '$(HERE)'
 FAST    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long'
-# Four at a time: with two of them, the cores were idle for half of the time. A fifth of Hypothesis's examples; `make test`
-# tries all of them.
-UNIT    := -n 4 --dist worksteal -m '$(HERE) and not multiprocess and not long and not integration' --hypothesis-profile=quick tests/unit
+# A fifth of Hypothesis's examples; `make test` tries all of them.
+UNIT    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long and not integration' --hypothesis-profile=quick tests/unit
 INTEGRATION := -n 3 --dist worksteal -m '$(HERE) and integration and not long' --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 ON_CLUSTER := -n $(CLUSTERS) --dist loadscope -v -m 'cluster and not controllers' tests/cluster
@@ -71,7 +70,7 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: about a minute on two cores.
 	$(PYTEST) $(UNIT)
 
-test-integration: $(STAMP) ## The tests beside them that start processes or servers, or compile programs.
+test-integration: $(STAMP) ## The tests beside them that start processes or servers, compile programs, or save whole states.
 	$(PYTEST) $(INTEGRATION)
 
 test-contract: $(STAMP) ## Wire and format contracts, and the chart if helm is there.

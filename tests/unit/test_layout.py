@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,13 @@ def trees() -> dict[Path, ast.Module]:
     return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
 
 
-def imported(tree: ast.Module) -> set[str]:
-    """The dotted names of all modules that may be imported, and of what is imported from them."""
+@functools.cache
+def imported() -> dict[Path, set[str]]:
+    """For each module the dotted names of all modules that may be imported, and of what is imported from them."""
+    return {path: _imported(tree) for path, tree in trees().items()}
+
+
+def _imported(tree: ast.Module) -> set[str]:
     names = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -44,14 +50,22 @@ def imported(tree: ast.Module) -> set[str]:
     return names
 
 
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions of a module, and those of its classes."""
+    for node in tree.body:
+        for each in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield each
+
+
 def test_no_module_imports_a_test_module() -> None:
     modules = {".".join(path.with_suffix("").parts) for path in trees() if path.name.startswith("test_")}
-    found = {f"{path}: {name}" for path, tree in trees().items() for name in imported(tree) & modules}
+    found = {f"{path}: {name}" for path, names in imported().items() for name in names & modules}
     assert not found, "move what several tests need into a module of their folder that is no test module"
 
 
 def test_imports_are_absolute() -> None:
-    relative = {f"{path}: {name}" for path, tree in trees().items() for name in imported(tree) if name.startswith(".")}
+    relative = {f"{path}: {name}" for path, names in imported().items() for name in names if name.startswith(".")}
     assert not relative
 
 
@@ -59,9 +73,8 @@ def test_names_are_short() -> None:
     long = {
         f"{path}: {node.name}"
         for path, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-        if len(node.name.split("_")) - 1 > WORDS_LIMIT
+        for node in functions(tree)
+        if node.name.startswith("test_") and len(node.name.split("_")) - 1 > WORDS_LIMIT
     }
     assert not long, f"over {WORDS_LIMIT} words: name the behaviour; the cause is an id of a parameter or the docstring"
 
@@ -86,11 +99,13 @@ def test_a_test_with_the_marker_starts_processes() -> None:
 
 
 def test_no_module_draws_from_the_common_random_generator() -> None:
-    paths = [path for room in ("sidecar", "operator") for path in sorted((ROOT / room).rglob("*.py"))]
+    texts = {path: path.read_text() for room in ("sidecar", "operator") for path in sorted((ROOT / room).rglob("*.py"))}
     found = {
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in paths
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random" and node.attr != "Random"
+        for path, text in texts.items()
+        if "random." in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.value.id == "random" and node.attr != "Random"
     }
     assert not found, "a generator of its own: threads that draw from the common one change what a seeded program draws"

@@ -53,6 +53,8 @@ from tests.unit.checkpoint.fakes.engine import (
 )
 from tests.unit.checkpoint.fakes.failures import DyingGang, break_writer
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def checkpointer() -> Iterator[AsyncCheckpointer]:
@@ -218,7 +220,6 @@ def test_a_closed_one_says_so(tmp_path: Path) -> None:
             call()
 
 
-@pytest.mark.integration
 def test_a_program_that_ends_with_a_save_under_way_waits_for_it(tmp_path: Path) -> None:
     code = (
         "import sys, numpy; from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer;"

@@ -38,6 +38,8 @@ from tests.unit.checkpoint.fakes.engine import (
 )
 from tests.unit.checkpoint.fakes.failures import break_writer
 
+pytestmark = pytest.mark.integration
+
 
 def numbers(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.name.isdigit())

@@ -27,6 +27,8 @@ from tests.unit.checkpoint.fakes.engine import (
     small_state,
 )
 
+pytestmark = pytest.mark.integration
+
 
 def test_an_emergency_save_comes_back_bit_for_bit(tmp_path: Path) -> None:
     state = rich_state()

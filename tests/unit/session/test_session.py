@@ -37,6 +37,8 @@ from gracepoint.session import session as session_module
 from gracepoint.session.run_ahead import RunAhead
 from gracepoint.wire.names import Env
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(autouse=True)
 def _laptop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -13,6 +13,8 @@ import gracepoint
 from gracepoint.session.starting_point import RestoredFrom
 from tests import loop_mount
 
+pytestmark = pytest.mark.integration
+
 
 def state_of(step: int) -> dict[str, Any]:
     return {"w": jnp.full((4, 4), float(step)), "step": jnp.int32(step)}
@@ -75,7 +77,6 @@ def test_without_any_checkpoint_nothing_was_restored(tmp_path: Path) -> None:
         assert session.restored is None
 
 
-@pytest.mark.integration
 def test_a_checkpoint_that_orbax_wrote_is_a_base_as_well(tmp_path: Path) -> None:
     import orbax.checkpoint as ocp
 

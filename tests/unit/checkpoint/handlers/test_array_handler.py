@@ -41,6 +41,8 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMism
 from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 from tests.unit.checkpoint.fakes.formats import each_format
 
+pytestmark = pytest.mark.integration
+
 
 def infos_of(folder: Path, *names: str) -> list[ParamInfo]:
     return [ParamInfo(name, folder / "tree") for name in names]

@@ -38,6 +38,8 @@ from gracepoint.errors import (
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import in_gang, outcomes_in_gang
 
+pytestmark = pytest.mark.integration
+
 
 @dataclasses.dataclass
 class Vocabulary:

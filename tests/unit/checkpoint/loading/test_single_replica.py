@@ -39,6 +39,8 @@ from gracepoint.errors import CheckpointError, InvalidSharding
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, save, sharding
 
+pytestmark = pytest.mark.integration
+
 RAW = WriteOptions(use_ocdbt=False)
 SPECIAL = np.asarray([0x7FC00001, 0xFF800001, 0x80000000, 1], np.uint32).view(np.float32)  # NaNs, -0.0, a subnormal
 

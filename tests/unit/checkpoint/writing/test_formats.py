@@ -33,6 +33,8 @@ from tests.unit.checkpoint.fakes.engine import (
 )
 from tests.unit.checkpoint.fakes.formats import each_format
 
+pytestmark = pytest.mark.integration
+
 
 @each_format
 def test_a_save_comes_back_bit_for_bit(tmp_path: Path, options: WriteOptions) -> None:
