@@ -1,8 +1,8 @@
 """What holds for all unit tests: the profiles of Hypothesis, and that they start no process.
 
 Tests that start processes or servers, or that compile programs for a second and more, have the marker ``integration``,
-and so have the modules of tests that save and restore whole states. `make test-unit` leaves them out. It does not even import a module whose tests all have it: imports take a large
-part of its time.
+and so have modules of tests that save and restore whole states. `make test-unit` leaves them out. It does not even
+import a module whose tests all have it: imports take a large part of its time.
 """
 
 from __future__ import annotations
