@@ -60,7 +60,8 @@ def commands(*programs: str) -> Iterator[tuple[Path, list[str], bool]]:
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         for whole, lines in ((True, blocks(text)), (False, spans(text))):
-            for words in (words for line in lines for words in simple(line) if words[0] in programs):
+            shown = (line for line in lines if any(program in line for program in programs))
+            for words in (words for line in shown for words in simple(line) if words[0] in programs):
                 yield page, words, whole
 
 

@@ -21,6 +21,8 @@ from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
 from tests.object_stores.servers import Bucket
 
+pytestmark = pytest.mark.integration
+
 STRANGER = trustme.CA().cert_pem.bytes().decode()
 
 

@@ -23,6 +23,8 @@ from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_RESUMPTI
 from tests.unit.receivers.fakes.heard import Heard
 from tests.unit.receivers.fakes.server import OperatorServer, notice
 
+pytestmark = pytest.mark.integration
+
 WHO = Subscription(
     namespace="default",
     pod_name="gpt-workers-0-0",

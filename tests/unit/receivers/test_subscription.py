@@ -21,6 +21,8 @@ from gracepoint.wire.names import PATH_SUBSCRIBE
 from tests.unit.receivers.fakes.heard import Heard
 from tests.unit.receivers.fakes.server import OperatorServer, notice
 
+pytestmark = pytest.mark.integration
+
 WHO = Subscription(
     namespace="default",
     pod_name="gpt-workers-0-0",

@@ -16,6 +16,8 @@ from gracepoint.checkpoint.storage.objects.connections import Connections
 from gracepoint.checkpoint.storage.objects.persistence import Persistence
 from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
 
+pytestmark = pytest.mark.integration
+
 Serve = Callable[..., ScriptedServer]
 To = Callable[[str], Connections]
 WAIT_S = 10.0

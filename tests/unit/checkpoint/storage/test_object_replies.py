@@ -23,6 +23,8 @@ from gracepoint.errors import SettingsError
 from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
 from tests.object_stores.servers import Bucket
 
+pytestmark = pytest.mark.integration
+
 HTML = b"<html><body>Log in</body></html>"
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": ""}
 
