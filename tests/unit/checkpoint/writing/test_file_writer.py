@@ -48,6 +48,20 @@ SIZES = (
 )
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder with direct I/O: the test's own, or one beside the code if the tests' folders are in memory."""
+    if direct_io.has_direct_io(tmp_path):
+        yield tmp_path
+        return
+    cache = Path(__file__).parents[4] / ".cache"
+    cache.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        if not direct_io.has_direct_io(Path(folder)):
+            pytest.skip(f"neither {tmp_path} nor {cache} is on a file system with direct I/O (O_DIRECT)")
+        yield Path(folder)
+
+
 class Given:
     """Chunks of one leaf with their values."""
 
@@ -131,7 +145,7 @@ def test_file_size_limit_fails_with_the_system_error_and_path(tmp_path: Path, li
     assert raised.value.errno == errno.EFBIG
 
 
-def test_large_values_bypass_the_page_cache_where_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_values_bypass_the_page_cache_where_supported(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: dict[str, int] = {}
     real = os.open
 
@@ -139,11 +153,10 @@ def test_large_values_bypass_the_page_cache_where_supported(tmp_path: Path, monk
         opened[Path(path).name] = flags
         return real(path, flags, *rest, **named)
 
-    assert direct_io.has_direct_io(tmp_path), "the tests' disk has no direct I/O"
-    assert not list(tmp_path.iterdir())
+    assert not list(disk.iterdir())
     monkeypatch.setattr(os, "open", noting)
     for name, size in (("large", 1 << 20), ("small", 100)):
-        direct_io.write_file(str(tmp_path / name), as_they_are(random_bytes(size)), Buffer(), lambda: None, direct=True)
+        direct_io.write_file(str(disk / name), as_they_are(random_bytes(size)), Buffer(), lambda: None, direct=True)
     assert {name: bool(flags & os.O_DIRECT) for name, flags in opened.items()} == {"large": True, "small": False}
 
 
@@ -264,7 +277,7 @@ def test_a_folder_that_cannot_be_synced_fails_the_save(folder: Path, monkeypatch
         FileWriter(WriteOptions()).write(job(folder, Given([random_bytes(5)])), soon())
 
 
-def test_memory_is_reserved_once_and_used_by_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_reserved_once_and_used_by_every_save(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     class Counted(Buffer):
@@ -275,18 +288,18 @@ def test_memory_is_reserved_once_and_used_by_every_save(tmp_path: Path, monkeypa
     monkeypatch.setattr(file_writer, "Buffer", Counted)
     writer = FileWriter(WriteOptions())
     for _ in range(2):
-        writer.reserve(storage_path(tmp_path))
+        writer.reserve(storage_path(disk))
     assert all(buffer._memory is not None for buffer in made)
     for number in range(3):
-        (tmp_path / str(number)).mkdir()
-        writer.write(job(tmp_path / str(number), Given([random_bytes(1 << 20)] * 20)), soon())
+        (disk / str(number)).mkdir()
+        writer.write(job(disk / str(number), Given([random_bytes(1 << 20)] * 20)), soon())
     assert len(made) == THREADS
     assert sum(buffer.bytes.nbytes for buffer in made) <= 64 << 20
 
 
 @pytest.mark.parametrize("express", [True, False])
 def test_memory_is_reserved_only_for_a_writer_that_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, express: bool
+    disk: Path, monkeypatch: pytest.MonkeyPatch, express: bool
 ) -> None:
     made: list[Buffer] = []
 
@@ -295,9 +308,9 @@ def test_memory_is_reserved_only_for_a_writer_that_is_used(
         return made[-1]
 
     monkeypatch.setattr(file_writer, "Buffer", make)
-    ChunkWriter(WriteOptions(express=express)).warm(storage_path(tmp_path / "probe"), soon())
+    ChunkWriter(WriteOptions(express=express)).warm(storage_path(disk / "probe"), soon())
     assert len(made) == (THREADS if express else 0)
-    assert not list(tmp_path.iterdir())
+    assert not list(disk.iterdir())
 
 
 def test_threads_end_with_their_save(tmp_path: Path) -> None:
@@ -321,7 +334,7 @@ def test_an_error_of_one_file_fails_the_save_and_names_it(
 
 
 def test_a_deadline_that_passes_stops_the_threads_between_two_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_s = [0.0]
     real, blocks = os.pwrite, []
@@ -333,10 +346,10 @@ def test_a_deadline_that_passes_stops_the_threads_between_two_blocks(
         return real(descriptor, data, offset)
 
     writer = FileWriter(WriteOptions())
-    writer.reserve(storage_path(tmp_path))
+    writer.reserve(storage_path(disk))
     monkeypatch.setattr(os, "pwrite", late)
     with pytest.raises(SaveFailed, match=r"only \d+ of \d+ files were written to .* within 50\.0 s"):
-        writer.write(job(tmp_path, Given([random_bytes(8 * BLOCK_BYTES)])), Deadline.after(50, lambda: clock_s[0]))
+        writer.write(job(disk, Given([random_bytes(8 * BLOCK_BYTES)])), Deadline.after(50, lambda: clock_s[0]))
     for thread in threading.enumerate():
         if thread.name.startswith("gracepoint: writes"):
             thread.join(30)
@@ -356,7 +369,7 @@ def test_a_save_that_is_cancelled_says_so(tmp_path: Path) -> None:
 
 
 def test_a_save_that_is_cancelled_waits_for_no_write_and_begins_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, begun, goes_on = os.pwrite, threading.Semaphore(0), threading.Event()
     blocks: list[int] = []
@@ -368,12 +381,12 @@ def test_a_save_that_is_cancelled_waits_for_no_write_and_begins_none(
         return real(descriptor, data, offset)
 
     writer, deadline, outcome = FileWriter(WriteOptions()), soon(), []
-    writer.reserve(storage_path(tmp_path))
+    writer.reserve(storage_path(disk))
     monkeypatch.setattr(os, "pwrite", held)
 
     def save() -> None:
         with pytest.raises(SaveFailed, match="the step can be saved instead") as raised:
-            writer.write(job(tmp_path, Given([random_bytes(2 * BLOCK_BYTES)] * 20)), deadline)
+            writer.write(job(disk, Given([random_bytes(2 * BLOCK_BYTES)] * 20)), deadline)
         outcome.append(raised.value)
 
     saving = threading.Thread(target=save)
