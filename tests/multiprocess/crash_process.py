@@ -5,7 +5,7 @@
 FORMAT is ``files`` (one for each chunk), ``direct`` (the same, past the page cache however small they are) or
 ``ocdbt``, ``parts`` (the manifest is in parts), or ``path``: there all saves go to ``ROOT/model``, each with ``force``
 over the one before.
-Actions: ``background:STEP``, ``save:STEP``, ``die-before-commit:STEP`` (as soon as its own part is durable) and
+Actions: ``background:STEP``, ``save:STEP``, ``die-before-commit:STEP`` (as soon as all parts are durable) and
 ``restore:STEP``; with a path, ``background``, ``save``, ``die-before-commit``.
 Marks: ``begun STEP``, ``durable STEP PROCESS`` and ``committed STEP``.
 """
@@ -84,7 +84,7 @@ def replace(checkpointer: AsyncCheckpointer, path: Path, verb: str, step: int) -
         save_operation.SaveOperation._commit = commit  # type: ignore[method-assign]
         mark(f"durable {step} {here().process_index}")
         if verb == "die-before-commit":
-            os.kill(os.getpid(), signal.SIGKILL)
+            die(step)
         commit(*arguments)
 
     save_operation.SaveOperation._commit = durable  # type: ignore[assignment, method-assign]
@@ -94,6 +94,24 @@ def replace(checkpointer: AsyncCheckpointer, path: Path, verb: str, step: int) -
     else:
         checkpointer.save_and_wait(path, make_state(step), force=True)
     mark(f"committed {step}")
+
+
+def die(step: int) -> None:
+    """Ends all processes once all parts are durable. Process 0 is the last: JAX ends the others when it is gone."""
+    place, beside = here(), Path(sys.argv[2]).parent  # of the recorded files
+    if place.process_index > 0:
+        (beside / f"dies-{step}-{place.process_index}").write_text(f"{os.getpid()}\n")
+        time.sleep(TIMEOUT_S)
+        raise TimeoutError(f"process 0 did not end this process within {TIMEOUT_S:g} s")
+    until_s = time.monotonic() + TIMEOUT_S
+    for other in range(1, place.process_count):
+        file = beside / f"dies-{step}-{other}"
+        while not (file.exists() and file.read_text().endswith("\n")):
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"the part of process {other} was not durable within {TIMEOUT_S:g} s")
+            time.sleep(0.01)
+        os.kill(int(file.read_text()), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def do_background(engine: StepCheckpointer, step: int) -> None:
@@ -108,7 +126,7 @@ def do_save(engine: StepCheckpointer, step: int, *, dying: bool = False) -> None
         if stage == "durable":
             mark(f"durable {step} {here().process_index}")
             if dying:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die(step)
 
     mark(f"begun {step}")
     engine.save(step, make_state(step), {}, deadline=Deadline.after(TIMEOUT_S, time.monotonic), on_stage=on_stage)

@@ -61,6 +61,8 @@ def several_at_once(root: Path, me: int, count: int) -> None:
         for number in range(2):
             one.save(root / f"one-{number}", state_on(everybody, number))
             two.save(root / f"two-{number}", state_on(everybody, 10 + number))
+        for checkpointer in (one, two):  # each waits for its own saves alone
+            checkpointer.wait_until_finished()
         like = state_on(everybody, 99)
         assert_same_here(one.restore(root / "two-1", like), state_on(everybody, 11))
         assert_same_here(two.restore(root / "one-1", like), state_on(everybody, 1))

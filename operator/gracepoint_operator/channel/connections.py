@@ -172,8 +172,8 @@ class ChannelConnections:
             accepted.close()
             raise
         if room is _Room.REFUSED:
+            self._closed(address, CloseReason.ADDRESS_FULL)  # who sees the end of the connection finds it counted
             accepted.close()
-            self._closed(address, CloseReason.ADDRESS_FULL)
             return
         loop = asyncio.get_running_loop()
         connection = ChannelConnection(accepted, address, self._make(), self._ended)
