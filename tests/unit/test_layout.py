@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,14 +49,6 @@ def _imported(tree: ast.Module) -> set[str]:
     return names
 
 
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The functions of a module, and those of its classes."""
-    for node in tree.body:
-        for each in node.body if isinstance(node, ast.ClassDef) else [node]:
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield each
-
-
 def test_no_module_imports_a_test_module() -> None:
     modules = {".".join(path.with_suffix("").parts) for path in trees() if path.name.startswith("test_")}
     found = {f"{path}: {name}" for path, names in imported().items() for name in names & modules}
@@ -73,8 +64,9 @@ def test_names_are_short() -> None:
     long = {
         f"{path}: {node.name}"
         for path, tree in trees().items()
-        for node in functions(tree)
-        if node.name.startswith("test_") and len(node.name.split("_")) - 1 > WORDS_LIMIT
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if len(node.name.split("_")) - 1 > WORDS_LIMIT
     }
     assert not long, f"over {WORDS_LIMIT} words: name the behaviour; the cause is an id of a parameter or the docstring"
 
