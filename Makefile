@@ -70,7 +70,7 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: about a minute on two cores.
 	$(PYTEST) $(UNIT)
 
-test-integration: $(STAMP) ## The tests beside them that start processes or servers, compile programs, or save whole states.
+test-integration: $(STAMP) ## The tests beside them that start processes or servers, compile programs, save whole states, or wait for seconds.
 	$(PYTEST) $(INTEGRATION)
 
 test-contract: $(STAMP) ## Wire and format contracts, and the chart if helm is there.

@@ -1,11 +1,13 @@
 """What holds for all tests: JAX in the test process, and a test that hangs prints stacks (``tests.hangs``).
 
 JAX in the test process has four CPU devices, whichever tests run in it: meshes of 2 x 2 need them. Where nothing may be
-left out (CI=true), a skip is a failure. Hypothesis does not time its examples.
+left out (CI=true), a skip is a failure. Hypothesis does not time its examples. What is there before the first test is
+no garbage, so Python does not search it for garbage again and again.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 
@@ -44,11 +46,20 @@ __all__ = [
 
 set_environment()
 
+# While tests are collected, hardly anything becomes garbage.
+gc.disable()
+
 # How long an example takes says nothing on a busy machine. A test that hangs ends by its own limit.
 hypothesis.settings.register_profile("without a clock", deadline=None)
 hypothesis.settings.load_profile("without a clock")
 
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
+
+
+def pytest_collection_finish() -> None:
+    """Leaves modules and collected tests out of later searches for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

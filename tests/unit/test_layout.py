@@ -6,6 +6,7 @@ import ast
 import functools
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -27,46 +28,51 @@ PACKAGES = {
 }
 
 
-@functools.cache
-def trees() -> dict[Path, ast.Module]:
-    return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
+class Facts(NamedTuple):
+    """What the rules ask of a module. Its syntax tree is let go: together they are a million objects to search."""
+
+    #: Dotted names of all modules that may be imported, and of what is imported from them.
+    imported: frozenset[str]
+    #: Names of all functions, nested ones too.
+    functions: tuple[str, ...]
 
 
 @functools.cache
-def imported() -> dict[Path, set[str]]:
-    """For each module the dotted names of all modules that may be imported, and of what is imported from them."""
-    return {path: _imported(tree) for path, tree in trees().items()}
+def modules() -> dict[Path, Facts]:
+    """What the rules ask of each module of the tests, by its path from the root of the repository."""
+    return {path.relative_to(ROOT): _facts(path) for path in sorted(TESTS.rglob("*.py"))}
 
 
-def _imported(tree: ast.Module) -> set[str]:
-    names = set[str]()
-    for node in ast.walk(tree):
+def _facts(path: Path) -> Facts:
+    imported, functions = set[str](), list[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
-            names.add(f"{'.' * node.level}{node.module or ''}")
-    return names
+            module = f"{'.' * node.level}{node.module or ''}"
+            imported |= {f"{module}.{alias.name}" for alias in node.names} | {module}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append(node.name)
+    return Facts(frozenset(imported), tuple(functions))
 
 
 def test_no_module_imports_a_test_module() -> None:
-    modules = {".".join(path.with_suffix("").parts) for path in trees() if path.name.startswith("test_")}
-    found = {f"{path}: {name}" for path, names in imported().items() for name in names & modules}
+    of_tests = {".".join(path.with_suffix("").parts) for path in modules() if path.name.startswith("test_")}
+    found = {f"{path}: {name}" for path, facts in modules().items() for name in facts.imported & of_tests}
     assert not found, "move what several tests need into a module of their folder that is no test module"
 
 
 def test_imports_are_absolute() -> None:
-    relative = {f"{path}: {name}" for path, names in imported().items() for name in names if name.startswith(".")}
+    relative = {f"{path}: {name}" for path, facts in modules().items() for name in facts.imported if name[:1] == "."}
     assert not relative
 
 
 def test_names_are_short() -> None:
     long = {
-        f"{path}: {node.name}"
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-        if len(node.name.split("_")) - 1 > WORDS_LIMIT
+        f"{path}: {name}"
+        for path, facts in modules().items()
+        for name in facts.functions
+        if name.startswith("test_") and len(name.split("_")) - 1 > WORDS_LIMIT
     }
     assert not long, f"over {WORDS_LIMIT} words: name the behaviour; the cause is an id of a parameter or the docstring"
 

@@ -23,6 +23,9 @@ from gracepoint.multihost.store import StoreUnavailable
 from gracepoint.multihost.timekeeper import Timekeeper
 from tests.unit.multihost.fakes.gangs import gangs, together
 
+# Threads that wait for real seconds.
+pytestmark = pytest.mark.integration
+
 LATER_S = 1e6
 
 

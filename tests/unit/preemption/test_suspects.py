@@ -16,6 +16,9 @@ from gracepoint.preemption.suspects import Suspects
 from tests.unit.preemption.fakes.stores import Silent, Unreachable
 from tests.unit.preemption.fakes.time_left import Left
 
+# Threads that wait for real seconds.
+pytestmark = pytest.mark.integration
+
 PODS = ("pod-0", "pod-1", "pod-2")
 
 

@@ -17,6 +17,9 @@ from gracepoint.session.attach_watch import AttachWatch
 from gracepoint.settings import Settings
 from tests.unit.multihost.fakes.gangs import gangs
 
+# Threads that wait for real seconds.
+pytestmark = pytest.mark.integration
+
 LIMIT_S = 0.3
 PATIENCE_S = 60.0
 KEY = "members"

@@ -17,6 +17,9 @@ from tests.hypothesis_profiles import examples, portion
 from tests.unit.checkpoint.steps.commit_machine import EVENTS, MOMENTS_OF_A_SAVE, CommitMachine
 from tests.unit.checkpoint.storage.volatile import VolatileBackend
 
+# Whole saves, one for every moment at which a process can die.
+pytestmark = pytest.mark.integration
+
 SETTINGS = settings(
     max_examples=examples(150),
     stateful_step_count=12,

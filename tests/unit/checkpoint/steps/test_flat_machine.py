@@ -18,6 +18,9 @@ from tests.hypothesis_profiles import portion
 from tests.unit.checkpoint.steps.flat_machine import EVENTS, MOMENTS_OF_A_SAVE, DigestMachine, FlatMachine
 from tests.unit.checkpoint.storage.flat import FlatStore
 
+# Whole saves, one for every moment at which a process can die.
+pytestmark = pytest.mark.integration
+
 SETTINGS = settings(
     max_examples=40,
     stateful_step_count=10,
