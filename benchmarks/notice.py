@@ -37,7 +37,7 @@ from benchmarks.clients import start_client
 from benchmarks.notice_api import api_server, process
 from benchmarks.notice_results import Measured, figures
 from gracepoint_operator.kube.client import KubeClient
-from tests.testcluster.api_server import free_ports
+from tests.ports import held_ports
 from tests.testcluster.shell import log_tail, wait_until
 
 _CLIENT_PROCESSES = 4
@@ -146,22 +146,22 @@ def _operator(folder: Path, kubeconfig: Path) -> Iterator[tuple[psutil.Process, 
     authority.cert_pem.write_to_path(str(tls / "ca.crt"))
     webhook_token = folder / "webhook-token"
     webhook_token.write_text(secrets.token_hex())
-    https, webhooks, health = free_ports(3)
-    url = f"https://localhost:{https}"
     log = folder / "operator.log"
-    argv: list[str | Path] = [
-        *(sys.executable, "-m", "gracepoint_operator", f"--kubeconfig={kubeconfig}", f"--tls-directory={tls}"),
-        *(f"--service-url={url}", f"--https-port={https}", f"--health-port={health}", "--replica=benchmark"),
-        *(f"--webhook-token={webhook_token}", f"--webhook-port={webhooks}"),
-    ]
-    with process(argv, log) as child:
-        wait_until(
-            "the operator",
-            lambda: child.poll() is None and " ready nodes=" in log.read_text(),
-            timeout_s=60,
-            hint=lambda: log_tail(log),
-        )
-        yield psutil.Process(child.pid), url, authority.cert_pem.bytes().decode()
+    with held_ports(3) as (https, webhooks, health):
+        url = f"https://localhost:{https}"
+        argv: list[str | Path] = [
+            *(sys.executable, "-m", "gracepoint_operator", f"--kubeconfig={kubeconfig}", f"--tls-directory={tls}"),
+            *(f"--service-url={url}", f"--https-port={https}", f"--health-port={health}", "--replica=benchmark"),
+            *(f"--webhook-token={webhook_token}", f"--webhook-port={webhooks}"),
+        ]
+        with process(argv, log) as child:
+            wait_until(
+                "the operator",
+                lambda: child.poll() is None and " ready nodes=" in log.read_text(),
+                timeout_s=60,
+                hint=lambda: log_tail(log),
+            )
+            yield psutil.Process(child.pid), url, authority.cert_pem.bytes().decode()
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ from benchmarks.operator_scale_pods import Clients, Member, Signer, open_clients
 from benchmarks.operator_scale_results import Limit, Measured, figures
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import KubeClient
+from tests.ports import held_ports
 
 #: A sure signal that may go away again. Its deadline is the grace period.
 TAINT = "aws-node-termination-handler/scheduled-maintenance"
@@ -135,7 +136,8 @@ class _Run:
         _say(f"limit: {self._measured.limit}")
 
     def _start(self, name: str) -> Replica:
-        replica = Replica(name, self._folder, self._server.kubeconfig, self._certificate)
+        ports = self._stack.enter_context(held_ports(3))
+        replica = Replica(name, self._folder, ports, self._server.kubeconfig, self._certificate)
         before_s, began = processor_s(*_API), time.time()
         replica.start()
         self._stack.callback(replica.stop)

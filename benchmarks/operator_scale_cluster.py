@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from benchmarks import operator_scale_etcd
 from benchmarks.operator_scale_objects import Size, stored
 from gracepoint_operator.resources.crds import definitions
 from tests.testcluster import addons
-from tests.testcluster.api_server import ApiServer, free_ports, open_api_server
+from tests.testcluster.api_server import ApiServer, open_api_server
 from tests.testcluster.shell import log_tail
 
 _ROOT = Path(__file__).parents[1]
@@ -91,13 +91,16 @@ class Replica:
     Args:
         name: The replica's name.
         folder: For its log.
+        ports: Of the channel, the webhooks and the probes.
         kubeconfig: An administrator's.
         certificate: Its certificate.
     """
 
-    def __init__(self, name: str, folder: Path, kubeconfig: Path, certificate: Certificate) -> None:
+    def __init__(
+        self, name: str, folder: Path, ports: Sequence[int], kubeconfig: Path, certificate: Certificate
+    ) -> None:
         self.name = name
-        self.https, self.webhooks, self.health = free_ports(3)
+        self.https, self.webhooks, self.health = ports
         self._log = folder / f"{name}.log"
         self._blocked = folder / f"{name}.blocked"
         self._argv: list[str | Path] = [

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.api_server.programs import running
+from tests.ports import held_ports
 from tests.testcluster import parts
-from tests.testcluster.api_server import ApiServer, free_ports
+from tests.testcluster.api_server import ApiServer
 
 GATES = "--feature-gates=GenericWorkload=true"
 
@@ -21,16 +22,14 @@ GATES = "--feature-gates=GenericWorkload=true"
 @contextlib.contextmanager
 def component(server: ApiServer, folder: Path, program: str, *flags: str) -> Iterator[Path]:
     """Runs a program of the newest Kubernetes as an administrator. Gives its log."""
-    (port,) = free_ports(1)
     argv: list[str | Path] = [
         parts.program(program, parts.NEWEST_KUBERNETES),
         f"--kubeconfig={server.kubeconfig}",
-        f"--secure-port={port}",
         f"--cert-dir={folder}",
         "--bind-address=127.0.0.1",
         "--leader-elect=false",
         GATES,
         *flags,
     ]
-    with running(program, folder, argv) as log:
+    with held_ports(1) as (port,), running(program, folder, [*argv, f"--secure-port={port}"]) as log:
         yield log

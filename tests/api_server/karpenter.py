@@ -14,8 +14,9 @@ from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.kube.kinds import Kind
 from tests.api_server.gang import Body, Gang, until
 from tests.api_server.programs import running
+from tests.ports import held_ports
 from tests.testcluster import parts
-from tests.testcluster.api_server import ApiServer, free_ports
+from tests.testcluster.api_server import ApiServer
 
 POOLS = Kind("/apis/karpenter.sh/v1", "nodepools")
 CLASSES = Kind("/apis/karpenter.kwok.sh/v1alpha1", "kwoknodeclasses")
@@ -28,17 +29,16 @@ _TYPE = "c-4x-amd64-linux"
 @contextlib.contextmanager
 def karpenter(server: ApiServer, folder: Path) -> Iterator[Path]:
     """Runs Karpenter. Gives its log."""
-    metrics, probes = free_ports(2)
     environment = {
         "KUBECONFIG": str(server.kubeconfig),
         "SYSTEM_NAMESPACE": "default",
         "DISABLE_LEADER_ELECTION": "true",
-        "METRICS_PORT": str(metrics),
-        "HEALTH_PROBE_PORT": str(probes),
         "LOG_LEVEL": "debug",
     }
-    with running("karpenter", folder, [parts.program("kwok")], **environment) as log:
-        yield log
+    with held_ports(2) as (metrics, probes):
+        environment |= {"METRICS_PORT": str(metrics), "HEALTH_PROBE_PORT": str(probes)}
+        with running("karpenter", folder, [parts.program("kwok")], **environment) as log:
+            yield log
 
 
 class KarpenterGang(Gang):

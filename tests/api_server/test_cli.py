@@ -19,7 +19,8 @@ from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.api_server.gang import Gang, Replica, running, told, until
 from tests.command_line import Done, command
-from tests.testcluster.api_server import ApiServer, free_ports
+from tests.ports import held_ports
+from tests.testcluster.api_server import ApiServer
 
 
 async def ask(gang: Gang, *arguments: object) -> Done:
@@ -209,8 +210,8 @@ async def _is_gone(gang: Gang, name: str) -> bool:
 
 
 def test_a_server_that_does_not_answer_is_named(server: ApiServer) -> None:
-    (port,) = free_ports(1)
-    done = command("status", "--kubeconfig", server.kubeconfig_for(f"https://127.0.0.1:{port}"))
+    with held_ports(1) as (port,):
+        done = command("status", "--kubeconfig", server.kubeconfig_for(f"https://127.0.0.1:{port}"))
     assert done.code == 3
     assert f"the API server https://127.0.0.1:{port} does not answer" in done.err
     assert "context" in done.err

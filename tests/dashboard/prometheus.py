@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.dashboard import recording
+from tests.ports import held_ports
 from tests.testcluster import parts
-from tests.testcluster.api_server import free_ports
 from tests.testcluster.shell import wait_until
 
 _WRITTEN_S = 300.0
@@ -45,7 +45,11 @@ def prometheus(folder: Path) -> Iterator[str]:
     ]
     subprocess.run(argv, check=True, timeout=_WRITTEN_S, capture_output=True)
     (folder / "prometheus.yaml").write_text("")
-    (port,) = free_ports(1)
+    with held_ports(1) as (port,):
+        yield from _served(folder, blocks, port)
+
+
+def _served(folder: Path, blocks: Path, port: int) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     log = folder / "prometheus.log"
     with log.open("w") as output:

@@ -40,9 +40,10 @@ def _own_cluster() -> None:
     import jax
 
     with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does, which can bind it too
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-    jax.distributed.initialize(address, 1, 0, initialization_timeout=60)
+        jax.distributed.initialize(address, 1, 0, initialization_timeout=60)
 
 
 def split() -> None:

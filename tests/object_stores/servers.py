@@ -20,17 +20,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.ports import held_ports
 from tests.testcluster import parts
 from tests.testcluster.api import ClusterError
-from tests.testcluster.api_server import free_ports
 from tests.testcluster.shell import log_tail, wait_until
 
 REGION = "us-east-1"
 _READY_S = 30.0
 _REQUEST_S = 10.0
 _KILLED_S = 10.0
-_STARTS = 3
-"""Another process may take a free port before the server does; then the server is started on another one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,31 +193,27 @@ def _running(
 ) -> Iterator[str]:
     name = Path(program[-1]).name
     log = folder / f"{name}.log"
-    for start in range(1, _STARTS + 1):
-        (port,) = free_ports(1)
+    with held_ports(1) as (port,), log.open("ab") as output:
         url = f"http://127.0.0.1:{port}"
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [*program, *arguments(port)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **variables},
-                start_new_session=True,
-            )
+        process = subprocess.Popen(
+            [*program, *arguments(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
         try:
             wait_until(
                 f"{name} at {url}",
-                lambda url=url, process=process: process.poll() is not None or _answers(url + health),  # type: ignore[misc]
+                lambda: process.poll() is not None or _answers(url + health),
                 timeout_s=_READY_S,
                 every_s=0.02,
                 hint=lambda: log_tail(log),
             )
-            if process.poll() is None:
-                yield url
-                return
-            if start == _STARTS or "address already in use" not in log.read_text(errors="replace"):
+            if process.poll() is not None:
                 raise ClusterError(f"{name} ended with {process.returncode} before it was ready{log_tail(log)}")
+            yield url
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

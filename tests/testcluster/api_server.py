@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.ports import held_ports
 from tests.testcluster import parts, pki
 from tests.testcluster.api import ClusterError
 from tests.testcluster.shell import log_tail, run, wait_until
@@ -33,6 +34,7 @@ class ApiServer:
 
     Args:
         folder: An empty folder for keys, credentials, etcd's data and the logs.
+        ports: Two of etcd, for clients and peers, and one of the API server.
         service_accounts: Whether pods must have a service account. Nothing makes the default ones here.
         etcd_flags: More flags of etcd.
         fill: Called with etcd's URL while the API server does not run yet, to write objects into etcd.
@@ -51,6 +53,7 @@ class ApiServer:
     def __init__(
         self,
         folder: Path,
+        ports: Sequence[int],
         *,
         service_accounts: bool = False,
         etcd_flags: Sequence[str] = (),
@@ -67,7 +70,7 @@ class ApiServer:
         self._fill = fill
         self._ready_s = ready_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        client, peer, self._port = free_ports(3)
+        client, peer, self._port = ports
         self._client_url, self._peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
         authority = pki.authority(folder, "ca")
         names = ["IP:127.0.0.1", "DNS:localhost", "DNS:kubernetes.default.svc"]
@@ -237,29 +240,24 @@ def open_api_server(
     other: str = "",
     flags: Sequence[str] = (),
 ) -> Iterator[ApiServer]:
-    """Starts an ``ApiServer``, and stops it in the end. The arguments are its own.
+    """Starts an ``ApiServer``, and stops it in the end. The arguments are its own; its ports stay the same.
 
     Raises:
         ClusterError: As ``ApiServer.start`` says.
     """
-    server = ApiServer(
-        folder,
-        service_accounts=service_accounts,
-        etcd_flags=etcd_flags,
-        fill=fill,
-        ready_s=ready_s,
-        other=other,
-        flags=flags,
-    )
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listened on a moment ago, all different."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(listener.getsockname()[1]) for listener in listeners]
+    with held_ports(3) as ports:
+        server = ApiServer(
+            folder,
+            ports,
+            service_accounts=service_accounts,
+            etcd_flags=etcd_flags,
+            fill=fill,
+            ready_s=ready_s,
+            other=other,
+            flags=flags,
+        )
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()

@@ -35,9 +35,10 @@ LONG_S = 3600
 @pytest.fixture
 def clients() -> Iterator[list[Any]]:
     with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does, which can bind it too
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-    service = _jax.get_distributed_runtime_service(address, COUNT, heartbeat_timeout=LONG_S)
+        service = _jax.get_distributed_runtime_service(address, COUNT, heartbeat_timeout=LONG_S)
     made = [
         _jax.get_distributed_runtime_client(
             address, index, heartbeat_timeout=LONG_S, shutdown_on_destruction=False, shutdown_timeout=30

@@ -1,0 +1,22 @@
+"""Ports of the loopback for servers that have to be told theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Gives ports that the kernel chose, all different, and that it gives to nobody else until the end of the block.
+
+    A server that sets SO_REUSEADDR, as those written in Go and with asyncio do, can listen on them: the sockets that
+    hold them do not listen (Linux, ``inet_csk_bind_conflict``).
+    """
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield [int(one.getsockname()[1]) for one in held]
