@@ -153,16 +153,17 @@ class GoodputRecorder:
             self._take(pod, halt(stalled_s, pod, self._clock()), stalled_s)
 
     def _take(self, pod: Pod, said: Tiding | Halt | None, words: object) -> None:
-        workload = self._cache.objects.workloads.get(pod.workload_uid)
-        account = self._accounts.get(pod.workload_uid)
-        policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
+        gang = self._cache.gang(pod.workload_uid)
+        if pod.workload_uid not in self._accounts:
+            self.observe(gang)  # a replica that has just started hears processes before it decides about their gang
+        workload, policy, account = gang.workload, gang.policy, self._accounts.get(pod.workload_uid)
         if workload is None or account is None or policy is None:
             return
         if said is None:
             log.warning("what a process says of its time is impossible", extra=about(pod=pod.name, said=str(words)))
             return
         # The pod may be of a life that was not seen yet.
-        self._look(self._cache.gang(workload.uid), workload, policy, account)
+        self._look(gang, workload, policy, account)
         self._change(account, workload, self._ledger(account, policy, workload.uid), said)
 
     def answer(self, message: Forecast) -> SaveEvery | None:

@@ -191,6 +191,22 @@ def test_a_large_gang_is_looked_at_less_often() -> None:
     assert set(touched) == {"careful"}
 
 
+def test_what_a_process_says_before_its_gang_was_looked_at_counts() -> None:
+    """A replica that has just started hears processes while its first decisions still wait."""
+    scene = Scene()
+    told, late = (GoodputRecorder(scene.cache, lambda namespace, name: None, Metrics(), scene.clock) for _ in range(2))
+    pod = scene.cache.objects.pods["uid-pod-0-0"]
+    told.hear(pod, "s-0", SPENT)
+    told.observe(scene.cache.gang(JOBSET_UID))
+    late.observe(scene.cache.gang(JOBSET_UID))
+    late.hear(pod, "s-0", SPENT)
+    (workload,) = scene.cache.objects.workloads.values()
+    policy = CheckpointPolicy.of(objects.policy())
+    (entry,) = told.entries(policy, [workload], []) or ()
+    assert entry.state == "training"
+    assert [entry] == late.entries(policy, [workload], [])
+
+
 def test_a_full_status_keeps_its_accounts_until_workloads_have_finished() -> None:
     scene = Scene()
     recorder = GoodputRecorder(scene.cache, lambda namespace, name: None, Metrics(), scene.clock)
