@@ -46,9 +46,6 @@ __all__ = [
 
 set_environment()
 
-# While tests are collected, hardly anything becomes garbage.
-gc.disable()
-
 # How long an example takes says nothing on a busy machine. A test that hangs ends by its own limit.
 hypothesis.settings.register_profile("without a clock", deadline=None)
 hypothesis.settings.load_profile("without a clock")
@@ -56,10 +53,15 @@ hypothesis.settings.load_profile("without a clock")
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
 
-def pytest_collection_finish() -> None:
-    """Leaves modules and collected tests out of later searches for garbage."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Looks for no garbage while tests are collected, and leaves modules and tests out of later searches."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
