@@ -29,6 +29,7 @@ class Telling:
     after_s: float
     origin: str
     remaining_s: float | None  # None: takes it back
+    heard: bool = False  # only once its process has heard of the notice
 
 
 def schedule(seed: int, number: int, count: int) -> list[Telling]:
@@ -49,7 +50,7 @@ def schedule(seed: int, number: int, count: int) -> list[Telling]:
         case "moves":
             return [telling(60.0), telling(30.0), telling(0.0)]
         case "taken back":
-            return [telling(60.0), dataclasses.replace(telling(None), after_s=0.05)]
+            return [telling(60.0), dataclasses.replace(telling(None), heard=True)]
         case "taken back too late":
             return [telling(0.01), dataclasses.replace(telling(None), after_s=draw.uniform(0.0, 0.03))]
         case _:
@@ -62,6 +63,7 @@ class Observer:
     def __init__(self) -> None:
         self.deadlines_s: dict[str, float] = {}
         self.dealt_with: set[str] = set()
+        self.known: set[str] = set()
         self.opened = 0
         self.retracted = 0
 
@@ -70,6 +72,7 @@ class Observer:
 
         match event:
             case Noticed(notice):
+                self.known.add(notice.origin)
                 self.deadlines_s[notice.origin] = time.monotonic() + notice.remaining_s
             case Retracted(notice):
                 self.retracted += 1
@@ -117,6 +120,8 @@ def main() -> None:
     def say(tellings: list[Telling]) -> None:
         for telling in sorted(tellings, key=lambda t: t.after_s):
             time.sleep(telling.after_s)
+            while telling.heard and telling.origin not in observer.known:
+                time.sleep(0.001)
             if telling.remaining_s is None:
                 agreement.take_back(telling.origin, "taken back")
             else:

@@ -176,10 +176,8 @@ def open_moto(folder: Path) -> Iterator[Server]:
     """Starts moto's server of S3, which keeps everything in memory. The arguments are those of ``open_gcs``."""
     keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}  # it takes any
 
-    def arguments(port: int) -> list[str]:
-        return ["-H", "127.0.0.1", "-p", str(port)]
-
-    with _running([sys.executable, "-m", "moto.server"], arguments, "/moto-api/", folder, {}) as url:
+    program = [sys.executable, str(Path(__file__).with_name("moto_server.py"))]
+    with _running(program, lambda port: [str(port)], "/moto-api/", folder, {}) as url:
         yield Server("s3", url, keys)
 
 
