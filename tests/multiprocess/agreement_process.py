@@ -29,7 +29,7 @@ class Telling:
     after_s: float
     origin: str
     remaining_s: float | None  # None: takes it back
-    heard: bool = False  # only once its process has heard of the notice
+    heard: bool = False  # only once its process has heard of the notice, which it may have told before itself
 
 
 def schedule(seed: int, number: int, count: int) -> list[Telling]:
@@ -50,7 +50,7 @@ def schedule(seed: int, number: int, count: int) -> list[Telling]:
         case "moves":
             return [telling(60.0), telling(30.0), telling(0.0)]
         case "taken back":
-            return [telling(60.0), dataclasses.replace(telling(None), heard=True)]
+            return [telling(60.0), dataclasses.replace(telling(None), after_s=0.05, heard=True)]
         case "taken back too late":
             return [telling(0.01), dataclasses.replace(telling(None), after_s=draw.uniform(0.0, 0.03))]
         case _:
