@@ -63,7 +63,6 @@ class Observer:
     def __init__(self) -> None:
         self.deadlines_s: dict[str, float] = {}
         self.dealt_with: set[str] = set()
-        self.known: set[str] = set()
         self.opened = 0
         self.retracted = 0
 
@@ -72,7 +71,6 @@ class Observer:
 
         match event:
             case Noticed(notice):
-                self.known.add(notice.origin)
                 self.deadlines_s[notice.origin] = time.monotonic() + notice.remaining_s
             case Retracted(notice):
                 self.retracted += 1
@@ -120,7 +118,7 @@ def main() -> None:
     def say(tellings: list[Telling]) -> None:
         for telling in sorted(tellings, key=lambda t: t.after_s):
             time.sleep(telling.after_s)
-            while telling.heard and telling.origin not in observer.known:
+            while telling.heard and telling.origin not in observer.deadlines_s:
                 time.sleep(0.001)
             if telling.remaining_s is None:
                 agreement.take_back(telling.origin, "taken back")

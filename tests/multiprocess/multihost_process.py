@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -33,17 +32,15 @@ from gracepoint.multihost.everybody import everybody
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 from tests.multiprocess.launcher import here
+from tests.ports import held_ports
 
 
 def _own_cluster() -> None:
     """A cluster of this process alone, as where each pod was given an address of its own."""
     import jax
 
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does, which can bind it too
-        held.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{held.getsockname()[1]}"
-        jax.distributed.initialize(address, 1, 0, initialization_timeout=60)
+    with held_ports(1) as (port,):
+        jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0, initialization_timeout=60)
 
 
 def split() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import math
-import socket
 import threading
 import time
 import tracemalloc
@@ -25,6 +24,7 @@ from gracepoint.multihost import Agreement, JaxStore, StoreGang
 from gracepoint.multihost.ledger import Broken, Closed, Event, Noticed, Retracted
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
+from tests.ports import held_ports
 from tests.unit.checkpoint.fakes.engine import engine
 from tests.unit.preemption.fakes.reporters import without_operator
 
@@ -34,10 +34,8 @@ LONG_S = 3600
 
 @pytest.fixture
 def clients() -> Iterator[list[Any]]:
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does, which can bind it too
-        held.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{held.getsockname()[1]}"
+    with held_ports(1) as (port,):
+        address = f"127.0.0.1:{port}"
         service = _jax.get_distributed_runtime_service(address, COUNT, heartbeat_timeout=LONG_S)
     made = [
         _jax.get_distributed_runtime_client(
