@@ -31,7 +31,7 @@ from benchmarks import checkpoint_engines as engines
 from benchmarks.checkpoint_engines import Engine
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
-from gracepoint.checkpoint.planning import write_plan
+from gracepoint.checkpoint.planning.local_shards import local_shards
 from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.checkpoint.reading.stored_tree import open_tree
@@ -297,7 +297,7 @@ class _Memcpy:
         leaves, prepared = self._planner.plan(state)
         found = []
         for shard in prepared.plan.shards:
-            values = np.asarray(write_plan.local_shards(leaves[shard.leaf].data)[shard.index])
+            values = np.asarray(local_shards(leaves[shard.leaf].data)[shard.index])
             for chunk in shard.chunks:
                 inside = zip(chunk.index, shard.index, strict=True)
                 found.append(values[tuple(slice(start - first, stop - first) for (start, stop), (first, _) in inside)])
@@ -315,7 +315,7 @@ def _files_to_read(folder: Path, state: Any) -> list[Path]:
     for spec in stored.manifest.arrays:
         if spec.format.ocdbt:
             return [path for path in item.rglob("*") if path.is_file()]
-        held = write_plan.local_shards(data[spec.name]) if isinstance(data[spec.name], jax.Array) else [()]
+        held = local_shards(data[spec.name]) if isinstance(data[spec.name], jax.Array) else [()]
         for index in held:
             found.update(item / spec.chunk_file(chunk) for chunk in array_source.touched(index, spec.shape, spec.chunk))
     return sorted(found)

@@ -6,22 +6,22 @@ Argument: how many processes join. Prints its address, and serves until its inpu
 from __future__ import annotations
 
 import os
-import socket
 import sys
+
+from tests.ports import hold_coordinator_port
 
 
 def main() -> None:
     """Serves."""
     from jax._src.lib import _jax
 
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{found.getsockname()[1]}"
-    service = _jax.get_distributed_runtime_service(address, int(sys.argv[1]))
-    print(address, flush=True)
-    sys.stdin.read()
-    del service
-    os._exit(0)
+    with hold_coordinator_port() as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        service = _jax.get_distributed_runtime_service(address, int(sys.argv[1]))
+        print(address, flush=True)
+        sys.stdin.read()
+        del service
+        os._exit(0)
 
 
 if __name__ == "__main__":

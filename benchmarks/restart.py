@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.report import Figure
 from gracepoint.wire.names import COMPILATION_CACHE_OFF, COMPILATION_CACHE_ON, Env
+from tests.ports import hold_coordinator_port
 
 _PROCESS = Path(__file__).with_name("restart_process.py")
 _STEPS = 20
@@ -59,10 +59,7 @@ def _start(folder: Path, cache: str, steps: int) -> list[dict[str, Any]]:
     """Starts both processes, waits for their end, and returns what they said."""
     flags = [f"--steps={steps}", f"--output={folder / 'output'}", f"--directory={folder / 'checkpoints'}"]
     environment = {**os.environ, Env.COMPILATION_CACHE: cache, "JAX_PLATFORMS": "cpu"}
-    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as held:  # a port that the coordinator can bind, too
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        held.bind(("::", 0))
+    with hold_coordinator_port() as held:
         address, began = f"localhost:{held.getsockname()[1]}", f"{time.time():.6f}"
         processes = [
             subprocess.Popen(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trustme
 
-from tests.contract.fakes.replicas import WAIT_S, bound_cluster, replicas, until
+from tests.contract.fakes.replicas import WAIT_S, bound_cluster, replicas
 from tests.contract.fakes.rotation import (
     add_pods,
     can_connect,
@@ -31,6 +31,7 @@ from tests.contract.fakes.rotation import (
     renew_certificate,
     served_certificate,
 )
+from tests.waiting import until
 
 _LOOK_S = 0.2
 

@@ -20,3 +20,15 @@ def held_ports(count: int) -> Iterator[list[int]]:
             one.bind(("127.0.0.1", 0))
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         yield [int(one.getsockname()[1]) for one in held]
+
+
+def hold_coordinator_port() -> socket.socket:
+    """Holds a port that the kernel chose until the socket is closed.
+
+    The coordination service can listen on it meanwhile, as gRPC sets SO_REUSEPORT.
+    """
+    held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    held.bind(("::", 0))
+    return held

@@ -48,9 +48,10 @@ from gracepoint.wire.names import PATH_REPORT
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.watches import handlers
 from tests import accelerators, xla
-from tests.contract.fakes.replicas import Replica, bound_cluster, replicas, until
+from tests.contract.fakes.replicas import Replica, bound_cluster, replicas
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.replica import report
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {

@@ -304,6 +304,8 @@ class Controller:
         return self.cache.policies.get(found.key)
 
     def _note_policy(self, found: ObjectReading, before: CheckpointPolicy | None) -> None:
+        if isinstance(found.value, CheckpointPolicy):
+            self._stall_recorder.follow(found.value)
         if found.kind is kinds.POLICIES:
             # Replicas that answered each other's writes of a status would go on for ever.
             now = self._readable_policy(found)

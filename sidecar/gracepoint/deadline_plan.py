@@ -41,7 +41,7 @@ class SnapshotState(StrEnum):
     """How far the save of a snapshot is, as far as a process knows."""
 
     WRITING = "writing"  # its save is under way
-    COMMITTED = "committed"
+    COMMITTED = "committed"  # it, or a newer step
     HELD = "held"  # its save failed or was stopped, and host memory still has the snapshot
     GONE = "gone"  # its save failed or was stopped, and host memory does not have the snapshot any more
 

@@ -8,9 +8,10 @@ import pytest
 
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.session.attach_watch import AttachWatch
-from tests.contract.fakes.replicas import Replica, until
+from tests.contract.fakes.replicas import Replica
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.replica import progressing
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from gracepoint.preemption.beside import Beside, Watched
 from gracepoint.preemption.process_look import ProcessAt
 from gracepoint.preemption.pulse import Pulse
 from gracepoint.receivers import Operator
-from tests.contract.fakes.replicas import Replica, until
+from tests.contract.fakes.replicas import Replica
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.replica import progressing
+from tests.waiting import until
 
 SESSION = "s-1"
 LIMIT_S = 10.0

@@ -39,11 +39,12 @@ from gracepoint_operator.goodput.save_interval import daly_s
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.workloads import WorkloadIdentity
-from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream, until
+from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE
 from tests.unit.operator.fakes.replica import report, subscription
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -165,6 +166,35 @@ def test_a_stopped_session_may_neither_subscribe_nor_report(replica: Replica) ->
     assert replica.refused("stopped_session") == 3
     assert replica.api.of(kinds.PREEMPTIONS) == []
     second.close()
+
+
+def test_both_replicas_hear_a_session_that_followed_another_in_its_pod(
+    start: Callable[..., Replica], api: MemoryApi
+) -> None:
+    """The containers were started again in their pods, and the sessions subscribed at different replicas."""
+    first, second = start(api, "replica-a"), start(api, "replica-b")
+    before, stream = first.stream(0, "s-before"), second.stream(0, "s-0")
+    before.next()
+    stream.next()
+    first.taint()
+    second.taint()
+    assert stream.notice().preemption == NAME
+    with pytest.raises(ChannelError, match="session"):  # two processes of one pod
+        first.post("token-0", PATH_REPORT, report(Phase.COMMITTED))
+    before.close()
+    until(lambda: len(first.core.subscribers) == 0, "the end of the former session")
+    first.post("token-0", PATH_REPORT, report(Phase.COMMITTED))
+    until(lambda: recorded(first).get("phase") == "Committed", "the record")
+    late = dataclasses.replace(report(Phase.FAILED), session="s-before")
+    with pytest.raises(ChannelError, match="session"):
+        second.post("token-0", PATH_REPORT, late)
+    assert (first.refused("stopped_session"), second.refused("stopped_session")) == (1, 1)
+    stream.close()
+    moved = first.stream(0, "s-0")
+    assert isinstance(moved.next(), Hello)
+    with pytest.raises(ChannelError, match="session"):
+        first.post("token-0", PATH_REPORT, late)
+    moved.close()
 
 
 def told_by(session: str) -> Stall:

@@ -19,11 +19,12 @@ from gracepoint_operator.channel.connections import ConnectionLimits
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
 from tests.contract.fakes.evictions import evict
-from tests.contract.fakes.replicas import NAME, WAIT_S, WEBHOOK_TOKEN, Replica, until
+from tests.contract.fakes.replicas import NAME, WAIT_S, WEBHOOK_TOKEN, Replica
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE
 from tests.unit.operator.fakes.replica import subscription
+from tests.waiting import until
 
 SHORT = ConnectionLimits(handshake_s=0.3, request_s=0.3, pending_s=0.6)
 FEW = ConnectionLimits(at_once=12, at_once_of_address=8)

@@ -14,8 +14,9 @@ import pytest
 from gracepoint_operator import health
 from gracepoint_operator.channel import canary
 from gracepoint_operator.kube import kinds
-from tests.contract.fakes.replicas import WAIT_S, Replica, until
+from tests.contract.fakes.replicas import WAIT_S, Replica
 from tests.unit.operator.fakes.api import MemoryApi
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

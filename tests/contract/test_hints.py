@@ -9,11 +9,12 @@ from pathlib import Path
 
 from gracepoint.receivers import Hints, OperatorConnection, OperatorSubscriber
 from gracepoint_operator.kube import kinds
-from tests.contract.fakes.replicas import WAIT_S, Replica, until
+from tests.contract.fakes.replicas import WAIT_S, Replica
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.replica import subscription
 from tests.unit.receivers.fakes.heard import Heard
+from tests.waiting import until
 
 
 def test_a_cordoned_node_makes_a_gang_prepare_and_nothing_else(

@@ -15,12 +15,13 @@ from gracepoint.receivers import OperatorConnection, OperatorSubscriber, Sender,
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.wire.messages import Acknowledgement
 from gracepoint_operator.kube import kinds
-from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, until
+from tests.contract.fakes.replicas import NAME, WAIT_S, Replica
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE
 from tests.unit.operator.fakes.replica import subscription as subscription_of
 from tests.unit.receivers.fakes.heard import Heard
+from tests.waiting import until
 
 
 class Service:

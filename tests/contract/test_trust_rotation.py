@@ -10,7 +10,7 @@ import trustme
 
 from gracepoint.receivers.backoff import Backoff
 from gracepoint_operator.trust import certificates
-from tests.contract.fakes.replicas import NAME, Replica, until
+from tests.contract.fakes.replicas import NAME, Replica
 from tests.contract.fakes.rotation import (
     Pod,
     add_pods,
@@ -22,6 +22,7 @@ from tests.contract.fakes.rotation import (
     served_certificate,
 )
 from tests.unit.operator.fakes.api import MemoryApi
+from tests.waiting import until
 
 #: Of a large job, or of several.
 PODS = 1000

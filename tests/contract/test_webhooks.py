@@ -16,9 +16,10 @@ from gracepoint_operator.kube.objects import LABEL_JOB_NAME
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_PODS, path_of
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.contract.fakes.evictions import evict, review
-from tests.contract.fakes.replicas import WEBHOOK_TOKEN, Replica, until
+from tests.contract.fakes.replicas import WEBHOOK_TOKEN, Replica
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
+from tests.waiting import until
 
 
 @pytest.fixture

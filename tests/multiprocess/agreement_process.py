@@ -18,6 +18,8 @@ import time
 
 from tests.multiprocess.launcher import here
 
+#: Place, seconds, and the seconds of the word before it.
+MOVES = ((1, 30.0, 60.0), (2, 0.0, 30.0))
 KINDS = ("told to one", "told to some", "moves", "taken back", "taken back too late", "joined by another")
 
 
@@ -29,7 +31,12 @@ class Telling:
     after_s: float
     origin: str
     remaining_s: float | None  # None: takes it back
-    heard: bool = False  # only once its process has heard of the notice, which it may have told before itself
+    after_word_s: float | None = None  # only once its process has heard the notice with so many seconds
+
+
+def later(told: Telling, place: int, after_word_s: float) -> Telling:
+    """Has it told in this place, also by a process that tells the word before it, and only after that word."""
+    return dataclasses.replace(told, after_s=0.05 * place, after_word_s=after_word_s)
 
 
 def schedule(seed: int, number: int, count: int) -> list[Telling]:
@@ -48,9 +55,10 @@ def schedule(seed: int, number: int, count: int) -> list[Telling]:
         case "told to some":
             return [telling(0.0) for _ in range(count)]
         case "moves":
-            return [telling(60.0), telling(30.0), telling(0.0)]
+            # The last word counts, and so must be told last.
+            return [telling(60.0), *(later(telling(s), number, before) for number, s, before in MOVES)]
         case "taken back":
-            return [telling(60.0), dataclasses.replace(telling(None), after_s=0.05, heard=True)]
+            return [telling(60.0), later(telling(None), 1, 60.0)]
         case "taken back too late":
             return [telling(0.01), dataclasses.replace(telling(None), after_s=draw.uniform(0.0, 0.03))]
         case _:
@@ -62,6 +70,7 @@ class Observer:
 
     def __init__(self) -> None:
         self.deadlines_s: dict[str, float] = {}
+        self.words_s: dict[str, float] = {}  # what was told last, by origin
         self.dealt_with: set[str] = set()
         self.opened = 0
         self.retracted = 0
@@ -71,6 +80,7 @@ class Observer:
 
         match event:
             case Noticed(notice):
+                self.words_s[notice.origin] = notice.remaining_s
                 self.deadlines_s[notice.origin] = time.monotonic() + notice.remaining_s
             case Retracted(notice):
                 self.retracted += 1
@@ -118,7 +128,7 @@ def main() -> None:
     def say(tellings: list[Telling]) -> None:
         for telling in sorted(tellings, key=lambda t: t.after_s):
             time.sleep(telling.after_s)
-            while telling.heard and telling.origin not in observer.deadlines_s:
+            while telling.after_word_s not in (None, observer.words_s.get(telling.origin)):
                 time.sleep(0.001)
             if telling.remaining_s is None:
                 agreement.take_back(telling.origin, "taken back")

@@ -32,6 +32,7 @@ from typing import Self
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests import xla
 from tests.multiprocess.nursery import Child, Nursery
+from tests.ports import hold_coordinator_port
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What this test has started, in order.
@@ -134,6 +135,12 @@ class Process:
                 raise AssertionError(f"no line with {text!r} within {timeout_s} s ({self.end}):\n{self.output}")
             time.sleep(0.005)
 
+    def wait(self, timeout_s: float) -> Result:
+        """Waits for it to end, whatever the others do; fails on a timeout."""
+        _wait_until_ended(self, timeout_s)
+        assert not self.running, f"still ran after {timeout_s} s:\n{self.output}"
+        return self.result()
+
     def result(self) -> Result:
         assert not self.running
         assert self._ended_at is not None
@@ -184,7 +191,7 @@ class Processes:
             devices: ``jax.local_device_count()`` of each.
             off: The nursery that they are forked off, if not the one of all tests.
         """
-        port = _reserve_port()
+        port = hold_coordinator_port()
         logs = tempfile.TemporaryDirectory(prefix="gracepoint-test-")
         processes = cls([], port, logs)
         started.append(processes)
@@ -290,12 +297,3 @@ def _wait_until_ended(process: Process, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while process.running and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def _reserve_port() -> socket.socket:
-    """Holds a port that the kernel chose; the coordinator can bind it too (gRPC sets SO_REUSEPORT)."""
-    held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    held.bind(("::", 0))
-    return held

@@ -65,7 +65,9 @@ def test_many_processes_agree_in_few_requests_whatever_happens(gang: Gang) -> No
 
     preempted = gang.run(Epoch("preemption", start_in_s=0.5, drill=False))
     stopped_together(preempted)
-    assert preempted.requests() <= 8
+    # Most processes need 6. A few hand on for others. If two write the start, all read one more.
+    assert median(preempted) <= median(quiet) + 2
+    assert preempted.requests() <= median(preempted) + 2
     assert max(times.bytes for times in preempted.times) <= 64 << 10
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from gracepoint.wire.frames import Hint
 from gracepoint.wire.messages import Acknowledgement, Report
 from tests.multiprocess.launcher import Processes
 from tests.unit.receivers.fakes.server import OperatorServer, Stream, notice
+from tests.waiting import until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
@@ -40,10 +40,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def wait_for_a_step(folder: Path) -> int:
-    until_s = time.monotonic() + 60
-    while not steps_in(folder):
-        assert time.monotonic() < until_s, "the save that was brought forward never came"
-        time.sleep(0.05)
+    until(lambda: steps_in(folder), "the save that was brought forward")
     return steps_in(folder)[0]
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,12 +16,15 @@ from tests.leftovers import is_alive
 from tests.multiprocess import checkpoint_process, outliving_process, worker_points
 from tests.multiprocess.checkpoint_runs import restore_here
 from tests.multiprocess.launcher import ROOT, Processes
+from tests.waiting import until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 SCRIPT = Path(outliving_process.__file__)
 # How long a survivor waits for the dead. The workers must write, and the test must kill, within this time.
-PATIENCE_S = float(os.environ.get("OUTLIVING_PATIENCE_S", "5"))
+PATIENCE_S = float(os.environ.get("OUTLIVING_PATIENCE_S", "10"))
+#: The same where no trainer survives to wait for so long.
+ALL_DIE_S = 60.0
 
 #: Processes, kind of save, where the workers are, which trainers are killed, which workers are.
 Kill = tuple[int, str, str, str, str]
@@ -67,19 +69,23 @@ def test_a_handed_over_save_becomes_a_checkpoint(
     gang: Callable[..., Processes], tmp_path: Path, count: int, kind: str, point: str, trainers: str, workers: str
 ) -> None:
     where = tmp_path / "where"
-    processes = gang(count, kind, point)
-    wait_until(lambda: len(list(where.glob("at.*"))) == len(list(where.glob("handed.*"))) == count, processes)
+    processes = gang(count, kind, point, patience_s=ALL_DIE_S if len(trainers) == count else PATIENCE_S)
+    until(
+        lambda: len(list(where.glob("at.*"))) == len(list(where.glob("handed.*"))) == count,
+        processes.output,
+        timeout_s=90,
+    )
     writing = {int(path.name.partition(".")[2]): int(path.read_text()) for path in where.glob("worker.*")}
     for index in trainers:
         processes[int(index)].signal(signal.SIGKILL)
     for index in workers:
         os.kill(writing[int(index)], signal.SIGKILL)
-    wait_until(lambda: not any(processes[int(index)].running for index in trainers), processes)
+    until(lambda: not any(processes[int(index)].running for index in trainers), processes.output, timeout_s=90)
     (where / "go").touch()
     if not trainers:
         for result in processes.wait(60):
             assert "saved 2" in result.output.splitlines(), result.output
-    wait_until(lambda: not any(is_alive(pid) for pid in writing.values()), processes)
+    until(lambda: not any(is_alive(pid) for pid in writing.values()), processes.output, timeout_s=90)
     for process, result in enumerate(processes.wait(PATIENCE_S + 60)):
         if str(process) not in trainers and "saved 2" in result.output:
             assert "left []" in result.output.splitlines(), result.output  # threads and memory of a trainer that lived
@@ -94,8 +100,8 @@ def test_a_save_that_was_not_staged_everywhere_is_not_a_checkpoint(
     gang: Callable[..., Processes], tmp_path: Path
 ) -> None:
     where = tmp_path / "where"
-    processes = gang(1, "background", "in the middle of the files")
-    wait_until(lambda: (where / "at.0").exists() and (where / "handed.0").exists(), processes)
+    processes = gang(1, "background", "in the middle of the files", patience_s=ALL_DIE_S)
+    until(lambda: (where / "at.0").exists() and (where / "handed.0").exists(), processes.output, timeout_s=90)
     processes[0].signal(signal.SIGKILL)
     os.kill(int((where / "worker.0").read_text()), signal.SIGKILL)
     processes.wait(60)
@@ -110,11 +116,13 @@ def test_a_keeper_finishes_the_save_of_killed_trainers(
     gang: Callable[..., Processes], keeper: subprocess.Popen[bytes], tmp_path: Path, kind: str
 ) -> None:
     where = tmp_path / "where"
-    processes = gang(2, kind, "in the middle of the files", str(where / "keeper.sock"))
-    wait_until(lambda: len(list(where.glob("at.*"))) == len(list(where.glob("handed.*"))) == 2, processes)
+    processes = gang(2, kind, "in the middle of the files", str(where / "keeper.sock"), patience_s=ALL_DIE_S)
+    until(
+        lambda: len(list(where.glob("at.*"))) == len(list(where.glob("handed.*"))) == 2, processes.output, timeout_s=90
+    )
     for process in processes:
         process.signal(signal.SIGKILL)
-    wait_until(lambda: not any(process.running for process in processes), processes)
+    until(lambda: not any(process.running for process in processes), processes.output, timeout_s=90)
     keeper.terminate()  # as the kubelet does when the training container has ended
     (where / "go").touch()
     assert keeper.wait(60) == 0
@@ -141,13 +149,15 @@ def gang(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
     """Starts trainers whose workers stop at a point. At the end of the test, nothing of them is left."""
     where, started = tmp_path / "where", []
 
-    def start(count: int, kind: str, point: str, writer: str = "worker") -> Processes:
+    def start(
+        count: int, kind: str, point: str, writer: str = "worker", *, patience_s: float = PATIENCE_S
+    ) -> Processes:
         where.mkdir(exist_ok=True)
         started.append(
             Processes.start(
                 SCRIPT,
                 count,
-                arguments=[str(tmp_path / "root"), "job-0-a", kind, str(PATIENCE_S), writer],
+                arguments=[str(tmp_path / "root"), "job-0-a", kind, str(patience_s), writer],
                 environment={worker_points.POINT: point, worker_points.WHERE: str(where)},
                 devices=4 // count,
             )
@@ -162,10 +172,3 @@ def gang(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert (left, memory) == ([], [])
-
-
-def wait_until(condition: Callable[[], bool], processes: Processes, timeout_s: float = 90) -> None:
-    until_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until_s, processes.output()
-        time.sleep(0.01)

@@ -42,15 +42,19 @@ def _stop(where: Path, process_index: int) -> None:
 
 
 def _around(module: Any, name: str, when: Callable[..., bool], stop: Callable[[], None], *, after: bool) -> None:
-    """Stops before or after the first call of ``module.name`` whose arguments ``when`` is true for."""
+    """Stops before or after the first call of ``module.name`` whose arguments ``when`` is true for.
+
+    After a call means after one that returned: a writer that gives way to another one raises an error, and the other
+    one writes the file again.
+    """
     real, stopped = getattr(module, name), itertools.count()
 
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        stops = when(*arguments, **keywords) and next(stopped) == 0
-        if stops and not after:
+        counts = when(*arguments, **keywords)
+        if counts and not after and next(stopped) == 0:
             stop()
         result = real(*arguments, **keywords)
-        if stops and after:
+        if counts and after and next(stopped) == 0:
             stop()
         return result
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.ports import held_ports
+from tests.ports import held_ports, hold_coordinator_port
 
 
 def test_a_server_listens_on_a_held_port_again_and_again() -> None:
@@ -35,3 +35,18 @@ def test_a_port_is_free_after_the_block() -> None:
         pass
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_what_shares_ports_listens_on_a_coordinators_port_and_nobody_else_does(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with hold_coordinator_port() as held:
+        port = held.getsockname()[1]
+        with (
+            socket.create_server((host, port), family=family, reuse_port=True) as server,
+            socket.create_connection((host, port), timeout=10) as client,
+        ):
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+        with socket.socket(family) as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, port))

@@ -129,7 +129,7 @@ class ClusterCache:
             case RequestRecord() as request:
                 wanted = self.preemptions.put_request(request)
                 self.first_seen.see(uid, {request.mark: request.created_at}, listed=listed)
-                return self.objects.workloads_named(wanted)
+                return {workload_uid for place in wanted for workload_uid in self.objects.workloads_named(place)}
             case EvictionAsked() as asked:
                 changed = self.evictions.put(asked, listed=listed)
                 return self.objects.workloads_of_pods([asked.pod_uid]) if changed else set()

@@ -45,8 +45,8 @@ class PreemptionStore:
 
     def _keep(self, epoch: PreemptionRecord) -> None:
         before = self.epochs.get(epoch.key)
-        if before is not None and _policy_of(before) != _policy_of(epoch):
-            discard(self._epochs_under, _policy_of(before), epoch.key)
+        if before is not None:
+            self._unindex(before)  # it may be about another workload, or under another policy
         self.epochs[epoch.key] = epoch
         self._epochs_under[_policy_of(epoch)].add(epoch.key)
         self._epochs_of[epoch.spec.workload.uid].add(epoch.key)
@@ -65,12 +65,17 @@ class PreemptionStore:
             self._unwritten.discard(epoch.key)
         self._keep(joined)
 
-    def put_request(self, request: RequestRecord) -> Key:
-        """Keeps a request. Returns the namespace and name of the workload that it is for."""
+    def put_request(self, request: RequestRecord) -> set[Key]:
+        """Keeps a request. It replaces the request that was known under its name, which may be for another workload.
+
+        Returns:
+            Namespace and name of the workload that it is for, and of the one that the request before was for.
+        """
+        before = self.drop_request(request.key)
         self.requests[request.key] = request
         wanted = (request.namespace, request.spec.workload.name)
         self._requests_for[wanted].add(request.key)
-        return wanted
+        return {wanted} if before is None else {before, wanted}
 
     def drop(self, key: Key) -> str | None:
         """Removes a record. Returns the UID of the workload that it was about, or None if it was not known."""
@@ -81,8 +86,7 @@ class PreemptionStore:
         self._unwritten.discard(key)
         self._latest.discard(key)
         self._unmade_since.pop(key, None)
-        discard(self._epochs_of, epoch.spec.workload.uid, key)
-        discard(self._epochs_under, _policy_of(epoch), key)
+        self._unindex(epoch)
         self._without_workload &= self._epochs_of.keys()
         return epoch.spec.workload.uid
 
@@ -147,6 +151,10 @@ class PreemptionStore:
     def is_gone(self, workload_uid: str) -> bool:
         """True if ``mark_gone`` was called for this workload."""
         return workload_uid in self._without_workload
+
+    def _unindex(self, epoch: PreemptionRecord) -> None:
+        discard(self._epochs_of, epoch.spec.workload.uid, epoch.key)
+        discard(self._epochs_under, _policy_of(epoch), epoch.key)
 
     def _summarize(self, workload_uid: str) -> None:
         """Keeps only summaries of the workload's ended epochs, but for the newest one and the newest disruption.

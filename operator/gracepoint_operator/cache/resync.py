@@ -57,6 +57,21 @@ async def _nothing(kind: kinds.Kind) -> None:
     """The default of ``begins``."""
 
 
+@dataclasses.dataclass
+class Findings:
+    """What was found and nobody was told of yet. A list that fails leaves here what it found before.
+
+    The list after it stores the same objects again, and cannot find what changed: their versions are known by then.
+
+    Attributes:
+        affected: UIDs of the workloads to which it matters what was found.
+        rewound: True if the API server has gone back to an older state.
+    """
+
+    affected: set[str] = dataclasses.field(default_factory=set)
+    rewound: bool = False
+
+
 @dataclasses.dataclass(frozen=True)
 class Swept:
     """The result of a sweep.
@@ -65,8 +80,8 @@ class Swept:
         left_out: The optional kinds that could not be listed. Their known objects stay.
         changed: The kinds that have to be listed in full, since what is known of them is not the newest state. Empty
             after a full sweep.
-        affected: UIDs of the workloads to which it matters what was found.
-        rewound: True if the API server has gone back to an older state.
+        affected: As in ``Findings``.
+        rewound: As in ``Findings``.
         whole: True if all kinds that are always watched were wanted.
     """
 
@@ -85,6 +100,7 @@ async def sweep(
     wanted: Collection[kinds.Kind] = ALWAYS,
     begins: Callable[[kinds.Kind], Awaitable[None]] = _nothing,
     *,
+    findings: Findings | None = None,
     metadata_only: bool = False,
 ) -> Swept:
     """Lists kinds into ``cache``. A kind that the cluster does not have yet has no objects.
@@ -96,6 +112,7 @@ async def sweep(
         watches: Has the version up to which each kind was watched. Is told of failures.
         wanted: The kinds to list.
         begins: Awaited before a kind is listed.
+        findings: What sweeps that failed have found before. What this one finds is added at once. None: nothing.
         metadata_only: True: only finds what no longer exists, and which kinds have changed.
 
     Raises:
@@ -103,11 +120,10 @@ async def sweep(
     """
     left_out: set[kinds.Kind] = set()
     changed: set[kinds.Kind] = set()
-    affected: set[str] = set()
-    rewound = False
+    findings = Findings() if findings is None else findings
     for kind in (kind for kind in SELECTORS if kind in wanted):
         await begins(kind)
-        listing = _Listing(api, cache, watches, kind)
+        listing = _Listing(api, cache, watches, kind, findings)
         try:
             found = await (listing.compared() if metadata_only else listing.stored())
         except client.NotFound:
@@ -119,13 +135,12 @@ async def sweep(
             watches.failed(kind, str(error), optional=True)
             left_out.add(kind)
             continue
-        affected |= listing.affected
         for uid in listing.before.keys() - found:
-            affected |= drop(uid)
-        rewound |= listing.rewound
+            findings.affected |= drop(uid)
         if listing.behind:
             changed.add(kind)
-    return Swept(frozenset(left_out), frozenset(changed), frozenset(affected), rewound, set(wanted) >= ALWAYS)
+    affected, rewound = frozenset(findings.affected), findings.rewound
+    return Swept(frozenset(left_out), frozenset(changed), affected, rewound, whole=set(wanted) >= ALWAYS)
 
 
 class _Listing:
@@ -133,22 +148,22 @@ class _Listing:
 
     Attributes:
         before: The versions of the objects that were known when the list began, by UID.
-        rewound: True if the list is older than what was known. Versions fall only by a restore.
         behind: True if an object was listed in a version that is not known here.
-        affected: UIDs of the workloads to which it matters what was stored.
     """
 
-    def __init__(self, api: KubeClient, cache: ClusterCache, watches: WatchState, kind: kinds.Kind) -> None:
+    def __init__(
+        self, api: KubeClient, cache: ClusterCache, watches: WatchState, kind: kinds.Kind, findings: Findings
+    ) -> None:
         self._api = api
         self._cache = cache
         self._watches = watches
         self._kind = kind
+        self._findings = findings
         self._seen_version = watches.version(kind)
         self.before = cache.versions_of(kind)
         self._newest = max([self._seen_version, *self.before.values()])
-        self.rewound = False
+        self._rewound = False  # the list is older than what was known; versions fall only by a restore
         self.behind = False
-        self.affected: set[str] = set()
 
     async def stored(self) -> set[str]:
         """Stores all objects, page by page. Returns their UIDs."""
@@ -165,7 +180,7 @@ class _Listing:
                 # Fresh: an object that seemed deleted while its kind was not served is back in the same version.
                 affected = self._cache.store(reading, listed=True, fresh=True)
                 if is_new:
-                    self.affected |= affected
+                    self._findings.affected |= affected
             metadata = page.metadata
         if metadata:
             self._watches.listed_at(self._kind, version_of(metadata))
@@ -189,7 +204,7 @@ class _Listing:
     def _check(self, metadata: client.JsonObject, versions: Iterable[tuple[str, int]]) -> None:
         """Notes if a page is older than what was known at the time of the request."""
         version, known = version_of(metadata), self.before
-        if self.rewound or not (
+        if self._rewound or not (
             0 < version < self._newest or any(version < known.get(uid, 0) for uid, version in versions)
         ):
             return
@@ -199,7 +214,7 @@ class _Listing:
         )
         self._cache.versions.rewind()
         self._watches.rewind()
-        self.rewound = True
+        self._rewound = self._findings.rewound = True
 
 
 def _version(body: client.JsonObject) -> tuple[str, int]:

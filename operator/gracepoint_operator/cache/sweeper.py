@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.resync import ALWAYS, OPTIONAL, Swept, sweep
+from gracepoint_operator.cache.resync import ALWAYS, OPTIONAL, Findings, Swept, sweep
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
@@ -73,6 +73,7 @@ class Sweeper:
         self._left_out: set[kinds.Kind] = set()  # optional kinds that could not be listed
         self._gaps: dict[kinds.Kind, bool] = {}  # kinds of which events may have been missed; False: only deletions
         self._gap = asyncio.Event()
+        self._findings = Findings()  # what ``after`` was not told of yet
         self._all_at = 0.0  # when all kinds are listed next, by the loop's clock
         self._watched_at = 0.0  # until when lists wait for watches, by the loop's clock
 
@@ -107,6 +108,7 @@ class Sweeper:
                     self._watches,
                     wanted,
                     functools.partial(self._list_begins, in_full=in_full),
+                    findings=self._findings,
                     metadata_only=not in_full,
                 )
                 self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=wanted == self._watched)
@@ -117,6 +119,7 @@ class Sweeper:
             self._listed |= wanted - swept.left_out
             self._left_out = (self._left_out - wanted) | swept.left_out
             self._after(swept)
+            self._findings = Findings()
             if wanted == self._watched:
                 self._all_at = asyncio.get_running_loop().time() + EVERY_S
             wanted, in_full = await self._next_wanted(swept, in_full)

@@ -43,7 +43,7 @@ class AuthenticationFailure(StrEnum):
     NOT_A_POD = "not_a_pod"  # good, but not bound to a pod
     OTHER_POD = "other_pod"  # the body speaks for another pod, namespace, workload or attempt
     UNKNOWN_POD = "unknown_pod"  # no such pod of a workload is alive
-    STOPPED_SESSION = "stopped_session"  # a newer session of the same pod is there
+    STOPPED_SESSION = "stopped_session"  # a newer session of the same pod came, or another is connected
     UNKNOWN_PREEMPTION = "unknown_preemption"
     BAD_MESSAGE = "bad_message"
     NOT_READY = "not_ready"  # this replica does not know the cluster yet, or cannot review tokens

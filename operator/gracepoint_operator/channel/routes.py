@@ -259,7 +259,7 @@ class Channel:
         pod = await self._authenticator.admit(authorization, pod_uid)
         known = self._subscribers
         if known.is_stopped(pod_uid, session) or not (early or known.speaks_for(pod_uid, session)):
-            message = f"session: found {session!r}, which is not the pod's newest; it stopped, or never began"
+            message = f"session: found {session!r}; a newer one followed it, or another one of the pod is connected"
             raise RequestRefused(403, AuthenticationFailure.STOPPED_SESSION, message)
         return pod
 

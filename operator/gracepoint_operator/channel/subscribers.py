@@ -204,9 +204,13 @@ class Subscribers:
         """True if the session may report for the pod.
 
         A session that is connected to the other replica is not known here. It may report, because its token is that of
-        the pod. A session that is not the newest one known here may not.
+        the pod, unless another session of the pod is connected here: then two processes of the pod run. One that was
+        connected here and left does not count. Its containers may have been started again in their pod.
+
+        A report stops no other session, as a subscription does: it may be late, and of a session before.
         """
-        return self._current.get(pod_uid, session) == session
+        alone = pod_uid not in self._by_pod or self.is_connected(pod_uid, session)
+        return alone and not self.is_stopped(pod_uid, session)
 
     def is_connected(self, pod_uid: str, session: str) -> bool:
         """True if this session of the pod has an open stream here, and so was authenticated."""

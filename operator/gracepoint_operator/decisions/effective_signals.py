@@ -93,7 +93,7 @@ def relevant(
     found: list[tuple[Signal, RequestRecord | None]] = []
     if not pod.finished:
         for asked in gang.requests:
-            mine = asked.is_open and asked.is_for(gang.workload_uid)
+            mine = asked.is_signal(gang.epochs) and asked.is_for(gang.workload_uid)
             if mine and asked.is_drill(policy.mode) is drills:
                 found.append((asked.signal(pod), asked))
     if not drills:

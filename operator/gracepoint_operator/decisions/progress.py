@@ -32,6 +32,20 @@ def stage_of(stall: Stall) -> str:
     return re.sub(r" (of|after) step .*", "", stall.stage)[:_STAGE_CHARACTERS]
 
 
+def is_over(stall: Stall, told_at: float, progress_at: float) -> bool:
+    """True if the progress was made after the stall had begun.
+
+    There was none for ``for_s`` seconds before the stall was told. So the middle of that time is far enough from the
+    progress before and from that after the stall, though these times may be by the clocks of different replicas.
+
+    Args:
+        stall: The stall.
+        told_at: When a replica was told of it, in seconds since the epoch.
+        progress_at: When any replica was told of progress of the gang.
+    """
+    return progress_at > told_at - stall.for_s / 2
+
+
 def note(stall: Stall) -> Note:
     """Returns the Event on the workload."""
     if stall.over:

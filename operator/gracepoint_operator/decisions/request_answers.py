@@ -23,7 +23,7 @@ class Answer:
 def answers(gang: GangSnapshot) -> Iterator[Answer]:
     """Yields an answer for each request whose status changes."""
     for request in gang.requests:
-        if _is_final(request.status):
+        if _is_final(gang, request):
             # Only the generation can change. An older operator wrote none.
             status = None if request.status.observed_generation is None else request.status
         else:
@@ -47,14 +47,19 @@ def _observed(request: RequestRecord, status: RequestStatus) -> RequestStatus:
     return status.model_copy(update={"observed_generation": request.generation or None})
 
 
-def _is_final(status: RequestStatus) -> bool:
-    """A final phase never changes, except Expired."""
-    return status.phase is not None and status.phase.ended and status.phase is not RequestPhase.EXPIRED
+def _is_final(gang: GangSnapshot, request: RequestRecord) -> bool:
+    """A final phase never changes, except Expired, and Superseded if an epoch names the request all the same.
+
+    A replica whose view is older may supersede a request of which the other one has told the gang.
+    """
+    if request.status.phase is RequestPhase.SUPERSEDED:
+        return request.adopted_by(gang.epochs) is None
+    return request.has_ended and request.status.phase is not RequestPhase.EXPIRED
 
 
 def _status(gang: GangSnapshot, request: RequestRecord) -> RequestStatus | None:
     """Returns None if nothing is decided yet."""
-    epoch = next((epoch for epoch in reversed(gang.epochs) if request.reference in epoch.spec.requests), None)
+    epoch = request.adopted_by(gang.epochs)
     if epoch is not None:
         phase = RequestPhase(epoch.phase) if epoch.phase.ended else RequestPhase.ADOPTED
         message = epoch.status.message if epoch.phase.ended else f"the Preemption {epoch.name} is about it"

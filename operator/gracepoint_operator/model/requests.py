@@ -8,13 +8,21 @@ still create one object. The outcome of a request is written to its own status (
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gracepoint.wire.messages import Confidence, Mode
 from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.resources import PreemptionRequest, RequestReference, RequestSpec, RequestStatus, SignalKind
+from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.resources import (
+    PreemptionRequest,
+    RequestPhase,
+    RequestReference,
+    RequestSpec,
+    RequestStatus,
+    SignalKind,
+)
 from gracepoint_operator.signals import Signal
 from gracepoint_operator.unreadable import reading
 
@@ -76,6 +84,21 @@ class RequestRecord:
     def has_ended(self) -> bool:
         """True if its status has a final phase."""
         return self.status.phase is not None and self.status.phase.ended
+
+    def is_signal(self, epochs: Sequence[PreemptionRecord]) -> bool:
+        """True if it counts as a signal: it is open, or a replica with an older view superseded it after it was told.
+
+        Args:
+            epochs: The epochs of the workload, oldest first.
+        """
+        if self.status.phase is not RequestPhase.SUPERSEDED or self.spec.retracted:
+            return self.is_open
+        epoch = self.adopted_by(epochs)
+        return epoch is not None and not epoch.phase.ended
+
+    def adopted_by(self, epochs: Sequence[PreemptionRecord]) -> PreemptionRecord | None:
+        """Returns the newest of the epochs, oldest first, that names it. None: none does."""
+        return next((epoch for epoch in reversed(epochs) if self.reference in epoch.spec.requests), None)
 
     def is_for(self, workload_uid: str) -> bool:
         """True if it is for this workload, and not for another one that had the same name."""

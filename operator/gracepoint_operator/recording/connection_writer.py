@@ -5,7 +5,10 @@ to this replica, joins the numbers of the other replicas, which the watch brings
 to ``PolicyWriter``. It writes this replica's numbers only if they changed, and once a minute.
 ``close`` takes them back.
 
-While the API server does not answer, the other replicas' numbers are old. Then nothing is judged.
+While the API server does not answer, the other replicas' numbers are old. Then nothing is judged. It may also answer
+for all policies but some, for which an admission webhook is down. A replica that cannot write into a policy does not
+judge it, and goes on with the others. One that has nothing to write there does not notice, and may count the pods of
+other replicas as missing. One that can write nowhere judges nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from gracepoint_operator.resources import CheckpointPolicy, PolicyReplica
 log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
+_NOT_RECORDED = "connections not recorded, trying again"
 _Key = tuple[str, str]
 
 
@@ -68,6 +72,8 @@ class ConnectionWriter:
         self._replica = replica
         self._view_age_s = view_age_s
         self._recorded: set[_Key] = set()  # policies whose status has numbers of this replica
+        self._unwritten: set[_Key] = set()  # policies for which the API server did not answer the newest write
+        self._answered_at = float("-inf")  # when it answered one last
         self._events = EventRecorder(api, clock, replica)
         self._missing_since: dict[str, float] = {}  # UID of the workload -> since when pods are missing
         self._running_since: dict[str, float] = {}  # UID of the pod -> since when it was seen to run
@@ -82,12 +88,11 @@ class ConnectionWriter:
 
     async def look(self) -> None:
         """Counts once, and writes what changed. Does nothing while the API server does not answer."""
-        try:
-            if self._view_age_s() <= connectivity.RENEWED_S:
-                await self._look()
+        if self._view_age_s() <= connectivity.RENEWED_S:
+            await self._write_all()
+            if self._sees_others():
+                await self._judge()
                 return
-        except client.Unavailable as error:
-            log.warning("connections not recorded, trying again", extra=about(error=str(error)))
         self._missing_since.clear()  # the other replicas could not renew their numbers either
 
     async def close(self, timeout_s: float) -> None:
@@ -99,15 +104,43 @@ class ConnectionWriter:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*writes, return_exceptions=True)
 
-    async def _look(self) -> None:
-        running, young, connected = self._counted()
-        missing = 0
+    def _sees_others(self) -> bool:
+        """True if the API server answers, so that the numbers of the other replicas are new."""
+        writes = not self._unwritten or self._clock() - self._answered_at <= connectivity.RENEWED_S
+        return writes and self._view_age_s() <= connectivity.RENEWED_S
+
+    async def _write_all(self) -> None:
+        """Writes this replica's numbers into each policy. One that cannot be written does not hold up the others."""
+        _, _, connected = self._counted()
+        unwritten: dict[_Key, client.Unavailable] = {}
         for key, policy in list(self._cache.policies.items()):
             await asyncio.sleep(0)  # a notice does not wait for all policies
-            uids = sorted(self._cache.objects.workloads_with_policy(key) & self._cache.objects.workloads.keys())
-            own = {uid: connected[uid] for uid in uids if connected[uid]}
-            await self._write_own(key, policy, own)
-            gangs = self._gangs(policy, uids, running, young, own)
+            own = self._own(self._uids(key), connected)
+            entry = connectivity.own_entry(self._replica, own, policy.status.replicas or (), self._clock())
+            if entry is None:
+                continue
+            try:
+                await self._apply(key, entry)
+            except client.Unavailable as error:
+                unwritten[key] = error
+            else:
+                self._answered_at = self._clock()
+        for key in sorted(unwritten.keys() - self._unwritten)[:1]:  # in an outage these are all policies
+            more = len(unwritten) - 1
+            log.warning(_NOT_RECORDED, extra=about(policy="/".join(key), more=more, error=str(unwritten[key])))
+        self._unwritten = set(unwritten)
+
+    async def _judge(self) -> None:
+        running, young, connected = self._counted()  # anew, as the writes may have taken long
+        missing = 0
+        for key, policy in list(self._cache.policies.items()):
+            await asyncio.sleep(0)
+            uids = self._uids(key)
+            if key in self._unwritten:  # the other replicas could not renew their numbers there either
+                for uid in uids:
+                    self._missing_since.pop(uid, None)
+                continue
+            gangs = self._gangs(policy, uids, running, young, self._own(uids, connected))
             self._policy_writer.connections(key, gangs)
             missing += sum(gang.expected - gang.connected for gang in gangs if gang.late)
             for gang in gangs:
@@ -116,6 +149,14 @@ class ConnectionWriter:
         for known in (self._missing_since, self._told):
             for uid in known.keys() - self._cache.objects.workloads.keys():
                 del known[uid]
+
+    def _uids(self, key: _Key) -> list[str]:
+        """UIDs of the known workloads of a policy."""
+        return sorted(self._cache.objects.workloads_with_policy(key) & self._cache.objects.workloads.keys())
+
+    @staticmethod
+    def _own(uids: list[str], connected: collections.Counter[str]) -> dict[str, int]:
+        return {uid: connected[uid] for uid in uids if connected[uid]}
 
     def _counted(self) -> tuple[collections.Counter[str], collections.Counter[str], collections.Counter[str]]:
         """Counts pods of the current attempts by UID of the workload.
@@ -168,11 +209,6 @@ class ConnectionWriter:
             gangs.append(GangConnection(workload, workload.restarts, number, running[uid], late, here))
         return gangs
 
-    async def _write_own(self, key: _Key, policy: CheckpointPolicy, own: dict[str, int]) -> None:
-        entry = connectivity.own_entry(self._replica, own, policy.status.replicas or (), self._clock())
-        if entry is not None:
-            await self._apply(key, entry)
-
     async def _apply(self, key: _Key, entry: PolicyReplica) -> None:
         body = {
             "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
@@ -189,7 +225,7 @@ class ConnectionWriter:
         except client.Unavailable:
             raise
         except client.KubeError as error:
-            log.warning("connections not recorded, trying again", extra=about(policy="/".join(key), error=str(error)))
+            log.warning(_NOT_RECORDED, extra=about(policy="/".join(key), error=str(error)))
 
     async def _post(self, gang: GangConnection) -> None:
         uid, told = gang.workload.uid, self._told.get(gang.workload.uid)

@@ -64,7 +64,7 @@ class _Account:
         waiting: The changes that are not written, oldest first.
         handed: How many of these are being written.
         known: What was seen of the current life.
-        looked_at: When they were looked at last.
+        rests_until: Until when they are not looked at again, in seconds since the epoch.
     """
 
     begun: GoodputLedger
@@ -73,7 +73,7 @@ class _Account:
     waiting: list[_Change] = dataclasses.field(default_factory=list)
     handed: int = 0
     known: Known | None = None
-    looked_at: float = 0.0
+    rests_until: float = 0.0
 
     def read(self, entry: WorkloadGoodput | None) -> GoodputLedger:
         """Returns what an entry says together with the changes that wait."""
@@ -112,20 +112,19 @@ class GoodputRecorder:
         workload = gang.workload
         if workload is None or gang.policy is None or not workload.injected or workload.deleted:
             return None
-        now_ms = self._now_ms()
         account = self._accounts.get(workload.uid)
         if account is None:
-            account = self._accounts[workload.uid] = _Account(sight.begun(gang, now_ms))
-        pause_s = len(gang.pods) * _PER_POD_S
-        if pause_s > _AT_ONCE_S and now_ms / 1000 < account.looked_at + pause_s:
-            return account.looked_at + pause_s
+            account = self._accounts[workload.uid] = _Account(sight.begun(gang, self._now_ms()))
+        if self._clock() < account.rests_until:
+            return account.rests_until
         return self._look(gang, workload, gang.policy, account)
 
     def _look(
         self, gang: GangSnapshot, workload: Workload, policy: CheckpointPolicy, account: _Account
     ) -> float | None:
         now_ms = self._now_ms()
-        account.looked_at = now_ms / 1000
+        pause_s = len(gang.pods) * _PER_POD_S
+        account.rests_until = now_ms / 1000 + pause_s if pause_s > _AT_ONCE_S else 0.0
         ledger = self._ledger(account, policy, workload.uid)
         seen = sight.look(gang, ledger.current, account.known, now_ms)
         account.known = seen.known
@@ -153,24 +152,32 @@ class GoodputRecorder:
             self._take(pod, halt(stalled_s, pod, self._clock()), stalled_s)
 
     def _take(self, pod: Pod, said: Tiding | Halt | None, words: object) -> None:
-        gang = self._cache.gang(pod.workload_uid)
-        if pod.workload_uid not in self._accounts:
-            self.observe(gang)  # a replica that has just started hears processes before it decides about their gang
-        workload, policy, account = gang.workload, gang.policy, self._accounts.get(pod.workload_uid)
-        if workload is None or account is None or policy is None:
-            return
         if said is None:
             log.warning("what a process says of its time is impossible", extra=about(pod=pod.name, said=str(words)))
             return
-        # The pod may be of a life that was not seen yet.
-        self._look(gang, workload, policy, account)
-        self._change(account, workload, self._ledger(account, policy, workload.uid), said)
+        uid = pod.workload_uid
+        if uid not in self._accounts:
+            # A replica that has just started hears processes before it decides about their gang.
+            self.observe(self._cache.gang(uid))
+        account, (workload, policy) = self._accounts.get(uid), self._workload(uid)
+        if workload is None or account is None or policy is None:
+            return
+        if isinstance(said, Tiding) or self._needs_look(said, account, self._ledger(account, policy, uid)):
+            # The pod may be of a life that was not seen yet.
+            self._look(self._cache.gang(uid), workload, policy, account)
+        self._change(account, workload, self._ledger(account, policy, uid), said)
+
+    def _needs_look(self, said: Halt, account: _Account, ledger: GoodputLedger) -> bool:
+        """Returns whether a gang is looked at before it is noted that it stalls.
+
+        All its processes may say so at once. What is no news without a look is none after it: a life that a look finds
+        has not trained yet.
+        """
+        return self._clock() >= account.rests_until and ledger.took(said) != ledger
 
     def answer(self, message: Forecast) -> SaveEvery | None:
         """Returns how often a gang should save. None if it does not want to know, or if that is not known."""
-        workload = self._cache.objects.workloads.get(message.workload_uid)
-        account = self._accounts.get(message.workload_uid)
-        policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
+        account, (_, policy) = self._accounts.get(message.workload_uid), self._workload(message.workload_uid)
         if not message.takes_interval or account is None or policy is None:
             return None
         ledger = self._ledger(account, policy, message.workload_uid)
@@ -222,6 +229,11 @@ class GoodputRecorder:
             if (account := self._accounts.get(workload.uid)) is not None:
                 del account.waiting[: account.handed]
                 account.handed = 0
+
+    def _workload(self, uid: str) -> tuple[Workload | None, CheckpointPolicy | None]:
+        """The workload with this UID and its policy, as far as they are there, without a snapshot of its gang."""
+        workload = self._cache.objects.workloads.get(uid)
+        return workload, None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
 
     def _ledger(self, account: _Account, policy: CheckpointPolicy, uid: str) -> GoodputLedger:
         """The account with everything that is known here."""

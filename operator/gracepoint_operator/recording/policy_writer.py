@@ -118,7 +118,10 @@ class PolicyWriter:
             self.touch(*policy)
 
     def stalls(self, policy: Key, stalled: Mapping[str, str]) -> None:
-        """Takes the stalls of the policy's gangs: by the workload's name, what is known of each."""
+        """Takes the stalls of the policy's gangs: by the workload's name, what is known of each.
+
+        That there are none is written once. After that, the other replica may be told of one.
+        """
         self._stalls[policy] = dict(stalled)
         self.touch(*policy)
 
@@ -144,8 +147,9 @@ class PolicyWriter:
         try:
             policy = CheckpointPolicy.of(body)
         except Unreadable as error:
-            changes, workloads = self._unreadable(body, str(error)), []
+            changes, workloads, stalls = self._unreadable(body, str(error)), [], None
         else:
+            stalls = self._stalls.get(key)
             workloads = self._workloads(key)
             changes = self._status(policy, workloads).changes_since(policy.status)
         if changes:
@@ -153,6 +157,8 @@ class PolicyWriter:
             patch = {"metadata": {"resourceVersion": version}, "status": changes}
             await self._api.merge_status(kinds.POLICIES, namespace, name, patch)
         self.goodput.written(workloads)
+        if stalls == {} and self._stalls.get(key) is stalls:
+            del self._stalls[key]
         if mended and key not in self._unrecorded:
             self._mended.discard(key)
 

@@ -143,9 +143,14 @@ class PreemptionWriter:
             if entry is not None:
                 body = await self._apply(key, entry)
         except client.NotFound as error:
-            if epoch.created_at is None:  # the kind is not served just now
+            if epoch.created_at is not None:
+                return  # it was deleted; the watch will bring that
+            if await self._has_namespace(namespace):  # so the kind is not served just now
                 raise client.Unavailable(str(error)) from error
-            return  # it was deleted; the watch will bring that
+            log.info("a record was never made, and is dropped with its namespace", extra=about(preemption=name))
+            self._acknowledgements.forget(key)
+            self._cache.preemptions.drop_unmade(key)
+            return
         current = PreemptionRecord.of(body)
         joined = self._joined(current)
         if joined is None:
@@ -182,6 +187,13 @@ class PreemptionWriter:
             return await self._api.get(kinds.PREEMPTIONS, epoch.namespace, epoch.name)
         self.made.add(epoch.key)
         return made
+
+    async def _has_namespace(self, name: str) -> bool:
+        try:
+            await self._api.get(kinds.NAMESPACES, None, name)
+        except client.NotFound:
+            return False
+        return True
 
     def _joined(self, current: PreemptionRecord) -> PreemptionRecord | None:
         """The API's record joined with what is known here. None if it was forgotten here."""

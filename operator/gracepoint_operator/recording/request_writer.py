@@ -1,7 +1,8 @@
 """Writes the answers to requests into their statuses.
 
 Runs as tasks of a write queue on the controller's event loop. Both replicas decide the same answer and write it. The
-second write changes nothing.
+second write changes nothing. A replica whose view is older may find that nothing comes of a request which the other
+one has adopted. So Superseded is written only over the phase from which it was decided.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.resources import RequestPhase
 
 #: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
 _WORKLOAD_COMES_S = 5.0
@@ -64,6 +66,11 @@ class RequestWriter:
             found = await self._api.get(kinds.PREEMPTIONS, namespace, name)
             if found["metadata"]["uid"] != answer.request.uid:
                 return  # another request of this name; the watch will bring it
+            if answer.status.phase is RequestPhase.SUPERSEDED and _phase(found) != answer.request.status.phase:
+                # The watch will bring what the other replica wrote. Then it is decided again.
+                if self._answers.get(key) is answer:
+                    del self._answers[key]
+                return
             patch = {
                 "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
                 "status": answer.status.to_json(),
@@ -71,3 +78,8 @@ class RequestWriter:
             await self._api.merge_status(kinds.PREEMPTIONS, namespace, name, patch)
         except client.NotFound:
             return
+
+
+def _phase(body: client.JsonObject) -> str | None:
+    phase: str | None = (body.get("status") or {}).get("phase")
+    return phase

@@ -6,12 +6,15 @@ last writes the condition. ``close`` ends the queue.
 
 A gang tells of its stall once. A process beside a trainer, which looks at it from outside, tells of that pod alone.
 What both say is shown together, the gang's word first. A stall is over when its pod says so, the gang has started
-again, or the pod is gone: the other replica may have heard the first two.
+again, or the pod is gone. The other replica may have heard the first two. So a stall is also over when the policy's
+status has a newer forecast of the gang, which any replica may have written: only a training thread that goes on sends
+one, after each save.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping
 
@@ -25,6 +28,7 @@ from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.workloads import Workload
 
 log = logging.getLogger(__name__)
@@ -110,18 +114,28 @@ class StallRecorder:
         if stalls is not None:
             self._tell_policy(next(iter(stalls.values())).workload)
 
+    def follow(self, policy: CheckpointPolicy) -> None:
+        """Takes from a policy's status which gangs make progress again."""
+        for forecast in policy.status.forecasts or ():
+            self._end(forecast.uid, functools.partial(_is_over, forecast.time.timestamp()))
+
     def forget(self, uid: str) -> None:
         """A workload or a pod is gone."""
         self.resumed(uid)
         self._latest.pop(uid, None)
-        for workload_uid, stalls in list(self._stalled.items()):
-            kept = {about_pod: told for about_pod, told in stalls.items() if told.pod.uid != uid}
-            if len(kept) < len(stalls):
-                workload = next(iter(stalls.values())).workload
-                self._stalled[workload_uid] = kept
-                if not kept:
-                    del self._stalled[workload_uid]
-                self._tell_policy(workload)
+        for workload_uid in list(self._stalled):
+            self._end(workload_uid, lambda told: told.pod.uid == uid)
+
+    def _end(self, workload_uid: str, is_over: Callable[[_Told], bool]) -> None:
+        """Forgets the stalls of a gang that are over."""
+        stalls = self._stalled.get(workload_uid, {})
+        kept = {about_pod: told for about_pod, told in stalls.items() if not is_over(told)}
+        if len(kept) < len(stalls):
+            workload = next(iter(stalls.values())).workload
+            self._stalled[workload_uid] = kept
+            if not kept:
+                del self._stalled[workload_uid]
+            self._tell_policy(workload)
 
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
@@ -149,6 +163,10 @@ class StallRecorder:
         told = self._latest.get(key[1])
         if told is not None:
             await self._events.post_on(told.workload, progress.note(told.stall), f"{told.at:.0f}")
+
+
+def _is_over(progress_at: float, told: _Told) -> bool:
+    return progress.is_over(told.stall, told.at, progress_at)
 
 
 def _shown(stalls: Mapping[str, _Told]) -> list[_Told]:

@@ -117,9 +117,9 @@ class AsyncCaller(abc.ABC):
             TypeError, AsyncCallFailed: As ``AsyncCallsQueue.schedule_async_request``.
         """
         request = async_req.freeze()._replace(call_idx=self._calls)
+        self._calls += 1  # also if it does not start here: the other processes count it
         here, everywhere = self.start(request)
-        self._asked.append((self._calls, here, everywhere))
-        self._calls += 1
+        self._asked.append((request.call_idx, here, everywhere))
 
     def is_current_async_call_done(self, blocking: bool = False, no_dist: bool = False) -> bool:
         """Returns whether the oldest call that was not reported yet has ended in all processes.

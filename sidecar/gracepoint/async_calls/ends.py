@@ -48,6 +48,9 @@ class EndsInAll:
         Args:
             index: Number of the call, the same in all processes. Calls are added in this order.
             here: Done when the call has ended in this process.
+
+        Raises:
+            RuntimeError: The system has no thread for it. The other processes are told, where the call fails.
         """
         everywhere: Future[None] = Future()
         with self._lock:
@@ -56,7 +59,14 @@ class EndsInAll:
         if self._gang.process_count == 1:
             here.add_done_callback(lambda _: self._meet_all_done())
         elif starts:
-            threading.Thread(target=self._meet, name="gracepoint-async-ends", daemon=True).start()
+            try:
+                threading.Thread(target=self._meet, name="gracepoint-async-ends", daemon=True).start()
+            except RuntimeError as error:
+                with self._lock:  # the next call is the first one again
+                    self._waiting.pop()
+                    self._meets = False
+                self._tell_others(index, error)
+                raise
         return everywhere
 
     def _meet_all_done(self) -> None:
@@ -74,13 +84,11 @@ class EndsInAll:
                     self._meets = False
                     return
                 index, here, everywhere = self._waiting.popleft()
-            key = f"{self._key}/ended/{index}"
             try:
                 word = json.dumps(_error(here)[-_TEXT:])  # waits as long as the call runs; its caller can end it
-                words = self._gang.gather(key, word, timeout_s=self._timeout_s)
+                words = self._gang.gather(self._ended_key(index), word, timeout_s=self._timeout_s)
             except Exception as error:  # noqa: BLE001 - the call fails, and the thread goes on with the next
-                with contextlib.suppress(GracepointError):
-                    self._gang.fail(key, error)  # so that the others do not wait
+                self._tell_others(index, error)
                 everywhere.set_exception(_not_all(index, error))
                 continue
             texts = {process: text for process, word in enumerate(words) if (text := json.loads(word))}
@@ -88,10 +96,18 @@ class EndsInAll:
             if self._gang.process_index == 0 and index > 0:
                 self._remove(index - 1)
 
+    def _ended_key(self, index: int) -> str:
+        return f"{self._key}/ended/{index}"
+
+    def _tell_others(self, index: int, error: Exception) -> None:
+        """Fails a call in the other processes, so that they do not wait."""
+        with contextlib.suppress(GracepointError):
+            self._gang.fail(self._ended_key(index), error)
+
     def _remove(self, index: int) -> None:
         """Removes the keys of a call, which all processes have passed. That it fails matters to nobody's call."""
         try:
-            self._gang.retire(f"{self._key}/ended/{index}")
+            self._gang.retire(self._ended_key(index))
         except GracepointError as error:
             logger.warning("keys of an asynchronous call were not removed call=%d error=%s", index, error)
 

@@ -64,6 +64,8 @@ class _ProcessAsyncCaller(AsyncCaller):
         self._log_level = logging.getLogger().getEffectiveLevel() if log_level is None else log_level
         self._orphan_limit_s = orphan_limit_s
         self._keeper = keeper
+        # Only the first worker waits for its keeper. For a later one training waits, or a save in an emergency.
+        self._keeper_starts = True
         self._workers: list[WorkerProcess] = []  # those that have not ended
         self._first_calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         # Calls that were handed over are finished: a caller that is dropped, or still there at the interpreter's end,
@@ -118,6 +120,7 @@ class _ProcessAsyncCaller(AsyncCaller):
 
     def _start_worker(self) -> WorkerProcess:
         worker = self._new_worker(self._keeper)
+        self._keeper_starts = False
         self._workers[:] = [each for each in self._workers if each.alive]
         self._workers.append(worker)
         for number in range(len(self._first_calls)):
@@ -133,6 +136,7 @@ class _ProcessAsyncCaller(AsyncCaller):
                 log_level=self._log_level,
                 orphan_limit_s=self._orphan_limit_s,
                 keeper=keeper,
+                keeper_starts=self._keeper_starts,
             )
         except OSError as error:
             if keeper is None:

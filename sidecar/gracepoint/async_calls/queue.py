@@ -69,16 +69,16 @@ class AsyncCallsQueue:
         Returns when ``preload_fn`` has run and the arguments are handed over: the trainer may change its state then.
 
         Raises:
-            RuntimeError: The queue is closed.
             TypeError: The call cannot be sent to a worker process.
             AsyncCallFailed: The worker process does not take calls.
+            RuntimeError: The queue is closed, or the system has no thread for the call.
         """
         if self._closed:
             raise RuntimeError("schedule_async_request: the queue is closed")
         request = async_request.freeze()._replace(call_idx=self._scheduled)
+        self._scheduled += 1  # also if it does not start here: the other processes count it
         here, everywhere = self._caller.start(request)
-        self._active.append(_ActiveAsyncRequest(self._scheduled, self._caller, request, here, everywhere))
-        self._scheduled += 1
+        self._active.append(_ActiveAsyncRequest(request.call_idx, self._caller, request, here, everywhere))
         return request.call_idx
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:

@@ -16,6 +16,8 @@ from gracepoint.async_calls.caller import AsyncCaller
 from gracepoint.async_calls.request import AsyncRequest
 from gracepoint.async_calls.worker_process import CallFailed
 
+_Calls = queue.SimpleQueue[tuple[AsyncRequest, tuple[object, ...], Future[None]] | None]
+
 
 class ThreadAsyncCaller(AsyncCaller):
     """Runs functions in a daemon thread of this process. They share its interpreter with the training thread.
@@ -23,7 +25,7 @@ class ThreadAsyncCaller(AsyncCaller):
     Arguments are not copied: ``preload_fn`` must copy what the training changes.
     """
 
-    _work: queue.SimpleQueue[tuple[AsyncRequest, tuple[object, ...], Future[None]] | None] | None = None
+    _work: _Calls | None = None
 
     def run(self, request: AsyncRequest) -> Future[None]:
         arguments = request.preloaded_args()
@@ -32,11 +34,12 @@ class ThreadAsyncCaller(AsyncCaller):
             ended.set_result(None)
             return ended
         if self._work is None:
-            self._work = queue.SimpleQueue()
-            self._thread = threading.Thread(
-                target=_run_all, args=(self._work, self._nice), name="gracepoint-async-calls", daemon=True
+            work: _Calls = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=_run_all, args=(work, self._nice), name="gracepoint-async-calls", daemon=True
             )
-            self._thread.start()
+            thread.start()  # if the system has no thread, this call fails, and the next one tries again
+            self._work, self._thread = work, thread
         self._work.put((request, arguments, ended))
         return ended
 
@@ -58,7 +61,7 @@ class ThreadAsyncCaller(AsyncCaller):
             self._work.put(None)
 
 
-def _run_all(work: queue.SimpleQueue[tuple[AsyncRequest, tuple[object, ...], Future[None]] | None], nice: int) -> None:
+def _run_all(work: _Calls, nice: int) -> None:
     with contextlib.suppress(OSError):  # no right to: the calls run at the priority of the training
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + nice)
     while (item := work.get()) is not None:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 #: Seconds to wait until the worker takes a call, and until a process that closed its connection has ended.
 _TAKE_S = 60
 _END_S = 30.0
-#: Seconds to wait for a keeper that does not listen yet, and between two tries to reach it.
+#: Seconds to wait for a keeper that may be just starting, and between two tries to reach it.
 _KEEPER_STARTS_S = 10.0
 _LOOK_EVERY_S = 0.1
 #: Accelerators belong to the trainer. The worker must never open them.
@@ -51,9 +51,10 @@ class WorkerProcess:
         log_level: Level of the worker's log, which goes to the standard error of this process.
         orphan_limit_s: Seconds that the worker still has for its calls after this process has died.
         keeper: Path of the socket of a keeper that starts the worker. None: this process starts it.
+        keeper_starts: Whether to wait a few seconds for a keeper that does not listen yet.
 
     Raises:
-        OSError: The process cannot be started, or the keeper cannot be reached.
+        OSError: The process cannot be started, or the keeper cannot be reached. Or the system has no thread.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class WorkerProcess:
         log_level: int,
         orphan_limit_s: float,
         keeper: str | None = None,
+        keeper_starts: bool = False,
     ) -> None:
         self._pool = pool
         self._calls: dict[int, tuple[Future[None], Block]] = {}
@@ -77,7 +79,7 @@ class WorkerProcess:
             with theirs:
                 self._process = start_process(theirs)
         else:
-            self._connection = _connected(keeper)
+            self._connection = _connected(keeper, _KEEPER_STARTS_S if keeper_starts else 0.0)
         # Python's own timeout would make the socket non-blocking for the reading thread, too.
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _TAKE_S, 0))
         options = {
@@ -89,7 +91,14 @@ class WorkerProcess:
             "by_keeper": keeper is not None,
         }
         self._connection.send(json.dumps(options).encode())
-        threading.Thread(target=self._read_answers, name="gracepoint-async-worker", daemon=True).start()
+        try:
+            threading.Thread(target=self._read_answers, name="gracepoint-async-worker", daemon=True).start()
+        except RuntimeError as error:
+            self.kill()
+            if self._process is not None:
+                self.wait(_END_S)
+            self._connection.close()
+            raise OSError(f"no thread reads the answers of {self._name}: {error}") from error
 
     @property
     def process_id(self) -> int:
@@ -206,9 +215,9 @@ def start_process(connection: socket.socket) -> subprocess.Popen[bytes]:
     )
 
 
-def _connected(keeper: str) -> socket.socket:
-    """Returns a connection to a keeper. Waits a few seconds for a keeper that is just starting."""
-    until_s = time.monotonic() + _KEEPER_STARTS_S
+def _connected(keeper: str, starts_s: float) -> socket.socket:
+    """Returns a connection to a keeper. Waits ``starts_s`` seconds for a keeper that does not listen yet."""
+    until_s = time.monotonic() + starts_s
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

@@ -29,6 +29,11 @@ class BackgroundView:
         return self.executor.background.progress
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes of the save that the caller waits for that this process has written. 0: none. Any thread may ask."""
+        return self.executor.written_bytes
+
+    @property
     def commit_key(self) -> str | None:
         """Key of the barrier at which ``save`` or ``promote`` commits; cancel it to end the wait. None: not saving."""
         return self.executor.commit_key

@@ -329,12 +329,12 @@ class CheckpointManager:
         self._open().executor.background.check_for_errors()
 
     def wait_until_finished(self) -> None:
-        """Waits for the background save under way.
+        """Waits for the background save under way, and until the steps that are not kept are no steps any more.
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
         """
-        self._open().executor.background.wait_until_finished(None)
+        self._open().wait_until_finished()
 
     def close(self) -> None:
         """Waits for the background save, and for old steps to be deleted. May be called again.

@@ -2,11 +2,12 @@
 
 One thread, the training thread, owns a ``StepCheckpointer`` and makes all calls. All processes make the same calls in
 the same order. It uses these threads: those of TensorStore, that of the background save (``save_executor``), and in
-process 0 those that delete trash (``cleanup``) and renew the lease (``lease``). Every wait has a timeout.
+process 0 those that delete old steps (``cleanup``) and renew the lease (``lease``). Every wait has a timeout.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,9 @@ from gracepoint.checkpoint.step_restorer import StepRestorer
 from gracepoint.checkpoint.steps.directory_access import DirectoryAccess
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
+from gracepoint.checkpoint.storage.time_limit import ended_by
 from gracepoint.deadline import Deadline
+from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import GracepointError
 from gracepoint.process_group import ProcessGroup
 
@@ -144,6 +147,14 @@ class StepCheckpointer(BackgroundView):
         """The newest step that this process has restored, or knows to be committed. None if there is none."""
         return self._committed.newest
 
+    @property
+    def newest_snapshot(self) -> NewestSnapshot | None:
+        """As ``BackgroundView.newest_snapshot``. If a step as new is committed, the snapshot counts as committed."""
+        newest, committed = super().newest_snapshot, self._committed.newest
+        if newest is None or committed is None or committed < newest.step:
+            return newest
+        return dataclasses.replace(newest, state=SnapshotState.COMMITTED)
+
     def hasten(self) -> None:
         """Prepares for a disruption that may be near: warms the writer, and brings the next periodic save forward.
 
@@ -151,7 +162,9 @@ class StepCheckpointer(BackgroundView):
         """
         if not self.executor.background.busy:  # otherwise the writer is warm, and the save's thread owns it
             try:
-                self.executor.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
+                deadline = Deadline.after(_HASTEN_TIMEOUT_S, self._clock)
+                with ended_by(deadline.check):  # also the store's requests, which have a minute otherwise
+                    self.executor.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will raise the error
                 logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
         self.save_interval.hasten()
@@ -220,8 +233,7 @@ class StepCheckpointer(BackgroundView):
         asked = self.due_saves.asked
 
         def then() -> None:
-            newest = self._committed.newest
-            self._committed.newest = step if newest is None else max(step, newest)  # newer: this was stopped too late
+            self._committed.add(step)
             self._learn(Way.SNAPSHOT)
             self._committed.tidy(step, save.temporary.ordinal)
             self._retire(save, asked)
@@ -244,8 +256,9 @@ class StepCheckpointer(BackgroundView):
         """Saves now, and returns when the step is committed.
 
         If a background save is under way and was not stopped by ``stop``, this waits for it first, until the deadline.
-        If that save failed, the error is logged, and this save is tried nevertheless. A step that this gang has already
-        committed or restored is not saved again. Chunks go from the devices to the disk without a snapshot.
+        If it has not ended by then, this save fails in all processes. If that save failed, the error is logged, and
+        this save is tried nevertheless. A step that this gang has already committed or restored is not saved again.
+        Chunks go from the devices to the disk without a snapshot.
 
         Args:
             step: The step that ``state`` is at; the same in all processes.
@@ -260,16 +273,17 @@ class StepCheckpointer(BackgroundView):
             SaveFailed: The step is not committed in time, or a process failed.
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
-        self.executor.background.wait_until(deadline)
-        if error := self.executor.background.take_error():
-            logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
-        if self._committed.has(step):
-            for stage in ("written", "durable", "committed"):
-                on_stage(stage)
-            return Saved(step, self.executor.planner.plan(state)[1].plan.total_bytes)
         save = self.executor.begin(self._paths, step, extras=SaveExtras(note=note))
+        with save.failing_together():
+            self.executor.background.wait_until(deadline)
+            if error := self.executor.background.take_error():
+                logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
+            if self._committed.has(step):
+                for stage in ("written", "durable", "committed"):
+                    on_stage(stage)
+                return Saved(step, self.executor.planner.plan(state)[1].plan.total_bytes)
         total_bytes = self.executor.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
-        self._committed.newest = step
+        self._committed.add(step)
         self._learn(Way.STREAMED)
         self.save_interval.saved()
         self._retire(save, self.due_saves.asked)
@@ -288,13 +302,22 @@ class StepCheckpointer(BackgroundView):
             SaveFailed: There is no snapshot, or it was not committed in time.
         """
         step, total_bytes = self.executor.promote(self._paths, deadline, on_stage)
-        self._committed.newest = step
+        self._committed.add(step)
         return Saved(step, total_bytes)
 
     @property
     def directory(self) -> str:
         """The directory of the steps, as messages show it."""
         return str(self._paths.root)
+
+    def wait_until_finished(self) -> None:
+        """Waits for the background save, and until the steps that are not kept do not count as steps any more.
+
+        Raises:
+            SaveFailed: The save failed, or did not end within a few seconds after its timeout.
+        """
+        self.executor.background.wait_until_finished(None)
+        self._committed.settle()
 
     def close(self, timeout_s: float) -> None:
         """Waits for the background save, and for trash to be deleted. This is the last call.

@@ -116,6 +116,7 @@ class StepRestorer:
         deadline = Deadline.after(timeout_s, self._clock)
         self._restores += 1
         self._executor.background.wait(deadline.remaining_s())
+        self._committed.settle(deadline.remaining_s())  # so that no step is renamed that is read below
         with donation.telling(like):
             restored = restore_newest(
                 self._paths,

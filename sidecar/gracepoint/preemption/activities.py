@@ -25,23 +25,31 @@ class Activities:
     Args:
         place: Returns the number of the latest sync point, the step, and whether an epoch is open.
         saving: Returns how far the background save is. None if none is under way.
+        written: Returns how many bytes are written of the save that the training thread makes itself.
     """
 
-    def __init__(self, place: Callable[[], tuple[int, int, bool]], saving: Callable[[], SaveProgress | None]) -> None:
+    def __init__(
+        self,
+        place: Callable[[], tuple[int, int, bool]],
+        saving: Callable[[], SaveProgress | None],
+        written: Callable[[], int],
+    ) -> None:
         self._place = place
         self._saving = saving
+        self._written = written
         self._thread_id = threading.get_ident()
-        self._doing = ("", False)  # the stage, and whether it computes
+        self._doing = ("", False, False)  # the stage, whether it computes, and whether it saves
 
     @contextlib.contextmanager
-    def at(self, stage: str, *, computes: bool = False) -> Iterator[None]:
+    def at(self, stage: str, *, computes: bool = False, saves: bool = False) -> Iterator[None]:
         """Names what the training thread does within the block.
 
         Args:
             stage: In words.
             computes: True if the process reads and computes by itself for as long as that takes, without a sync point.
+            saves: True if the thread saves, or waits for the background save. Each byte that is written is progress.
         """
-        before, self._doing = self._doing, (stage, computes)
+        before, self._doing = self._doing, (stage, computes, saves)
         try:
             with trace.span(stage):
                 yield
@@ -50,20 +58,22 @@ class Activities:
 
     def __call__(self) -> list[Activity]:
         sync_point, step, in_epoch = self._place()
-        stage, computes = self._doing
+        stage, computes, saves = self._doing
         compiles = is_compiling(self._thread_id)
         words = "compilation" if compiles else stage or ("emergency save" if in_epoch else "training")
+        saving = self._saving()
+        in_background = [] if saving is None else [_background_save(saving)]
+        written = (self._written(), *(save.marks for save in in_background)) if saves else ()
         training = Activity(
             "training",
             f"{words} after step {step}" if step else words,
-            (sync_point, stage, in_epoch, compiles),
+            (sync_point, stage, in_epoch, compiles, written),
             (sync_point,),
             f"sync point {sync_point}",
             self._thread_id,
             computes=compiles or computes,
         )
-        saving = self._saving()
-        return [training] if saving is None else [training, _background_save(saving)]
+        return [training, *in_background]
 
 
 def _background_save(saving: SaveProgress) -> Activity:

@@ -101,7 +101,9 @@ class Coordinator:
         self.reporter = reporter = Reporter(self._receivers.sender, settings, session, group, mailbox, time_spent)
         self._budget = budget = TimeBudget(mailbox, settings, forecaster.figures, clock)
         self.activities = Activities(
-            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch), lambda: saver.save_progress
+            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch),
+            lambda: saver.save_progress,
+            lambda: saver.written_bytes,
         )
         board, pods = StallBoard(meeting.store, group, meeting.host), PodNames(meeting.members)
         me, count = group.process_index, group.process_count
@@ -187,7 +189,8 @@ class Coordinator:
 
     def save(self, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> Preempted | None:
         """Saves what there is time for and ends the epoch. Returns what to raise; None after a drill."""
-        return self._ended(self._emergency_save.save(self.step, state, host_state))
+        with self.activities.at("emergency save", saves=True):
+            return self._ended(self._emergency_save.save(self.step, state, host_state))
 
     def meet(self) -> None:
         """Waits for the other processes, before the training loop saves by its own means.

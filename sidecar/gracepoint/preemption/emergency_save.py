@@ -74,6 +74,10 @@ class StepSaver(Protocol):
         """How far the background save is. None if none is under way. Any thread may ask."""
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes that ``save`` or ``promote`` has written in this process. 0 if neither runs. Any thread may ask."""
+
+    @property
     def committed_step(self) -> int | None:
         """The newest step that this process knows to be committed. None if there is none."""
 

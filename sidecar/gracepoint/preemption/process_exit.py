@@ -128,6 +128,12 @@ class ProcessExit:
         with self._changed:
             return self._code is not None
 
+    @property
+    def watches(self) -> bool:
+        """True while the watchdog would end the process at a preemption's deadline."""
+        with self._changed:
+            return self._left_s is not None
+
     def hurry(self, code: int) -> None:
         """Gives a process that is exiting by itself ``FAILED_S`` to do so; then it exits with ``code``."""
         self._end_within(FAILED_S, code)

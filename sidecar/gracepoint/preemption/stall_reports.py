@@ -86,7 +86,10 @@ class StallReports:
         self._reporter.stall_over(part, self._step())
 
     def limit(self, why: str) -> None:
-        """Ends the process if the settings say so. Called in every process when the operator was told."""
-        if self._settings.stall_action == STALL_RESTART and not self._exit.decided:
+        """Ends the process if the settings say so. Called in every process when the operator was told.
+
+        Within a preemption the deadline is the limit, and the watchdog ends the process: the save may still succeed.
+        """
+        if self._settings.stall_action == STALL_RESTART and not self._exit.decided and not self._exit.watches:
             log.error("this process exits, so that the job starts again reason=%s", why)
             self._exit.decide(self._settings.unsaved_exit_code)

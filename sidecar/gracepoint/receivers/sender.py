@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import http
 import logging
 import threading
 from collections.abc import Callable
@@ -36,7 +37,7 @@ _MOST_WAITING = 200
 _POST_TIMEOUT_S = 2.0
 _JOIN_S = 1.0
 #: The operator has read the message and refuses it; another attempt cannot help. 401 and 403 are not here: a token is
-#: renewed, and the operator may not have seen the pod yet.
+#: renewed, and a replica of the operator may not have seen the pod yet, or may hear another session of it.
 _FINAL = frozenset({400, 404, 405, 409, 410, 413, 415, 422})
 
 
@@ -156,6 +157,8 @@ class Sender:
                     log.error("not sent message=%s error=%s", _named(item.message), error)
                     return
                 log.info("trying again message=%s error=%s", _named(item.message), error)
+                if error.status == http.HTTPStatus.FORBIDDEN:
+                    self._channel.close()  # a new connection may lead to the other replica, which knows the session
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, pause_s)
 

@@ -27,19 +27,11 @@ from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Clock
 from tests.unit.operator.fakes.replica import cluster, subscription
+from tests.waiting import until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 WAIT_S = 60.0
 WEBHOOK_TOKEN = "told-to-the-api-server-alone"
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    """Waits for a state that other threads bring about."""
-    give_up_at = time.monotonic() + WAIT_S
-    while not holds():
-        if time.monotonic() > give_up_at:
-            raise AssertionError(f"waited {WAIT_S:.0f} s for: {what}")
-        time.sleep(0.005)
 
 
 @dataclasses.dataclass

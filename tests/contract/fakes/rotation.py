@@ -18,11 +18,12 @@ from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.wire.frames import trust_digest
 from gracepoint.wire.messages import Acknowledgement
 from gracepoint_operator.kube import kinds
-from tests.contract.fakes.replicas import WAIT_S, Replica, until
+from tests.contract.fakes.replicas import WAIT_S, Replica
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE
 from tests.unit.operator.fakes.replica import subscription
+from tests.waiting import until
 
 #: Both ends of its stream are in this process, and of the one before for a moment; the rest is a reserve.
 _FILES_OF_A_POD = 8

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,13 @@ from gracepoint.async_calls import (
     PersistentAsyncCaller,
     TemporalAsyncCaller,
     ThreadAsyncCaller,
+    worker_process,
 )
 from gracepoint.async_calls.shared_memory import Block, BlockPool
 from gracepoint.async_calls.worker_process import CallFailed, WorkerProcess
 from tests.leftovers import is_alive
 from tests.unit.async_calls import functions
+from tests.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -177,10 +178,7 @@ def test_each_temporary_call_has_a_process_that_ends_with_it(made: Callable[...,
     first, second = caller.worker_process_ids
     (tmp_path / "go on 0").touch()
     assert caller.is_current_async_call_done(blocking=True)
-    end_s = time.monotonic() + 60
-    while is_alive(first):
-        assert time.monotonic() < end_s, "the first worker did not end within 60 s"
-        time.sleep(0.01)
+    until(lambda: not is_alive(first), "the first worker to end")
     assert is_alive(second)
     (tmp_path / "go on 1").touch()
     assert caller.is_current_async_call_done(blocking=True)
@@ -264,10 +262,7 @@ def test_a_caller_that_is_dropped_finishes_its_calls_and_leaves_nothing_behind(
     del caller
     gc.collect()
     (tmp_path / "go on").touch()
-    limit_s = time.monotonic() + 60
-    while Path(f"/proc/{worker}").exists():
-        assert time.monotonic() < limit_s, "the worker did not end within 60 s"
-        time.sleep(0.01)
+    until(lambda: not Path(f"/proc/{worker}").exists(), "the worker to end")
     assert (tmp_path / "a").read_text() == "done"
 
 
@@ -354,10 +349,7 @@ def test_calls_that_were_handed_over_outlive_a_trainer_that_is_killed(
     trainer.stdout.close()
     if finished:
         go_on.touch()
-    end_s = time.monotonic() + 60
-    while any(is_alive(worker) for worker in workers):
-        assert time.monotonic() < end_s, "the workers did not end within 60 s"
-        time.sleep(0.01)
+    until(lambda: not any(is_alive(worker) for worker in workers), "the workers to end")
     assert (sorted(out.read_text()) if out.exists() else []) == (list("abc") if finished else [])
 
 
@@ -390,10 +382,7 @@ def test_a_worker_that_dies_at_the_hand_over_frees_its_block(monkeypatch: pytest
 
     def die_first(*arguments: Any) -> int:
         worker.kill()
-        limit_s = time.monotonic() + 60
-        while worker.alive:
-            assert time.monotonic() < limit_s
-            time.sleep(0.005)
+        until(lambda: not worker.alive, "the worker to end")
         return sends(*arguments)
 
     monkeypatch.setattr(socket, "send_fds", die_first)
@@ -401,6 +390,25 @@ def test_a_worker_that_dies_at_the_hand_over_frees_its_block(monkeypatch: pytest
     with pytest.raises(CallFailed):
         worker.send(0, block, 0)
     assert pool.take(1) is not block
+
+
+def test_a_worker_whose_answers_no_thread_reads_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = worker_process.start_process
+
+    def start_process(connection: socket.socket) -> subprocess.Popen[bytes]:
+        started.append(real(connection))
+        return started[-1]
+
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(worker_process, "start_process", start_process)
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    with pytest.raises(OSError, match="no thread reads the answers of the worker process .*: can't start new thread"):
+        WorkerProcess(BlockPool(kept=1), nice=0, idle=False, log_level=logging.WARNING, orphan_limit_s=1)
+    (process,) = started
+    assert process.returncode is not None
 
 
 # With JAX loaded, the interpreter's end takes modules apart before it drops what they hold.

@@ -7,8 +7,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from gracepoint.async_calls import AsyncCallFailed, AsyncRequest, PersistentAsyncCaller
 from tests.leftovers import is_alive
 from tests.unit.async_calls import functions
+from tests.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -50,13 +52,6 @@ def keeper(socket_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    until_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until_s, "nothing happened for 60 s"
-        time.sleep(0.01)
-
-
 def children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
@@ -73,7 +68,7 @@ def test_a_keeper_runs_calls_and_errors_come_back(
     with pytest.raises(AsyncCallFailed, match="ValueError: full disk"):
         caller.is_current_async_call_done(blocking=True)
     caller.close()
-    wait_until(lambda: not children(keeper.pid))
+    until(lambda: not children(keeper.pid), "the worker to end")
 
 
 def test_calls_of_a_killed_trainer_are_finished(
@@ -98,7 +93,7 @@ def test_a_worker_of_a_keeper_that_is_killed_fails_its_calls(
 ) -> None:
     caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=60)
     caller.schedule_async_call(AsyncRequest(functions.wait_for, (str(tmp_path / "never"),), []))
-    wait_until(lambda: children(keeper.pid))
+    until(lambda: children(keeper.pid), "the worker")
     for pid in children(keeper.pid):
         os.kill(int(pid), signal.SIGKILL)
     with pytest.raises(AsyncCallFailed, match="the keeper's worker process ended"):
@@ -113,7 +108,7 @@ def test_a_keeper_that_has_no_room_for_a_worker_goes_on(socket_path: Path, tmp_p
     command = [sys.executable, "-m", "gracepoint.async_calls.keeper", str(socket_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeper:
         try:
-            wait_until(socket_path.exists)
+            until(socket_path.exists, "the keeper to listen")
             before = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)
             resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (3, before[1]))
             caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=60)
@@ -143,10 +138,10 @@ def test_a_keeper_runs_modules_beside_its_workers(lasts_s: int, socket_path: Pat
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as keeper:
         try:
-            wait_until(lambda: began.exists() and began.read_text())
+            until(lambda: began.exists() and began.read_text(), "the module to run")
             pid = began.read_text()
             left = [pid] if lasts_s else []
-            wait_until(lambda: children(keeper.pid) == left)  # what has ended is reaped
+            until(lambda: children(keeper.pid) == left, "what has ended to be reaped")
             caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=60)
             caller.schedule_async_call(AsyncRequest(functions.write, (os.devnull, "served"), []))
             assert caller.is_current_async_call_done(blocking=True)
@@ -155,7 +150,7 @@ def test_a_keeper_runs_modules_beside_its_workers(lasts_s: int, socket_path: Pat
             assert keeper.wait(60) == 0
         finally:
             keeper.kill()
-    wait_until(lambda: not is_alive(int(pid)))
+    until(lambda: not is_alive(int(pid)), "the module to end")
 
 
 def test_without_a_keeper_a_worker_of_this_process_is_started(
@@ -166,4 +161,29 @@ def test_without_a_keeper_a_worker_of_this_process_is_started(
     caller.schedule_async_call(AsyncRequest(functions.write, (os.devnull, "goes on"), []))
     assert caller.is_current_async_call_done(blocking=True)
     assert "no keeper answers at" in caplog.text
+    caller.close()
+
+
+def test_only_the_first_worker_waits_for_its_keeper(
+    socket_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For a later one, training waits, or a save in an emergency."""
+    pauses = list[float]()
+    monkeypatch.setattr("gracepoint.async_calls.worker_process._KEEPER_STARTS_S", 0.3)
+    real = time.sleep
+
+    def sleep(seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():  # the patch counts for all threads
+            pauses.append(seconds)
+        real(seconds)
+
+    caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=60)
+    for waits in (True, False):
+        pauses.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr("gracepoint.async_calls.worker_process.time.sleep", sleep)
+            caller.start_worker()
+        assert bool(pauses) == waits
+        caller.kill()
+    assert caplog.text.count("no keeper answers at") == 2
     caller.close()

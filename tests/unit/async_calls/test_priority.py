@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from gracepoint.async_calls import priority
+from tests.waiting import until
 
 
 class Session:
@@ -36,13 +36,6 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     monkeypatch.setattr(priority, "_AUTOGROUP", session)
     monkeypatch.setattr(priority, "_nice", 10)
     return session
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    until_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until_s, what
-        time.sleep(0.005)
 
 
 def nobody_tries() -> bool:

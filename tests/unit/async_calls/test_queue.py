@@ -189,6 +189,57 @@ def test_a_process_that_schedules_fewer_calls_is_named() -> None:
     assert "process 1" in str(outcome) or "not ended within" in str(outcome)
 
 
+def refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Refuses the next start of a thread with this name. Returns the refused ones."""
+    real, refused = threading.Thread.start, list[str]()
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == name and not refused:
+            refused.append(name)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    return refused
+
+
+def test_a_call_that_gets_no_thread_fails_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, done = in_threads(), list[int]()
+    refuse(monkeypatch, "gracepoint-async-calls")
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        queue.schedule_async_request(request(done.append, 1))
+    queue.schedule_async_request(request(done.append, 2, then=lambda: done.append(3)))
+    assert len(queue.maybe_finalize_async_calls(blocking=True)) == 1
+    queue.close()
+    assert done == [2, 3]
+
+
+def test_a_gang_goes_on_after_a_call_whose_end_no_thread_awaits(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = threading.Event()
+
+    def train(gang: ProcessGroup) -> tuple[str, list[int]]:
+        queue, error = in_threads(gang), ""
+        try:
+            if gang.process_index == 1:
+                assert turn.wait(60)
+            try:
+                queue.schedule_async_request(request(None))
+            finally:
+                turn.set()
+            queue.maybe_finalize_async_calls(blocking=True)
+        except RuntimeError as refused:  # an AsyncCallFailed, too
+            error = f"{type(refused).__name__}: {refused}"
+        queue.schedule_async_request(request(None))
+        return error, queue.maybe_finalize_async_calls(blocking=True)
+
+    refuse(monkeypatch, "gracepoint-async-ends")
+    (refused, first), (told, second) = in_gang(2, train)
+    assert refused == "RuntimeError: can't start new thread"
+    assert told.startswith("AsyncCallFailed: ")
+    assert "can't start new thread" in told
+    assert first == second == [1]
+
+
 def test_sync_says_whether_any_process_has_a_call_left() -> None:
     def ask(gang: ProcessGroup) -> list[bool]:
         caller = ThreadAsyncCaller(gang=gang, timeout_s=60)

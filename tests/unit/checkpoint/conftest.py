@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 from gracepoint.checkpoint.saving import save_planner
+from gracepoint.checkpoint.storage.objects import persistence
 from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 
 
@@ -20,3 +24,19 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(save_planner, "HostSnapshot", Noted)
     return made
+
+
+@pytest.fixture
+def unhedged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request is made a second time because it is slow: on a busy machine, that says nothing of the store."""
+    monkeypatch.setattr(persistence, "_HEDGE_FIRST_S", 3600.0)
+    monkeypatch.setattr(persistence, "_HEDGE_SOONEST_S", 3600.0)
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before_s)

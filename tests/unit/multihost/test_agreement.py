@@ -22,6 +22,7 @@ from gracepoint.multihost.ledger import Broken, Closed, Event, Moot, Noticed, Op
 from gracepoint.multihost.store import StoreUnavailable
 from gracepoint.multihost.timekeeper import Timekeeper
 from tests.unit.multihost.fakes.gangs import gangs, together
+from tests.waiting import until
 
 # Threads that wait for real seconds.
 pytestmark = pytest.mark.integration
@@ -351,47 +352,44 @@ def test_a_freeze_that_begins_at_once_begins_with_the_notice(
     assert [type(entry) for entry in entries(gang, object)] == written
 
 
-def test_only_the_first_processes_look_after_a_late_one(make: Callable[..., Gang]) -> None:
-    store = _ListsCounted()
-    late = threading.Event()
+def test_only_the_first_processes_look_after_a_late_one() -> None:
+    late, looking = threading.Event(), threading.local()
+    listed_at: list[list[int]] = [[] for _ in range(4)]  # by process, the looks at which it asked the store
 
-    class Late(Watcher):
+    class Looking(Watcher):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self._index = index
+
         def heard(self, event: Event) -> None:
-            if isinstance(event, Opened):
+            if self._index == 3 and isinstance(event, Opened):
                 late.wait(20)
             super().heard(event)
 
-    watchers = [Watcher(), Watcher(), Watcher(), Late()]
+        def looked(self) -> None:
+            super().looked()
+            looking.at = self._index, self.looks
+
+    class Listed(InMemoryStore):
+        def list(self, folder: str) -> dict[str, str]:
+            if hasattr(looking, "at"):
+                index, look = looking.at
+                listed_at[index].append(look)
+            return super().list(folder)
+
+    store, watchers = Listed(), [Looking(index) for index in range(4)]
     agreements = [Agreement(store, g, w) for g, w in zip(gangs(4, store), watchers, strict=True)]
     try:
         tell(agreements[1])
         for watcher in watchers[:3]:
-            watcher.wait_until(lambda watcher=watcher: watcher.looks >= 5)  # type: ignore[misc]
-        by_process = [store.lists[f"gracepoint-agreement-time of {index}"] for index in range(4)]
+            watcher.wait_until(lambda watcher=watcher: watcher.looks > 5)  # type: ignore[misc]
         late.set()
         for watcher in watchers:
             watcher.wait_for(Settled)
     finally:
         for agreement in agreements:
             agreement.close()
-    assert by_process[0] >= 4
-    assert by_process[1] <= 2
-    assert by_process[2:] == [0, 0]
-
-
-class _ListsCounted(InMemoryStore):
-    """Counts lists by the timing thread that asks, in the order in which the threads were started."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lists: collections.Counter[str] = collections.Counter()
-
-    def list(self, folder: str) -> dict[str, str]:
-        timing = [t for t in threading.enumerate() if t.name == "gracepoint-agreement-time"]
-        me = threading.current_thread()
-        if me in timing:
-            self.lists[f"{me.name} of {timing.index(me)}"] += 1
-        return super().list(folder)
+    assert [[look for look in looks if look <= 5] for looks in listed_at] == [[1, 2, 3, 4, 5], [4], [], []]
 
 
 def test_what_failed_in_a_drill_fails_no_later_epoch(make: Callable[..., Gang]) -> None:
@@ -486,8 +484,8 @@ def test_vanished_process_is_named_to_all_at_the_timeout(make: Callable[..., Gan
     for watcher in gang.watchers[:2]:
         watcher.wait_for(Opened)
     arrivals = f"epoch/{gang.opened()}/frozen/0/0"
-    while int(gang.store.try_get(arrivals) or 0) not in (0b0011_0011, 0b0101_0011, 0b0011_0101):
-        time.sleep(1e-3)
+    both = (0b0011_0011, 0b0101_0011, 0b0011_0101)
+    until(lambda: int(gang.store.try_get(arrivals) or 0) in both, "both to say where they are")
     for watcher in gang.watchers[:2]:
         watcher.until_s = time.monotonic()
     for watcher, agreement in zip(gang.watchers[:2], gang.agreements, strict=False):
@@ -530,9 +528,11 @@ def test_the_last_to_publish_may_die_before_it_hands_the_numbers_on() -> None:
     # All that process 0 left behind for the epoch of bell entry 0: it was 4 sync points ahead of the other.
     store.increment("epoch/0/frozen/0/0", 5 << 1)
     _, gang = gangs(2, store)
-    alive = Agreement(store, gang, Watcher())
+    watcher = Watcher()
+    alive = Agreement(store, gang, watcher)
     try:
         tell(alive)
+        watcher.wait_for(Opened)  # it says that it is at sync point 0; training may go on meanwhile, and must be held
         assert together(functools.partial(_until_stopped, alive)) == [5]
     finally:
         alive.close()
@@ -583,8 +583,7 @@ def test_an_observer_that_fails_is_an_error_of_the_training_thread(make: Callabl
     gang = make(1)
     gang.watchers[0].fails_at = Opened
     tell(gang.agreements[0])
-    while not gang.agreements[0].in_epoch:
-        time.sleep(1e-3)
+    until(lambda: gang.agreements[0].in_epoch, "the epoch")
     with pytest.raises(AgreementError, match="the observer is broken") as caught:
         gang.agreements[0].arrive()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)

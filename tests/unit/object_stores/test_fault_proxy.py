@@ -17,6 +17,7 @@ import tensorstore as ts
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Count, Fault, How, Rule, Shape, cut_after
 from tests.object_stores.servers import Bucket, Server
+from tests.waiting import until
 
 LIMIT_S = 20.0
 BODY = b"0123456789" * 1000
@@ -205,8 +206,7 @@ def test_close_ends_connections_that_stall(gcs: Server) -> None:
     parts = urlsplit(proxy.url)
     with socket.create_connection((parts.hostname, parts.port), timeout=LIMIT_S) as held:
         held.sendall(b"GET /storage/v1/b HTTP/1.1\r\nHost: x\r\n\r\n")
-        while not proxy.number:
-            time.sleep(0.01)
+        until(lambda: proxy.number, "the request")
         begin = time.monotonic()
         proxy.close()
         assert time.monotonic() - begin < 5
@@ -214,7 +214,4 @@ def test_close_ends_connections_that_stall(gcs: Server) -> None:
 
 
 def until_idle(proxy: FaultProxy) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while proxy.connections:
-        assert time.monotonic() < deadline, f"{proxy.connections} connections are still open"
-        time.sleep(0.01)
+    until(lambda: not proxy.connections, lambda: f"the end of {proxy.connections} connections")

@@ -31,6 +31,7 @@ from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import SavedFor
 from tests.unit.multihost.fakes.gangs import gangs
+from tests.waiting import until
 
 
 class Engine:
@@ -38,6 +39,7 @@ class Engine:
 
     commit_key = None
     save_progress = None
+    written_bytes = 0
 
     def __init__(self) -> None:
         self.newest_snapshot: NewestSnapshot | None = None
@@ -157,9 +159,7 @@ def test_peer_failure_after_the_commit_is_ignored(pair: list[Process]) -> None:
     training.join()
     here.outcome.epoch.succeeded()
     peer.agreement.tell_gone("an error in its clean-up")
-    deadline_s = time.monotonic() + 20
-    while here.agreement._member.ledger.failed is None and time.monotonic() < deadline_s:
-        time.sleep(0.001)
+    until(lambda: here.agreement._member.ledger.failed is not None, "the other's end")
     here.agreement.close()  # the reading thread has told everything by then
     assert here.outcome.epoch.progress.message == ""
 

@@ -18,6 +18,7 @@ import pytest
 from gracepoint.receivers import SigtermReceiver
 from gracepoint.receivers import sigterm as sigterm_module
 from tests.unit.receivers.fakes.heard import Heard
+from tests.waiting import until
 
 
 class Post:
@@ -166,10 +167,7 @@ def test_who_takes_the_signal_away_later_is_told_of(
     try:
         post.receiver.install()
         loop.add_signal_handler(signal.SIGTERM, loop.stop)
-        give_up_at_s = time.monotonic() + 60
-        while "SIGTERM's handler was replaced after attach()" not in caplog.text:
-            assert time.monotonic() < give_up_at_s
-            time.sleep(0.005)
+        until(lambda: "SIGTERM's handler was replaced after attach()" in caplog.text, "the warning")
         post.receiver.close()
         sigterm()
         loop.call_later(60, loop.stop)
@@ -211,11 +209,13 @@ from gracepoint.receivers import Mailbox, SigtermReceiver
 mailbox = Mailbox(time.monotonic)
 receiver = SigtermReceiver(mailbox, 1.0, lambda: None)
 receiver.install()
+runs, child_runs = os.pipe()
 child = os.fork()
 if child == 0:
+    os.write(child_runs, b"x")
     time.sleep(60)
     os._exit(0)
-time.sleep(0.2)
+os.read(runs, 1)
 os.kill(child, signal.SIGTERM)
 _, status = os.waitpid(child, 0)
 assert os.WTERMSIG(status) == signal.SIGTERM, status

@@ -16,6 +16,7 @@ from gracepoint.multihost import InMemoryStore, StoreGang, StoreUnavailable
 from gracepoint.session.attach_watch import AttachWatch
 from gracepoint.settings import Settings
 from tests.unit.multihost.fakes.gangs import gangs
+from tests.waiting import until
 
 # Threads that wait for real seconds.
 pytestmark = pytest.mark.integration
@@ -63,10 +64,7 @@ def come() -> Iterator[Callable[[StoreGang], None]]:
         thread = threading.Thread(target=wait, args=(gang,))
         thread.start()
         waiting.append((gang, thread))
-        until_s = time.monotonic() + PATIENCE_S
-        while not gang.awaited():
-            assert time.monotonic() < until_s, "the process does not wait"
-            time.sleep(0.005)
+        until(gang.awaited, "the process to wait")
 
     yield begin
     for gang, thread in waiting:

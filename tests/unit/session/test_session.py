@@ -36,6 +36,7 @@ from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.session import session as session_module
 from gracepoint.session.run_ahead import RunAhead
 from gracepoint.wire.names import Env
+from tests.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -210,7 +211,7 @@ def test_a_device_error_in_a_preemption_leaves_with_the_unsaved_code(
     session = gracepoint.attach(tmp_path)
     session.step(1, state_of(1))
     os.kill(os.getpid(), signal.SIGTERM)
-    wait_until(lambda: "the freeze begins" in caplog.text)
+    until(lambda: "the freeze begins" in caplog.text, "the freeze")
     monkeypatch.setattr(RunAhead, "throttle", _break_collective)
     with pytest.raises(Preempted) as caught:
         session.step(2, state_of(2))
@@ -298,13 +299,6 @@ def test_a_step_that_is_no_number_of_steps_is_refused(tmp_path: Path, step: Any)
         session.step(step, state_of(1))
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
-
-
 def test_a_notice_while_the_last_save_is_waited_for_ends_as_retracted(
     tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -316,7 +310,7 @@ def test_a_notice_while_the_last_save_is_waited_for_ends_as_retracted(
 
     def close_slowly(checkpointer: StepCheckpointer, timeout_s: float) -> None:
         notices.post()
-        wait_until(lambda: "phase=Retracted" in caplog.text)
+        until(lambda: "phase=Retracted" in caplog.text, "the end as Retracted")
         close(checkpointer, timeout_s)
 
     monkeypatch.setattr(StepCheckpointer, "close", close_slowly)
@@ -331,7 +325,7 @@ def test_a_notice_that_stands_when_training_ends_ends_as_retracted(
     with gracepoint.attach(tmp_path, receiver=notices) as session:
         train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
         notices.post(remaining_s=3600)
-        wait_until(lambda: session._coordinator.noticed)
+        until(lambda: session._coordinator.noticed, "the notice")
     assert "phase=Retracted preemption=gpt-1" in caplog.text
     assert "message=training finished" in caplog.text
 
@@ -353,7 +347,7 @@ def test_notice_is_acted_upon_by_the_head_start_before_its_deadline(
     session = gracepoint.attach(tmp_path, head_start_s=3590.0, save_every_steps=2, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
     notices.post(remaining_s=3600.0)
-    wait_until(lambda: session._coordinator.noticed)
+    until(lambda: session._coordinator.noticed, "the notice")
     session.step(step + 1, state_of(step + 1))  # 10 s are left for training
     notices.post(remaining_s=3591.0)  # the deadline moves: now 1 s is
     preempted = train_until_preempted(session, first=step + 2)
@@ -389,7 +383,7 @@ def test_a_notice_that_is_retracted_before_the_freeze_changes_nothing(
         step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
         notices.post(remaining_s=3600.0)
         notices.mailbox.retract("gpt-1", "the taint is gone")
-        wait_until(lambda: "phase=Retracted" in caplog.text)
+        until(lambda: "phase=Retracted" in caplog.text, "the end as Retracted")
         session.step(step + 1, state_of(step + 1))
     assert "message=the taint is gone" in caplog.text
     assert caplog.text.count("phase=") == 1
@@ -400,11 +394,11 @@ def test_a_drill_saves_and_training_goes_on(tmp_path: Path, notices: Notices, ca
     with gracepoint.attach(tmp_path, receiver=notices) as session:
         notices.post("drill-1", drill=True)
         step = train_slowly(session, until=lambda: "phase=Committed preemption=drill-1" in caplog.text)
-        wait_until(lambda: not session._coordinator.noticed)
+        until(lambda: not session._coordinator.noticed, "the end of the notice")
         assert (tmp_path / str(step)).is_dir()
         notices.post("drill-2", drill=True)
         step = train_slowly(session, until=lambda: "phase=Committed preemption=drill-2" in caplog.text, first=step + 1)
-        wait_until(lambda: not session._coordinator.noticed)
+        until(lambda: not session._coordinator.noticed, "the end of the notice")
         notices.post("gpt-1")
         preempted = train_until_preempted(session, first=step + 1)
     assert (preempted.code, preempted.saved) == (77, True)
@@ -574,7 +568,7 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    wait_until(lambda: (tmp_path / str(step)).is_dir())
+    until(lambda: (tmp_path / str(step)).is_dir(), "the save")
     write, over = ChunkWriter.write, threading.Event()
 
     def hang(*arguments: Any, **keywords: Any) -> Any:
@@ -590,7 +584,7 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
 
     def preempted_meanwhile(interval: SaveInterval, number: int) -> bool:
         notices.post(remaining_s=11.0)  # 1 s is left for training
-        wait_until(lambda: "the freeze begins" in caplog.text)
+        until(lambda: "the freeze begins" in caplog.text, "the freeze")
         return is_due(interval, number)
 
     monkeypatch.setattr(SaveInterval, "is_due", preempted_meanwhile)
@@ -609,7 +603,7 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
-    wait_until(lambda: (tmp_path / str(step)).is_dir())
+    until(lambda: (tmp_path / str(step)).is_dir(), "the save")
     write = ChunkWriter.write
 
     def fail(*arguments: Any, **keywords: Any) -> Any:
@@ -618,11 +612,11 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     monkeypatch.setattr(ChunkWriter, "write", fail)
     session.step(step + 1, state_of(step + 1))  # its save fails in the background
     notices.post(remaining_s=3600.0)
-    wait_until(lambda: session._coordinator.noticed)
+    until(lambda: session._coordinator.noticed, "the notice")
     session.step(step + 2, state_of(step + 2))
     assert "a periodic save failed; a preemption is under way" in caplog.text
     notices.post(remaining_s=10.0)
-    wait_until(lambda: "the freeze begins" in caplog.text)
+    until(lambda: "the freeze begins" in caplog.text, "the freeze")
     monkeypatch.setattr(ChunkWriter, "write", write)
     assert train_until_preempted(session, first=step + 3).saved
 
@@ -637,7 +631,7 @@ def test_impossible_deadline_is_reported_at_the_start_and_the_end(
     hour = Figures(state_bytes=1, step_s=10.0, wait_s=10.0, drain_s=30.0, save_s=3600.0)
     monkeypatch.setattr(forecast, "figures", lambda *arguments: hour)
     notices.post(remaining_s=5.0)
-    wait_until(lambda: "the deadline cannot be met by what is known" in caplog.text)
+    until(lambda: "the deadline cannot be met by what is known" in caplog.text, "the warning")
     preempted = train_until_preempted(session, first=100)
     assert "a step takes 10.0 s, drain and save are predicted to take 3630.0 s" in preempted.reason
 
@@ -656,7 +650,7 @@ def test_an_error_of_training_passes_and_ends_all_threads(tmp_path: Path) -> Non
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path) as session:  # noqa: PT012
         session.step(1, state_of(1))
         raise ZeroDivisionError("the user's own")
-    wait_until(lambda: not _own_threads())
+    until(lambda: not _own_threads(), "the threads to end")
 
 
 def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -668,13 +662,13 @@ def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkey
 
     with pytest.raises(ZeroDivisionError), gracepoint.attach(tmp_path, save_every_steps=1) as session:  # noqa: PT012
         session.step(1, state_of(1))  # warms the writer
-        wait_until(lambda: (tmp_path / "1").is_dir())
+        until(lambda: (tmp_path / "1").is_dir(), "the first save")
         monkeypatch.setattr(ChunkWriter, "write", write_late)
         session.step(2, state_of(2))
         threading.Timer(0.2, broke_off.set).start()
         raise ZeroDivisionError("the user's own")
     assert (tmp_path / "2").is_dir()
-    wait_until(lambda: not _own_threads())
+    until(lambda: not _own_threads(), "the threads to end")
 
 
 def test_closing_may_be_repeated_and_ends_all_threads(tmp_path: Path) -> None:
@@ -682,7 +676,7 @@ def test_closing_may_be_repeated_and_ends_all_threads(tmp_path: Path) -> None:
     session = gracepoint.attach(tmp_path)
     session.close()
     session.close()
-    wait_until(lambda: not _own_threads())
+    until(lambda: not _own_threads(), "the threads to end")
     assert signal.getsignal(signal.SIGTERM) == before
 
 

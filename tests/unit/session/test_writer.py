@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from gracepoint.session import attach
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 from tests.leftovers import is_alive
+from tests.waiting import until
 
 
 @pytest.mark.integration
@@ -24,10 +24,7 @@ def test_a_session_saves_with_a_worker_that_ends_with_it(tmp_path: Path) -> None
             session.step(step, {"w": jnp.full(8, step)})
         (worker,) = session._checkpointer.executor.handing.worker_process_ids
     assert latest_step(tmp_path) == 2
-    until_s = time.monotonic() + 60
-    while is_alive(worker):
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
+    until(lambda: not is_alive(worker), "the worker to end")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ from gracepoint.checkpoint.options import (
 )
 from gracepoint.checkpoint.planning.chunk_grid import stored_specs
 from gracepoint.checkpoint.planning.chunks import WritePlan
-from gracepoint.checkpoint.planning.write_plan import local_shards, make_plan
+from gracepoint.checkpoint.planning.local_shards import local_shards
+from gracepoint.checkpoint.planning.write_plan import make_plan
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
 from gracepoint.checkpoint.storage.storage_path import LocalPath, UserPath, storage_path

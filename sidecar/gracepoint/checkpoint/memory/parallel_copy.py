@@ -1,12 +1,14 @@
 """Copies host memory in several threads, as one thread alone does not reach the bandwidth of the memory.
 
 The caller adds copies, and takes part in them at the end of the context. Threads start once the copies are large
-enough to be worth them, and end with the context. Each takes the next copy from a queue. They only access memory, so
-the wait for them needs no timeout. The GIL is released while bytes are copied.
+enough to be worth them, and end with the context. If the system does not allow more, those that there are do the work.
+Each takes the next copy from a queue. They only access memory, so the wait for them needs no timeout. The GIL is
+released while bytes are copied.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from typing import Any, Self
@@ -15,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint import machine
+
+logger = logging.getLogger(__name__)
 
 #: More threads would only compete for the memory bandwidth.
 MAX_THREADS = 8
@@ -75,9 +79,17 @@ class Copies:
     def _expect(self, size_bytes: int) -> None:
         """Starts another thread if there is enough to copy."""
         self._queued_bytes += size_bytes
-        if len(self._threads) < min(self._helpers, self._queued_bytes // _BLOCK_BYTES):
-            self._threads.append(threading.Thread(target=self._help, name="gracepoint: copying", daemon=True))
-            self._threads[-1].start()
+        if len(self._threads) >= min(self._helpers, self._queued_bytes // _BLOCK_BYTES):
+            return
+        thread = threading.Thread(target=self._help, name="gracepoint: copying", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+            begun = len(self._threads)
+            logger.warning("values are copied in %d threads and not %d: %s", begun + 1, self._helpers + 1, error)
+            self._helpers = begun
+        else:
+            self._threads.append(thread)
 
     def __exit__(self, *error: object) -> None:
         for _ in range(len(self._threads) + 1):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from gracepoint.checkpoint.planning.chunk_owners import LeafOwners
 from gracepoint.checkpoint.planning.chunks import Chunk as Chunk
 from gracepoint.checkpoint.planning.chunks import Shard as Shard
 from gracepoint.checkpoint.planning.chunks import WritePlan as WritePlan
-from gracepoint.checkpoint.planning.shard_holders import normal_index
+from gracepoint.checkpoint.planning.local_shards import local_positions
 
 
 def make_plan(
@@ -79,7 +78,7 @@ def _shards(leaves: Sequence[pytree.Leaf], position: int, found: LeafOwners, pro
     for number in np.flatnonzero(needed.any(axis=1)):
         index = found.shards.index(int(number))
         if positions is None:
-            positions = _local_positions(leaf.data)
+            positions = local_positions(leaf.data)
         chunks = []
         for at in np.flatnonzero(needed[number]):
             place = np.unravel_index(at, found.grid)
@@ -91,23 +90,6 @@ def _shards(leaves: Sequence[pytree.Leaf], position: int, found: LeafOwners, pro
             chunks.append(Chunk(position, leaf.spec.chunk_file(inside), inside, mine, found.chunk_bytes))
         shards.append(Shard(position, index, _shard_bytes(leaf, index), positions[index], tuple(chunks)))
     return shards
-
-
-def local_shards(data: Any) -> dict[Index, Any]:
-    """Returns this process's distinct shards of ``data`` by index: JAX arrays of one device, or a numpy array."""
-    if isinstance(data, np.ndarray):
-        return {tuple((0, size) for size in data.shape): data}
-    return {index: data.addressable_data(position) for index, position in _local_positions(data).items()}
-
-
-def _local_positions(data: Any) -> dict[Index, int]:
-    """Returns the first position of each distinct shard among this process's shards of ``data``, by index."""
-    if isinstance(data, np.ndarray):
-        return {tuple((0, size) for size in data.shape): 0}
-    positions: dict[Index, int] = {}
-    for position, shard in enumerate(data.addressable_shards):
-        positions.setdefault(normal_index(shard.index, data.shape), position)
-    return positions
 
 
 def _shard_bytes(leaf: pytree.Leaf, shard: Index) -> int:

@@ -5,12 +5,14 @@ arrays, as several threads that do so would only wait for each other. A group's 
 delivered values have arrived on their devices. The thread hands out no more than the bound allows.
 
 Reading threads live as long as the call. Each reads pieces and checks them. After an error no more reads are started.
-The threads are daemons: if storage hangs, the call still raises in time, and the process can still exit.
+The threads are daemons: if storage hangs, the call still raises in time, and the process can still exit. If the system
+allows no thread at all, the calling thread reads each piece when it hands it out.
 """
 
 from __future__ import annotations
 
 import collections
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -23,6 +25,8 @@ from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.reading.array_source import ArraySource
 from gracepoint.checkpoint.reading.read_group import ReadGroup, ReadRequest, groups_of
 from gracepoint.deadline import Deadline
+
+logger = logging.getLogger(__name__)
 
 #: Pieces that a process reads at once. There may be more than cores, as readers mostly wait for the disk. There are
 #: not many more, as readers also compute checksums.
@@ -198,13 +202,26 @@ class _Threads:
             self.flush()
 
     def flush(self) -> None:
-        if self._packed:
-            self._jobs.put(self._packed)
-            self._packed, self._packed_bytes = [], 0
-            if len(self._threads) < self._count:
-                thread = threading.Thread(target=self._run, name="gracepoint: reading", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+        if not self._packed:
+            return
+        job, self._packed, self._packed_bytes = self._packed, [], 0
+        if len(self._threads) < self._count:
+            self._start()
+        if self._threads:
+            self._jobs.put(job)
+        else:
+            self._read(job)
+
+    def _start(self) -> None:
+        """Starts another thread. If the system does not allow it, there are no more threads than now."""
+        thread = threading.Thread(target=self._run, name="gracepoint: reading", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+            logger.warning("a restore reads in %d threads and not %d: %s", len(self._threads), self._count, error)
+            self._count = len(self._threads)
+        else:
+            self._threads.append(thread)
 
     def complete(self, *, wait: bool = False) -> list[ReadGroup]:
         """Returns groups that are complete. Empty if there are none; with ``wait``, if there were none in time.
@@ -229,17 +246,22 @@ class _Threads:
             thread.join(self._deadline.remaining_s())
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            complete = []
-            try:
-                for group, piece in job:
-                    if self._stopped:
-                        return
-                    if group.read(piece, self._deadline):
-                        complete.append(group)
-            except BaseException as error:  # noqa: BLE001 - raised by the calling thread
-                self._stopped = True
-                self._complete.put(TimeoutError(f"leaf {group.name!r}") if isinstance(error, TimeoutError) else error)
-                return
-            if complete:
-                self._complete.put(complete)
+        while (job := self._jobs.get()) is not None and self._read(job):
+            pass
+
+    def _read(self, job: list[tuple[ReadGroup, Index]]) -> bool:
+        """Reads these pieces. Returns False if no more is to be read."""
+        complete = []
+        try:
+            for group, piece in job:
+                if self._stopped:
+                    return False
+                if group.read(piece, self._deadline):
+                    complete.append(group)
+        except BaseException as error:  # noqa: BLE001 - raised by the calling thread
+            self._stopped = True
+            self._complete.put(TimeoutError(f"leaf {group.name!r}") if isinstance(error, TimeoutError) else error)
+            return False
+        if complete:
+            self._complete.put(complete)
+        return True

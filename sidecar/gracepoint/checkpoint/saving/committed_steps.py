@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps.cleanup import StepCleaner
+from gracepoint.checkpoint.steps.cleanup import SETTLES_S, StepCleaner
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import ProcessGroup
@@ -40,6 +40,10 @@ class CommittedSteps:
         self._retired = 0  # keys are removed up to this save
         self.newest: int | None = None
 
+    def add(self, step: int) -> None:
+        """Notes that ``step`` is committed. A newer one stays the newest: an older save may end after it."""
+        self.newest = step if self.newest is None else max(step, self.newest)
+
     def has(self, step: int) -> bool:
         """Returns whether ``step`` is the newest one, so that it need not be saved again."""
         if self.newest != step:
@@ -56,10 +60,15 @@ class CommittedSteps:
             self._has_tidied |= tidies
 
     def tidy(self, newest_good: int | None, ordinal: int) -> None:
-        """Deletes old steps and trash; see ``StepCleaner.tidy``."""
+        """Has old steps and trash deleted, and does not wait for that; see ``StepCleaner.tidy``."""
         if self._gang.process_index == 0:
             self._cleaner.tidy(newest_good, ordinal=ordinal, give_up_old=not self._has_tidied)
             self._has_tidied = True
+
+    def settle(self, timeout_s: float = SETTLES_S) -> None:
+        """Has what ``tidy`` was asked for done, except for the deletion of trash; see ``StepCleaner.settle``."""
+        if self._gang.process_index == 0:
+            self._cleaner.settle(timeout_s)
 
     def finish(self, deadline: Deadline) -> None:
         """Waits until all trash is deleted, or until ``deadline``."""

@@ -19,6 +19,7 @@ from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.saving.background_save import BackgroundSave
+from gracepoint.checkpoint.saving.counted_chunks import CountedChunks
 from gracepoint.checkpoint.saving.handing_over import HandingOver
 from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.save_operation import Barrier, SaveOperation
@@ -87,6 +88,7 @@ class SaveExecutor:
         self._thread = BackgroundThread()
         self.background = BackgroundSave(self._thread)
         self._now: SaveOperation | None = None  # the save that the caller waits for
+        self._now_written: Callable[[], int] = int  # the bytes of it that are written
         self.saves = 0
         self.last_save: SaveStats | None = None
 
@@ -272,6 +274,11 @@ class SaveExecutor:
         """Key of the barrier at which ``now`` or ``promote`` commits; cancelling it ends the wait. None: not saving."""
         return None if self._now is None else self._now.key
 
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that this process has written of the save in ``now`` or ``promote``. 0: not saving."""
+        return self._now_written()
+
     def _run_now(
         self,
         save: SaveOperation,
@@ -281,11 +288,13 @@ class SaveExecutor:
         began_s: float,
         handed: HandedOver | None,
     ) -> int:
+        counted = CountedChunks(source)
         self._now = save
+        self._now_written = lambda: counted.written_bytes + (0 if handed is None else handed.done_bytes)
         try:
-            stages = save.run(source, deadline, on_stage, handed)
+            stages = save.run(counted, deadline, on_stage, handed)
         finally:
-            self._now = None
+            self._now, self._now_written = None, int
         size_bytes, blocked_s = save.total_bytes, self._clock() - began_s
         step = save.temporary.step
         self.last_save = SaveStats(step, size_bytes, blocked_s, 0.0, stages.durable_s, stages.committed_s)

@@ -7,13 +7,13 @@ The snapshot's memory is not changed before the next background save.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
 from gracepoint.checkpoint.planning.chunks import Chunk
+from gracepoint.checkpoint.saving.counted_chunks import CountedChunks
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.save_worker import HandedOver
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
@@ -57,7 +57,7 @@ class SnapshotSave:
         self.deadline = deadline
         self.snapshot = snapshot
         self.handed = handed
-        self.source = _Counted(transfer)
+        self.source = CountedChunks(transfer)
         self.committed = False
         self.stage = ""
         # What handlers write is not in the snapshot, so it cannot be written again.
@@ -89,7 +89,7 @@ class SnapshotSave:
     @property
     def done_bytes(self) -> int:
         """Bytes that are written, by a thread or by the worker process."""
-        return max(self.source.done_bytes, 0 if self.handed is None else self.handed.done_bytes)
+        return max(self.source.written_bytes, 0 if self.handed is None else self.handed.done_bytes)
 
     def reached(self, stage: str) -> None:
         """Notes that this process's part has reached a stage. The save's thread calls it."""
@@ -132,7 +132,7 @@ class SnapshotSave:
 
     def has_ended(self) -> None:
         """Says that the save is committed. The save's thread calls it."""
-        if self.handed is not None and self.source.done_bytes == 0:  # else a thread has written it
+        if self.handed is not None and self.source.written_bytes == 0:  # else a thread has written it
             for chunk, _ in self.chunks or ():
                 self.source.written(chunk)
         self.committed = True
@@ -149,21 +149,3 @@ class InMemory:
 
     def written(self, chunk: Chunk) -> None:
         pass
-
-
-class _Counted:
-    """A transfer that counts the bytes that this process has written."""
-
-    def __init__(self, transfer: Transfer) -> None:
-        self._transfer = transfer
-        self._lock = threading.Lock()
-        self.done_bytes = 0
-
-    def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
-        return self._transfer.chunks(deadline)
-
-    def written(self, chunk: Chunk) -> None:
-        if chunk.mine:
-            with self._lock:
-                self.done_bytes += chunk.bytes
-        self._transfer.written(chunk)

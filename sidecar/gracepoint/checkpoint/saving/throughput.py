@@ -6,8 +6,8 @@ background save is written from a *snapshot*, while training goes on. The median
 Every process reads the file when it starts. Process 0 writes it after each committed save, as a whole and by a rename.
 After a background save, the thread of the save writes it. After an emergency save, a thread of its own writes it, so
 that no caller waits for the storage once the step is committed. That thread ends when the file is written. If the file
-cannot be read or written, the log says so, and no save fails. If more processes made the figures, they are scaled down
-to the number of processes that save now.
+cannot be read or written, or the system has no thread, the log says so, and no save fails. If more processes made the
+figures, they are scaled down to the number of processes that save now.
 """
 
 from __future__ import annotations
@@ -79,10 +79,13 @@ class Throughput:
         if self._file is None or not self._writes:
             return
         if way is Way.STREAMED:
-            self._thread = threading.Thread(
-                target=self._write, args=[self._file], name="gracepoint: throughput", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._write, args=[self._file], name="gracepoint: throughput", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # a limit on threads: the next save writes these figures, too
+                logger.warning("what a save took is not remembered: no thread writes %s (%s)", self._file, error)
+            else:
+                self._thread = thread
         else:
             self._write(self._file)
 

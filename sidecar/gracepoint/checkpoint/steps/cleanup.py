@@ -1,19 +1,27 @@
 """Deletes old steps, unfinished saves and trash. Only process 0 does this.
 
-The caller's thread renames folders to trash. One background thread deletes the trash, and ends when none is left. In an
-object store, that thread also does all that a restore leaves to do, as each look takes a round trip. No save waits for
-that thread. The next start deletes what a process leaves behind.
+One background thread, the sweeper, looks at the steps, renames to trash what is not kept, and deletes the trash. It
+ends when nothing is left to do. A save only notes what is due, as an emergency save may wait for that save: how long
+the sweeper takes grows with the steps that are kept. Whoever must see the outcome does what is due by ``settle``. A
+lock has one thread at a time do so. The next start deletes what a process leaves behind.
+
+After a restore, the caller's thread does this in a file system. In an object store the sweeper does, as each look takes
+a round trip.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, retention
-from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.steps.retention import Retention, StepLook
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -23,6 +31,18 @@ logger = logging.getLogger(__name__)
 UNFINISHED_KEPT_S = 3600.0
 #: The same if a newer step can be restored. A job that is disrupted often would else fill the store with them.
 OVERTAKEN_KEPT_S = 600.0
+#: Seconds to wait for another thread that tidies up.
+SETTLES_S = 60.0
+#: Seconds in which the sweeper's thread ends once it has nothing more to do.
+_ENDS_S = 5.0
+
+
+class _Due(NamedTuple):
+    """What ``StepCleaner.tidy`` was asked for."""
+
+    newest_good: int | None
+    ordinal: int
+    give_up_old: bool
 
 
 class StepCleaner:
@@ -33,17 +53,40 @@ class StepCleaner:
         self._retention = retention
         self._attempt = attempt
         self._sweeper = BackgroundThread()
+        self._due: collections.deque[_Due] = collections.deque()  # any thread appends
+        self._known: dict[int, StepLook] = {}  # see ``retention.apply``
+        self._settling = threading.Lock()  # held while what is due is taken and done
+        self._sweeps = False  # whether the sweeper will look again at what is due
+        self._ending = threading.Lock()  # guards ``_sweeps``, so that nothing becomes due unseen as the sweeper ends
 
     def tidy(self, newest_good: int | None, *, ordinal: int, give_up_old: bool = False) -> None:
-        """Renames old steps to trash, and starts the deletion of trash. An OSError is logged, not raised.
+        """Has the sweeper rename old steps to trash and delete the trash. Does not wait for it.
+
+        What is due while the sweeper deletes trash is done after that, or by ``settle``.
 
         Args:
             newest_good: The step just committed or restored. None: no step is deleted.
             ordinal: Ordinal of this attempt's newest save, which is part of the name of the trash.
             give_up_old: Whether old unfinished saves of other attempts are deleted, too.
         """
-        self._discard(newest_good, ordinal, give_up_old=give_up_old)
+        self._due.append(_Due(newest_good, ordinal, give_up_old))
         self._sweep()
+
+    def settle(self, timeout_s: float) -> None:
+        """Renames the steps to trash that are due, in this thread. An OSError is logged, not raised.
+
+        If the sweeper does so already, this waits for it, at most ``timeout_s``. What is due stays so if that is too
+        short. What is begun has no time limit but that of each request.
+        """
+        if not self._settling.acquire(timeout=timeout_s):
+            logger.warning("%s was not tidied up within %.1f s", self._paths.root, timeout_s)
+            return
+        try:
+            due = [self._due.popleft() for _ in range(len(self._due))]
+            if due:
+                self._discard(due[-1].newest_good, due[-1].ordinal, give_up_old=any(each.give_up_old for each in due))
+        finally:
+            self._settling.release()
 
     def after_restore(
         self, damaged: Mapping[int, str], restored: int | None, *, ordinal: int, tidies: bool, give_up_old: bool
@@ -61,12 +104,13 @@ class StepCleaner:
         def work() -> None:
             self._mark(damaged, restored)
             if tidies:
-                self._discard(restored, ordinal, give_up_old=give_up_old)
+                self._due.append(_Due(restored, ordinal, give_up_old))
 
         # Damage is marked before training goes on: the process may end before a thread has done so.
-        if self._paths.root.backend.renames or damaged or not tidies or self._sweeper.busy:
+        if self._paths.root.backend.renames or damaged or not tidies or self._sweeps:
             work()
             if tidies:
+                self.settle(SETTLES_S)
                 self._sweep()
         else:
             self._sweep(work)
@@ -75,7 +119,12 @@ class StepCleaner:
         try:
             if newest_good is not None:
                 retention.apply(
-                    self._paths, self._retention, newest_good=newest_good, attempt=self._attempt, ordinal=ordinal
+                    self._paths,
+                    self._retention,
+                    newest_good=newest_good,
+                    attempt=self._attempt,
+                    ordinal=ordinal,
+                    known=self._known,
                 )
             if give_up_old:
                 commit.give_up_old(
@@ -90,6 +139,7 @@ class StepCleaner:
 
     def _mark(self, damaged: Mapping[int, str], good: int | None) -> None:
         """Marks ``damaged`` steps, and removes the mark of the step ``good``. An OSError is logged, not raised."""
+        self._known = {}
         try:
             retention.mark_damaged(self._paths, damaged)
             if good is not None:
@@ -98,26 +148,43 @@ class StepCleaner:
             logger.warning("damaged steps of %s were not marked: %s", self._paths.root, error)
 
     def finish(self, deadline: Deadline) -> None:
-        """Waits until all trash is deleted, or until ``deadline``. The next start deletes the rest, which is logged."""
+        """Waits until all is done, or until ``deadline``. The next start does the rest, which is logged."""
         try:
             self._sweeper.wait(deadline.remaining_s())
-            self._sweep()  # deletes what became trash while the thread was busy
+            self._sweep()  # does what became due, and deletes what became trash, while the thread was busy
             self._sweeper.wait(deadline.remaining_s())
         except SaveFailed as error:
             logger.warning("trash in %s is left to the next start: %s", self._paths.root, error)
         self._tell_error()
 
     def _sweep(self, first: Callable[[], None] = lambda: None) -> None:
-        def work() -> None:
-            first()
-            commit.empty_trash(self._paths)
-
-        if not self._sweeper.busy:  # otherwise the next call deletes the new trash
+        with self._ending:
+            if self._sweeps:
+                return
+            self._sweeps = True
+        try:
+            self._sweeper.wait(_ENDS_S)  # the sweeper before has nothing more to do
             self._tell_error()
-            try:
-                self._sweeper.start("deletion of trash", work)
-            except RuntimeError as error:  # for example at the end of the interpreter: no reason to fail a save
-                logger.info("trash in %s is left to the next start: %s", self._paths.root, error)
+            self._sweeper.start("deletion of trash", functools.partial(self._sweep_all, first))
+        except (RuntimeError, SaveFailed) as error:  # for example at the interpreter's end: no reason to fail a save
+            logger.info("trash in %s is left to the next start: %s", self._paths.root, error)
+            self._sweeps = False
+            first()
+            self.settle(SETTLES_S)
+
+    def _sweep_all(self, first: Callable[[], None]) -> None:
+        try:
+            first()
+            while True:
+                self.settle(SETTLES_S)
+                commit.empty_trash(self._paths)
+                with self._ending:
+                    if not self._due:
+                        self._sweeps = False
+                        return
+        except BaseException:  # the trash could not be deleted
+            self._sweeps = False
+            raise
 
     def _tell_error(self) -> None:
         """Logs why the last deletion has failed, if it has. No error of a deletion fails a save."""

@@ -104,6 +104,7 @@ def find_condemned(paths: Layout) -> None:
             if is_claim(data):
                 trash = Claim.from_bytes(data, str(folder)).trash
                 if trash is not None:
-                    (paths.root / trash / _TOMBSTONE).put(folder.name.encode())
+                    with contextlib.suppress(FileExistsError):  # what is there may also name the save's folder
+                        (paths.root / trash / _TOMBSTONE).create(folder.name.encode())
 
     look_at(paths.root, paths.steps(), look)

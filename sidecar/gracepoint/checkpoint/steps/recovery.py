@@ -80,7 +80,13 @@ def _look(
 
 def _rename(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) -> bool:
     """Commits a durable save by a rename. Returns whether it is committed."""
-    _check_sizes(temporary.path, commit.all_files(temporary.path, merge(records)))
+    try:
+        _check_sizes(temporary.path, commit.all_files(temporary.path, merge(records)))
+    except CheckpointCorrupt:
+        # Another process may have committed the save meanwhile. Then its files are no longer in this folder.
+        if commit.is_committed(paths, temporary):
+            return True
+        raise
     return commit.finalize(paths, temporary, replace=False) or _take_its_place(paths, temporary, records[0].replaces)
 
 

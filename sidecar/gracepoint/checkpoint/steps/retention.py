@@ -21,7 +21,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
@@ -74,11 +74,14 @@ class Retention:
             damaged: Steps that a restore went back from. No rule keeps them. They are deleted once the newest
                 ``keep_last`` good steps are all newer.
         """
-        steps = sorted((step for step in ages_s if step <= newest_good), reverse=True)
+        older = self.older(ages_s, newest_good=newest_good, damaged=damaged)
+        return [step for step in older if not self._is_special(step, ages_s[step], damaged)]
+
+    def older(self, steps: Iterable[int], *, newest_good: int, damaged: frozenset[int] = frozenset()) -> list[int]:
+        """Returns the steps that are older than the newest ``keep_last`` good ones, newest first."""
+        steps = sorted((step for step in steps if step <= newest_good), reverse=True)
         last = [step for step in steps if step not in damaged or step == newest_good][: self.keep_last]
-        if len(last) < self.keep_last:
-            return []
-        return [step for step in steps if step < last[-1] and not self._is_special(step, ages_s[step], damaged)]
+        return [step for step in steps if step < last[-1]] if len(last) == self.keep_last else []
 
     def _is_special(self, step: int, age_s: float, damaged: frozenset[int]) -> bool:
         if step in damaged:
@@ -88,17 +91,44 @@ class Retention:
         return is_young or (self.keep_every_steps > 0 and step % self.keep_every_steps == 0)
 
 
-def apply(paths: Layout, retention: Retention, *, newest_good: int, attempt: str, ordinal: int) -> None:
+def apply(
+    paths: Layout,
+    retention: Retention,
+    *,
+    newest_good: int,
+    attempt: str,
+    ordinal: int,
+    known: dict[int, StepLook] | None = None,
+) -> None:
     """Renames the steps that ``retention`` does not keep to trash.
 
     Folders that Gracepoint did not write, or that are not complete, are left as they are.
+
+    Args:
+        paths: Layout of the directory.
+        retention: Which steps are kept.
+        newest_good: See ``Retention.to_delete``.
+        attempt: The current attempt, which is part of the name of the trash.
+        ordinal: Ordinal of its newest save, which is part of that name, too.
+        known: What an earlier call found of the older steps that it kept, and this call of those that it keeps. They
+            are looked at again only before they are deleted. None: all steps are looked at.
     """
-    looked = look_at(paths.root, paths.steps(), functools.partial(_look, paths))
+    known = {} if known is None else known
+    there = paths.steps()
+    looked = look_at(paths.root, (step for step in there if step not in known), functools.partial(_look, paths))
     found = {step: look for step, look in looked.items() if look is not None}
+    found |= {step: known[step] for step in there if step in known}
     now_s = paths.root.now_s()
     ages_s = {step: now_s - look.committed_s for step, look in found.items()}
     damaged = frozenset(step for step, look in found.items() if look.is_damaged)
-    for step in retention.to_delete(ages_s, newest_good=newest_good, damaged=damaged):
+    deleted = retention.to_delete(ages_s, newest_good=newest_good, damaged=damaged)
+    older = retention.older(ages_s, newest_good=newest_good, damaged=damaged)
+    changed = {step for step in deleted if step in known and _look(paths, step) != known[step]}
+    known.clear()
+    known.update({step: found[step] for step in older if step not in deleted})
+    for step in deleted:
+        if step in changed:
+            continue  # the next call looks at it
         if _is_read(paths, step, now_s):
             logger.info("step %d is not deleted yet, as it is being read", step)
             continue
@@ -107,7 +137,7 @@ def apply(paths: Layout, retention: Retention, *, newest_good: int, attempt: str
 
 
 @dataclasses.dataclass(frozen=True)
-class _Look:
+class StepLook:
     """A complete step of Gracepoint: which checkpoint it is, when it was committed, whether it is marked as damaged."""
 
     standing: str
@@ -115,13 +145,13 @@ class _Look:
     is_damaged: bool
 
 
-def _look(paths: Layout, step: int) -> _Look | None:
+def _look(paths: Layout, step: int) -> StepLook | None:
     folder = paths.step(step)
     standing = listing.ours(folder, step)
     committed_s = 0.0 if standing is None else _committed_s(folder)
     if standing is None or not committed_s:
         return None
-    return _Look(standing, committed_s, paths.damage_mark(step).is_value())
+    return StepLook(standing, committed_s, paths.damage_mark(step).is_value())
 
 
 def mark_damaged(paths: Layout, steps: Mapping[int, str]) -> None:

@@ -29,6 +29,7 @@ from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.format.pytree import Leaf
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan
+from gracepoint.checkpoint.planning.local_shards import local_shard
 from gracepoint.checkpoint.transfer.array_view import as_it_lies
 
 logger = logging.getLogger(__name__)
@@ -83,19 +84,19 @@ def pulls_of(shard: Shard, data: Any, options: WriteOptions) -> Iterator[Pull]:
 def in_place(shard: Shard, data: Any) -> Any:
     """Returns the values of a shard that is in host memory, without a copy. ``values_of`` accepts them."""
     # Building the public list of shards takes longer than copying a small leaf.
-    return data if isinstance(data, np.ndarray) else as_it_lies(data.addressable_data(shard.position))
+    return data if isinstance(data, np.ndarray) else as_it_lies(local_shard(data, shard.position))
 
 
 def device_of(shard: Shard, data: Any) -> Any:
     """Returns the device that holds the shard of ``data``, an array that ``is_far``."""
-    return data.addressable_data(shard.position).device
+    return local_shard(data, shard.position).device
 
 
 def start(pull: Pull, data: Any, options: WriteOptions) -> Any:
     """Starts to copy values of ``data`` to host memory. Returns the argument for ``values_of``."""
     if not is_far(data, options):
         return in_place(pull.shard, data)
-    values = data.addressable_data(pull.shard.position)
+    values = local_shard(data, pull.shard.position)
     if pull.region != pull.shard.index:
         try:
             values = _slice(values, _starts(pull.region, pull.shard.index), _shape(pull.region))
@@ -134,7 +135,7 @@ def compile_slices(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOption
         for pull in pulls_of(shard, data, options):
             if pull.region == shard.index:
                 break
-            values = data.addressable_data(shard.position)
+            values = local_shard(data, shard.position)
             wanted.setdefault((values.sharding, values.shape, values.dtype, _shape(pull.region)), (pull, data))
     if wanted:
         started_s = time.monotonic()

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from gracepoint.checkpoint.format.pytree import Leaf
@@ -35,6 +36,7 @@ from gracepoint.checkpoint.memory.parallel_copy import Copies, copy
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.orbax_objects import priority_of
 from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan
+from gracepoint.checkpoint.planning.local_shards import local_shard
 from gracepoint.checkpoint.transfer.device_pipeline import Devices, transfers
 from gracepoint.checkpoint.transfer.device_threads import merged
 from gracepoint.checkpoint.transfer.device_to_host import Pull, in_place, is_far, values_of
@@ -103,6 +105,9 @@ class Transfer:
         self._copy(shards_of[TransferPriority.SYNCHRONOUS], snapshot, ByteLimiter(ahead_bytes), deadline)
         self._left = [shards_of[priority] for priority in LATER if shards_of[priority]]
         left = {shard.leaf for shards in self._left for shard in shards}
+        for index in left:  # while the training waits, as its threads may ask for shards of these arrays later
+            if not isinstance(self._data[index], np.ndarray):
+                local_shard(self._data[index], 0)
         if options.device_host_max_bytes is not None:
             logger.info(
                 "%d of %d leaves are copied from their devices in the background, at most %d bytes of them at once, "

@@ -12,6 +12,7 @@ import pytest
 
 from gracepoint.checkpoint.memory import parallel_copy
 from gracepoint.checkpoint.memory.parallel_copy import Copies
+from tests.unit.checkpoint.fakes.thread_limit import allow_threads
 
 VALUES: dict[str, npt.NDArray[Any]] = {
     "small": np.arange(10, dtype=np.int16),
@@ -75,4 +76,20 @@ def test_an_error_in_any_thread_is_raised_and_all_have_ended(monkeypatch: pytest
 def test_an_error_of_the_caller_leaves_no_thread_behind() -> None:
     with pytest.raises(RuntimeError, match="deleted"):
         copy_in_three_threads(RuntimeError("deleted"))
+    assert copying_threads() == []
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_values_are_copied_by_as_many_threads_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allowed: int
+) -> None:
+    allow_threads(monkeypatch, allowed, name="gracepoint: copying")
+    values = [np.arange(1 << 20, dtype=np.float32) + number for number in range(4)]
+    into = [np.zeros_like(each) for each in values]
+    with Copies(4) as copies:
+        for source, target in zip(values, into, strict=True):
+            copies.add(source, target)
+    for source, target in zip(values, into, strict=True):
+        np.testing.assert_array_equal(target, source)
+    assert caplog.text.count(f"in {allowed + 1} threads and not 4: can't start new thread") == 1
     assert copying_threads() == []

@@ -26,6 +26,7 @@ from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, save, sharding
+from tests.unit.checkpoint.fakes.thread_limit import allow_threads
 
 Box = tuple[tuple[int, int], ...]
 
@@ -209,6 +210,42 @@ def test_after_damage_nothing_more_is_begun_and_it_is_what_is_raised() -> None:
     with pytest.raises(CheckpointCorrupt, match=r"w\d+ is damaged"):
         read_all(requests, source, limit_bytes=1 << 10, deadline=soon())
     assert len(source.read_pieces) <= CONCURRENT_READS
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 1], ids=["unbounded", "one after the other"])
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_restore_reads_in_as_many_threads_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allowed: int, limit_bytes: int | None
+) -> None:
+    allow_threads(monkeypatch, allowed, name="gracepoint: reading")
+    monkeypatch.setattr(parallel_reader, "_JOB_BYTES", 1)
+    source, found = FakeArrays((8, 8), (4, 4)), [dict[Box, Any]() for _ in range(3)]
+    handed_on = []
+    requests = [source.request(str(i), REGIONS["rows of chunks"], into) for i, into in enumerate(found)]
+    read_all(
+        requests, source, limit_bytes=limit_bytes, deadline=soon(), first=1, then=lambda: handed_on.append(len(found))
+    )
+    for into in found:
+        assert into.keys() == set(REGIONS["rows of chunks"])
+        for region, values in into.items():
+            np.testing.assert_array_equal(values, expected(source.values, region))
+    assert handed_on == [3]
+    assert caplog.text.count(f"in {allowed} threads and not {CONCURRENT_READS}: can't start new thread") == 1
+
+
+def test_damage_is_raised_also_if_the_system_allows_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_threads(monkeypatch, 0, name="gracepoint: reading")
+    source = FakeArrays((64, 1), (1, 1))
+
+    def read(name: str, piece: Index, *_: Any) -> None:
+        source.read_pieces.append((name, piece))
+        raise CheckpointCorrupt(f"{name} is damaged")
+
+    source.read = read  # type: ignore[method-assign, assignment]
+    requests = [source.request(f"w{i}", [((0, 64), (0, 1))], {}) for i in range(5)]
+    with pytest.raises(CheckpointCorrupt, match="w0 is damaged"):
+        read_all(requests, source, limit_bytes=None, deadline=soon())
+    assert len(source.read_pieces) == 1
 
 
 def test_storage_that_hangs_ends_with_the_deadline_and_the_leaf_s_name() -> None:

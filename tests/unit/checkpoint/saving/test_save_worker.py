@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.object_stores.fixtures import STORES
 from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, small_state
 from tests.unit.checkpoint.fakes.failures import DyingGang
+from tests.waiting import until
 
 WORKER = WriteOptions(writer="worker")
 
@@ -50,10 +50,7 @@ def made() -> Iterator[Callable[..., StepCheckpointer]]:
     left = [pid for each in engines for pid in worker_of(each)]
     for each in engines:
         each.abandon("the test is over", timeout_s=30)
-    until_s = time.monotonic() + 60
-    while any(is_alive(pid) for pid in left):
-        assert time.monotonic() < until_s, left
-        time.sleep(0.01)
+    until(lambda: not any(is_alive(pid) for pid in left), f"the workers {left} to end")
 
 
 @pytest.fixture
@@ -140,6 +137,41 @@ def test_a_worker_that_was_killed_is_replaced(
 
 
 @pytest.mark.integration
+def test_a_save_is_written_by_threads_if_none_reads_a_workers_answers(
+    tmp_path: Path,
+    made: Callable[..., StepCheckpointer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    real = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "gracepoint-async-worker":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    checkpointer = made(tmp_path)
+    checkpointer.prepare(small_state())
+    save(checkpointer, 1, small_state(1))
+    assert checkpointer.committed_step == 1
+    assert "the worker process does not take the save of step 1, a thread writes it: no thread reads" in caplog.text
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("writer", ["thread", "worker"])
+def test_the_bytes_of_an_emergency_save_show_while_it_runs(
+    tmp_path: Path, made: Callable[..., StepCheckpointer], writer: str
+) -> None:
+    checkpointer = made(tmp_path, WriteOptions(writer=writer))
+    checkpointer.prepare(small_state())
+    seen: list[int] = []
+    saved = save(checkpointer, 1, small_state(1), on_stage=lambda stage: seen.append(checkpointer.written_bytes))
+    assert seen == [saved.bytes] * 3
+    assert checkpointer.written_bytes == 0
+
+
+@pytest.mark.integration
 def test_an_error_of_the_worker_fails_the_save(tmp_path: Path, made: Callable[..., StepCheckpointer]) -> None:
     checkpointer = made(tmp_path / "root")
     checkpointer.prepare(small_state())
@@ -203,10 +235,7 @@ def test_the_worker_ends_with_its_engine(tmp_path: Path, made: Callable[..., Ste
     checkpointer.prepare(small_state())
     (worker,) = worker_of(checkpointer)
     checkpointer.close(30)
-    until_s = time.monotonic() + 60
-    while is_alive(worker):
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
+    until(lambda: not is_alive(worker), "the worker to end")
 
 
 def staged(root: Path | str, process: int = 0, count: int = 1) -> Callable[..., SaveBoard]:
@@ -308,16 +337,9 @@ def test_the_workers_session_counts_as_others_while_training_waits(
     for step in (1, 2):
         checkpointer.save_in_background(step, small_state(), {})
         # Nobody waits for this save. The kernel may refuse the change for a while.
-        until(lambda: not checkpointer.executor.background.busy and session_nice(worker, 10) == 10)
+        until(lambda: not checkpointer.executor.background.busy and session_nice(worker, 10) == 10, "niceness 10")
         save(checkpointer, step + 10, small_state())
-        until(lambda: session_nice(worker, 0) == 0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until_s, "nothing happened for 60 s"
-        time.sleep(0.01)
+        until(lambda: session_nice(worker, 0) == 0, "niceness 0")
 
 
 def test_a_cancelled_save_leaves_no_record(tmp_path: Path) -> None:

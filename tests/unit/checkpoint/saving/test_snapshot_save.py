@@ -22,8 +22,10 @@ from gracepoint.checkpoint.saving import background_save, snapshot_save
 from gracepoint.checkpoint.saving.save_executor import SaveExecutor
 from gracepoint.checkpoint.saving.save_operation import SaveOperation
 from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.storage import time_limit
+from gracepoint.checkpoint.storage.posix import PosixBackend
 from gracepoint.deadline import Deadline
-from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
+from gracepoint.deadline_plan import NewestSnapshot, Situation, SnapshotState, must_choose, plan
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests import slow_storage
@@ -235,6 +237,28 @@ def test_a_hint_does_not_keep_training_waiting_for_storage_that_is_stuck(
     assert "the directory cannot be written to, and a disruption may be near" in caplog.text
 
 
+def test_a_hint_does_not_keep_training_waiting_for_a_store_without_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+
+    def repeated(backend: PosixBackend, key: str) -> None:  # as requests to a store that cannot be reached
+        while not answers.wait(0.01):
+            if go_on := time_limit.current():
+                go_on()
+
+    monkeypatch.setattr(checkpointer_module, "_HASTEN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(PosixBackend, "check_usable", repeated)
+    hastening = threading.Thread(target=engine(tmp_path).hasten)
+    hastening.start()
+    hastening.join(_PATIENCE_S / 3)
+    has_ended = not hastening.is_alive()
+    answers.set()
+    hastening.join(_PATIENCE_S)
+    assert has_ended
+    assert "a disruption may be near: not done within 0.1 s" in caplog.text
+
+
 def test_stopped_save_stops_in_all_processes_and_the_next_includes_all(tmp_path: Path, storage: SlowStorage) -> None:
     meeting = threading.Barrier(2)
 
@@ -306,6 +330,30 @@ def test_a_snapshot_whose_save_failed_is_promoted_by_writing_it_once_more(
     assert save(checkpointer, 2, small_state(2)).step == 2
     checkpointer.close(_PATIENCE_S)
     assert restored_step(tmp_path) == 2
+
+
+def test_a_snapshot_older_than_a_committed_step_is_not_chosen(tmp_path: Path, storage: SlowStorage) -> None:
+    checkpointer = begun(tmp_path, storage)
+    checkpointer.stop("a drill")
+    storage.bytes_per_s = math.inf
+    assert seen(checkpointer).state is SnapshotState.HELD
+    assert save(checkpointer, 5, small_state(5)).step == 5
+    now = Situation(
+        step=25,
+        left_s=13.0,
+        state_bytes=6_000_000_000,
+        process_count=1,
+        drain_s=6.0,
+        streamed_bytes_per_s=1e9,
+        snapshot_bytes_per_s=1e9,
+        snapshot=checkpointer.newest_snapshot,
+        margin=1.25,
+    )
+    assert plan(now).step == 25  # which fits without the margin; the snapshot fits with it
+    assert not must_choose(checkpointer.newest_snapshot)
+    assert promote(checkpointer)[0] == 1  # as if it were told to
+    assert checkpointer.committed_step == 5
+    checkpointer.close(_PATIENCE_S)
 
 
 def test_late_promotion_fails_and_processes_can_save_again(tmp_path: Path, storage: SlowStorage) -> None:

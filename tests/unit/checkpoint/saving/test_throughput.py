@@ -117,6 +117,25 @@ def test_a_file_that_cannot_be_written_fails_no_save(tmp_path: Path, caplog: pyt
     assert "what a save took is not remembered" in caplog.text
 
 
+def test_a_save_needs_no_thread_to_write_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_more(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    checkpointer = engine(tmp_path, remember_throughput=True)
+    checkpointer.prepare(small_state())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more)
+        save(checkpointer, 1, small_state(1))
+    assert checkpointer.committed_step == 1
+    assert checkpointer.throughput.streamed_bytes_per_s
+    assert f"what a save took is not remembered: no thread writes {tmp_path / NAME}" in caplog.text
+    save(checkpointer, 2, small_state(2))
+    checkpointer.close(WRITTEN_S)
+    assert len(json.loads((tmp_path / NAME).read_text())["bytes_per_s"]["streamed"]) == 2
+
+
 def test_only_the_process_that_is_to_writes_the_file(tmp_path: Path) -> None:
     Throughput(storage_path(tmp_path / NAME), writes=False).learn(Way.STREAMED, 100, 2.0)
     assert not (tmp_path / NAME).exists()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import logging
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.cleanup import StepCleaner
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -88,3 +90,43 @@ def test_a_deletion_that_another_process_makes_is_logged(
 
 def _wait(event: threading.Event) -> None:
     assert event.wait(60)
+
+
+def test_what_becomes_due_as_the_sweeper_ends_is_done(cleaner: StepCleaner, monkeypatch: pytest.MonkeyPatch) -> None:
+    later, done, is_later = list[threading.Thread](), list[object](), threading.Event()
+    monkeypatch.setattr(retention, "apply", lambda *args, newest_good, **options: done.append(newest_good))
+
+    class Due(collections.deque[Any]):
+        def __bool__(self) -> bool:
+            """The last look of the sweeper. Another thread makes something due before the sweeper has ended."""
+            found = len(self) > 0
+            if not later:
+                later.append(threading.Thread(target=cleaner.tidy, args=(STEP,), kwargs={"ordinal": 3}, daemon=True))
+                later[0].start()
+                while not self:
+                    time.sleep(0.001)
+                is_later.set()
+            return found
+
+    cleaner._due = Due()
+    cleaner.tidy(None, ordinal=2)
+    _wait(is_later)
+    later[0].join(30)  # only one thread at a time may wait for the sweeper
+    cleaner._sweeper.wait(30)
+    assert done == [STEP]
+
+
+def test_a_restore_leaves_nothing_if_no_thread_can_tidy(
+    store: FlatStore, cleaner: StepCleaner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[object]()
+    monkeypatch.setattr(retention, "apply", lambda *args, newest_good, **options: done.append(newest_good))
+    monkeypatch.setattr(retention, "unmark_damaged", lambda paths, step: done.append(f"mark of {step}"))
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    assert not store.renames
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    cleaner.after_restore({}, STEP, ordinal=2, tidies=True, give_up_old=False)
+    assert done == [f"mark of {STEP}", STEP]

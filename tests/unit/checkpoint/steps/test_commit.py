@@ -25,6 +25,7 @@ from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.storage import read_many
+from gracepoint.checkpoint.storage.checks import check_size
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointTooNew, SaveFailed
@@ -95,6 +96,28 @@ def test_a_durable_save_with_a_file_that_was_cut_is_not_salvaged(tmp_path: Path)
     remarks = recovery.salvage(Layout(storage_path(tmp_path)))
     assert "w/0.0 has 0 bytes, expected 16" in remarks[0]
     assert not (tmp_path / "4").exists()
+
+
+@pytest.mark.parametrize("way", ["salvage", "finish"])
+def test_a_save_that_another_process_commits_meanwhile_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    leave_uncommitted(tmp_path, 4, (0, 1))
+    paths = Layout(storage_path(tmp_path))
+    (left,) = paths.temporaries()
+    real = check_size
+
+    def after_the_other(path: StoragePath, size_bytes: int) -> None:
+        monkeypatch.setattr(recovery, "check_size", real)
+        assert recovery.finish(paths, left)
+        real(path, size_bytes)
+
+    monkeypatch.setattr(recovery, "check_size", after_the_other)
+    if way == "salvage":
+        assert recovery.salvage(paths) == []
+    else:
+        assert recovery.finish(paths, left)
+    assert latest_step(tmp_path) == 4
 
 
 def test_a_damaged_done_record_is_as_none(tmp_path: Path) -> None:

@@ -329,9 +329,61 @@ def test_steps_are_kept_by_number_and_age_on_the_disk_too(tmp_path: Path) -> Non
         mark = tmp_path / str(step) / layout.COMMIT_SUCCESS
         old_s = mark.stat().st_mtime - 1001
         os.utime(mark, (old_s, old_s))
-    checkpointer.save_in_background(5, small_state(), {})
     checkpointer.close(30)
+    later = engine(tmp_path, attempt="job-1", keep_last=1, keep_every_steps=2, keep_for_s=1000)
+    later.save_in_background(5, small_state(), {})
+    later.close(30)
     assert steps(tmp_path) == ["2", "3", "4", "5"]
+
+
+def test_older_steps_that_are_kept_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    real = listing.ours
+
+    def ours(folder: StoragePath, step: int) -> str | None:
+        looked.append(step)
+        return real(folder, step)
+
+    checkpointer = engine(tmp_path, keep_last=2, keep_every_steps=1)
+    for step in range(40):
+        save(checkpointer, step, small_state())
+    monkeypatch.setattr(listing, "ours", ours)
+    for step in (40, 41):
+        looked.clear()
+        checkpointer.save_in_background(step, small_state(), {})
+        checkpointer.wait_until_finished()
+    assert sorted(looked) == [39, 40, 41]  # those that count as the newest
+    checkpointer.close(30)
+    assert len(steps(tmp_path)) == 42
+
+
+@pytest.mark.parametrize("there", ["another checkpoint", "a stranger's folder", "nothing"])
+def test_an_older_step_that_was_replaced_meanwhile_is_looked_at_before_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    paths, known = Layout(storage_path(tmp_path)), dict[int, retention.StepLook]()
+
+    def apply(now_s: float) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(StoragePath, "now_s", lambda path: now_s)
+            rule = Retention(1, keep_for_s=1000)
+            retention.apply(paths, rule, newest_good=2, attempt="job-9-a", ordinal=9, known=known)
+
+    for step in (1, 2):
+        save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
+    committed_s = (tmp_path / "1" / layout.COMMIT_SUCCESS).stat().st_mtime
+    apply(committed_s)
+    assert list(known) == [1]
+    shutil.rmtree(tmp_path / "1")
+    if there == "another checkpoint":
+        save(engine(tmp_path, attempt="job-3"), 1, small_state())
+    elif there == "a stranger's folder":
+        (tmp_path / "1").mkdir()
+    left = ["2"] if there == "nothing" else ["1", "2"]
+    for _ in range(2):
+        apply(committed_s + 1001 if there != "another checkpoint" else committed_s)
+        assert steps(tmp_path) == left
+    assert (1 in known) == (there == "another checkpoint")
 
 
 def test_what_became_trash_while_trash_was_deleted_is_gone_after_close(

@@ -86,6 +86,27 @@ def dead_deletion(kind: type[FlatStore]) -> tuple[FlatStore, Layout]:
 
 
 @STORES
+def test_the_next_start_deletes_all_of_a_discarded_save(kind: type[FlatStore]) -> None:
+    store, paths = condemned(kind)  # process 0 dies before it deletes the folder of the save, and the objects
+    assert [temporary.attempt for temporary in paths.temporaries()] == ["a"]
+    store.time_s += 10_000
+    commit.give_up_old(paths, attempt="b", older_than_s=3600.0)
+    commit.empty_trash(paths)
+    assert paths.root.entries() == []
+
+
+@STORES
+def test_a_deletion_that_became_known_to_nobody_is_found_again(kind: type[FlatStore]) -> None:
+    _, paths = condemned(kind)
+    for trash in paths.trashed():
+        trash.delete_folder()
+    assert not list(paths.trashed())
+    commit.give_up_old(paths, attempt="b", older_than_s=3600.0)
+    commit.empty_trash(paths)
+    assert not paths.step(STEP).is_folder()
+
+
+@STORES
 def test_a_save_ends_a_deletion_whose_process_has_died(kind: type[FlatStore]) -> None:
     store, paths = dead_deletion(kind)
     began_s = store.time_s

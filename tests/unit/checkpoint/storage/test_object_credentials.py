@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +15,7 @@ from gracepoint.checkpoint.storage.objects.connections import Connections
 from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.request_errors import Transient
+from tests.waiting import until
 
 WAIT_S = 10.0
 
@@ -43,13 +43,6 @@ def nothing() -> None:
     pass
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
-
-
 def test_credentials_are_found_once() -> None:
     source = Source()
     renewed = Renewed("test", source)
@@ -65,7 +58,7 @@ def test_valid_credentials_are_used_while_others_are_looked_for() -> None:
     assert renewed.get(nothing) == "token 1"
     source.left_s = 3600.0
     source.may_end.set()
-    until(lambda: renewed.get(nothing) != "token 1")
+    until(lambda: renewed.get(nothing) != "token 1", "another token")
 
 
 def test_valid_credentials_are_used_if_others_cannot_be_had() -> None:
@@ -76,7 +69,7 @@ def test_valid_credentials_are_used_if_others_cannot_be_had() -> None:
     source.error = RuntimeError("the metadata server is away")
     for _ in range(3):
         assert renewed.get(nothing) in ("token 1", "token 2")
-    until(lambda: len(source.calls) >= 2)
+    until(lambda: len(source.calls) >= 2, "the second call")
 
 
 def test_credentials_that_cannot_be_renewed_now_are_asked_for_again() -> None:

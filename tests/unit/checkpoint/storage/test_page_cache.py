@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from gracepoint.checkpoint.storage.page_cache import read_ahead
+from tests.waiting import until
 
 LARGE_BYTES = 32 << 20  # more than disks read for one request
 
@@ -36,11 +36,8 @@ def test_the_whole_of_a_large_file_is_read(tmp_path: Path) -> None:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     read_ahead(str(path))
-    until_s = time.monotonic() + 60
     wanted_bytes = LARGE_BYTES * 3 // 4  # the kernel may have dropped some where others need the memory
-    while cached_bytes(path) < wanted_bytes:
-        assert time.monotonic() < until_s, f"read {cached_bytes(path)} of {LARGE_BYTES} bytes in 60 s"
-        time.sleep(0.05)
+    until(lambda: cached_bytes(path) >= wanted_bytes, lambda: f"{wanted_bytes} bytes, found {cached_bytes(path)}")
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

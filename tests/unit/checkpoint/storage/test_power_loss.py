@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 import time
@@ -21,12 +22,15 @@ from gracepoint.errors import CheckpointError, SaveFailed
 from tests import loop_mount
 from tests.loop_mount import LoopMount
 from tests.unit.checkpoint.fakes.engine import engine, restore, save
+from tests.waiting import until
 
 pytestmark = [pytest.mark.mounts, pytest.mark.timeout(600)]
 
 CUTS = 30
 LONGEST_S = 0.3
 STOPPED_S = 60.0
+
+_starts = itertools.count()
 
 
 @pytest.fixture(params=["ext4", "xfs"])
@@ -51,7 +55,8 @@ class Saving:
     """Saves one step after the other in a thread, until a save fails. Periodic and emergency saves take turns."""
 
     def __init__(self, root: Path, first: int, options: WriteOptions) -> None:
-        self._checkpointer = engine(root, attempt=f"job-{first}-a", keep_last=2, options=options)
+        attempt = f"job-{next(_starts)}-a"  # what an earlier start left is not this one's
+        self._checkpointer = engine(root, attempt=attempt, keep_last=2, options=options)
         self.told = 0  # the newest step that this process knows to be committed
         self._step = first
         self._thread = threading.Thread(target=self._run)
@@ -79,6 +84,8 @@ def lost_or_torn(disk: LoopMount, random_: random.Random, options: WriteOptions)
     root = disk.top / "run"
     found = restore(root, state_of(0)) if root.exists() else None
     saving = Saving(root, found.step + 1 if found else 1, options)
+    if random_.random() < 0.5:  # on a slow disk, many a first save is cut short
+        until(lambda: saving.told, "the first save")
     time.sleep(random_.uniform(0, LONGEST_S))
     disk.lose_power()
     saving.join()

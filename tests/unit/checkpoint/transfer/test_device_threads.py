@@ -26,6 +26,8 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
+from tests.unit.checkpoint.fakes.thread_limit import allow_threads
+from tests.waiting import until
 
 _TIMEOUT_S = 60.0
 _DEVICES = 4
@@ -46,8 +48,8 @@ def state() -> dict[str, Any]:
     return {**split, "alone": jax.device_put(values, devices[0]), "numpy": np.arange(5)}
 
 
-def transfer_of(saved: Any, *, in_background: bool) -> Transfer:
-    planner = SavePlanner(SingleProcess(), "job-0-a", OPTIONS)
+def transfer_of(saved: Any, *, in_background: bool, planner: SavePlanner | None = None) -> Transfer:
+    planner = planner or SavePlanner(SingleProcess(), "job-0-a", OPTIONS)
     leaves, prepared = planner.plan(saved)
     memory = planner.snapshot(leaves, prepared, "a save") if in_background else None
     return Transfer(leaves, prepared.specs, prepared.plan, OPTIONS, memory)
@@ -86,6 +88,29 @@ def test_all_devices_are_copied_from_at_once(
     restored = restore(tmp_path, saved)
     assert restored is not None
     assert_same(restored.state, saved)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("in_background", [True, False], ids=["snapshot", "emergency"])
+def test_threads_of_devices_may_come_to_an_array_at_once(monkeypatch: pytest.MonkeyPatch, in_background: bool) -> None:
+    all_here, start = threading.Barrier(_DEVICES, timeout=_TIMEOUT_S), device_to_host.start
+
+    def met(pull: Pull, data: Any, options: WriteOptions) -> Any:
+        if isinstance(data, jax.Array) and len(data.sharding.device_set) == _DEVICES:
+            all_here.wait()
+        return start(pull, data, options)
+
+    monkeypatch.setattr(device_pipeline, "start", met)
+    planner = SavePlanner(SingleProcess(), "job-0-a", OPTIONS)
+    for _ in range(20):  # each state is new, as after a step: nobody has asked for its shards yet
+        saved = state()
+        transfer = transfer_of(saved, in_background=in_background, planner=planner)
+        found = []
+        for chunk, _ in transfer.chunks(soon()):
+            transfer.written(chunk)
+            found.append(chunk)
+        assert len(found) == planner.plan(saved)[1].plan.total_chunks
+        assert [len(array.addressable_shards) for name, array in saved.items() if name[0] == "w"] == [_DEVICES] * 6
 
 
 def test_a_snapshot_waits_for_the_threads_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,19 +159,14 @@ def waiting(begun: threading.Event | None = None) -> Any:
     return make
 
 
-def ended() -> bool:
-    until_s = time.monotonic() + _TIMEOUT_S
-    while any(thread.name.startswith("gracepoint: device") for thread in threading.enumerate()):
-        if time.monotonic() > until_s:
-            return False
-        time.sleep(0.005)
-    return True
+def until_ended() -> None:
+    until(lambda: not any(thread.name.startswith("gracepoint: device") for thread in threading.enumerate()), "the end")
 
 
 def test_every_value_of_every_device_comes_once() -> None:
     makes = [counting(range(100 * number, 100 * number + 100)) for number in range(5)]
     assert sorted(merged(makes, soon(), join=False)) == list(range(500))
-    assert ended()
+    until_ended()
 
 
 def test_one_device_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,15 +178,7 @@ def test_one_device_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices_without_a_thread_are_copied_from_by_the_caller(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allowed: int
 ) -> None:
-    real, left = threading.Thread.start, [None] * allowed
-
-    def limited(thread: threading.Thread) -> None:
-        if not left:
-            raise RuntimeError("can't start new thread")
-        left.pop()
-        real(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    allow_threads(monkeypatch, allowed, name="gracepoint: device")
     makes = [counting(range(10 * number, 10 * number + 10)) for number in range(4)]
     assert sorted(merged(makes, soon(), join=True)) == list(range(40))
     assert f"values of {4 - allowed} devices are copied by one thread: can't start new thread" in caplog.text
@@ -179,14 +191,14 @@ def test_an_error_of_one_device_ends_the_threads_of_all() -> None:
 
     with pytest.raises(ValueError, match="the device is gone"):
         list(merged([waiting(), failing, waiting()], soon(), join=True))
-    assert ended()
+    until_ended()
 
 
 def test_a_caller_that_stops_ends_the_threads() -> None:
     pieces = merged([waiting(), waiting()], soon(), join=False)
     assert next(pieces) == -1
     pieces.close()
-    assert ended()
+    until_ended()
 
 
 def test_a_device_that_never_answers_is_named_at_the_deadline() -> None:
@@ -201,11 +213,14 @@ def test_a_device_that_never_answers_is_named_at_the_deadline() -> None:
     pieces = merged([stuck, counting(range(1))], deadline, join=False)
     assert next(pieces) == 0
     assert begun.wait(_TIMEOUT_S)
+    for thread in threading.enumerate():
+        if thread.name == "gracepoint: device 1":  # the one that counts
+            thread.join(_TIMEOUT_S)
     deadline.cancel("the step can be saved instead")
     with pytest.raises(SaveFailed, match="values of 1 devices were not copied before it was stopped: the step can"):
         next(pieces)
     answers.set()
-    assert ended()
+    until_ended()
 
 
 def test_memory_is_touched_first_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:

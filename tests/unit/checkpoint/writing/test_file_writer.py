@@ -39,6 +39,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save
+from tests.unit.checkpoint.fakes.thread_limit import allow_threads
 from tests.unit.checkpoint.fakes.watched_buffer import WatchedBuffer
 from tests.unit.checkpoint.storage.flat import FlatStore
 
@@ -81,6 +82,10 @@ class Given:
 def job(folder: Path | StoragePath, source: Any) -> WriteJob:
     top = folder if isinstance(folder, StoragePath) else storage_path(folder)
     return WriteJob(top, "default", {0: ArraySpec("w", "array", (1,), "|u1", (1,))}, [0], source, {"a/b": b"small"})
+
+
+def _writers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("gracepoint: writes")}
 
 
 def soon(timeout_s: float = 30.0) -> Deadline:
@@ -314,9 +319,9 @@ def test_memory_is_reserved_only_for_a_writer_that_is_used(
 
 
 def test_threads_end_with_their_save(tmp_path: Path) -> None:
-    before = threading.active_count()
+    before = _writers()
     FileWriter(WriteOptions()).write(job(tmp_path, Given([random_bytes(5)])), soon())
-    assert threading.active_count() == before
+    assert _writers() <= before
 
 
 @pytest.mark.parametrize("limit_bytes", [None, 1000])
@@ -408,22 +413,13 @@ def test_a_save_that_is_cancelled_waits_for_no_write_and_begins_none(
 def test_a_save_is_written_by_as_many_threads_as_the_system_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allowed: int
 ) -> None:
-    real, left = threading.Thread.start, [None] * allowed
-
-    def limited(thread: threading.Thread) -> None:
-        if thread.name.startswith("gracepoint: writes"):  # others of this process may start meanwhile
-            if not left:
-                raise RuntimeError("can't start new thread")
-            left.pop()
-        real(thread)
-
-    before = threading.active_count()
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    before = _writers()
+    allow_threads(monkeypatch, allowed, name="gracepoint: writes")
     given = job(tmp_path, Given([random_bytes(size) for size in SIZES]))
     written = FileWriter(WriteOptions()).write(given, soon())
     assert len(written.files) == len(SIZES) + 2
     assert f"in {allowed} threads and not {THREADS}: can't start new thread" in caplog.text
-    assert threading.active_count() == before
+    assert _writers() <= before
 
 
 def test_an_error_of_the_source_ends_the_threads(tmp_path: Path) -> None:

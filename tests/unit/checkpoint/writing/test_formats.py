@@ -203,7 +203,7 @@ def test_write_rate_is_reported_to_the_log_and_to_jax(
 @pytest.mark.long
 def test_ten_thousand_leaves_come_back_from_a_handful_of_files(tmp_path: Path) -> None:
     state = {f"l{i}": np.asarray(i) for i in range(10_000)}
-    save(engine(tmp_path), 1, state)
+    save(engine(tmp_path), 1, state, timeout_s=120.0)
     assert sum(1 for path in (tmp_path / "1").rglob("*") if path.is_file()) < 40
     restored = restore(tmp_path, state)
     assert restored is not None

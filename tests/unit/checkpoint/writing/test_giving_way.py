@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from gracepoint.checkpoint.writing.giving_way import GivingWay, Starvation
 from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.deadline import Deadline
 from tests.object_stores.servers import Bucket
+from tests.waiting import until
 
 PATIENCE_S, LOOK_S = 10.0, 1.0
 _TIMEOUT_S = 60.0
@@ -79,13 +80,6 @@ def crew_at(folder: StoragePath, way: GivingWay) -> Iterator[WriteCrew]:
         crew.close()
         crew.join()
     assert not any(thread.is_alive() for thread in (*crew._writers, *crew._syncers))
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    until_s = time.monotonic() + _TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < until_s, what
-        time.sleep(0.005)
 
 
 def test_new_threads_take_over_when_a_save_becomes_urgent(tmp_path: Path) -> None:

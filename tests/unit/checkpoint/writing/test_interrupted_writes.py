@@ -29,6 +29,7 @@ from gracepoint.checkpoint.writing.giving_way import GivingWay
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
+from tests.waiting import until
 
 _TIMEOUT_S = 60.0
 
@@ -51,13 +52,6 @@ class Numbered:
     def job(self, folder: Path, is_urgent: Callable[[], bool] | None = None) -> WriteJob:
         specs = {0: ArraySpec("w", "array", (1,), "|u1", (1,))}
         return WriteJob(storage_path(folder), "default", specs, [], self, {}, is_urgent=is_urgent)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    until_s = time.monotonic() + _TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < until_s, what
-        time.sleep(0.005)
 
 
 def nobody_writes() -> bool:

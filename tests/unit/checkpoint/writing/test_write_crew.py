@@ -19,6 +19,7 @@ from gracepoint.checkpoint.writing.crew_threads import SYNCERS, THREADS, Finish
 from gracepoint.checkpoint.writing.write_crew import _MOST_UNSYNCED, _WAITING_BYTES, WriteCrew
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
+from tests.waiting import until
 
 _TIMEOUT_S = 60.0
 
@@ -80,13 +81,6 @@ class Files:
 
 def crew_of(folder: Path) -> WriteCrew:
     return WriteCrew([], None, storage_path(folder), Deadline.after(_TIMEOUT_S, time.monotonic))
-
-
-def until(predicate: Any, what: str) -> None:
-    until_s = time.monotonic() + _TIMEOUT_S
-    while not predicate():
-        assert time.monotonic() < until_s, what
-        time.sleep(0.005)
 
 
 def open_files() -> int:

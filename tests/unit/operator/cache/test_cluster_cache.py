@@ -146,6 +146,33 @@ def test_recreated_policy_survives_late_deletion_of_the_old_one() -> None:
     assert scene.cache.policies[objects.NAMESPACE, "careful"].uid == "uid-new"
 
 
+def test_a_request_made_again_for_another_jobset_is_not_for_the_first() -> None:
+    """Both in a watch's gap: the list brings the new request first, and then shows that the old one is gone."""
+    scene = Scene()
+    old, new = objects.request(), objects.request(jobset="other")
+    new["metadata"]["uid"] = "uid-new"
+    scene.listed(kinds.PREEMPTIONS, old)
+    assert scene.start().spec.signal == "request leave"
+    assert scene.cache.put(kinds.PREEMPTIONS, new, listed=True) == {JOBSET_UID}, "a notice is taken back"
+    scene.gone(old)
+    assert scene.decisions() == []
+    scene.gone(new)
+    assert scene.cache.gang(JOBSET_UID).requests == ()
+
+
+def test_a_record_made_again_for_another_jobset_is_not_of_the_first() -> None:
+    scene = Scene()
+    old, new = objects.preemption(), objects.preemption()
+    new["metadata"]["uid"] = "uid-new"
+    new["spec"]["jobSet"] = {"name": "train", "uid": f"{JOBSET_UID[:8]}-another"}  # the name has only this part of it
+    for body in (old, new):
+        scene.listed(kinds.PREEMPTIONS, body)
+    scene.gone(old)
+    assert scene.cache.gang(JOBSET_UID).epochs == ()
+    scene.gone(new)
+    assert scene.cache.gang(JOBSET_UID).epochs == ()
+
+
 @pytest.mark.parametrize("kind", ["pod", "job", "preemption"])
 def test_object_labelled_with_a_jobset_of_another_namespace_is_ignored(kind: str) -> None:
     scene = Scene()

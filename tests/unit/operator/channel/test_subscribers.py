@@ -64,6 +64,18 @@ async def test_a_newer_session_stops_the_older_one_of_the_same_pod_only() -> Non
     assert not subscribers.speaks_for("uid-pod-0-0", "s-1")
     assert subscribers.speaks_for("uid-pod-0-0", "s-2")
     assert subscribers.speaks_for("uid-pod-9-0", "of the twin")
+    subscribers.remove(new)
+    assert not subscribers.speaks_for("uid-pod-0-0", "s-1")
+
+
+async def test_another_session_speaks_once_the_one_known_here_has_left() -> None:
+    """Its container was started again in its pod, or another process of the pod is connected to the other replica."""
+    subscribers = Subscribers()
+    known = subscribers.add(subscription(0, "s-1"))
+    assert not subscribers.speaks_for("uid-pod-0-0", "s-2")
+    subscribers.remove(known)
+    assert subscribers.speaks_for("uid-pod-0-0", "s-2")
+    assert not subscribers.is_stopped("uid-pod-0-0", "s-1")  # what speaks may be late, and of a session before
 
 
 async def test_a_subscriber_that_left_is_not_connected() -> None:

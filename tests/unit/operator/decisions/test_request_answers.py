@@ -108,6 +108,30 @@ def test_a_deadline_is_not_put_off_once_the_gang_has_frozen() -> None:
     assert not any(isinstance(item, Move) and item.spec.deadline.timestamp() > NOW + 300 for item in scene.decisions())
 
 
+@pytest.mark.parametrize("retracted", [False, True], ids=["it stands", "it is taken back"])
+def test_an_epoch_that_names_a_superseded_request_goes_before(retracted: bool) -> None:
+    """A replica that did not see the pods yet superseded it. The other one had told the gang."""
+    scene = Scene()
+    asked(scene)
+    pods = list(scene.start().spec.pods)
+    scene.recorded(cancelable=True, deadline_at=NOW + 300, requests=["leave"], pods=pods)
+    superseded = objects.request(retracted=retracted)
+    superseded["status"] = {"phase": "Superseded", "message": "no pod of the JobSet runs"}
+    scene.seen(kinds.PREEMPTIONS, superseded)
+    decisions = scene.decisions()
+    assert [item.status.phase for item in decisions if isinstance(item, Answer)] == [RequestPhase.ADOPTED]
+    ended = [item.phase for item in decisions if isinstance(item, End)]
+    assert ended == ([Phase.RETRACTED] if retracted else [])
+
+
+def test_a_request_that_no_epoch_names_stays_superseded() -> None:
+    scene = Scene()
+    superseded = objects.request()
+    superseded["status"] = {"phase": "Superseded", "message": "no pod of the JobSet runs", "observedGeneration": 1}
+    scene.seen(kinds.PREEMPTIONS, superseded)
+    assert scene.decisions() == []
+
+
 def _finished_pod(scene: Scene) -> None:
     scene.seen(kinds.PODS, objects.pod(0, phase="Failed"))
 

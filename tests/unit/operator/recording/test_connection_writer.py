@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from gracepoint_operator.decisions import connectivity
 from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.recording.connection_writer import EVERY_S
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
-from tests.unit.operator.fakes.objects import Clock
-from tests.unit.operator.fakes.replica import Replica, running, until
+from tests.unit.operator.fakes.objects import Body, Clock
+from tests.unit.operator.fakes.replica import Replica, cluster, running, subscription, until
 
 
 def status(api: MemoryApi) -> client.JsonObject:
-    (body,) = api.of(kinds.POLICIES)
+    """The status of the policy of the gang that most tests are about."""
+    (body,) = (body for body in api.of(kinds.POLICIES) if body["metadata"]["namespace"] == objects.NAMESPACE)
     found: client.JsonObject = body.get("status", {})
     return found
 
@@ -31,12 +39,15 @@ async def look(*replicas: Replica) -> None:
     for replica in replicas:
         await replica.core.connection_writer.look()
         for other in replicas:
-            other.core.feed(kinds.POLICIES, "MODIFIED", other.api.of(kinds.POLICIES)[0])
-    version = replicas[0].api.of(kinds.POLICIES)[0]["metadata"]["resourceVersion"]
+            for body in other.api.of(kinds.POLICIES):
+                other.core.feed(kinds.POLICIES, "MODIFIED", body)
+    versions = {
+        body["metadata"]["uid"]: body["metadata"]["resourceVersion"] for body in replicas[0].api.of(kinds.POLICIES)
+    }
 
     def seen() -> bool:
         policies = [policy for replica in replicas for policy in replica.core.cache.policies.values()]
-        return all(str(policy.metadata["resourceVersion"]) >= version for policy in policies)
+        return all(str(policy.metadata["resourceVersion"]) >= versions[policy.uid] for policy in policies)
 
     await until(seen, "the watch")
 
@@ -244,3 +255,77 @@ async def test_a_pass_ends_when_the_api_server_does_not_answer(api: MemoryApi, c
         assert api.failing == []
         assert connected(api)[0] == "Unknown"
         assert replica.reasons == []
+
+
+class OneRefuses(MemoryApi):
+    """An API server that takes no write of one policy's status, as while the webhook of its namespace is down."""
+
+    async def _call(self, method: str, path: str, **rest: Any) -> Any:
+        if method == "PATCH" and path == f"{kinds.POLICIES.path('team-0', 'careful')}/status":
+            raise client.Unavailable("HTTP 500: failed calling webhook: connection refused")
+        return await super()._call(method, path, **rest)
+
+
+def elsewhere(body: Body) -> Body:
+    """The same object of another gang, in a namespace that is listed first."""
+    text = json.dumps(body).replace("team-a", "team-0").replace("uid-", "uid-0-")
+    made: Body = json.loads(text.replace(objects.JOBSET_UID, f"{objects.JOBSET_UID}-0"))
+    return made
+
+
+@contextlib.asynccontextmanager
+async def one_refuses(clock: Clock) -> AsyncIterator[tuple[Replica, Replica]]:
+    """Two replicas. A pod of a gang whose policy cannot be written is connected to both."""
+    api = OneRefuses(clock)
+    for kind, body in (
+        (kinds.POLICIES, objects.policy()),
+        (JOBSETS, objects.jobset()),
+        (kinds.JOBS, objects.job()),
+        (kinds.PODS, objects.pod(0)),
+    ):
+        api.add(kind, elsewhere(body))
+    cluster(api)
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        for replica in (first, second):
+            replica.core.subscribers.add(
+                dataclasses.replace(
+                    subscription(0),
+                    namespace="team-0",
+                    pod_uid=elsewhere(objects.pod(0))["metadata"]["uid"],
+                    workload_uid=elsewhere(objects.jobset())["metadata"]["uid"],
+                )
+            )
+        yield first, second
+
+
+def not_connected(*replicas: Replica) -> list[float | None]:
+    return [each.metrics.registry.get_sample_value("gracepoint_pods_not_connected") for each in replicas]
+
+
+async def test_a_policy_that_cannot_be_written_does_not_hold_up_others(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with one_refuses(clock) as replicas:
+        first, second = replicas
+        first.subscribe(0)
+        second.subscribe(1, "s-1")
+        for _ in range(round((connectivity.STALE_S + connectivity.GRACE_S) / EVERY_S) + 2):
+            await look(*replicas)
+            clock.move(EVERY_S)
+        assert connected(first.api)[:2] == ("True", "PodsConnected")
+        assert not_connected(*replicas) == [0, 0]
+        assert first.reasons == []
+    said = [record for record in caplog.records if record.message.startswith("connections not recorded")]
+    assert len(said) == 2, "once by each replica"
+
+
+async def test_missing_pods_are_noticed_while_another_policy_cannot_be_written(clock: Clock) -> None:
+    async with one_refuses(clock) as replicas:
+        first = replicas[0]
+        first.subscribe(0)
+        for _ in range(round(connectivity.GRACE_S / EVERY_S) + 2):
+            await look(*replicas)
+            clock.move(EVERY_S)
+        await said(first.api, "False", "PodsNotConnected")
+        assert not_connected(first) == [1]
+        assert first.reasons == ["PodsNotConnected"]

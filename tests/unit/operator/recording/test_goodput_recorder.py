@@ -12,6 +12,7 @@ from gracepoint_operator.goodput import stored
 from gracepoint_operator.goodput.categories import Category
 from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.goodput_recorder import GoodputRecorder
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadGoodput
@@ -189,6 +190,38 @@ def test_a_large_gang_is_looked_at_less_often() -> None:
     scene.clock.move(0.06)
     assert recorder.observe(scene.cache.gang(JOBSET_UID)) is None
     assert set(touched) == {"careful"}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["looked at before", "of a replica that has just started"])
+def test_a_large_gang_that_stalls_is_looked_at_once(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """All its processes say so when they connect again. Each has passed its last step at a moment of its own."""
+    scene = Scene()
+    for index in range(100):
+        scene.seen(kinds.PODS, objects.pod(index, on="node-1"))
+    pods, snapshot, looks = scene.cache.objects.pods, scene.cache.gang, list[str]()
+
+    def counted(uid: str) -> GangSnapshot:
+        looks.append(uid)
+        return snapshot(uid)
+
+    recorder = GoodputRecorder(scene.cache, lambda namespace, name: None, Metrics(), scene.clock)
+    if known:
+        recorder.hear(pods["uid-pod-0-0"], "s-0", SPENT)
+        scene.clock.move(0.06)
+    monkeypatch.setattr(scene.cache, "gang", counted)
+    stalled_ms = round((scene.clock() - 30) * 1000)
+    for index in range(100):
+        recorder.stalled(pods[f"uid-pod-{index}-0"], 30 + (index % 10) / 100)
+    assert looks == [JOBSET_UID]
+    scene.clock.move(0.06)
+    for index in range(100):
+        recorder.stalled(pods[f"uid-pod-{index}-0"], 30 + 0.06)
+    assert looks == [JOBSET_UID], "what is no news needs no look"
+    (workload,) = scene.cache.objects.workloads.values()
+    entries = recorder.entries(CheckpointPolicy.of(objects.policy()), [workload], [])
+    assert entries is not None
+    (life,) = stored.read(entries[0]).lives
+    assert life.stalled_ms == (stalled_ms - 90 if known else None)
 
 
 def test_what_a_process_says_before_its_gang_was_looked_at_counts() -> None:

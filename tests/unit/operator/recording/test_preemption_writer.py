@@ -460,3 +460,58 @@ async def test_repeated_report_of_a_deleted_jobset_is_refused(
         with pytest.raises(UnknownPreemption):
             await replica.report(Phase.COMMITTED)
         assert replica.preemptions == []
+
+
+class RefusingApi(HistoricApi):
+    """An API server that may refuse to create a Preemption: with the error ``refusal``."""
+
+    refusal: client.KubeError | None = None
+
+    def _create(self, path: str, body: client.JsonObject) -> client.JsonObject:
+        if self.refusal is not None and path.endswith(f"/{kinds.PREEMPTIONS.plural}"):
+            raise self.refusal
+        return super()._create(path, body)
+
+    @property
+    def attempts(self) -> int:
+        """How often somebody tried to create a Preemption."""
+        return self.calls.count(f"POST {kinds.PREEMPTIONS.path(objects.NAMESPACE)}")
+
+
+def unrecorded(replica: Replica) -> float | None:
+    return replica.metrics.registry.get_sample_value("gracepoint_preemptions_unrecorded")
+
+
+async def test_a_record_that_was_never_made_goes_with_its_namespace(clock: Clock) -> None:
+    api = RefusingApi(clock)
+    api.refusal = client.Refused("HTTP 403 Forbidden: namespace team-a is being terminated")
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0)
+        replica.taint()
+        assert len(await frames(subscriber)) == 1
+        await until(lambda: unrecorded(replica) == 1, "the refusal")
+        for index in (0, 1):
+            replica.drop(kinds.PODS, objects.pod(index))
+        replica.drop(kinds.JOBS, objects.job())
+        replica.drop(JOBSETS, objects.jobset())
+        replica.drop(kinds.POLICIES, objects.policy())
+        epochs = replica.core.cache.preemptions.epochs
+        await until(lambda: [epoch.phase for epoch in epochs.values()] == [Phase.RETRACTED], "its end")
+        api.remove(kinds.NAMESPACES, objects.namespace())
+        api.refusal = client.NotFound('HTTP 404 Not Found: namespaces "team-a" not found')
+        attempts = api.attempts
+        await until(lambda: not replica.core._preemption_writer._write_queue._tasks, "the writes to end")
+        assert api.attempts == attempts + 1
+        assert epochs == {}
+        assert unrecorded(replica) == 0
+        assert replica.core._acknowledgements.replica((objects.NAMESPACE, NAME), "replica-a").told == 0
+
+
+async def test_a_record_waits_until_its_kind_is_served(clock: Clock) -> None:
+    api = RefusingApi(clock)
+    api.refusal = client.NotFound("HTTP 404 Not Found: the server could not find the requested resource")
+    async with running(api, clock) as replica:
+        replica.taint()
+        await until(lambda: api.attempts > 1, "another attempt")
+        api.refusal = None
+        await replica.phase("Noticed")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from gracepoint.wire.messages import Phase, Resumption, Stall
+from gracepoint.wire.messages import Forecast, Phase, Resumption, Stall
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube.fields import parse_time
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, progressing, running, until
+from tests.unit.operator.fakes.replica import Replica, frames, progressing, running, until
 
 STALL = Stall(
     pod_uid="uid-pod-0-0",
@@ -171,6 +172,78 @@ async def test_a_stall_of_which_a_lost_pod_told_is_over(api: MemoryApi, clock: C
         await until(lambda: progressing(api)[0] == "True", "the condition's end")
         assert stalled_pods(replica) == []
         assert metrics(replica) == (1, 0)
+
+
+async def brings_policy(*replicas: Replica) -> None:
+    """Their watches bring the policy as it is stored, and what follows from that is written."""
+    (body,) = replicas[0].api.of(kinds.POLICIES)
+    for replica in replicas:
+        replica.core.feed(kinds.POLICIES, "MODIFIED", body)
+    for replica in replicas:
+        await frames(replica.subscribe(1, "s-1"))  # it is quiet after that
+
+
+async def forecasts(replica: Replica) -> None:
+    """The gang passes a sync point after a save, and the watch of no replica has brought that."""
+    told = Forecast(
+        pod_uid="uid-pod-0-0",
+        session="s-0",
+        workload_uid=JOBSET_UID,
+        state_bytes=1024,
+        step_s=1.0,
+        drain_s=1.0,
+        save_s=1.0,
+        margin=1.5,
+    )
+    await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], told)
+    at = replica.clock()
+
+    def stored() -> bool:
+        found = replica.api.of(kinds.POLICIES)[0]["status"].get("forecasts") or [{"time": objects.stamp(0)}]
+        return (parse_time(found[0]["time"]) or 0.0) >= at
+
+    await until(stored, "the forecast to be stored")
+
+
+def writes(replica: Replica) -> None:
+    """Writes the policy, as after each list of the cluster."""
+    replica.core._policy_writer.touch(objects.NAMESPACE, "careful")
+
+
+async def test_a_stall_whose_end_the_other_replica_heard_is_over(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await take(first, STALL)
+        await until(lambda: progressing(api)[0] == "False", "the condition")
+        clock.move(60)
+        await take(second, dataclasses.replace(STALL, over=True))
+        await until(lambda: progressing(api)[0] == "True", "the condition's end")
+        clock.move(300)
+        await forecasts(second)
+        await brings_policy(first, second)
+        assert metrics(first) == (1, 0)
+        assert stalled_pods(first) == []
+        for replica in (first, second):
+            writes(replica)
+            await brings_policy(first, second)
+            assert progressing(api)[0] == "True"
+
+
+async def test_a_stall_that_lasts_is_shown_by_both_replicas(api: MemoryApi, clock: Clock) -> None:
+    """The other replica was told of an earlier one, and the newest forecast came before this one began."""
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        await take(second, STALL)
+        await until(lambda: progressing(api)[0] == "False", "the condition")
+        await take(second, dataclasses.replace(STALL, over=True))
+        await until(lambda: progressing(api)[0] == "True", "the condition's end")
+        await forecasts(second)
+        clock.move(STALL.for_s)
+        await take(first, STALL)
+        await until(lambda: progressing(api)[0] == "False", "the condition of the second stall")
+        for replica in (first, second, first):
+            writes(replica)
+            await brings_policy(first, second)
+            assert progressing(api)[0] == "False"
+        assert metrics(first) == (1, 1)
 
 
 async def test_storage_that_stops_a_large_gang_names_ten_of_its_pods(api: MemoryApi, clock: Clock) -> None:

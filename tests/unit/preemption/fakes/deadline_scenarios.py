@@ -91,6 +91,9 @@ SCENARIOS = [
     Scenario(16, 4, 27, 0.2, 10, H, 0.5, Choice.SAVE_NOW, 0),
     Scenario(16, 4, 27, 10, 10, H, 0.5, Choice.PROMOTE, 10),
     Scenario(16, 4, 27, 10, 10, G, 0.5, Choice.IMPOSSIBLE, 0),
+    # A snapshot is not promoted if it is committed, or if a newer step is: such a snapshot counts as committed.
+    Scenario(89, 4, 27, 0.2, 10, H, 0.5, Choice.PROMOTE, 10),
+    Scenario(89, 4, 27, 0.2, 10, C, 0.5, Choice.SAVE_NOW, 0),
     # A maintenance event an hour ahead; a grace period of a second.
     Scenario(1000, 4, 3600, 10, 50, W, 0.1, Choice.FINISH_IN_FLIGHT, 0),
     Scenario(1, 4, 1, 0.01, None, None, 0, Choice.SAVE_NOW, 0),

@@ -77,6 +77,7 @@ class OperatorServer:
     Attributes:
         received: All messages but subscriptions, with the token, in the order in which they came.
         streams: All subscriptions there ever were.
+        connections: How many connections there ever were.
         refuse: Status by path, given in place of taking the message.
         answers: What is answered to a message that is taken, by path.
         heartbeat_s: Said in the hello; nothing is sent in between unless a test does.
@@ -86,6 +87,7 @@ class OperatorServer:
         self.changed = threading.Condition()
         self.received: list[tuple[str, Message]] = []
         self.streams: list[Stream] = []
+        self.connections = 0
         self.refuse: dict[str, int] = {}
         self.refused: list[str] = []
         self.answers: dict[str, bytes] = {}
@@ -183,6 +185,11 @@ class _Server(http.server.ThreadingHTTPServer):
 def _handler(server: OperatorServer) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            with server.changed:
+                server.connections += 1
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -1,0 +1,26 @@
+"""Waiting for what other threads or processes bring about, where nothing tells of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_LOOK_EVERY_S = 0.005
+
+
+def until(holds: Callable[[], object], what: str | Callable[[], str], *, timeout_s: float = 60.0) -> None:
+    """Returns once ``holds()`` is true.
+
+    Args:
+        holds: Asked again and again.
+        what: What is waited for, for the message; or makes the message, where it says what was found instead.
+        timeout_s: How long, in seconds.
+
+    Raises:
+        AssertionError: It did not become true in time.
+    """
+    give_up_at_s = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > give_up_at_s:
+            raise AssertionError(f"waited {timeout_s:g} s for: {what if isinstance(what, str) else what()}")
+        time.sleep(_LOOK_EVERY_S)
