@@ -82,18 +82,19 @@ def _bundle() -> Path:
     key = cache.digest(*((_PAGE / name).read_text() for name in _SOURCES))
     folder = cache.folder("dashboard") / key
     bundle = folder / "bundle"
-    if not bundle.exists():
-        npm = _program("npm")
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in _SOURCES:
-            shutil.copy(_PAGE / name, folder)
-        _run(_INSTALL_S, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=folder)
-        esbuild = str(folder / "node_modules" / ".bin" / "esbuild")
-        flags = ("--bundle", "--minify", "--jsx=automatic", "--define:process.env.NODE_ENV='production'")
-        loaders = [f"--loader:.{ending}=dataurl" for ending in ("svg", "png", "woff", "woff2", "ttf")]
-        _run(_BUNDLE_S, esbuild, "page.jsx", *flags, *loaders, "--outdir=part", cwd=folder)
-        shutil.rmtree(folder / "node_modules")
-        (folder / "part").rename(bundle)
+    with cache.lock(f"dashboard-{key}"):
+        if not bundle.exists():
+            npm = _program("npm")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in _SOURCES:
+                shutil.copy(_PAGE / name, folder)
+            _run(_INSTALL_S, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=folder)
+            esbuild = str(folder / "node_modules" / ".bin" / "esbuild")
+            flags = ("--bundle", "--minify", "--jsx=automatic", "--define:process.env.NODE_ENV='production'")
+            loaders = [f"--loader:.{ending}=dataurl" for ending in ("svg", "png", "woff", "woff2", "ttf")]
+            _run(_BUNDLE_S, esbuild, "page.jsx", *flags, *loaders, "--outdir=part", cwd=folder)
+            shutil.rmtree(folder / "node_modules")
+            (folder / "part").rename(bundle)
     return bundle
 
 

@@ -95,7 +95,7 @@ def wait(cluster: Cluster, *, timeout_s: float = 120) -> None:
 def _render_jobset(work: Path) -> str:
     """JobSet's own config/default, with our image, a certificate and features on."""
     shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(_jobset_config(), work / "config")
+    shutil.copytree(parts.manifests("jobset", "config"), work / "config")
     if on := features.of_jobset():
         with (work / "config/components/manager/controller_manager_config.yaml").open("a") as config:
             config.write("\n".join(["featureGates:", *(f"  {name}: true" for name in on), ""]))
@@ -131,18 +131,6 @@ def _render_jobset(work: Path) -> str:
     }
     (work / "kustomization.yaml").write_text(json.dumps(kustomization, indent=2))
     return run([parts.program("kubectl"), "kustomize", work]).stdout
-
-
-def _jobset_config() -> Path:
-    """The manifests of the JobSet version that is built, copied beside its program once."""
-    kept = parts.part("jobset").built / "config"
-    if not kept.exists():
-        scratch = kept.with_name(".config")
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.copytree(parts.module_folder("jobset") / "config", scratch, copy_function=shutil.copyfile)
-        run(["chmod", "--recursive", "u+w", scratch])
-        scratch.rename(kept)
-    return kept
 
 
 def _jobset_certificate(folder: Path) -> dict[str, str]:

@@ -11,8 +11,9 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.testcluster.api import ClusterError
@@ -26,6 +27,29 @@ def folder(*names: str) -> Path:
     root = os.environ.get("GRACEPOINT_CACHE") or REPOSITORY / ".cache" / "gracepoint"
     path = Path(root).resolve().joinpath(*names)
     path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def once(path: Path, make: Callable[[Path], object]) -> Path:
+    """Have ``path`` made if it is not there, by one process; others that want it meanwhile wait for that.
+
+    Args:
+        path: A file or folder in the cache, which is there as a whole or not at all.
+        make: Writes it at the path that it is given, in the same folder and with the same ending.
+    """
+    if path.exists():
+        return path
+    with lock(f"{path.parent.name}-{path.name}"):
+        if not path.exists():
+            scratch = path.with_name(f".{os.getpid()}.{path.name}")
+            try:
+                make(scratch)
+                scratch.rename(path)
+            finally:
+                if scratch.is_dir():
+                    shutil.rmtree(scratch, ignore_errors=True)
+                else:
+                    scratch.unlink(missing_ok=True)
     return path
 
 

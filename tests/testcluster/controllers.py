@@ -103,7 +103,7 @@ def _apply(cluster: LocalCluster, controller: Controller) -> None:
 def _render(controller: Controller, work: Path) -> str:
     """The controller's own manifests, with our image and a certificate."""
     shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(_sources(controller), work / "config")
+    shutil.copytree(parts.manifests(controller.part, controller.manifests), work / "config")
     (work / "namespace.json").write_text(
         json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": controller.namespace}})
     )
@@ -133,19 +133,6 @@ def _render(controller: Controller, work: Path) -> str:
     rendered = run([parts.program("kubectl"), "kustomize", work]).stdout
     # The certificate comes last, over the empty Secret of some.
     return "\n---\n".join([(work / "namespace.json").read_text(), rendered, (work / "certificate.json").read_text()])
-
-
-def _sources(controller: Controller) -> Path:
-    """The manifests of the version that is built, copied beside its program once."""
-    kept = parts.part(controller.part).built / controller.manifests
-    if not kept.exists():
-        scratch = kept.with_name(f".{controller.manifests}")
-        shutil.rmtree(scratch, ignore_errors=True)
-        source = parts.module_folder(controller.part) / controller.manifests
-        shutil.copytree(source, scratch, copy_function=shutil.copyfile)
-        run(["chmod", "--recursive", "u+w", scratch])
-        scratch.rename(kept)
-    return kept
 
 
 def _certificate(controller: Controller, folder: Path) -> dict[str, Any]:

@@ -107,24 +107,17 @@ def base() -> Image:
     """The base image with Python, made if need be."""
     key = cache.digest(DEBIAN_SUITE, *_PACKAGES, platform.machine())
     tree = cache.folder("base") / f"{DEBIAN_SUITE}-{key}.tar"
-    with cache.lock("base"):
-        if not tree.exists():
-            scratch = tree.with_name(f".{os.getpid()}.tar")
-            argv = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(_PACKAGES)}"]
-            # mmdebstrap copies these from this machine
-            argv += ['--customize-hook=rm -f "$1/etc/apt/sources.list" "$1/etc/resolv.conf" "$1/etc/hostname"']
-            try:
-                with progress(f"making the base image (Debian {DEBIAN_SUITE} with Python, once)"):
-                    run(
-                        [*argv, DEBIAN_SUITE, scratch],
-                        timeout_s=1200,
-                        env={"TMPDIR": str(cache.folder("tmp"))},
-                    )
-                scratch.rename(tree)
-            finally:
-                scratch.unlink(missing_ok=True)
+    cache.once(tree, _bootstrap)
     text = f'FROM scratch\nADD {tree.name} /\nENV LANG=C.UTF-8\nCMD ["python3"]\n'
     return _build_text(BASE, text, tree)
+
+
+def _bootstrap(tree: Path) -> None:
+    argv = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(_PACKAGES)}"]
+    # mmdebstrap copies these from this machine
+    argv += ['--customize-hook=rm -f "$1/etc/apt/sources.list" "$1/etc/resolv.conf" "$1/etc/hostname"']
+    with progress(f"making the base image (Debian {DEBIAN_SUITE} with Python, once)"):
+        run([*argv, DEBIAN_SUITE, tree], timeout_s=1200, env={"TMPDIR": str(cache.folder("tmp"))})
 
 
 def build(
@@ -158,19 +151,21 @@ def of_program(name: str, program: str, entrypoint: str = "") -> Image:
 
 def _build_text(name: str, text: str, source: Path) -> Image:
     """Build a Dockerfile given as text that copies one file, whose path says its version."""
-    context = cache.folder("contexts", cache.digest(name, text, str(source)))
+    key = cache.digest(name, text, str(source))
+    context = cache.folder("contexts", key)
     note = context / "image.json"
-    if note.exists():
-        image = Image.from_json(note.read_text())
-        if blob(image.manifest).exists():
-            return image
-    shutil.copy2(source, context / source.name)
-    dockerfile = context / "Dockerfile"
-    dockerfile.write_text(text)
-    image = _bud(name, dockerfile, context, [])
-    note.write_text(image.to_json())
-    (context / source.name).unlink()
-    return image
+    with cache.lock(f"context-{key}"):  # it has the file only while the image is built
+        if note.exists():
+            image = Image.from_json(note.read_text())
+            if blob(image.manifest).exists():
+                return image
+        shutil.copy2(source, context / source.name)
+        dockerfile = context / "Dockerfile"
+        dockerfile.write_text(text)
+        image = _bud(name, dockerfile, context, [])
+        note.write_text(image.to_json())
+        (context / source.name).unlink()
+        return image
 
 
 def _bud(name: str, dockerfile: Path, context: Path, options: Sequence[str]) -> Image:

@@ -211,6 +211,16 @@ def build(names: tuple[str, ...] = _ALWAYS) -> None:
             done = _build(each, done, total)
 
 
+def manifests(name: str, folder: str) -> Path:
+    """A folder of a part's sources, of the version that is built; a copy beside its programs that may be changed."""
+
+    def copy(target: Path) -> None:
+        shutil.copytree(module_folder(name) / folder, target, copy_function=shutil.copyfile)
+        run(["chmod", "--recursive", "u+w", target])
+
+    return cache.once(part(name).built / folder, copy)
+
+
 def module_folder(name: str) -> Path:
     """Where the sources of a part's module lie."""
     argv = ["go", "mod", "download", "-json", f"{part(name).module}@{part(name).version}"]
@@ -244,15 +254,12 @@ _GO_ENV = {"CGO_ENABLED": "0", "GOWORK": "off", "GOTOOLCHAIN": "auto"}
 
 
 def _build(each: Part, done: int, total: int) -> int:
-    scratch = each.built.with_name(f".{each.built.name}.{os.getpid()}")
-    scratch.mkdir()
-    try:
-        for name, package in each.programs.items():
-            done += 1
-            with progress(f"building {name} {each.version} ({done} of {total}, once for each version)"):
-                argv = ["go", "build", *each.flags, "-o", str(scratch / name), package]
+    def build_into(folder: Path) -> None:
+        folder.mkdir()
+        for number, (name, package) in enumerate(each.programs.items(), done + 1):
+            with progress(f"building {name} {each.version} ({number} of {total}, once for each version)"):
+                argv = ["go", "build", *each.flags, "-o", str(folder / name), package]
                 run(argv, cwd=each.source, timeout_s=3600, env=_GO_ENV)
-        scratch.rename(each.built)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return done
+
+    cache.once(each.built, build_into)
+    return done + len(each.programs)

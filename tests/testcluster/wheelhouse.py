@@ -9,10 +9,8 @@ Processes: one pip, to its end. Threads: the progress one of ``parts``.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-import shutil
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -65,16 +63,13 @@ def prepare(requirements: Sequence[str]) -> list[str]:
     """
     machine = platform.machine()
     target = cache.folder("wheels") / cache.digest(*sorted(requirements), PYTHON_VERSION, machine)
-    with cache.lock("wheels"):
-        if not target.exists():
-            _download(requirements, machine, target)
-    config = cache.folder("wheels") / "pip.conf"
-    config.write_text(_CONFIG)
+    cache.once(target, lambda folder: _download(requirements, machine, folder))
+    config = cache.folder("wheels") / f"pip-{cache.digest(_CONFIG)}.conf"
+    cache.once(config, lambda path: path.write_text(_CONFIG))
     return ["--volume", f"{target}:{MOUNT}:ro", "--volume", f"{config}:/etc/pip.conf:ro"]
 
 
-def _download(requirements: Sequence[str], machine: str, target: Path) -> None:
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+def _download(requirements: Sequence[str], machine: str, folder: Path) -> None:
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC_MINOR, 4, -1)]
     platforms += [
         f"manylinux2014_{machine}",
@@ -82,13 +77,9 @@ def _download(requirements: Sequence[str], machine: str, target: Path) -> None:
         f"manylinux1_{machine}",
         f"linux_{machine}",
     ]
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(scratch)]
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
     argv += ["--python-version", PYTHON_VERSION, "--implementation", "cp"]
     for name in platforms:
         argv += ["--platform", name]
-    try:
-        with progress(f"downloading wheels of {', '.join(requirements)}"):
-            run([*argv, *requirements], timeout_s=1200)
-        scratch.rename(target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with progress(f"downloading wheels of {', '.join(requirements)}"):
+        run([*argv, *requirements], timeout_s=1200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,17 @@ def test_no_go_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ClusterError, match="Go is needed"):
         parts.build(("etcd",))
+
+
+@pytest.mark.integration  # chmod
+def test_clusters_that_start_at_once_copy_the_manifests_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    (source / "config" / "default").mkdir(parents=True)
+    (source / "config" / "default" / "one.yaml").write_text("kind: Service")
+    (source / "config" / "default" / "one.yaml").chmod(0o400)
+    monkeypatch.setattr(parts, "module_folder", lambda name: source)
+    parts.part("jobset").built.mkdir()
+    with ThreadPoolExecutor(4) as pool:
+        copies = list(pool.map(lambda _: parts.manifests("jobset", "config"), range(8)))
+    assert set(copies) == {parts.part("jobset").built / "config"}
+    (copies[0] / "default" / "one.yaml").write_text("may be changed")
