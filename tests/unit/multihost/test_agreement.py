@@ -338,14 +338,15 @@ def test_what_cannot_be_merged_is_an_error_of_all(make: Callable[..., Gang]) -> 
 
 
 @pytest.mark.parametrize(
-    ("start_in_s", "written"), [(0.0, [NoticeEntry, Agreed]), (0.2, [NoticeEntry, StartEntry, Agreed])]
+    ("before_s", "written"),
+    [(0.0, [NoticeEntry, Agreed]), (0.05, [NoticeEntry, StartEntry, Agreed])],
+    ids=["at once", "once all have heard it"],
 )
 def test_a_freeze_that_begins_at_once_begins_with_the_notice(
-    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, start_in_s: float, written: list[type[Entry]]
+    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, before_s: float, written: list[type[Entry]]
 ) -> None:
-    gang = make(2, start_in_s=start_in_s)
-    if not start_in_s:
-        monkeypatch.setattr(Watcher, "start_in_s", lambda *_: 0.0)  # neither earlier nor later
+    monkeypatch.setattr(Watcher, "start_in_s", lambda watcher, *_: 0.0 if watcher.of(Noticed) else before_s)
+    gang = make(2)
     tell(gang.agreements[0])
     for watcher in gang.watchers:
         watcher.wait_for(Settled)
