@@ -70,6 +70,25 @@ def test_processes_that_cannot_be_started_leave_nothing_to_the_collector() -> No
     assert [str(each.message) for each in caught if each.category is ResourceWarning] == []
 
 
+def run_pytest(test: Path, *options: str) -> tuple[list[str], list[str]]:
+    """The lines that a pytest of its own prints of a module that fails, to its output and to its errors."""
+    argv: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.multiprocess.outputs",
+        *options,
+        "--rootdir",
+        test.parent,
+    ]
+    # In the folder of all tests, it would delete those of earlier runs: of many files, and for minutes.
+    argv += ["--basetemp", test.parent / "temporary", test]
+    ran = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert ran.returncode == 1
+    return ran.stdout.splitlines(), ran.stderr.splitlines()
+
+
 FAILING = """
 import sys
 from pathlib import Path
@@ -92,16 +111,7 @@ raise SystemExit(here().process_index)
 def test_a_failed_test_shows_the_whole_output_of_each_process(tmp_path: Path, workers: list[str]) -> None:
     test = tmp_path / "test_failing.py"
     test.write_text(FAILING)
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.multiprocess.outputs", *workers, "--rootdir", tmp_path, test],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert ran.returncode == 1
-    shown = ran.stdout.splitlines()
+    shown, _ = run_pytest(test, *workers)
     for process, end in enumerate(["ended with 0", "ended with 1"]):
         assert any(f"process {process}, {end}" in line and line.startswith("---") for line in shown)
         said = [line for line in shown if line.startswith(f"process {process} says ")]
@@ -143,19 +153,8 @@ def test_it(processes, capsys):
 def test_hung_test_shows_output_and_stacks_of_each_process(tmp_path: Path, workers: list[str]) -> None:
     test = tmp_path / "test_hanging.py"
     test.write_text(HANGING)
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-p", "tests.hangs", "-p", "tests.multiprocess.outputs", *workers),
-            *("--max-worker-restart=0", "--rootdir", tmp_path, test),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert ran.returncode == 1
-    shown = (ran.stdout + ran.stderr).splitlines()
+    printed, errors = run_pytest(test, "-p", "tests.hangs", *workers, "--max-worker-restart=0")
+    shown = printed + errors
     for process, end in enumerate(["ended with 0", "ended by SIGABRT"]):
         assert any(f"process {process}, {end}" in line for line in shown)
         assert f"process {process} is up {'x' * 5000}" in shown

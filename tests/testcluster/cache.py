@@ -41,16 +41,21 @@ def once(path: Path, make: Callable[[Path], object]) -> Path:
         return path
     with lock(f"{path.parent.name}-{path.name}"):
         if not path.exists():
-            scratch = path.with_name(f".{os.getpid()}.{path.name}")
+            scratch = path.with_name(f".{path.name}")
+            _remove(scratch)  # of a process that was killed
             try:
                 make(scratch)
                 scratch.rename(path)
             finally:
-                if scratch.is_dir():
-                    shutil.rmtree(scratch, ignore_errors=True)
-                else:
-                    scratch.unlink(missing_ok=True)
+                _remove(scratch)
     return path
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def digest(*values: str | bytes) -> str:

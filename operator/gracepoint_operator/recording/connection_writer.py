@@ -34,6 +34,7 @@ from gracepoint_operator.resources import CheckpointPolicy, PolicyReplica
 log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
+_RETRIES_S = 20.0
 _NOT_RECORDED = "connections not recorded, trying again"
 _Key = tuple[str, str]
 
@@ -72,7 +73,7 @@ class ConnectionWriter:
         self._replica = replica
         self._view_age_s = view_age_s
         self._recorded: set[_Key] = set()  # policies whose status has numbers of this replica
-        self._unwritten: set[_Key] = set()  # policies for which the API server did not answer the newest write
+        self._unwritten: dict[_Key, client.Unavailable] = {}  # policies whose newest write failed; longest tried first
         self._answered_at = float("-inf")  # when it answered one last
         self._events = EventRecorder(api, clock, replica)
         self._missing_since: dict[str, float] = {}  # UID of the workload -> since when pods are missing
@@ -110,11 +111,23 @@ class ConnectionWriter:
         return writes and self._view_age_s() <= connectivity.RENEWED_S
 
     async def _write_all(self) -> None:
-        """Writes this replica's numbers into each policy. One that cannot be written does not hold up the others."""
+        """Writes this replica's numbers into each policy. Those that could not be written last time come last.
+
+        Each of them may take as long as a request may. The time for all of them is limited, and the rest has its turn
+        in the next round, so that the numbers in the others do not become too old meanwhile.
+        """
         _, _, connected = self._counted()
+        left: dict[_Key, client.Unavailable] = {}
         unwritten: dict[_Key, client.Unavailable] = {}
-        for key, policy in list(self._cache.policies.items()):
+        begun_at = self._clock()
+        for key in self._in_turn():
             await asyncio.sleep(0)  # a notice does not wait for all policies
+            policy = self._cache.policies.get(key)
+            if policy is None:
+                continue
+            if key in self._unwritten and self._clock() - begun_at > _RETRIES_S:
+                left[key] = self._unwritten[key]
+                continue
             own = self._own(self._uids(key), connected)
             entry = connectivity.own_entry(self._replica, own, policy.status.replicas or (), self._clock())
             if entry is None:
@@ -125,10 +138,14 @@ class ConnectionWriter:
                 unwritten[key] = error
             else:
                 self._answered_at = self._clock()
-        for key in sorted(unwritten.keys() - self._unwritten)[:1]:  # in an outage these are all policies
+        for key in sorted(unwritten.keys() - self._unwritten.keys())[:1]:  # in an outage these are all policies
             more = len(unwritten) - 1
             log.warning(_NOT_RECORDED, extra=about(policy="/".join(key), more=more, error=str(unwritten[key])))
-        self._unwritten = set(unwritten)
+        self._unwritten = left | unwritten
+
+    def _in_turn(self) -> list[_Key]:
+        known = self._cache.policies.keys()
+        return [*(known - self._unwritten.keys()), *(key for key in self._unwritten if key in known)]
 
     async def _judge(self) -> None:
         running, young, connected = self._counted()  # anew, as the writes may have taken long

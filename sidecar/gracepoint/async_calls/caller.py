@@ -75,7 +75,6 @@ class AsyncCaller(abc.ABC):
         self._ends = EndsInAll(self._gang, self._key, timeout_s=timeout_s)
         self._asked: deque[tuple[int, Future[None], Future[None]]] = deque()  # for is_current_async_call_done
         self._calls = 0  # scheduled by schedule_async_call
-        self._first = 0  # number of the first call in _asked
         self._syncs = itertools.count()
         self.points = FinalizePoints(self._gang, f"{self._key}/points", clock)
 

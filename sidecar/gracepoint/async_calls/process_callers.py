@@ -120,7 +120,6 @@ class _ProcessAsyncCaller(AsyncCaller):
 
     def _start_worker(self) -> WorkerProcess:
         worker = self._new_worker(self._keeper)
-        self._keeper_starts = False
         self._workers[:] = [each for each in self._workers if each.alive]
         self._workers.append(worker)
         for number in range(len(self._first_calls)):
@@ -128,6 +127,7 @@ class _ProcessAsyncCaller(AsyncCaller):
         return worker
 
     def _new_worker(self, keeper: str | None) -> WorkerProcess:
+        keeper_starts, self._keeper_starts = self._keeper_starts, False
         try:
             return WorkerProcess(
                 self._pool,
@@ -136,7 +136,7 @@ class _ProcessAsyncCaller(AsyncCaller):
                 log_level=self._log_level,
                 orphan_limit_s=self._orphan_limit_s,
                 keeper=keeper,
-                keeper_starts=self._keeper_starts,
+                keeper_starts=keeper_starts,
             )
         except OSError as error:
             if keeper is None:

@@ -72,6 +72,7 @@ class AsyncCallsQueue:
             TypeError: The call cannot be sent to a worker process.
             AsyncCallFailed: The worker process does not take calls.
             RuntimeError: The queue is closed, or the system has no thread for the call.
+            OSError: The system has no worker process for the call.
         """
         if self._closed:
             raise RuntimeError("schedule_async_request: the queue is closed")

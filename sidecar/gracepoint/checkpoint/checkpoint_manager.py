@@ -329,7 +329,9 @@ class CheckpointManager:
         self._open().executor.background.check_for_errors()
 
     def wait_until_finished(self) -> None:
-        """Waits for the background save under way, and until the steps that are not kept are no steps any more.
+        """Waits for the background save, and in process 0 until the steps that are not kept are no steps any more.
+
+        Process 0 waits a minute at most for that, and logs it if they still are.
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.

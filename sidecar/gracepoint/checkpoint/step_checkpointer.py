@@ -311,7 +311,9 @@ class StepCheckpointer(BackgroundView):
         return str(self._paths.root)
 
     def wait_until_finished(self) -> None:
-        """Waits for the background save, and until the steps that are not kept do not count as steps any more.
+        """Waits for the background save, and in process 0 until the steps that are not kept are no steps any more.
+
+        Process 0 waits a minute at most for that, and logs it if they still are.
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.

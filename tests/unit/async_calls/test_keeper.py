@@ -169,7 +169,7 @@ def test_only_the_first_worker_waits_for_its_keeper(
 ) -> None:
     """For a later one, training waits, or a save in an emergency."""
     pauses = list[float]()
-    monkeypatch.setattr("gracepoint.async_calls.worker_process._KEEPER_STARTS_S", 0.3)
+    monkeypatch.setattr("gracepoint.async_calls.worker_process._KEEPER_STARTS_S", 2.0)
     real = time.sleep
 
     def sleep(seconds: float) -> None:

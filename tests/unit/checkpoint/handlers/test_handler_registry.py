@@ -196,10 +196,11 @@ def test_a_process_that_cannot_save_is_named_to_those_with_handlers(tmp_path: Pa
     assert "process 1 reported CheckpointRefused: state['unknown']: cannot save a value of type object" in str(waiting)
 
 
+@pytest.mark.integration
 def test_a_handler_that_does_not_end_fails_the_save_at_its_timeout(tmp_path: Path, gate: threading.Event) -> None:
-    with AsyncCheckpointer(handlers=registry(VocabularyHandler(gate=gate)), timeout_s=1.0) as checkpointer:
+    with AsyncCheckpointer(handlers=registry(VocabularyHandler(gate=gate)), timeout_s=3.0) as checkpointer:
         checkpointer.save(tmp_path / "a", state())
-        with pytest.raises(SaveFailed, match=r"the handler of 'test.Vocabulary' was not done within 1.0 s"):
+        with pytest.raises(SaveFailed, match=r"the handler of 'test.Vocabulary' was not done within 3.0 s"):
             checkpointer.wait_until_finished()
     assert not (tmp_path / "a").exists()
 

@@ -160,7 +160,7 @@ def test_a_damaged_step_counts_for_nothing_in_later_attempts_either(tmp_path: Pa
     assert restore(tmp_path, small_state(), attempt="job-6") is not None  # goes back to 1
     checkpointer = engine(tmp_path, attempt="job-7", keep_last=2)
     checkpointer.save_in_background(6, small_state(), {})
-    checkpointer.executor.background.wait_until_finished(30)
+    checkpointer.wait_until_finished()
     assert steps(tmp_path) == ["1", "5", "6"]  # 5 would have driven 1 out
     checkpointer.save_in_background(7, small_state(), {})
     checkpointer.close(30)
@@ -187,7 +187,7 @@ def test_a_step_that_somebody_reads_is_not_deleted_under_them(tmp_path: Path) ->
     checkpointer.executor.background.wait_until_finished(30)
     with retention.reading(Layout(storage_path(tmp_path)), 1):
         checkpointer.save_in_background(2, small_state(), {})
-        checkpointer.executor.background.wait_until_finished(30)
+        checkpointer.wait_until_finished()
         assert (tmp_path / "1").is_dir()
     checkpointer.save_in_background(3, small_state(), {})
     checkpointer.close(30)
@@ -323,7 +323,7 @@ def test_steps_are_kept_by_number_and_age_on_the_disk_too(tmp_path: Path) -> Non
     checkpointer = engine(tmp_path, keep_last=1, keep_every_steps=2, keep_for_s=1000)
     for step in range(1, 5):
         checkpointer.save_in_background(step, small_state(), {})
-        checkpointer.executor.background.wait_until_finished(30)
+        checkpointer.wait_until_finished()
     assert steps(tmp_path) == ["1", "2", "3", "4"]
     for step in (1, 2):
         mark = tmp_path / str(step) / layout.COMMIT_SUCCESS
@@ -389,19 +389,24 @@ def test_an_older_step_that_was_replaced_meanwhile_is_looked_at_before_deletion(
 def test_what_became_trash_while_trash_was_deleted_is_gone_after_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocked, real = threading.Event(), commit.empty_trash
+    looked, blocked, real = threading.Event(), threading.Event(), commit.empty_trash
 
     def delete_late(paths: Layout) -> None:
         trash = paths.trashed()  # looks now, and is done only when more has become trash
+        looked.set()
         assert blocked.wait(30)
         for folder in trash:
             shutil.rmtree(folder)
 
     monkeypatch.setattr(commit, "empty_trash", delete_late)
     checkpointer = engine(tmp_path, keep_last=1)
-    for step in range(4):
+    checkpointer.save_in_background(0, small_state(), {})
+    checkpointer.wait_until_finished()
+    assert looked.wait(30)
+    for step in range(1, 4):
         checkpointer.save_in_background(step, small_state(), {})
-    checkpointer.executor.background.wait_until_finished(30)
+    checkpointer.wait_until_finished()  # steps become trash meanwhile
+    assert Layout(storage_path(tmp_path)).steps() == [3]
     monkeypatch.setattr(commit, "empty_trash", real)
     blocked.set()
     checkpointer.close(30)

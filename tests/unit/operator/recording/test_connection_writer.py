@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import json
@@ -266,35 +267,43 @@ class OneRefuses(MemoryApi):
         return await super()._call(method, path, **rest)
 
 
-def elsewhere(body: Body) -> Body:
+def elsewhere(body: Body, number: int = 0) -> Body:
     """The same object of another gang, in a namespace that is listed first."""
-    text = json.dumps(body).replace("team-a", "team-0").replace("uid-", "uid-0-")
-    made: Body = json.loads(text.replace(objects.JOBSET_UID, f"{objects.JOBSET_UID}-0"))
+    text = json.dumps(body).replace("team-a", f"team-{number}").replace("uid-", f"uid-{number}-")
+    made: Body = json.loads(text.replace(objects.JOBSET_UID, f"{objects.JOBSET_UID}-{number}"))
     return made
 
 
 @contextlib.asynccontextmanager
 async def one_refuses(clock: Clock) -> AsyncIterator[tuple[Replica, Replica]]:
     """Two replicas. A pod of a gang whose policy cannot be written is connected to both."""
-    api = OneRefuses(clock)
-    for kind, body in (
-        (kinds.POLICIES, objects.policy()),
-        (JOBSETS, objects.jobset()),
-        (kinds.JOBS, objects.job()),
-        (kinds.PODS, objects.pod(0)),
-    ):
-        api.add(kind, elsewhere(body))
+    async with beside_others(OneRefuses(clock), clock, 1) as replicas:
+        yield replicas
+
+
+@contextlib.asynccontextmanager
+async def beside_others(api: MemoryApi, clock: Clock, count: int) -> AsyncIterator[tuple[Replica, Replica]]:
+    """Two replicas. A pod of each of ``count`` other gangs is connected to both."""
+    for number in range(count):
+        for kind, body in (
+            (kinds.POLICIES, objects.policy()),
+            (JOBSETS, objects.jobset()),
+            (kinds.JOBS, objects.job()),
+            (kinds.PODS, objects.pod(0)),
+        ):
+            api.add(kind, elsewhere(body, number))
     cluster(api)
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         for replica in (first, second):
-            replica.core.subscribers.add(
-                dataclasses.replace(
-                    subscription(0),
-                    namespace="team-0",
-                    pod_uid=elsewhere(objects.pod(0))["metadata"]["uid"],
-                    workload_uid=elsewhere(objects.jobset())["metadata"]["uid"],
+            for number in range(count):
+                replica.core.subscribers.add(
+                    dataclasses.replace(
+                        subscription(0, f"s-{number}-of-others"),
+                        namespace=f"team-{number}",
+                        pod_uid=elsewhere(objects.pod(0), number)["metadata"]["uid"],
+                        workload_uid=elsewhere(objects.jobset(), number)["metadata"]["uid"],
+                    )
                 )
-            )
         yield first, second
 
 
@@ -317,6 +326,39 @@ async def test_a_policy_that_cannot_be_written_does_not_hold_up_others(
         assert first.reasons == []
     said = [record for record in caplog.records if record.message.startswith("connections not recorded")]
     assert len(said) == 2, "once by each replica"
+
+
+class ManyRefuseLate(MemoryApi):
+    """An API server whose writes of the status of some policies end by a timeout."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.moves = clock.move
+        self.tried = collections.Counter[str]()
+
+    async def _call(self, method: str, path: str, **rest: Any) -> Any:
+        if method == "PATCH" and path.endswith("/status") and "/team-a/" not in path:
+            self.tried[path] += 1
+            self.moves(5.0)
+            raise client.Unavailable("no answer within 5 s")
+        return await super()._call(method, path, **rest)
+
+
+async def test_policies_that_are_written_to_no_end_do_not_make_others_old(clock: Clock) -> None:
+    """All of them in one round would take longer than the numbers in the others count."""
+    api, count = ManyRefuseLate(clock), round(connectivity.STALE_S / 5) + 6
+    async with beside_others(api, clock, count) as replicas:
+        first, second = replicas
+        first.subscribe(0)
+        second.subscribe(1, "s-1")
+        for number in range(20):
+            await look(*replicas)
+            clock.move(EVERY_S)
+            if number > 3:  # first it must be seen which of them cannot be written
+                assert connected(api)[:2] == ("True", "PodsConnected")
+        assert not_connected(*replicas) == [0, 0]
+        assert len(api.tried) == count
+        assert min(api.tried.values()) > 2, "each has its turn"
 
 
 async def test_missing_pods_are_noticed_while_another_policy_cannot_be_written(clock: Clock) -> None:
