@@ -36,11 +36,13 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
         self.goes_on = threading.Event()
+        self._lock = threading.Lock()
         self._real = os.fsync
         monkeypatch.setattr(os, "fsync", self._sync)
 
     def _sync(self, descriptor: int) -> None:
-        self.asked += 1
+        with self._lock:
+            self.asked += 1
         assert self.goes_on.wait(_TIMEOUT_S)
         self._real(descriptor)
 
@@ -170,6 +172,7 @@ def test_a_save_that_stops_leaves_no_file_open(tmp_path: Path, monkeypatch: pyte
     for _ in range(3 * THREADS):
         files.add()
     until(lambda: files.written == 3 * THREADS, "all files to be written")
+    until(lambda: disk.asked == SYNCERS, "each syncer to have a file")
     if how == "cancelled":
         deadline.cancel("the step can be saved instead")
         with pytest.raises(SaveFailed, match="the step can be saved instead"):
