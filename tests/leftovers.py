@@ -60,8 +60,12 @@ def sockets_below(folder: Path) -> list[str]:
 
 
 def beside_the_steps(root: str | Path) -> list[str]:
-    """Returns the files or objects of a checkpoint directory that belong to no step, and temporary ones of steps."""
+    """Returns the files or objects of a checkpoint directory that belong to no step, and temporary ones of steps.
+
+    Not the hidden file that shows a file server's time: one of a process that was killed then is deleted an hour later.
+    """
     keys = [entry.key for entry in storage_path(str(root)).entries()]
+    keys = [key for key in keys if not key.startswith(".gracepoint-now.")]
     return sorted(key for key in keys if not key.partition("/")[0].isdigit() or any(each in key for each in _TEMPORARY))
 
 

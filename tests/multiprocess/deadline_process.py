@@ -53,7 +53,8 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
 
     EpochProgress.__init__ = note_epoch  # type: ignore[method-assign,assignment]
     storage = SlowStorage(setattr)
-    session = gracepoint.attach(directory, grace_period_s=30.0)
+    # All steps are kept: what is deleted beside training would make room on the full disk.
+    session = gracepoint.attach(directory, grace_period_s=30.0, keep_last=100)
     engine = session._checkpointer
     me = jax.process_index()
     mesh = jax.make_mesh((jax.device_count(),), ("x",))

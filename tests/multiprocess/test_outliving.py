@@ -90,7 +90,9 @@ def test_a_handed_over_save_becomes_a_checkpoint(
         if str(process) not in trainers and "saved 2" in result.output:
             assert "left []" in result.output.splitlines(), result.output  # threads and memory of a trainer that lived
     root = tmp_path / "root"
-    assert sorted(path.name for path in root.iterdir()) == ["1", "2"]  # by a worker or a survivor, not the next start
+    # By a worker or a survivor, not the next start. A trainer may have been killed while it asked the folder for the
+    # time: the hidden file for that is deleted an hour later.
+    assert sorted(path.name for path in root.iterdir() if not path.name.startswith(".gracepoint-now.")) == ["1", "2"]
     assert restore_here(root) == 2
     assert leftovers.beside_the_steps(root) == []
     assert leftovers.sockets_below(tmp_path) == []
