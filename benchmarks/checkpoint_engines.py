@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import orbax.checkpoint as ocp
 
-from gracepoint.checkpoint.process_groups import JoinedGroup
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.checkpointers.process_groups import JoinedGroup
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 
 GRACEPOINT = "Gracepoint"
 ORBAX = "Orbax"

@@ -29,13 +29,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import checkpoint_engines as engines
 from benchmarks.checkpoint_engines import Engine
+from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
 from gracepoint.checkpoint.planning.local_shards import local_shards
-from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.checkpoint.reading.stored_tree import open_tree
-from gracepoint.checkpoint.saving.save_planner import SavePlanner
+from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here

@@ -23,10 +23,10 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart, Stor
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning import chunk_owners
 from gracepoint.checkpoint.reading.stored_tree import open_tree
-from gracepoint.checkpoint.saving import small_files, state_comparison
-from gracepoint.checkpoint.saving.save_extras import NO_EXTRAS
-from gracepoint.checkpoint.saving.save_part import write_manifest_part
-from gracepoint.checkpoint.saving.save_planner import PreparedSave, SavePlanner
+from gracepoint.checkpoint.saving.operation import small_files, state_comparison
+from gracepoint.checkpoint.saving.operation.save_extras import NO_EXTRAS
+from gracepoint.checkpoint.saving.operation.save_planner import PreparedSave, SavePlanner
+from gracepoint.checkpoint.saving.process_part.save_part import write_manifest_part
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.write_job import WrittenFiles

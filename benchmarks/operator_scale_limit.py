@@ -15,7 +15,7 @@ import time
 import kubernetes.client
 import kubernetes.config
 
-from gracepoint_operator.cache.resync import ALWAYS, SELECTORS
+from gracepoint_operator.cache.listing.resync import ALWAYS, SELECTORS
 from gracepoint_operator.kube import kinds
 
 _PAGE = 500

@@ -31,7 +31,7 @@ from benchmarks.operator_work_api import StoredApi
 from gracepoint.version import __version__
 from gracepoint.wire.messages import Acknowledgement, Subscription
 from gracepoint_operator import gc_schedule
-from gracepoint_operator.cache.resync import sweep
+from gracepoint_operator.cache.listing.resync import sweep
 from gracepoint_operator.channel.loop_calls import LoopCalls
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import cleanup, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.process_group import SingleProcess

@@ -359,7 +359,7 @@ WALKS = (
             "gracepoint.session.session.Session.restore",
             "gracepoint.checkpoint.reading.stored_tree.open_tree",
             "gracepoint.checkpoint.reading.array_source.ChunkFiles.read",
-            "gracepoint.checkpoint.loading.placement.OnDevices.put",
+            "gracepoint.checkpoint.loading.leaves.placement.OnDevices.put",
         ),
         _restored_state,
     ),
@@ -368,7 +368,7 @@ WALKS = (
         10,
         (
             "gracepoint_operator.channel.routes.Channel._report",
-            "gracepoint_operator.decisions.preemption_status.reported",
+            "gracepoint_operator.decisions.statuses.preemption_status.reported",
             "gracepoint_operator.cache.preemption_store.PreemptionStore.put",
             "gracepoint_operator.kube.client.KubeClient.merge_status",
         ),
@@ -387,12 +387,15 @@ def sizes() -> dict[str, int]:
 
 
 def rooms() -> dict[str, int]:
-    """How many modules each package has, itself not counted, by dotted name."""
+    """How many modules each package has, by dotted name. Neither itself nor the packages inside it count."""
     count: dict[str, int] = {}
     for module in sizes():
         room, _, name = module.rpartition(".")
         if room and name != "__main__":
             count[room] = count.get(room, 0) + 1
+    for package in list(count):
+        if (outer := package.rpartition(".")[0]) in count:
+            count[outer] -= 1
     return count
 
 
@@ -407,7 +410,7 @@ def described(traces: Sequence[tuple[Walk, Trace]]) -> str:
         lines.append(f"{walk.name.replace('->', '→')} ({len(trace.passed)} modules):\n\n```")
         for module in trace.passed:
             room, _, name = module.rpartition(".")
-            lines.append(f"{room.partition('.')[2] or '(top)':<22} {name}")
+            lines.append(f"{room.partition('.')[2] or '(top)':<34} {name}")
         lines.append("```\n")
     return "\n".join(lines)
 

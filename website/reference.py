@@ -13,7 +13,7 @@ from typing import Any
 
 from gracepoint.settings import Settings
 from gracepoint.wire.names import ENV_PREFIX
-from gracepoint_operator.decisions.event_notes import STORY
+from gracepoint_operator.decisions.statuses.event_notes import STORY
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources.crds import definitions
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_cli.naming import called, made_by
-from gracepoint_operator.decisions.connectivity import STALE_S
+from gracepoint_operator.decisions.statuses.connectivity import STALE_S
 from gracepoint_operator.kube.fields import read_labels
 from gracepoint_operator.resources import CheckpointPolicy, Training
 from gracepoint_operator.unreadable import Unreadable

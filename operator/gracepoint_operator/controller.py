@@ -28,12 +28,12 @@ import logging
 from collections.abc import Callable, Sequence, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.fresh_looks import FreshLooks
+from gracepoint_operator.cache.listing.fresh_looks import FreshLooks
+from gracepoint_operator.cache.listing.resync import ALWAYS, Swept
+from gracepoint_operator.cache.listing.sweeper import Sweeper
+from gracepoint_operator.cache.listing.watch_state import WatchState
 from gracepoint_operator.cache.object_reader import ObjectReading
 from gracepoint_operator.cache.resource_versions import version_of
-from gracepoint_operator.cache.resync import ALWAYS, Swept
-from gracepoint_operator.cache.sweeper import Sweeper
-from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.channel.authentication import Authenticator
 from gracepoint_operator.channel.hints import HintNotifier
 from gracepoint_operator.channel.notifier import Notifier
@@ -53,15 +53,15 @@ from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
-from gracepoint_operator.recording.connection_writer import ConnectionWriter
 from gracepoint_operator.recording.eviction_responder import EvictionResponder
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.pod_protector import PodProtector
-from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.recording.policies.connection_writer import ConnectionWriter
+from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
+from gracepoint_operator.recording.policies.stall_recorder import StallRecorder
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
-from gracepoint_operator.recording.stall_recorder import StallRecorder
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.fresh_looks import FreshLooks
+from gracepoint_operator.cache.listing.fresh_looks import FreshLooks
 from gracepoint_operator.channel.hints import HintNotifier
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.decisions import rate_limit

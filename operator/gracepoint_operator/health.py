@@ -9,7 +9,7 @@ import math
 
 from aiohttp import web
 
-from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
+from gracepoint_operator.cache.listing.watch_state import HANGS_AFTER_S
 from gracepoint_operator.channel.canary import SILENT_S, Canary
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.observability.loop_lag import LoopLag

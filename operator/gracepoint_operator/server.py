@@ -2,8 +2,8 @@
 
 There are three ports: HTTPS for pods (the channel), HTTPS for the API server (the webhooks, on a port of their own so
 that a NetworkPolicy can separate the two), and plain HTTP for probes and metrics. The last two are served on the
-controller's event loop. The channel has a thread and a loop of its own (``channel.server_thread``), because every pod
-can reach it: what pods do there does not delay an answer to the API server.
+controller's event loop. The channel has a thread and a loop of its own (``channel.endpoint``), because every pod can
+reach it: what pods do there does not delay an answer to the API server.
 
 ``Server`` is started and stopped from the main thread. Its own thread runs ``asyncio.run`` until ``stop`` cancels it,
 or until a part of it or the channel's thread fails. Then ``on_failure`` is called, so that the process ends: it must
@@ -27,9 +27,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from aiohttp import web
 
 from gracepoint_operator.channel.canary import Canary
-from gracepoint_operator.channel.connections import ConnectionLimits
-from gracepoint_operator.channel.runner_close import CLOSE_CONNECTIONS_S, close_runner
-from gracepoint_operator.channel.server_thread import ChannelThread
+from gracepoint_operator.channel.endpoint.connections import ConnectionLimits
+from gracepoint_operator.channel.endpoint.runner_close import CLOSE_CONNECTIONS_S, close_runner
+from gracepoint_operator.channel.endpoint.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.gc_schedule import collect_in_portions
 from gracepoint_operator.health import Health
@@ -43,8 +43,8 @@ from gracepoint_operator.trust.certificates import Certificates, follow, new_con
 from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
-from gracepoint_operator.webhooks.installed_api import CRD_NAME
-from gracepoint_operator.webhooks.present_size import MemberPlace, SharedReads, of_workload
+from gracepoint_operator.webhooks.contracts.installed_api import CRD_NAME
+from gracepoint_operator.webhooks.updates.present_size import MemberPlace, SharedReads, of_workload
 from gracepoint_operator.workloads import registry
 
 log = logging.getLogger(__name__)

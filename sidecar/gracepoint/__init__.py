@@ -46,7 +46,7 @@ from gracepoint.errors import (
 from gracepoint.version import __version__
 
 if TYPE_CHECKING:
-    from gracepoint.session.attach import attach
+    from gracepoint.session.attaching.attach import attach
     from gracepoint.session.session import Session
 
 __all__ = [
@@ -78,7 +78,7 @@ __all__ = [
     "attach",
 ]
 
-_LAZY = {"Session": "gracepoint.session.session", "attach": "gracepoint.session.attach"}
+_LAZY = {"Session": "gracepoint.session.session", "attach": "gracepoint.session.attaching.attach"}
 _PACKAGES = frozenset({"async_calls", "checkpoint", "elastic", "multihost"})
 
 

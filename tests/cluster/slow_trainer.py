@@ -12,7 +12,7 @@ import runpy
 import sys
 from typing import Any
 
-from gracepoint.preemption.progress import EpochProgress
+from gracepoint.preemption.reporting.progress import EpochProgress
 
 EXAMPLE = "/app"
 #: The state has about a megabyte.

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gracepoint.preemption.beside import Beside, Watched
-from gracepoint.preemption.process_look import ProcessAt
-from gracepoint.preemption.pulse import Pulse
+from gracepoint.preemption.stall_detection.beside import Beside, Watched
+from gracepoint.preemption.stall_detection.process_look import ProcessAt
+from gracepoint.preemption.stall_detection.pulse import Pulse
 from gracepoint.receivers import Operator
 from tests.contract.fakes.replicas import Replica
 from tests.unit.operator.fakes.api import MemoryApi

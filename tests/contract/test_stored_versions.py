@@ -16,7 +16,7 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
 from gracepoint_operator.resources import CheckpointPolicy, SignalKind
 from gracepoint_operator.resources.crds import definitions
 from tests.testcluster.api_server import open_api_server, why_not

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint.saving import save_operation
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.saving.operation import save_operation
 from gracepoint.checkpoint.steps import commit, listing, recovery
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing import chunk_writer, file_writer

@@ -25,9 +25,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import AsyncCheckpointer
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.saving import save_operation, save_planner
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.saving.operation import save_operation, save_planner
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here

@@ -42,7 +42,7 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
     import gracepoint
     from gracepoint.checkpoint.storage.storage_path import storage_path
     from gracepoint.deadline_plan import SnapshotState
-    from gracepoint.preemption.progress import EpochProgress
+    from gracepoint.preemption.reporting.progress import EpochProgress
 
     epochs: list[EpochProgress] = []
     make_epoch = EpochProgress.__init__

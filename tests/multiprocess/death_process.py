@@ -63,8 +63,8 @@ def wait_until_durable_everywhere() -> None:
 
 def die_at(point: str) -> None:
     """Puts the death where it belongs; "training" and "agreed" are the loop's."""
-    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
-    from gracepoint.multihost.protocol import Member
+    from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+    from gracepoint.multihost.sync_point.protocol import Member
 
     save: Any = StepCheckpointer.save
 

@@ -30,7 +30,7 @@ from gracepoint.checkpoint import (
     TypeHandler,
     WriteOptions,
 )
-from gracepoint.checkpoint.saving import save_planner
+from gracepoint.checkpoint.saving.operation import save_planner
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.transfer import device_pipeline, device_to_host

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.saving import save_worker, worker_side
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.saving.process_part import save_worker, worker_side
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
 from tests import leftovers

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
-from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.options import RestoreOptions, SingleReplica, SingleReplicaArrayRestoreArgs, WriteOptions
-from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.reading import array_source, stored_tree
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline

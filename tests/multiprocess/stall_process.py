@@ -49,7 +49,7 @@ def stop_the_worker_with_a_save() -> None:
 
     The first save of a worker takes longer on a busy machine: it loads modules.
     """
-    from gracepoint.checkpoint.saving.save_worker import SaveWorker
+    from gracepoint.checkpoint.saving.process_part.save_worker import SaveWorker
 
     hand_over, saves = SaveWorker.hand_over, itertools.count(1)
 
@@ -68,7 +68,7 @@ def stop_the_worker_with_a_save() -> None:
 
 def keep_what_the_worker_is_told() -> list[str]:
     """Has each beat of the pulse keep its stage. Returns where, the newest last."""
-    from gracepoint.preemption.pulse import Pulse
+    from gracepoint.preemption.stall_detection.pulse import Pulse
 
     stages, beat = [""], Pulse.beat
 
@@ -89,7 +89,7 @@ def train() -> None:
 
     import gracepoint
     from gracepoint.checkpoint.loading import restore_step
-    from gracepoint.preemption import stall_reports, stall_watch
+    from gracepoint.preemption.stall_detection import stall_reports, stall_watch
 
     watching: Any = stall_reports
     watching.StallWatch = functools.partial(stall_watch.StallWatch, others_s=_OTHERS_S)

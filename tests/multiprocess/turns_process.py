@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.loading import turns
 from gracepoint.checkpoint.options import RestoreOptions
-from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.reading import array_source
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gracepoint.checkpoint.saving import worker_side
-from gracepoint.checkpoint.saving.save_part import SavePart
+from gracepoint.checkpoint.saving.process_part import worker_side
+from gracepoint.checkpoint.saving.process_part.save_part import SavePart
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.writing import file_writer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint_operator.cache import sweeper, watch_state
+from gracepoint_operator.cache.listing import sweeper, watch_state
 from gracepoint_operator.kube.backoffs import Backoffs
 from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
 from tests.outages.fault_proxy import FaultProxy, How
@@ -93,7 +93,7 @@ def test_failing_optional_kind_blocks_nothing_and_is_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("gracepoint_operator.kube.client._LIST_TIMEOUT_S", 3.0)
-    monkeypatch.setattr("gracepoint_operator.cache.sweeper._LEFT_OUT_AGAIN_S", 0.5)
+    monkeypatch.setattr("gracepoint_operator.cache.listing.sweeper._LEFT_OUT_AGAIN_S", 0.5)
     plural = {"kueue.x-k8s.io": "workloads", "karpenter.sh": "nodeclaims"}[kind]
     api_server.create(node("before"))
     with proxy.fault(how, kind), replica(kubeconfig) as running:

@@ -21,7 +21,7 @@ from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.resources.policy import CheckpointPolicySpec
 from gracepoint_operator.resources.policy_checkpoint import Checkpoint
-from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
+from gracepoint_operator.webhooks.contracts.release_contract import ContractViolation, release_contract
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 #: A longer name describes the cause as well, which belongs into the id of a parameter or into the docstring.
 WORDS_LIMIT = 12
+#: Of the modules of a room, without those of the rooms inside it.
+ROOM_SIZES = range(3, 13)
 #: Packages of the product, by the folder of their unit tests.
 PACKAGES = {
     "checkpoint": "sidecar/gracepoint/checkpoint",
@@ -75,6 +77,17 @@ def test_names_are_short() -> None:
         if name.startswith("test_") and len(name.split("_")) - 1 > WORDS_LIMIT
     }
     assert not long, f"over {WORDS_LIMIT} words: name the behaviour; the cause is an id of a parameter or the docstring"
+
+
+def test_rooms_have_three_to_twelve_modules() -> None:
+    found = {}
+    for package in ("sidecar/gracepoint", "operator/gracepoint_operator", "operator/gracepoint_cli"):
+        for start in (ROOT / package).rglob("__init__.py"):
+            # Not counted: ``__init__``, which says what the room is for, and ``__main__``, which only starts it.
+            count = sum(not path.name.startswith("__") for path in start.parent.glob("*.py"))
+            found[str(start.parent.relative_to(ROOT))] = count
+    wrong = {room: count for room, count in found.items() if count not in ROOM_SIZES}
+    assert not wrong, "put modules that belong together into a room of their own, or a room into the next one"
 
 
 @pytest.mark.parametrize("folder", PACKAGES)

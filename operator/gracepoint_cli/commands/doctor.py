@@ -69,7 +69,7 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[Check]:
     from gracepoint_cli.doctor.checks import Check, State
     from gracepoint_operator.kube.kinds import CRDS, MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS, Kind
     from gracepoint_operator.resources.crds import definitions
-    from gracepoint_operator.webhooks.installed_api import CRD_NAME
+    from gracepoint_operator.webhooks.contracts.installed_api import CRD_NAME
 
     def version() -> Iterable[Check]:
         return [installation.kubernetes_version(cluster.path("/version"))]

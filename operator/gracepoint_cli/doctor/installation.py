@@ -13,7 +13,7 @@ from cryptography import x509
 from gracepoint.version import __version__
 from gracepoint_cli.doctor.checks import Check, State
 from gracepoint_operator.resources.crds import definitions
-from gracepoint_operator.webhooks.installed_api import read_installed_api
+from gracepoint_operator.webhooks.contracts.installed_api import read_installed_api
 
 Json = dict[str, Any]
 

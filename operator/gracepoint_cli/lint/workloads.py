@@ -14,8 +14,8 @@ from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.unreadable import CAUSES, said
 from gracepoint_operator.webhooks import AdmissionSettings, ContractViolation, inject_workload, release_contract
 from gracepoint_operator.webhooks.creation_warnings import warnings
-from gracepoint_operator.webhooks.injected_annotation import overruled
 from gracepoint_operator.webhooks.training_jobs import Problems, gang, is_job
+from gracepoint_operator.webhooks.updates.injected_annotation import overruled
 
 Json = dict[str, Any]
 

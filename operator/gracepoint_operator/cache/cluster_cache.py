@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from gracepoint_operator import signals
-from gracepoint_operator.cache.device_index import DeviceIndex
-from gracepoint_operator.cache.eviction_index import EvictionIndex
-from gracepoint_operator.cache.first_seen import FirstSeen
-from gracepoint_operator.cache.gang_objects import GangObjects
+from gracepoint_operator.cache.indexes.device_index import DeviceIndex
+from gracepoint_operator.cache.indexes.eviction_index import EvictionIndex
+from gracepoint_operator.cache.indexes.first_seen import FirstSeen
+from gracepoint_operator.cache.indexes.gang_objects import GangObjects
+from gracepoint_operator.cache.indexes.signal_index import SignalIndex
 from gracepoint_operator.cache.object_reader import CacheReader, ObjectReading
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
-from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.cache.snapshots import Snapshots
 from gracepoint_operator.cache.suspensions import Suspensions
 from gracepoint_operator.cache.untold_times import untold_since

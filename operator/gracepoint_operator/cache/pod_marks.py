@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gracepoint_operator.cache.signal_index import SignalIndex
+from gracepoint_operator.cache.indexes.signal_index import SignalIndex
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.signals import Mark

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Set
 
-from gracepoint_operator.cache.device_index import DeviceIndex
-from gracepoint_operator.cache.eviction_index import EvictionIndex
-from gracepoint_operator.cache.first_seen import FirstSeen
-from gracepoint_operator.cache.gang_objects import GangObjects
+from gracepoint_operator.cache.indexes.device_index import DeviceIndex
+from gracepoint_operator.cache.indexes.eviction_index import EvictionIndex
+from gracepoint_operator.cache.indexes.first_seen import FirstSeen
+from gracepoint_operator.cache.indexes.gang_objects import GangObjects
+from gracepoint_operator.cache.indexes.signal_index import SignalIndex
 from gracepoint_operator.cache.pod_marks import marks_of_pods
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
-from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.cache.suspensions import Suspensions
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.model.gang_snapshot import GangSnapshot

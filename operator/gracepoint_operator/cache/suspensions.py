@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gracepoint_operator.cache.first_seen import FirstSeen
-from gracepoint_operator.cache.gang_objects import GangObjects
+from gracepoint_operator.cache.indexes.first_seen import FirstSeen
+from gracepoint_operator.cache.indexes.gang_objects import GangObjects
+from gracepoint_operator.cache.indexes.signal_index import SignalIndex
 from gracepoint_operator.cache.preemption_store import Key
-from gracepoint_operator.cache.signal_index import SignalIndex
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.signals import is_suspension
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gracepoint_operator.cache.first_seen import FirstSeen
-from gracepoint_operator.cache.gang_objects import GangObjects
-from gracepoint_operator.cache.signal_index import SignalIndex
+from gracepoint_operator.cache.indexes.first_seen import FirstSeen
+from gracepoint_operator.cache.indexes.gang_objects import GangObjects
+from gracepoint_operator.cache.indexes.signal_index import SignalIndex
 
 
 def untold_since(index: SignalIndex, objects: GangObjects, first_seen: FirstSeen, *, of_pods: bool) -> dict[str, float]:

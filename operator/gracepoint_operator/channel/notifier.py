@@ -18,9 +18,9 @@ from gracepoint.wire.frames import Frame, Notice, Retraction
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
-from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption
 from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
+from gracepoint_operator.decisions.statuses import preemption_status
 from gracepoint_operator.kube.fields import format_time
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord

@@ -26,10 +26,11 @@ from gracepoint.wire.messages import (
 )
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.fresh_looks import look_afresh
+from gracepoint_operator.cache.listing.fresh_looks import look_afresh
 from gracepoint_operator.channel.notifier import Notifier
-from gracepoint_operator.decisions import preemption_spec, preemption_status, progress
+from gracepoint_operator.decisions import preemption_spec
 from gracepoint_operator.decisions.effective_signals import Timed
+from gracepoint_operator.decisions.statuses import preemption_status, progress
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Pod
@@ -38,9 +39,9 @@ from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
-from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
+from gracepoint_operator.recording.policies.stall_recorder import StallRecorder
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
-from gracepoint_operator.recording.stall_recorder import StallRecorder
 from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)

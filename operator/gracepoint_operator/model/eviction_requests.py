@@ -65,7 +65,7 @@ class EvictionAsked:
 
     @property
     def mark(self) -> str:
-        """The key under which ``cache.first_seen`` remembers when the operator's turn began."""
+        """The key under which ``cache.indexes.first_seen`` remembers when the operator's turn began."""
         return f"{self.uid}/eviction-request"
 
 

@@ -36,7 +36,7 @@ _MARK = "/eviction"
 
 
 def mark(pod_uid: str) -> str:
-    """Returns the key under which ``cache.first_seen`` remembers the first attempt."""
+    """Returns the key under which ``cache.indexes.first_seen`` remembers the first attempt."""
     return pod_uid + _MARK
 
 
@@ -44,7 +44,7 @@ def attempted(marks: Iterable[str]) -> set[str]:
     """Returns the UIDs of the pods that somebody has tried to evict.
 
     Args:
-        marks: Keys of ``cache.first_seen``.
+        marks: Keys of ``cache.indexes.first_seen``.
     """
     return {key.removesuffix(_MARK) for key in marks if key.endswith(_MARK)}
 

@@ -66,7 +66,7 @@ class RequestRecord:
 
     @property
     def mark(self) -> str:
-        """The key under which ``cache.first_seen`` remembers when it was first seen."""
+        """The key under which ``cache.indexes.first_seen`` remembers when it was first seen."""
         return f"{self.uid}/request"
 
     @property

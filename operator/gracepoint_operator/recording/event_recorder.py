@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from gracepoint.wire import names
-from gracepoint_operator.decisions.event_notes import EVENT_CONTROLLER, STORY, Note
+from gracepoint_operator.decisions.statuses.event_notes import EVENT_CONTROLLER, STORY, Note
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.fields import format_time

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.first_seen import digest
+from gracepoint_operator.cache.indexes.first_seen import digest
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator import signals
-from gracepoint_operator.decisions import preemption_status
+from gracepoint_operator.decisions.statuses import preemption_status
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from gracepoint.wire import names
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions import event_notes, preemption_status
-from gracepoint_operator.decisions.event_notes import Note
 from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
+from gracepoint_operator.decisions.statuses import event_notes, preemption_status
+from gracepoint_operator.decisions.statuses.event_notes import Note
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
@@ -26,7 +26,7 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.event_recorder import EventRecorder
-from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
 from gracepoint_operator.resources import Preemption, Replica
 from gracepoint_operator.workloads import BY_NAME
 

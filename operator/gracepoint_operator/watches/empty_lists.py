@@ -1,7 +1,7 @@
 """Lets kopf begin its watches without a list of all objects.
 
 kopf lists a kind only to learn the resourceVersion after which its watch begins, and keeps some kilobytes for each
-object that it was shown. The controller lists the objects itself (``cache.sweeper``): page by page, after the watch has
+object that it was shown. The controller lists the objects itself (``cache.listing``): page by page, after the watch has
 its version. So kopf's own lists ask for a name that no object has. They are empty, and have a version all the same.
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 import kopf
 
 from gracepoint.wire.names import GROUP
-from gracepoint_operator.cache.resync import SELECTORS
+from gracepoint_operator.cache.listing.resync import SELECTORS
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.backoffs import Backoffs

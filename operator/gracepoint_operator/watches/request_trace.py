@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import aiohttp
 
-from gracepoint_operator.cache.resync import OPTIONAL, SELECTORS
-from gracepoint_operator.cache.watch_state import WatchState
+from gracepoint_operator.cache.listing.resync import OPTIONAL, SELECTORS
+from gracepoint_operator.cache.listing.watch_state import WatchState
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.watches.handlers import kind_at
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 
 import kopf
 
-from gracepoint_operator.cache.resync import OPTIONAL
+from gracepoint_operator.cache.listing.resync import OPTIONAL
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.backoffs import Backoffs

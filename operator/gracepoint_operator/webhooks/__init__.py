@@ -5,10 +5,10 @@ AdmissionReview, calls them and answers with a JSON patch. Nothing here keeps st
 and repeated calls have no effect. ``eviction_hold`` decides whether an eviction waits.
 """
 
-from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, refresh_pod
-from gracepoint_operator.webhooks.installed_api import InstalledApi, read_installed_api
-from gracepoint_operator.webhooks.node_affinity import avoid_nodes
-from gracepoint_operator.webhooks.release_contract import ContractViolation, Patched, release_contract
+from gracepoint_operator.webhooks.contracts.installed_api import InstalledApi, read_installed_api
+from gracepoint_operator.webhooks.contracts.release_contract import ContractViolation, Patched, release_contract
+from gracepoint_operator.webhooks.pods.injection import AdmissionSettings, inject_workload, refresh_pod
+from gracepoint_operator.webhooks.pods.node_affinity import avoid_nodes
 from gracepoint_operator.webhooks.routes import AdmissionContext, add_routes
 
 __all__ = [

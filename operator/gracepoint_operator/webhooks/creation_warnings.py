@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast
-from gracepoint_operator.webhooks.in_place_restart import agent_starts_training, restarts_all_containers
-from gracepoint_operator.webhooks.keeper_sidecar import KEEPER
+from gracepoint_operator.webhooks.contracts.in_place_restart import agent_starts_training, restarts_all_containers
+from gracepoint_operator.webhooks.pods.keeper_sidecar import KEEPER
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
 
 #: The values of managedBy that mean the usual controller.

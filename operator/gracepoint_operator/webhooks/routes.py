@@ -29,17 +29,17 @@ from gracepoint_operator.webhooks.admission_review import (
     refused,
     unknown,
 )
-from gracepoint_operator.webhooks.eviction_responders import add_responder
-from gracepoint_operator.webhooks.injected_annotation import not_understood, overruled, shown
-from gracepoint_operator.webhooks.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
-from gracepoint_operator.webhooks.installed_api import InstalledApi
-from gracepoint_operator.webhooks.kept_fields import changed_sizes, keep_fields
-from gracepoint_operator.webhooks.node_affinity import avoid_nodes
-from gracepoint_operator.webhooks.present_size import MemberPlace, is_elastic, resized_pod
-from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
+from gracepoint_operator.webhooks.contracts.installed_api import InstalledApi
+from gracepoint_operator.webhooks.contracts.release_contract import ContractViolation, release_contract
+from gracepoint_operator.webhooks.pods.eviction_responders import add_responder
+from gracepoint_operator.webhooks.pods.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
+from gracepoint_operator.webhooks.pods.node_affinity import avoid_nodes
 from gracepoint_operator.webhooks.request_bodies import RequestBodies
 from gracepoint_operator.webhooks.training_jobs import Json, is_job
 from gracepoint_operator.webhooks.trainjob import label_handed_on
+from gracepoint_operator.webhooks.updates.injected_annotation import not_understood, overruled, shown
+from gracepoint_operator.webhooks.updates.kept_fields import changed_sizes, keep_fields
+from gracepoint_operator.webhooks.updates.present_size import MemberPlace, is_elastic, resized_pod
 
 PATH_JOBSETS = "/mutate/jobsets"
 PATH_JOBS = "/mutate/jobs"

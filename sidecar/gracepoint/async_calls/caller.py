@@ -24,8 +24,8 @@ from concurrent.futures import Future
 
 from gracepoint.async_calls.ends import EndsInAll
 from gracepoint.async_calls.finalize_points import FinalizePoints
+from gracepoint.async_calls.processes.worker_process import CallFailed
 from gracepoint.async_calls.request import AsyncRequest
-from gracepoint.async_calls.worker_process import CallFailed
 from gracepoint.errors import AsyncCallFailed
 from gracepoint.process_group import ProcessGroup, SingleProcess
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from gracepoint.async_calls.caller import TIMEOUT_S, AsyncCaller
-from gracepoint.async_calls.pickling import pack
+from gracepoint.async_calls.processes.pickling import pack
+from gracepoint.async_calls.processes.shared_memory import BlockPool
+from gracepoint.async_calls.processes.worker_process import WorkerProcess
 from gracepoint.async_calls.request import AsyncRequest
-from gracepoint.async_calls.shared_memory import BlockPool
-from gracepoint.async_calls.worker_process import WorkerProcess
 from gracepoint.errors import AsyncCallFailed
 from gracepoint.process_group import ProcessGroup
 

@@ -13,8 +13,8 @@ import traceback
 from concurrent.futures import Future
 
 from gracepoint.async_calls.caller import AsyncCaller
+from gracepoint.async_calls.processes.worker_process import CallFailed
 from gracepoint.async_calls.request import AsyncRequest
-from gracepoint.async_calls.worker_process import CallFailed
 
 _Calls = queue.SimpleQueue[tuple[AsyncRequest, tuple[object, ...], Future[None]] | None]
 

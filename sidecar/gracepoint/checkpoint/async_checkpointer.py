@@ -16,18 +16,18 @@ from typing import Any, Self
 import jax
 
 from gracepoint.checkpoint import orbax_calls
+from gracepoint.checkpoint.checkpointers.path_saves import PathSaves
+from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import restore_path
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
-from gracepoint.checkpoint.path_saves import PathSaves
-from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
-from gracepoint.checkpoint.saving.save_executor import SaveExecutor
-from gracepoint.checkpoint.saving.save_extras import SaveExtras
-from gracepoint.checkpoint.saving.save_operation import SaveOperation
+from gracepoint.checkpoint.saving.background.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.operation.save_extras import SaveExtras
+from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
 from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SettingsError

@@ -17,6 +17,8 @@ from typing import Any, Self, overload
 import jax
 
 from gracepoint.checkpoint import orbax_calls
+from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler
@@ -26,10 +28,8 @@ from gracepoint.checkpoint.loading.stored_items import ItemsRequest
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
-from gracepoint.checkpoint.process_groups import GroupFactory
 from gracepoint.checkpoint.saving.at_exit import AtExit
-from gracepoint.checkpoint.saving.save_extras import SaveExtras, check_items
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.saving.operation.save_extras import SaveExtras, check_items
 from gracepoint.checkpoint.steps import directory_access, listing
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline

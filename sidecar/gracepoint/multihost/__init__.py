@@ -3,16 +3,23 @@
 Importing this package does not load JAX. Its functions load JAX when they are called.
 """
 
-from gracepoint.multihost.agreement import Agreement
-from gracepoint.multihost.barriers import StoreGang
 from gracepoint.multihost.broadcast import broadcast_one_to_all
-from gracepoint.multihost.cluster import Meeting, join, meet, raise_jax_notice
-from gracepoint.multihost.distributed import initialize, shutdown
+from gracepoint.multihost.coordination.barriers import StoreGang
+from gracepoint.multihost.coordination.store import (
+    InMemoryStore,
+    JaxStore,
+    KeyExists,
+    KeyTimeout,
+    KeyValueStore,
+    StoreUnavailable,
+)
+from gracepoint.multihost.joining.cluster import Meeting, join, meet, raise_jax_notice
+from gracepoint.multihost.joining.distributed import initialize, shutdown
+from gracepoint.multihost.joining.members import ProcessNames
+from gracepoint.multihost.joining.state import State, global_state
 from gracepoint.multihost.keys import BarrierKeys
-from gracepoint.multihost.members import ProcessNames
-from gracepoint.multihost.state import State, global_state
-from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyExists, KeyTimeout, KeyValueStore, StoreUnavailable
-from gracepoint.multihost.timekeeper import Observer
+from gracepoint.multihost.sync_point.agreement import Agreement
+from gracepoint.multihost.sync_point.timekeeper import Observer
 from gracepoint.multihost.utilities import (
     BarrierSyncFn,
     failing_together,

@@ -12,10 +12,10 @@ import threading
 from typing import Any
 
 from gracepoint.errors import NoCluster
-from gracepoint.multihost.barriers import StoreGang
+from gracepoint.multihost.coordination.barriers import StoreGang
+from gracepoint.multihost.coordination.store import JaxStore, KeyValueStore
+from gracepoint.multihost.joining.state import global_state
 from gracepoint.multihost.keys import BarrierKeys
-from gracepoint.multihost.state import global_state
-from gracepoint.multihost.store import JaxStore, KeyValueStore
 from gracepoint.wire.names import Env
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from gracepoint.errors import CannotKnow, GracepointError
 from gracepoint.multihost.current import reached_preemption_hook
 from gracepoint.multihost.everybody import everybody
-from gracepoint.multihost.state import global_state
+from gracepoint.multihost.joining.state import global_state
 
 logger = logging.getLogger(__name__)
 

@@ -16,21 +16,21 @@ from typing import Any
 from gracepoint import deadline_plan
 from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
-from gracepoint.multihost.members import PodNames
-from gracepoint.multihost.stalls import StallBoard
-from gracepoint.preemption.activities import Activities
+from gracepoint.multihost.coordination.stalls import StallBoard
+from gracepoint.multihost.joining.members import PodNames
 from gracepoint.preemption.emergency_save import EmergencySave, StepSaver
 from gracepoint.preemption.forecast import Figures, Forecaster
 from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
 from gracepoint.preemption.observer import PreemptionObserver
 from gracepoint.preemption.outcome import Outcome
 from gracepoint.preemption.process_exit import ProcessExit
-from gracepoint.preemption.reporter import Reporter
-from gracepoint.preemption.stall_reports import StallReports
-from gracepoint.preemption.substitute import Substitute
-from gracepoint.preemption.suspects import Suspects
+from gracepoint.preemption.reporting.reporter import Reporter
+from gracepoint.preemption.reporting.substitute import Substitute
+from gracepoint.preemption.reporting.time_spent import TimeSpent
+from gracepoint.preemption.stall_detection.activities import Activities
+from gracepoint.preemption.stall_detection.stall_reports import StallReports
+from gracepoint.preemption.stall_detection.suspects import Suspects
 from gracepoint.preemption.time_budget import TimeBudget
-from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Hints, Mailbox, Receiver
 from gracepoint.receivers.receiver_set import ReceiverSet
 from gracepoint.settings import Settings

@@ -20,8 +20,8 @@ from gracepoint.errors import BarrierError, Preempted
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.outcome import Outcome
-from gracepoint.preemption.progress import summary
-from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.reporting.progress import summary
+from gracepoint.preemption.reporting.reporter import Reporter
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Mailbox

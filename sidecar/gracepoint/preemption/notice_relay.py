@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gracepoint.errors import GracepointError
-from gracepoint.multihost.entries import NoticeEntry
+from gracepoint.multihost.sync_point.entries import NoticeEntry
 from gracepoint.receivers.mailbox import Disruption, Listener, Mailbox
 
 log = logging.getLogger(__name__)

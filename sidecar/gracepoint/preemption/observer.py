@@ -13,12 +13,22 @@ import math
 from collections.abc import Callable
 
 from gracepoint.errors import GracepointError
-from gracepoint.multihost.entries import NoticeEntry
-from gracepoint.multihost.ledger import Broken, Closed, Epoch, Event, Moot, Noticed, Opened, Retracted, Settled
+from gracepoint.multihost.sync_point.entries import NoticeEntry
+from gracepoint.multihost.sync_point.ledger import (
+    Broken,
+    Closed,
+    Epoch,
+    Event,
+    Moot,
+    Noticed,
+    Opened,
+    Retracted,
+    Settled,
+)
 from gracepoint.preemption.notice_relay import NoticeReader
 from gracepoint.preemption.outcome import FINISHED, Outcome
 from gracepoint.preemption.process_exit import ProcessExit
-from gracepoint.preemption.reporter import Progress, Reporter
+from gracepoint.preemption.reporting.reporter import Progress, Reporter
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.settings import Settings

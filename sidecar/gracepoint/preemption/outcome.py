@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 
 from gracepoint.errors import GracepointError, Preempted
 from gracepoint.preemption.process_exit import ProcessExit
-from gracepoint.preemption.progress import EpochProgress, Stages
-from gracepoint.preemption.reporter import Reporter
-from gracepoint.preemption.substitute import Substitute
-from gracepoint.preemption.suspects import Suspects
+from gracepoint.preemption.reporting.progress import EpochProgress, Stages
+from gracepoint.preemption.reporting.reporter import Reporter
+from gracepoint.preemption.reporting.substitute import Substitute
+from gracepoint.preemption.stall_detection.suspects import Suspects
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox

@@ -12,7 +12,7 @@ from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.preemption.forecast import Figures
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+    from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 
 log = logging.getLogger(__name__)
 

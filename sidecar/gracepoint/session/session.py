@@ -25,7 +25,7 @@ from gracepoint.multihost import Meeting
 from gracepoint.multihost.current import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.forecast import Forecaster
-from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
+from gracepoint.preemption.reporting.time_spent import ProcessStart, TimeSpent
 from gracepoint.receivers import Hints, Receiver
 from gracepoint.session.compilation import Compilations, CompiledFunction
 from gracepoint.session.host_states import DataIterator, HostStates
@@ -39,7 +39,7 @@ from gracepoint.settings import Settings
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import RestoreOptions, SingleReplica
-    from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+    from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
     from gracepoint.checkpoint.storage.storage_path import UserPath
     from gracepoint.compile_cache.opening import CompileCache
 

@@ -24,10 +24,10 @@ from gracepoint.async_calls import (
     PersistentAsyncCaller,
     TemporalAsyncCaller,
     ThreadAsyncCaller,
-    worker_process,
 )
-from gracepoint.async_calls.shared_memory import Block, BlockPool
-from gracepoint.async_calls.worker_process import CallFailed, WorkerProcess
+from gracepoint.async_calls.processes import worker_process
+from gracepoint.async_calls.processes.shared_memory import Block, BlockPool
+from gracepoint.async_calls.processes.worker_process import CallFailed, WorkerProcess
 from tests.leftovers import is_alive
 from tests.unit.async_calls import functions
 from tests.waiting import until

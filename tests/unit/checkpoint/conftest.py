@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gracepoint.checkpoint.saving import save_planner
-from gracepoint.checkpoint.storage.objects import persistence
+from gracepoint.checkpoint.saving.operation import save_planner
+from gracepoint.checkpoint.storage.objects.http import persistence
 from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.saving import background_save
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.saving.background import background_save
 from gracepoint.errors import CheckpointError, CheckpointMismatch, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -150,7 +150,7 @@ def test_prepare_tells_the_size_of_the_state_and_leaves_nothing_behind(tmp_path:
 def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     monkeypatch.setattr(
-        "gracepoint.checkpoint.saving.save_planner.HostSnapshot", lambda *parts, **_: made.append(parts)
+        "gracepoint.checkpoint.saving.operation.save_planner.HostSnapshot", lambda *parts, **_: made.append(parts)
     )
     engine(tmp_path).prepare(small_state(), in_background=False)
     assert made == []

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gracepoint.multihost.protocol import Member, Seat, Verdict
+from gracepoint.multihost.sync_point.protocol import Member, Seat, Verdict
 from tests.unit.multihost.fakes.model import Violation
 
 

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from gracepoint.wire import names
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
-from gracepoint_operator.cache import fresh_looks
-from gracepoint_operator.cache.resync import sweep
+from gracepoint_operator.cache.listing import fresh_looks
+from gracepoint_operator.cache.listing.resync import sweep
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client, kinds, write_queue

@@ -20,8 +20,8 @@ from gracepoint.wire.frames import Frame, Hello, Notice
 from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Report, Resumption
 from gracepoint.wire.names import Env
 from gracepoint_operator import signals
-from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.decide import decide
+from gracepoint_operator.decisions.statuses import preemption_status
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.objects import read_node, read_taint
 from gracepoint_operator.model import evictions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gracepoint
-from gracepoint.checkpoint.storage.objects import s3
+from gracepoint.checkpoint.storage.objects.providers import s3
 from gracepoint.errors import GracepointError
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gracepoint.checkpoint.saving import background_save
+from gracepoint.checkpoint.saving.background import background_save
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import AgreementError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator

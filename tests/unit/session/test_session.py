@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 
 import gracepoint
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
-from gracepoint.multihost import distributed
 from gracepoint.multihost.current import reached_preemption_hook
+from gracepoint.multihost.joining import distributed
 from gracepoint.preemption import forecast
 from gracepoint.preemption.forecast import Figures
 from gracepoint.preemption.process_exit import ProcessExit

@@ -17,8 +17,8 @@ import pytest
 
 import gracepoint
 from gracepoint.checkpoint import SingleReplica
-from gracepoint.checkpoint.loading import placement
-from gracepoint.checkpoint.loading.leaf_target import LeafTarget
+from gracepoint.checkpoint.loading.leaves import placement
+from gracepoint.checkpoint.loading.leaves.leaf_target import LeafTarget
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch, CheckpointNotFound, InvalidSharding, SettingsError
 from gracepoint.preemption.process_exit import ProcessExit
 from tests.unit.checkpoint.fakes.engine import sharding

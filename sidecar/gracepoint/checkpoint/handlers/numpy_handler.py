@@ -23,7 +23,7 @@ from gracepoint.checkpoint.format import layout, ocdbt, pytree
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
-from gracepoint.checkpoint.loading.leaf_target import target_of
+from gracepoint.checkpoint.loading.leaves.leaf_target import target_of
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_leaves
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of_leaf
 from gracepoint.checkpoint.options import (

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.array_handler import ArrayHandler
 from gracepoint.checkpoint.handlers.call_checks import folder_of
 from gracepoint.checkpoint.handlers.dispatcher import InProcessDispatcher
-from gracepoint.checkpoint.loading.leaf_target import target_of
-from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading.leaves.leaf_target import target_of
+from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_leaves
 from gracepoint.checkpoint.options import RestoreArgs, RestoreOptions, SingleReplica, SingleReplicaArrayRestoreArgs
-from gracepoint.checkpoint.process_groups import GroupFactory, JoinedGroup
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointRefused
 from gracepoint.process_group import ProcessGroup

@@ -13,12 +13,13 @@ from typing import Any
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading import donation, turns
-from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading import turns
+from gracepoint.checkpoint.loading.leaves import donation
+from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_step import read_together
 from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
-from gracepoint.checkpoint.saving.save_operation import SaveOperation
+from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
 from gracepoint.checkpoint.steps import commit, legacy, listing, retention
 from gracepoint.checkpoint.steps.process_zero import by_process_zero
 from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path

@@ -19,10 +19,11 @@ from gracepoint import trace
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading import donation, turns
+from gracepoint.checkpoint.loading import turns
+from gracepoint.checkpoint.loading.leaves import donation
 from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
 from gracepoint.checkpoint.loading.reading_together import damage_in_any
-from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement
+from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_into, telling
 from gracepoint.checkpoint.loading.saved_form import form_of_state, form_of_stored
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest, restore_items

@@ -17,13 +17,14 @@ import jax
 
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.loading import donation, turns
+from gracepoint.checkpoint.loading import turns
 from gracepoint.checkpoint.loading.handled_restore import is_handled, restore_handled
-from gracepoint.checkpoint.loading.leaf_request import describe_leaf, describe_like
-from gracepoint.checkpoint.loading.leaf_target import LeafTarget, target_of
-from gracepoint.checkpoint.loading.replica_agreement import ReplicaAgreement, asks_one_replica
-from gracepoint.checkpoint.loading.single_replica import OnOneReplica, hand_to_all
-from gracepoint.checkpoint.loading.transforms import computed, origins
+from gracepoint.checkpoint.loading.leaves import donation
+from gracepoint.checkpoint.loading.leaves.leaf_request import describe_leaf, describe_like
+from gracepoint.checkpoint.loading.leaves.leaf_target import LeafTarget, target_of
+from gracepoint.checkpoint.loading.leaves.transforms import computed, origins
+from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement, asks_one_replica
+from gracepoint.checkpoint.loading.replicas.single_replica import OnOneReplica, hand_to_all
 from gracepoint.checkpoint.options import (
     DEFAULT_RESTORE_OPTIONS,
     RestoreArgs,

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from gracepoint.checkpoint.loading import donation
-from gracepoint.checkpoint.loading.leaf_request import ANYWHERE, LeafRequest, as_like
-from gracepoint.checkpoint.loading.single_replica import check_sharding
+from gracepoint.checkpoint.loading.leaves import donation
+from gracepoint.checkpoint.loading.leaves.leaf_request import ANYWHERE, LeafRequest, as_like
+from gracepoint.checkpoint.loading.replicas.single_replica import check_sharding
 from gracepoint.checkpoint.options import (
     DEFAULT_RESTORE_OPTIONS,
     RestoreArgs,

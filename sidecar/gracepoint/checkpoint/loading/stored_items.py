@@ -10,7 +10,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import ItemHandler
 from gracepoint.checkpoint.loading.handled_restore import in_time
 from gracepoint.checkpoint.reading.stored_tree import StoredTree
-from gracepoint.checkpoint.saving.save_extras import local_folder
+from gracepoint.checkpoint.saving.operation.save_extras import local_folder
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch

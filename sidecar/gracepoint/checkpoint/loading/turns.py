@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from gracepoint.checkpoint.loading.leaf_target import LeafTarget
-from gracepoint.checkpoint.loading.placement import OnDevices
-from gracepoint.checkpoint.loading.replica_agreement import asks_one_replica
-from gracepoint.checkpoint.loading.single_replica import OnOneReplica, axes_of, limit_of
+from gracepoint.checkpoint.loading.leaves.leaf_target import LeafTarget
+from gracepoint.checkpoint.loading.leaves.placement import OnDevices
+from gracepoint.checkpoint.loading.replicas.replica_agreement import asks_one_replica
+from gracepoint.checkpoint.loading.replicas.single_replica import OnOneReplica, axes_of, limit_of
 from gracepoint.checkpoint.options import RestoreOptions, SingleReplica
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.process_group import ProcessGroup

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.async_calls.shared_memory import Block
+from gracepoint.async_calls.processes.shared_memory import Block
 from gracepoint.checkpoint.memory.aligned_memory import JAX_ALIGNMENT_BYTES, padded
 
 

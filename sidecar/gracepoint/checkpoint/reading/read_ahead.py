@@ -13,7 +13,7 @@ from gracepoint import machine
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart
-from gracepoint.checkpoint.storage.posix import PosixBackend
+from gracepoint.checkpoint.storage.files.posix import PosixBackend
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 
 #: Part of the memory that is left which a trainer may fill: the restore needs memory, too. Processes that share a

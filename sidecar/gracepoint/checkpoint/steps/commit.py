@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
-from gracepoint.checkpoint.steps import manifest_commit, manifest_deletion
-from gracepoint.checkpoint.steps.looks import look_at
+from gracepoint.checkpoint.steps.object_store import manifest_commit, manifest_deletion
+from gracepoint.checkpoint.steps.object_store.looks import look_at
 from gracepoint.checkpoint.steps.records import all_files as all_files
 from gracepoint.checkpoint.steps.records import done_records as done_records
 from gracepoint.checkpoint.steps.records import is_of, orbax_metadata, orbax_success

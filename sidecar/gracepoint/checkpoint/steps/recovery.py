@@ -19,8 +19,9 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile, merge
 from gracepoint.checkpoint.format.sealed_json import is_whole
-from gracepoint.checkpoint.steps import commit, manifest_commit
-from gracepoint.checkpoint.steps.looks import look_at
+from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps.object_store import manifest_commit
+from gracepoint.checkpoint.steps.object_store.looks import look_at
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SaveFailed

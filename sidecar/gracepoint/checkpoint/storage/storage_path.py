@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generation, Reader, Value
-from gracepoint.checkpoint.storage.posix import POSIX
+from gracepoint.checkpoint.storage.files.posix import POSIX
 from gracepoint.errors import SettingsError
 from gracepoint.machine import LocalPath as LocalPath
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import Restored, Saved
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import InMemoryStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess

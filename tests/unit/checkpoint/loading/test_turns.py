@@ -13,9 +13,9 @@ import pytest
 
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.loading import turns
-from gracepoint.checkpoint.loading.leaf_target import LeafTarget
-from gracepoint.checkpoint.loading.placement import OnDevices, OnHost
-from gracepoint.checkpoint.loading.single_replica import OnOneReplica
+from gracepoint.checkpoint.loading.leaves.leaf_target import LeafTarget
+from gracepoint.checkpoint.loading.leaves.placement import OnDevices, OnHost
+from gracepoint.checkpoint.loading.replicas.single_replica import OnOneReplica
 from gracepoint.checkpoint.options import RestoreOptions, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.checkpoint.storage.storage_path import storage_path

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gracepoint.checkpoint.saving import commit_apart
+from gracepoint.checkpoint.saving.operation import commit_apart
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import chunk_writer
@@ -19,7 +19,7 @@ from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierTimeout, SaveFailed
 from gracepoint.multihost import InMemoryStore, StoreGang
-from gracepoint.multihost.store import StoreUnavailable
+from gracepoint.multihost.coordination.store import StoreUnavailable
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, outcomes_in_gang, restore, save, small_state
 from tests.unit.checkpoint.fakes.moved_clock import MovedClock

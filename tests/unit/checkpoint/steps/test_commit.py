@@ -18,10 +18,10 @@ import pytest
 
 from gracepoint import checkpoint
 from gracepoint.checkpoint import latest_step
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.storage import read_many
@@ -220,7 +220,8 @@ def test_of_two_forced_saves_whose_commits_failed_the_last_one_is_restored(tmp_p
         with pytest.MonkeyPatch.context() as patch:
             # Of another start each; the first one's name comes last.
             patch.setattr(
-                "gracepoint.checkpoint.process_groups.secrets.token_hex", lambda _, value=value: f"{9 - value}" * 8
+                "gracepoint.checkpoint.checkpointers.process_groups.secrets.token_hex",
+                lambda _, value=value: f"{9 - value}" * 8,
             )
             lefts.append(fail_to_commit(path, value))
     assert_same(checkpoint.restore(path, small_state()), small_state(3))

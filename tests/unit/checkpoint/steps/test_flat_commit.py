@@ -9,7 +9,8 @@ import pytest
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
-from gracepoint.checkpoint.steps import commit, listing, moving
+from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.steps.object_store import moving
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 from tests.unit.checkpoint.steps.flat_saves import STEP, write

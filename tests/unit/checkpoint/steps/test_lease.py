@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Holder, Lease
 from gracepoint.checkpoint.storage.backend import Generation

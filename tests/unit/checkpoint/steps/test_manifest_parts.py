@@ -19,7 +19,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.reading.manifest_parts import ManifestParts
-from gracepoint.checkpoint.saving import save_planner
+from gracepoint.checkpoint.saving.operation import save_planner
 from gracepoint.checkpoint.steps import commit, listing, recovery
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify

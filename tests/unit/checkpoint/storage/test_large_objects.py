@@ -13,7 +13,7 @@ from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.objects import large_writes
-from gracepoint.checkpoint.storage.objects.s3_uploads import S3Uploads
+from gracepoint.checkpoint.storage.objects.providers.s3_uploads import S3Uploads
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy

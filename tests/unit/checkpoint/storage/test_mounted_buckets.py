@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.checkpoint.storage import mounts
+from gracepoint.checkpoint.storage.files import mounts
 from gracepoint.errors import CheckpointError
 from tests.object_stores.servers import Bucket, Server
 from tests.testcluster import parts

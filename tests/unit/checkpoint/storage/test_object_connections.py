@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import trustme
 
-from gracepoint.checkpoint.storage.objects import persistence
-from gracepoint.checkpoint.storage.objects.connection import Exchange, Request, Unreachable
-from gracepoint.checkpoint.storage.objects.connections import Connections
-from gracepoint.checkpoint.storage.objects.persistence import Persistence
+from gracepoint.checkpoint.storage.objects.http import persistence
+from gracepoint.checkpoint.storage.objects.http.connection import Exchange, Request, Unreachable
+from gracepoint.checkpoint.storage.objects.http.connections import Connections
+from gracepoint.checkpoint.storage.objects.http.persistence import Persistence
 from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
 
 pytestmark = pytest.mark.integration

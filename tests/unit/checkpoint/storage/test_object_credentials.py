@@ -9,12 +9,12 @@ import pytest
 
 from gracepoint.checkpoint.storage.backend import NotAdmitted
 from gracepoint.checkpoint.storage.checks import must_not_write
-from gracepoint.checkpoint.storage.objects import api
-from gracepoint.checkpoint.storage.objects.connection import Exchange
-from gracepoint.checkpoint.storage.objects.connections import Connections
-from gracepoint.checkpoint.storage.objects.credentials import Renewed, StoreCredentials
-from gracepoint.checkpoint.storage.objects.gcs import GcsApi
-from gracepoint.checkpoint.storage.objects.request_errors import Transient
+from gracepoint.checkpoint.storage.objects.http.connection import Exchange
+from gracepoint.checkpoint.storage.objects.http.connections import Connections
+from gracepoint.checkpoint.storage.objects.http.credentials import Renewed, StoreCredentials
+from gracepoint.checkpoint.storage.objects.http.request_errors import Transient
+from gracepoint.checkpoint.storage.objects.providers import api
+from gracepoint.checkpoint.storage.objects.providers.gcs import GcsApi
 from tests.waiting import until
 
 WAIT_S = 10.0

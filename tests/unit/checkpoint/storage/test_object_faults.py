@@ -16,16 +16,18 @@ import pytest
 
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.saving import commit_apart
+from gracepoint.checkpoint.saving.operation import commit_apart
 from gracepoint.checkpoint.steps import listing
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer
-from gracepoint.checkpoint.storage.objects import api, object_reader, persistence
-from gracepoint.checkpoint.storage.objects.connection import Exchange
-from gracepoint.checkpoint.storage.objects.connections import Connections
-from gracepoint.checkpoint.storage.objects.request_errors import Transient
-from gracepoint.checkpoint.storage.objects.wire import STALL_S
+from gracepoint.checkpoint.storage.objects import object_reader
+from gracepoint.checkpoint.storage.objects.http import persistence
+from gracepoint.checkpoint.storage.objects.http.connection import Exchange
+from gracepoint.checkpoint.storage.objects.http.connections import Connections
+from gracepoint.checkpoint.storage.objects.http.request_errors import Transient
+from gracepoint.checkpoint.storage.objects.http.wire import STALL_S
+from gracepoint.checkpoint.storage.objects.providers import api
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy

@@ -16,9 +16,9 @@ import trustme
 
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.checkpoint.storage.objects import open_bucket
-from gracepoint.checkpoint.storage.objects.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
-from gracepoint.checkpoint.storage.objects.s3 import S3Api
+from gracepoint.checkpoint.storage.objects.providers.gcs import GcsApi
+from gracepoint.checkpoint.storage.objects.providers.s3 import S3Api
 from gracepoint.errors import SettingsError
 from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
 from tests.object_stores.servers import Bucket
@@ -179,7 +179,7 @@ def test_an_expired_token_of_s3_is_renewed(serve: Serve, monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="ExpiredToken"):  # they are new, and there are no others
         store.read("key")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
-    monkeypatch.setattr("gracepoint.checkpoint.storage.objects.credentials.RENEW_BEFORE_S", 0.0)
+    monkeypatch.setattr("gracepoint.checkpoint.storage.objects.http.credentials.RENEW_BEFORE_S", 0.0)
     assert store.read("key").data == b"data"
     assert len(server.heard) == 3
     api.connections.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import email.utils
 import time
 
-from gracepoint.checkpoint.storage.objects.api import StoreClock
+from gracepoint.checkpoint.storage.objects.providers.api import StoreClock
 
 
 def date(ahead_s: float) -> str:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gracepoint.checkpoint.memory import parallel_copy
 from gracepoint.checkpoint.memory.parallel_copy import Copies
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.saving.save_planner import SavePlanner
+from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
 from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
 from gracepoint.checkpoint.transfer.device_threads import merged
 from gracepoint.checkpoint.transfer.device_to_host import Pull

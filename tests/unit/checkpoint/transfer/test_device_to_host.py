@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
-from gracepoint.checkpoint.saving.save_planner import SavePlanner
+from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
 from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
 from gracepoint.checkpoint.transfer.device_to_host import Pull
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer

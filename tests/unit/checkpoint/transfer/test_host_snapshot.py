@@ -17,7 +17,7 @@ from gracepoint.checkpoint import AsyncCheckpointer, api
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.planning.write_plan import Chunk
-from gracepoint.checkpoint.saving.save_planner import SavePlanner
+from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
 from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
 from gracepoint.checkpoint.transfer.device_to_host import Pull, has_pinned_memory
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer

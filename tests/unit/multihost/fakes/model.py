@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from gracepoint.multihost.arrivals import Arrivals
-from gracepoint.multihost.bell import Bell
-from gracepoint.multihost.entries import Gone, NoticeEntry, Retract
-from gracepoint.multihost.ledger import Event, Noticed, Opened
-from gracepoint.multihost.protocol import Member, Verdict, join_marks
-from gracepoint.multihost.store import InMemoryStore
+from gracepoint.multihost.coordination.arrivals import Arrivals
+from gracepoint.multihost.coordination.store import InMemoryStore
+from gracepoint.multihost.sync_point.bell import Bell
+from gracepoint.multihost.sync_point.entries import Gone, NoticeEntry, Retract
+from gracepoint.multihost.sync_point.ledger import Event, Noticed, Opened
+from gracepoint.multihost.sync_point.protocol import Member, Verdict, join_marks
 
 
 class SmallMember(Member):

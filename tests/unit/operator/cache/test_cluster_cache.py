@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.decisions import preemption_status
+from gracepoint_operator.decisions.statuses import preemption_status
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects

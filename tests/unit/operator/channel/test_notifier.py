@@ -12,7 +12,7 @@ import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
 from gracepoint_operator.channel import notifier
-from gracepoint_operator.decisions import connectivity, event_notes, preemption_status, progress
+from gracepoint_operator.decisions.statuses import connectivity, event_notes, preemption_status, progress
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics

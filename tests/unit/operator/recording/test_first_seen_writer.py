@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gracepoint_operator.cache.first_seen import digest
+from gracepoint_operator.cache.indexes.first_seen import digest
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.recording.first_seen_writer import GRACE_S
 from gracepoint_operator.workloads.jobset import JOBSETS
@@ -246,7 +246,7 @@ class RefusingApi(MemoryApi):
 async def test_signs_are_kept_while_an_optional_kind_cannot_be_listed(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint_operator.cache.sweeper._LEFT_OUT_AGAIN_S", 0.05)
+    monkeypatch.setattr("gracepoint_operator.cache.listing.sweeper._LEFT_OUT_AGAIN_S", 0.05)
     api = RefusingApi(clock)
     cluster(api)
     old = {"a-sign-of-a-node-claim": str(NOW - 900)}
@@ -273,7 +273,7 @@ async def test_what_cannot_be_read_is_no_memory(api: MemoryApi, clock: Clock, da
 async def test_an_operator_starts_without_its_memory(
     api: MemoryApi, clock: Clock, error: client.KubeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint_operator.cache.sweeper._AGAIN_S", 0.01)
+    monkeypatch.setattr("gracepoint_operator.cache.listing.sweeper._AGAIN_S", 0.01)
     api.failing = [error]
     async with replica_of(api, clock) as replica:
         replica.taint()

@@ -9,8 +9,8 @@ import pytest
 from kopf._cogs.structs import references
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.resync import SELECTORS, sweep
-from gracepoint_operator.cache.watch_state import WatchState
+from gracepoint_operator.cache.listing.resync import SELECTORS, sweep
+from gracepoint_operator.cache.listing.watch_state import WatchState
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics

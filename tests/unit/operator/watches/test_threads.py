@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gracepoint_operator.cache.resync import ALWAYS
+from gracepoint_operator.cache.listing.resync import ALWAYS
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.watches.threads import Watches
 

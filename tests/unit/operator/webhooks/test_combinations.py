@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 
 from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
-from gracepoint_operator.webhooks.injected_annotation import shown
+from gracepoint_operator.webhooks.updates.injected_annotation import shown
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,

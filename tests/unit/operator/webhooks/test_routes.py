@@ -21,9 +21,9 @@ from gracepoint_operator.kube import client as kube
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, request_bodies
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
-from gracepoint_operator.webhooks.injected_annotation import ANNOTATION
-from gracepoint_operator.webhooks.present_size import MemberPlace
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
+from gracepoint_operator.webhooks.updates.injected_annotation import ANNOTATION
+from gracepoint_operator.webhooks.updates.present_size import MemberPlace
 from tests.unit.operator.fakes.samples import Json, environment, jobset, pod_of, policy, replicated_job
 
 Client = TestClient[web.Request, web.Application]

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.checkpoint.storage.objects import several
-from gracepoint.checkpoint.storage.objects.api import GoOn, Uploads
-from gracepoint.checkpoint.storage.objects.bodies import ArrayBody
-from gracepoint.checkpoint.storage.objects.persistence import Persistence, wait
-from gracepoint.checkpoint.storage.objects.request_errors import ConditionFailed, UploadConflict
+from gracepoint.checkpoint.storage.objects.http.bodies import ArrayBody
+from gracepoint.checkpoint.storage.objects.http.persistence import Persistence, wait
+from gracepoint.checkpoint.storage.objects.http.request_errors import ConditionFailed, UploadConflict
+from gracepoint.checkpoint.storage.objects.providers.api import GoOn, Uploads
 
 logger = logging.getLogger(__name__)
 

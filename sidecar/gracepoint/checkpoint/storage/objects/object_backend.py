@@ -29,12 +29,12 @@ from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
 from gracepoint.checkpoint.storage.objects import large_writes, probe, several
-from gracepoint.checkpoint.storage.objects.api import ABSENT, Found, GoOn, ObjectApi
-from gracepoint.checkpoint.storage.objects.bodies import ArrayBody
-from gracepoint.checkpoint.storage.objects.connection import Body, Bytes, Exchange
+from gracepoint.checkpoint.storage.objects.http.bodies import ArrayBody
+from gracepoint.checkpoint.storage.objects.http.connection import Body, Bytes, Exchange
+from gracepoint.checkpoint.storage.objects.http.persistence import PATIENCE_S, Persistence
+from gracepoint.checkpoint.storage.objects.http.request_errors import ConditionFailed
 from gracepoint.checkpoint.storage.objects.object_reader import ObjectReader
-from gracepoint.checkpoint.storage.objects.persistence import PATIENCE_S, Persistence
-from gracepoint.checkpoint.storage.objects.request_errors import ConditionFailed
+from gracepoint.checkpoint.storage.objects.providers.api import ABSENT, Found, GoOn, ObjectApi
 
 _LISTED_AT_ONCE = 1000
 _AT_ONCE = 16

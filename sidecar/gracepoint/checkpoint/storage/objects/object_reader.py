@@ -16,10 +16,10 @@ import time
 
 from gracepoint.checkpoint.storage import time_limit
 from gracepoint.checkpoint.storage.backend import HOT_BYTES, Generation
-from gracepoint.checkpoint.storage.objects.api import ObjectApi
-from gracepoint.checkpoint.storage.objects.connection import Exchange, Unreachable
-from gracepoint.checkpoint.storage.objects.persistence import Persistence, RequestPauses, wait
-from gracepoint.checkpoint.storage.objects.request_errors import ConditionFailed, Transient
+from gracepoint.checkpoint.storage.objects.http.connection import Exchange, Unreachable
+from gracepoint.checkpoint.storage.objects.http.persistence import Persistence, RequestPauses, wait
+from gracepoint.checkpoint.storage.objects.http.request_errors import ConditionFailed, Transient
+from gracepoint.checkpoint.storage.objects.providers.api import ObjectApi
 
 #: Bytes of the parts in which a large range is read. A request takes a round trip, and time for its bytes.
 PART_BYTES = 8 << 20

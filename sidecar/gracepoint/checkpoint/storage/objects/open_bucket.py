@@ -6,11 +6,11 @@ import os
 import threading
 from collections.abc import Callable
 
-from gracepoint.checkpoint.storage.objects import gcs
-from gracepoint.checkpoint.storage.objects.api import ObjectApi
-from gracepoint.checkpoint.storage.objects.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
-from gracepoint.checkpoint.storage.objects.s3 import S3Api
+from gracepoint.checkpoint.storage.objects.providers import gcs
+from gracepoint.checkpoint.storage.objects.providers.api import ObjectApi
+from gracepoint.checkpoint.storage.objects.providers.gcs import GcsApi
+from gracepoint.checkpoint.storage.objects.providers.s3 import S3Api
 
 _APIS: dict[str, Callable[[str], ObjectApi]] = {"gs": GcsApi, "s3": S3Api}
 # Another value of these is another server, or another user.

@@ -1,0 +1,259 @@
+"""Records how many pods of the gangs are connected, and posts an Event on a gang whose pods stay away.
+
+One task on the controller's event loop looks twice a minute: it counts the pods that run and those that are connected
+to this replica, joins the numbers of the other replicas, which the watch brings with the policies, and hands the result
+to ``PolicyWriter``. It writes this replica's numbers only if they changed, and once a minute.
+``close`` takes them back.
+
+While the API server does not answer, the other replicas' numbers are old. Then nothing is judged. It may also answer
+for all policies but some, for which an admission webhook is down. A replica that cannot write into a policy does not
+judge it, and goes on with the others. One that has nothing to write there does not notice, and may count the pods of
+other replicas as missing. One that can write nowhere judges nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+from collections.abc import Callable, Collection
+
+from gracepoint.wire import names
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.decisions.statuses import connectivity
+from gracepoint_operator.decisions.statuses.connectivity import GangConnection
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.event_recorder import EventRecorder
+from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
+from gracepoint_operator.resources import CheckpointPolicy, PolicyReplica
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 30.0
+_RETRIES_S = 20.0
+_NOT_RECORDED = "connections not recorded, trying again"
+_Key = tuple[str, str]
+
+
+class ConnectionWriter:
+    """See the module.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster.
+        connected: Returns the UIDs of the pods that are connected to this replica.
+        policy_writer: Writes the condition.
+        metrics: Shows how many pods are not connected.
+        clock: Seconds since the epoch.
+        replica: This replica's name.
+        view_age_s: Returns the seconds since the API server last answered the watch of the policies.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        connected: Callable[[], Collection[str]],
+        policy_writer: PolicyWriter,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        replica: str,
+        view_age_s: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._connected = connected
+        self._policy_writer = policy_writer
+        self._metrics = metrics
+        self._clock = clock
+        self._replica = replica
+        self._view_age_s = view_age_s
+        self._recorded: set[_Key] = set()  # policies whose status has numbers of this replica
+        self._unwritten: dict[_Key, client.Unavailable] = {}  # policies whose newest write failed; longest tried first
+        self._answered_at = float("-inf")  # when it answered one last
+        self._events = EventRecorder(api, clock, replica)
+        self._missing_since: dict[str, float] = {}  # UID of the workload -> since when pods are missing
+        self._running_since: dict[str, float] = {}  # UID of the pod -> since when it was seen to run
+        self._told: dict[str, int] = {}  # UID of the workload -> attempt of which an Event says that pods are missing
+
+    async def run(self, is_ready: Callable[[], bool]) -> None:
+        """Runs until cancelled. Does nothing while ``is_ready`` is false."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            if is_ready():
+                await self.look()
+
+    async def look(self) -> None:
+        """Counts once, and writes what changed. Does nothing while the API server does not answer."""
+        if self._view_age_s() <= connectivity.RENEWED_S:
+            await self._write_all()
+            if self._sees_others():
+                await self._judge()
+                return
+        self._missing_since.clear()  # the other replicas could not renew their numbers either
+
+    async def close(self, timeout_s: float) -> None:
+        """Takes this replica's numbers back, for at most ``timeout_s`` seconds. Call it when ``run`` has ended."""
+        self._policy_writer.leave_connections()
+        entry = connectivity.empty_entry(self._replica, self._clock())
+        writes = [self._apply(key, entry) for key in self._recorded & self._cache.policies.keys()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*writes, return_exceptions=True)
+
+    def _sees_others(self) -> bool:
+        """True if the API server answers, so that the numbers of the other replicas are new."""
+        writes = not self._unwritten or self._clock() - self._answered_at <= connectivity.RENEWED_S
+        return writes and self._view_age_s() <= connectivity.RENEWED_S
+
+    async def _write_all(self) -> None:
+        """Writes this replica's numbers into each policy. Those that could not be written last time come last.
+
+        Each of them may take as long as a request may. The time for all of them is limited, and the rest has its turn
+        in the next round, so that the numbers in the others do not become too old meanwhile.
+        """
+        _, _, connected = self._counted()
+        left: dict[_Key, client.Unavailable] = {}
+        unwritten: dict[_Key, client.Unavailable] = {}
+        begun_at = self._clock()
+        for key in self._in_turn():
+            await asyncio.sleep(0)  # a notice does not wait for all policies
+            policy = self._cache.policies.get(key)
+            if policy is None:
+                continue
+            if key in self._unwritten and self._clock() - begun_at > _RETRIES_S:
+                left[key] = self._unwritten[key]
+                continue
+            own = self._own(self._uids(key), connected)
+            entry = connectivity.own_entry(self._replica, own, policy.status.replicas or (), self._clock())
+            if entry is None:
+                continue
+            try:
+                await self._apply(key, entry)
+            except client.Unavailable as error:
+                unwritten[key] = error
+            else:
+                self._answered_at = self._clock()
+        for key in sorted(unwritten.keys() - self._unwritten.keys())[:1]:  # in an outage these are all policies
+            more = len(unwritten) - 1
+            log.warning(_NOT_RECORDED, extra=about(policy="/".join(key), more=more, error=str(unwritten[key])))
+        self._unwritten = left | unwritten
+
+    def _in_turn(self) -> list[_Key]:
+        known = self._cache.policies.keys()
+        return [*(known - self._unwritten.keys()), *(key for key in self._unwritten if key in known)]
+
+    async def _judge(self) -> None:
+        running, young, connected = self._counted()  # anew, as the writes may have taken long
+        missing = 0
+        for key, policy in list(self._cache.policies.items()):
+            await asyncio.sleep(0)
+            uids = self._uids(key)
+            if key in self._unwritten:  # the other replicas could not renew their numbers there either
+                for uid in uids:
+                    self._missing_since.pop(uid, None)
+                continue
+            gangs = self._gangs(policy, uids, running, young, self._own(uids, connected))
+            self._policy_writer.connections(key, gangs)
+            missing += sum(gang.expected - gang.connected for gang in gangs if gang.late)
+            for gang in gangs:
+                await self._post(gang)
+        self._metrics.pods_not_connected.set(missing)
+        for known in (self._missing_since, self._told):
+            for uid in known.keys() - self._cache.objects.workloads.keys():
+                del known[uid]
+
+    def _uids(self, key: _Key) -> list[str]:
+        """UIDs of the known workloads of a policy."""
+        return sorted(self._cache.objects.workloads_with_policy(key) & self._cache.objects.workloads.keys())
+
+    @staticmethod
+    def _own(uids: list[str], connected: collections.Counter[str]) -> dict[str, int]:
+        return {uid: connected[uid] for uid in uids if connected[uid]}
+
+    def _counted(self) -> tuple[collections.Counter[str], collections.Counter[str], collections.Counter[str]]:
+        """Counts pods of the current attempts by UID of the workload.
+
+        Returns those that run, those of these that may still be starting, and those that are connected here.
+        """
+        here, now = set(self._connected()), self._clock()
+        running: collections.Counter[str] = collections.Counter()
+        young: collections.Counter[str] = collections.Counter()
+        connected: collections.Counter[str] = collections.Counter()
+        workloads, before = self._cache.objects.workloads, self._running_since
+        self._running_since = {}
+        for pod in self._cache.objects.pods.values():
+            if pod.phase != "Running" or pod.deletion_at is not None or not pod.policy:
+                continue
+            workload = workloads.get(pod.workload_uid)
+            if workload is None or workload.finished or workload.deleted or not workload.injected:
+                continue
+            if pod.restart_attempt == workload.restarts and pod.namespace == workload.namespace:
+                since = self._running_since[pod.uid] = before.get(pod.uid, now)
+                running[workload.uid] += 1
+                young[workload.uid] += now - since < connectivity.GRACE_S
+                connected[workload.uid] += pod.uid in here
+        return running, young, connected
+
+    def _gangs(
+        self,
+        policy: CheckpointPolicy,
+        uids: list[str],
+        running: collections.Counter[str],
+        young: collections.Counter[str],
+        own: dict[str, int],
+    ) -> list[GangConnection]:
+        now = self._clock()
+        others = connectivity.of_others(policy.status.replicas or (), self._replica, now)
+        gangs = []
+        for uid in uids:
+            if not running[uid]:
+                self._missing_since.pop(uid, None)
+                continue
+            workload = self._cache.objects.workloads[uid]
+            here = own.get(uid, 0)
+            number = here + others.get(uid, 0)
+            if number >= running[uid]:
+                self._missing_since.pop(uid, None)
+                late = False
+            else:
+                lasts = now - self._missing_since.setdefault(uid, now) >= connectivity.GRACE_S
+                late = lasts and running[uid] - number > young[uid]  # these may be the ones that are missing
+            gangs.append(GangConnection(workload, workload.restarts, number, running[uid], late, here))
+        return gangs
+
+    async def _apply(self, key: _Key, entry: PolicyReplica) -> None:
+        body = {
+            "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
+            "kind": CheckpointPolicy.kind_name,
+            "metadata": {"namespace": key[0], "name": key[1]},
+            "status": {"replicas": [entry.to_json()]},
+        }
+        try:
+            manager = f"gracepoint-{self._replica}"[:128]
+            await self._api.apply_status(kinds.POLICIES, *key, body, manager=manager)
+            self._recorded.add(key)
+        except client.NotFound:
+            return
+        except client.Unavailable:
+            raise
+        except client.KubeError as error:
+            log.warning(_NOT_RECORDED, extra=about(policy="/".join(key), error=str(error)))
+
+    async def _post(self, gang: GangConnection) -> None:
+        uid, told = gang.workload.uid, self._told.get(gang.workload.uid)
+        if gang.late and told != gang.attempt:
+            self._told[uid] = gang.attempt
+            log.warning(
+                "pods of a gang are not connected",
+                extra=about(workload=gang.workload.name, connected=gang.connected, expected=gang.expected),
+            )
+        elif told is not None and not gang.late and gang.connected >= gang.expected:
+            del self._told[uid]
+        else:
+            return
+        await self._events.post_on(gang.workload, connectivity.note(gang), f"{gang.attempt}")

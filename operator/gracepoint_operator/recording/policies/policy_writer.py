@@ -1,0 +1,236 @@
+"""Writes the statuses of policies: conditions, which workloads name the policy, and what the gangs forecast.
+
+Runs as tasks of a write queue on the controller's event loop. Each write reads the policy, joins it with what is known
+here, and writes the result under the version that was read. So both replicas write the same in the end.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+
+from gracepoint.wire.messages import Forecast
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.decisions.statuses import connectivity, policy_status, progress
+from gracepoint_operator.decisions.statuses.connectivity import GangConnection
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording.policies.goodput_recorder import GoodputRecorder
+from gracepoint_operator.resources import (
+    CheckpointPolicy,
+    CheckpointPolicyStatus,
+    Condition,
+    PolicyWorkloads,
+    WorkloadForecast,
+)
+from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.workloads import Workload
+
+
+class PolicyWriter:
+    """Keeps the statuses of the policies up to date.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster.
+        metrics: Counts failures.
+        clock: Seconds since the epoch.
+        replica: This replica's name.
+        interval_s: Seconds between two writes of one policy.
+        protects_pods: Whether the operator has the right to annotate pods.
+
+    Attributes:
+        goodput: Keeps the accounts of the workloads' time, which are in the statuses.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        replica: str,
+        interval_s: float,
+        *,
+        protects_pods: bool = False,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._clock = clock
+        self._replica = replica
+        self._protects_pods = protects_pods
+        self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
+        self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
+        self._mended: set[Key] = set()  # nothing is refused any more, which is not written yet
+        self._connections: dict[Key, tuple[GangConnection, ...]] = {}
+        self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
+        self.goodput = GoodputRecorder(cache, self.touch, metrics, clock)
+        self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
+
+    def touch(self, namespace: str, name: str) -> None:
+        """Writes the policy's status soon, because something in it may have changed."""
+        if (namespace, name) in self._cache.policies or (namespace, name) in self._cache.unreadable_policies():
+            self._write_queue.touch((namespace, name))
+
+    def forecast(self, forecast: Forecast) -> None:
+        """Takes a gang's newest forecast of an emergency save.
+
+        Raises:
+            pydantic.ValidationError: A figure is impossible.
+        """
+        workload = self._cache.objects.workloads.get(forecast.workload_uid)
+        if workload is not None:
+            self._forecasts[workload.uid] = WorkloadForecast(
+                name=workload.name,
+                uid=workload.uid,
+                workload_kind=WorkloadForecast.named(workload.kind),
+                drain_seconds=round(forecast.drain_s, 3),
+                save_seconds=round(forecast.save_s, 3),
+                margin=forecast.margin,
+                time=datetime.datetime.fromtimestamp(self._clock(), datetime.UTC),
+            )
+            self.touch(workload.namespace, workload.policy)
+
+    def recording(self, policy: Key, preemption: str, why: str | None) -> None:
+        """Notes that the API server refuses a record, for the reason ``why``. None: it is not refused any more."""
+        refused = self._unrecorded.setdefault(policy, {})
+        changed = refused.get(preemption) != why
+        if why is None:
+            refused.pop(preemption, None)
+        else:
+            refused[preemption] = why
+        if not refused:
+            del self._unrecorded[policy]
+            if changed:
+                self._mended.add(policy)
+        if changed:
+            self.touch(*policy)
+
+    def connections(self, policy: Key, gangs: Sequence[GangConnection]) -> None:
+        """Takes how many pods of the policy's gangs are connected.
+
+        The numbers of the other replicas are read again for each write, so that all replicas write the same.
+        """
+        if self._connections.get(policy) != tuple(gangs):
+            self._connections[policy] = tuple(gangs)
+            self.touch(*policy)
+
+    def stalls(self, policy: Key, stalled: Mapping[str, str]) -> None:
+        """Takes the stalls of the policy's gangs: by the workload's name, what is known of each.
+
+        That there are none is written once. After that, the other replica may be told of one.
+        """
+        self._stalls[policy] = dict(stalled)
+        self.touch(*policy)
+
+    def leave_connections(self) -> None:
+        """This replica ends: it writes no condition Connected any more."""
+        self._connections.clear()
+
+    def forget(self, workload_uid: str) -> None:
+        """The workload is gone."""
+        self._forecasts.pop(workload_uid, None)
+        self.goodput.forget(workload_uid)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    async def _write(self, key: Key) -> None:
+        namespace, name = key
+        mended = key in self._mended  # what comes during the writes below is for the next one
+        try:
+            body = await self._api.get(kinds.POLICIES, namespace, name)
+        except client.NotFound:
+            return
+        try:
+            policy = CheckpointPolicy.of(body)
+        except Unreadable as error:
+            changes, workloads, stalls = self._unreadable(body, str(error)), [], None
+        else:
+            stalls = self._stalls.get(key)
+            workloads = self._workloads(key)
+            changes = self._status(policy, workloads).changes_since(policy.status)
+        if changes:
+            version = body["metadata"]["resourceVersion"]
+            patch = {"metadata": {"resourceVersion": version}, "status": changes}
+            await self._api.merge_status(kinds.POLICIES, namespace, name, patch)
+        self.goodput.written(workloads)
+        if stalls == {} and self._stalls.get(key) is stalls:
+            del self._stalls[key]
+        if mended and key not in self._unrecorded:
+            self._mended.discard(key)
+
+    def _unreadable(self, body: client.JsonObject, why: str) -> client.JsonObject:
+        """The status fields of a policy that cannot be read. Ready and Stalled change; the other conditions stay."""
+        status, meta = body.get("status") or {}, body["metadata"]
+        generation = int(meta.get("generation", 0))
+        conditions: list[client.JsonObject] = list(status.get("conditions") or ())
+        for made in (
+            policy_status.stalled(generation, why, self._clock()).to_json(),
+            policy_status.unreadable(generation, why, self._clock()).to_json(),
+        ):
+            before: client.JsonObject = next((item for item in conditions if item.get("type") == made["type"]), {})
+            if before.get("status") == made["status"]:
+                made["lastTransitionTime"] = before.get("lastTransitionTime", made["lastTransitionTime"])
+            conditions = [made, *(item for item in conditions if item.get("type") != made["type"])]
+        wanted = {"observedGeneration": generation, "conditions": conditions}
+        return {name: value for name, value in wanted.items() if value != status.get(name)}
+
+    def _workloads(self, key: Key) -> list[Workload]:
+        objects = self._cache.objects
+        found = (objects.workloads[uid] for uid in objects.workloads_with_policy(key))
+        return sorted(found, key=lambda item: item.name)
+
+    def _status(self, policy: CheckpointPolicy, workloads: Sequence[Workload]) -> CheckpointPolicyStatus:
+        now, key = self._clock(), (policy.namespace, policy.name)
+        forecasts = policy_status.newest_forecasts(
+            self._forecasts.values(), policy.status.forecasts or (), {item.uid for item in workloads}
+        )
+        granted: list[tuple[WorkloadForecast, float]] = []
+        for forecast in forecasts:
+            gang = self._cache.gang(forecast.uid)
+            grace_s = policy_status.grace_s(gang.members, gang.nodes)
+            if grace_s is not None:
+                granted.append((forecast, grace_s))
+        worst = min(granted, key=lambda item: item[1] - item[0].needed_s, default=None)
+        before = policy.status.conditions or []
+        epochs = self._cache.preemptions.epochs_under(key)
+        conditions: list[Condition] = [
+            policy_status.readiness(policy, now, protects_pods=self._protects_pods),
+            policy_status.injection(policy, workloads, now),
+        ]
+        recorded = policy_status.recording(
+            policy,
+            self._unrecorded.get(key, {}),
+            epochs,
+            next((item for item in before if item.type == policy_status.CONDITION_RECORDED), None),
+            now,
+            mended=key in self._mended,
+        )
+        if recorded is not None:
+            conditions.append(recorded)
+        if key in self._connections:
+            known = next((item for item in before if item.type == connectivity.CONDITION_CONNECTED), None)
+            others = connectivity.of_others(policy.status.replicas or (), self._replica, now)
+            gangs = [connectivity.recounted(gang, others) for gang in self._connections[key]]
+            connected = connectivity.condition(policy, gangs, known, now)
+            if connected is not None:
+                conditions.append(connected)
+        if any(item.type == policy_status.CONDITION_STALLED for item in before):
+            conditions.append(policy_status.stalled(policy.generation, None, now))
+        if key in self._stalls:
+            conditions.append(progress.condition(policy, self._stalls[key], now))
+        # While a workload restarts it has no pods. Then the condition stays.
+        if worst is not None or not forecasts:
+            conditions.append(policy_status.fit(policy, worst, now))
+        return CheckpointPolicyStatus(
+            observed_generation=policy.generation,
+            workloads=PolicyWorkloads(count=len(workloads), names=[item.name for item in workloads[:50]]),
+            conditions=policy_status.joined_conditions(conditions, before),
+            forecasts=forecasts,
+            goodput=self.goodput.entries(policy, workloads, forecasts),
+            last_save=policy_status.last_save(epochs, policy.status.last_save),
+            replicas=None if policy.status.replicas is None else connectivity.living(policy.status.replicas, now),
+        )

@@ -1,0 +1,259 @@
+"""Injects the label, the environment and the bound token into the pods of a gang. Pure.
+
+Everything that is constant for the life of the JobSet is written into its pod templates at CREATE. So after a restart
+while the operator is down, the new pods still know their gang. All pods of a gang also have the same settings, even if
+the policy was edited in between. At the CREATE of a pod, only the operator's URL and CA are refreshed, which belong to
+the operator's installation.
+
+Variables that identify the pod, the operator's address, and those on which the release contract depends (exit codes,
+grace period) always have our values. For variables in ``YIELDING``, a value that the container sets is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+from gracepoint.wire import names
+from gracepoint.wire.names import Env
+from gracepoint_operator.kube.objects import LABEL_JOB_NAME, LABEL_JOB_UID
+from gracepoint_operator.resources import CheckpointPolicySpec
+from gracepoint_operator.resources.policy_checkpoint import SaveWriter
+from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
+from gracepoint_operator.webhooks.pods.keeper_sidecar import inject_keeper
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
+
+#: Lifetime of a projected token, in seconds. The kubelet renews the token after 80 % of it.
+TOKEN_LIFETIME_S = 3600
+
+#: Settings for which a value that the container already has takes precedence over the policy's.
+YIELDING = frozenset(
+    {
+        Env.DIRECTORY,
+        Env.SAVE_EVERY_STEPS,
+        Env.SAVE_EVERY_S,
+        Env.KEEP_LAST,
+        Env.KEEP_EVERY_STEPS,
+        Env.KEEP_FOR_S,
+        Env.MARGIN,
+        Env.HEAD_START_S,
+        Env.STALL_AFTER_S,
+        Env.STALL_ACTION,
+        Env.METADATA,
+        Env.WRITER,
+        Env.COMPILATION_CACHE,
+        Env.COMPILATION_CACHE_BYTES,
+        Env.COMPILATION_CACHE_DAYS,
+        names.ENV_S3_ENDPOINT,
+        names.ENV_S3_REGION,
+        names.ENV_GCS_ENDPOINT,
+    }
+)
+
+
+# Empty: the library's default.
+_WRITERS = {SaveWriter.THREAD: "", SaveWriter.WORKER: "worker", SaveWriter.KEEPER: names.KEEPER_SOCKET}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdmissionSettings:
+    """Settings of the operator's installation."""
+
+    operator_url: str  # https://<service>.<namespace>.svc:<port>
+    ca_certificate: str  # PEM; pods verify the operator's certificate with it
+
+
+def _downward(name: str, field: str) -> Json:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+
+
+def _label(name: str, label: str) -> Json:
+    return _downward(name, f"metadata.labels['{label}']")
+
+
+_POD: list[Json] = [
+    _downward(Env.NAMESPACE, "metadata.namespace"),
+    _downward(Env.POD_NAME, "metadata.name"),
+    _downward(Env.POD_UID, "metadata.uid"),
+    _downward(Env.NODE_NAME, "spec.nodeName"),
+]
+_OF_JOBSET: list[Json] = [
+    *_POD,
+    _label(Env.JOBSET_NAME, names.JOBSET_LABEL_NAME),
+    _label(Env.JOBSET_UID, names.JOBSET_LABEL_UID),
+    _label(Env.RESTART_ATTEMPT, names.JOBSET_LABEL_RESTART_ATTEMPT),
+    _label(Env.REPLICATED_JOB, names.JOBSET_LABEL_REPLICATED_JOB),
+    _label(Env.JOB_INDEX, names.JOBSET_LABEL_JOB_INDEX),
+]
+#: A Job by itself has no restarts and no replicatedJobs, so their variables are left out.
+_OF_JOB: list[Json] = [
+    *_POD,
+    _label(Env.JOBSET_NAME, LABEL_JOB_NAME),
+    _label(Env.JOBSET_UID, LABEL_JOB_UID),
+]
+
+
+def inject_workload(
+    workload: Json, policy_name: str, policy: CheckpointPolicySpec, settings: AdmissionSettings
+) -> Json:
+    """Returns the JobSet or Job with everything in its pod templates that the gang's pods need.
+
+    Args:
+        workload: A JobSet or Job that meets the release contract.
+        policy_name: Name of the policy, for the pods' label.
+        policy: Spec of the policy.
+        settings: Settings of the operator's installation.
+    """
+    made = copy.deepcopy(workload)
+    members = gang(made, policy.training, Problems())
+    process_count = sum(member.processes for member in members)
+    identity, host_of_process_0 = _naming(made, members)
+    # Only if it is set: a library that is older than this setting refuses variables that it does not know.
+    elastic = {Env.MIN_PROCESSES: policy.training.min_processes} if policy.training.min_processes else {}
+    offset = 0
+    for member in members:
+        constants = {
+            Env.PROCESS_COUNT: process_count,
+            Env.PROCESS_OFFSET: offset,
+            Env.PODS_PER_JOB: member.pods_per_job,
+            **elastic,
+            **host_of_process_0,
+            Env.COORDINATOR_PORT: policy.training.coordinator_port,
+            Env.POLICY: policy_name,
+            Env.TOKEN_FILE: names.TOKEN_FILE,
+            **_installation(settings),
+            **_settings_of(policy, member),
+        }
+        # Identity first: $(NAME) in a value refers only to variables that come before it.
+        environment = [*identity, *({"name": k, "value": str(v)} for k, v in constants.items())]
+        _inject_template(member, policy_name, environment)
+        if policy.checkpoint.writer is SaveWriter.KEEPER:
+            inject_keeper(member.template["spec"], member.container)
+        offset += member.processes
+    return made
+
+
+def _naming(workload: Json, members: list[TrainingJob]) -> tuple[list[Json], dict[str, object]]:
+    """Returns the variables that identify a pod, and those that name the host of process 0."""
+    if is_job(workload):
+        subdomain = members[0].template["spec"].get("subdomain")
+        return _OF_JOB, {Env.SUBDOMAIN: subdomain} if subdomain else {}
+    subdomain = (workload["spec"].get("network") or {}).get("subdomain") or f"$({Env.JOBSET_NAME})"
+    return _OF_JOBSET, {Env.COORDINATOR_JOB: members[0].name, Env.SUBDOMAIN: subdomain}
+
+
+def refresh_pod(pod: Json, settings: AdmissionSettings) -> Json:
+    """Returns the pod with the operator's current URL and CA. A pod that was not injected is not changed."""
+    made = copy.deepcopy(pod)
+    fresh = _installation(settings)
+    for container in made.get("spec", {}).get("containers") or []:
+        for variable in container.get("env") or []:
+            if variable["name"] in fresh:
+                variable["value"] = fresh[variable["name"]]
+    return made
+
+
+def is_injected(pod: Json) -> bool:
+    """Returns whether a container of the pod has the operator's URL, from the injection into its workload."""
+    containers: list[Json] = pod.get("spec", {}).get("containers") or []
+    return any(v["name"] == Env.OPERATOR_URL for c in containers for v in c.get("env") or [])
+
+
+def _installation(settings: AdmissionSettings) -> dict[str, str]:
+    return {Env.OPERATOR_URL: settings.operator_url, Env.CA_CERTIFICATE: settings.ca_certificate}
+
+
+def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str, object]:
+    # Only if they are set: a library that is older than these settings refuses variables that it does not know.
+    later = {
+        Env.METADATA: ",".join(policy.cloud_metadata).lower(),
+        Env.SAVE_EVERY_S: policy.checkpoint.every_seconds,
+        Env.KEEP_EVERY_STEPS: policy.checkpoint.keep_every_steps,
+        Env.KEEP_FOR_S: policy.checkpoint.keep_for_seconds,
+        Env.WRITER: _WRITERS[policy.checkpoint.writer],
+    }
+    unless_default = {
+        Env.HEAD_START_S: (policy.deadline.head_start_seconds, names.DEFAULT_HEAD_START_S),
+        Env.SAVE_INTERVAL: (policy.checkpoint.interval.lower(), names.SAVE_FIXED),
+        Env.STALL_AFTER_S: (policy.stalls.after_seconds, names.DEFAULT_STALL_AFTER_S),
+        Env.STALL_ACTION: (policy.stalls.action.lower(), names.STALL_REPORT),
+    }
+    return {
+        Env.DIRECTORY: _filled_in(policy.checkpoint.directory),
+        Env.SAVE_EVERY_STEPS: policy.checkpoint.every_steps,
+        Env.KEEP_LAST: policy.checkpoint.keep_last,
+        Env.SAVED_EXIT_CODE: policy.after_save.saved_exit_code,
+        Env.UNSAVED_EXIT_CODE: policy.after_save.unsaved_exit_code,
+        Env.GRACE_PERIOD_S: member.template["spec"]["terminationGracePeriodSeconds"],
+        Env.MARGIN: policy.deadline.margin,
+        **{name: value for name, value in later.items() if value},
+        **{name: value for name, (value, default) in unless_default.items() if value != default},
+        **_cache_of(policy),
+        **_store_of(policy),
+    }
+
+
+def _filled_in(directory: str) -> str:
+    # With variables, because a JobSet with generateName has no name yet.
+    return directory.replace("{namespace}", f"$({Env.NAMESPACE})").replace("{jobset}", f"$({Env.JOBSET_NAME})")
+
+
+def _cache_of(policy: CheckpointPolicySpec) -> dict[str, object]:
+    """Returns the settings of the compilation cache. None if it is off, as the library has it off by default."""
+    cache = policy.compilation_cache
+    if not cache.enabled:
+        return {}
+    unless_default = {
+        Env.COMPILATION_CACHE_BYTES: (cache.max_bytes, names.DEFAULT_COMPILATION_CACHE_BYTES),
+        Env.COMPILATION_CACHE_DAYS: (cache.unused_days, names.DEFAULT_COMPILATION_CACHE_DAYS),
+    }
+    return {
+        Env.COMPILATION_CACHE: _filled_in(cache.directory) or names.COMPILATION_CACHE_ON,
+        **{name: value for name, (value, default) in unless_default.items() if value != default},
+    }
+
+
+def _store_of(policy: CheckpointPolicySpec) -> dict[str, object]:
+    """Returns the variables that the stores' clients know, for what the policy sets."""
+    store = policy.checkpoint.object_store
+    is_s3 = policy.checkpoint.directory.startswith("s3://")
+    found = {
+        names.ENV_S3_ENDPOINT if is_s3 else names.ENV_GCS_ENDPOINT: store.endpoint,
+        names.ENV_S3_REGION: store.region,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _inject_template(member: TrainingJob, policy_name: str, environment: list[Json]) -> None:
+    metadata = member.template.setdefault("metadata", {})
+    metadata["labels"] = {**(metadata.get("labels") or {}), names.LABEL_POLICY: policy_name}
+    pod, container = member.template["spec"], member.container
+    container["env"] = _merged(environment, container.get("env") or [])
+    token = {
+        "audience": names.TOKEN_AUDIENCE,
+        "expirationSeconds": TOKEN_LIFETIME_S,
+        "path": names.TOKEN_FILE.removeprefix(f"{names.TOKEN_DIRECTORY}/"),
+    }
+    volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
+    mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True}
+    pod["volumes"] = _with(pod.get("volumes") or [], volume)
+    container["volumeMounts"] = _with(container.get("volumeMounts") or [], mount)
+
+
+def _merged(ours: list[Json], theirs: list[Json]) -> list[Json]:
+    """Returns our variables, then the user's, which may refer to ours. Returns ``theirs`` if nothing is missing."""
+    present: dict[str, Any] = {variable["name"]: variable for variable in theirs}
+    kept = {name for name in YIELDING if name in present}
+    wanted = [variable for variable in ours if variable["name"] not in kept]
+    if all(present.get(variable["name"]) == variable for variable in wanted):
+        return theirs
+    replaced = {variable["name"] for variable in wanted}
+    return wanted + [variable for variable in theirs if variable["name"] not in replaced]
+
+
+def _with(items: list[Json], item: Json) -> list[Json]:
+    """Returns ``items`` with ``item`` in place of the item of the same name. At the end if there is none."""
+    if any(other["name"] == item["name"] for other in items):
+        return [item if other["name"] == item["name"] else other for other in items]
+    return [*items, item]

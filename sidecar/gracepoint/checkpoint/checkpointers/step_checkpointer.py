@@ -1,0 +1,358 @@
+"""Saves and restores the steps of one directory. This is the checkpoint engine's interface for the session.
+
+One thread, the training thread, owns a ``StepCheckpointer`` and makes all calls. All processes make the same calls in
+the same order. It uses these threads: those of TensorStore, that of the background save (``save_executor``), and in
+process 0 those that delete old steps (``cleanup``) and renew the lease (``lease``). Every wait has a timeout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gracepoint.checkpoint.checkpointers.background_view import BackgroundView
+from gracepoint.checkpoint.checkpointers.step_restorer import StepRestorer
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
+from gracepoint.checkpoint.metrics import Saved
+from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.saving.background.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
+from gracepoint.checkpoint.saving.due_saves import DueSaves
+from gracepoint.checkpoint.saving.operation.save_extras import NO_EXTRAS, SaveExtras
+from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
+from gracepoint.checkpoint.saving.save_interval import SaveInterval
+from gracepoint.checkpoint.saving.throughput import Throughput, Way
+from gracepoint.checkpoint.steps.directory_access import DirectoryAccess
+from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
+from gracepoint.checkpoint.storage.time_limit import ended_by
+from gracepoint.deadline import Deadline
+from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
+from gracepoint.errors import GracepointError
+from gracepoint.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for a background save. Long, as no caller waits for it before the next save is due.
+BACKGROUND_TIMEOUT_S = 900.0
+# Seconds for ``hasten`` to warm the writer. Short, as training waits for it.
+_HASTEN_TIMEOUT_S = 3.0
+
+
+class StepCheckpointer(BackgroundView):
+    """Saves and restores the train state of a gang. A call is collective unless its docstring says otherwise.
+
+    Attributes:
+        access: Checks that all processes share the directory, and claims it for this job.
+        due_saves: Decides for all processes whether a periodic save begins.
+        executor: Runs the saves, and knows which one is under way.
+        restorer: Restores steps of the directory, or of another run's.
+        save_interval: Says when a periodic save is due.
+        throughput: How fast saves have been.
+    """
+
+    def __init__(
+        self,
+        directory: UserPath,
+        *,
+        gang: ProcessGroup,
+        attempt: str,
+        processes: Sequence[int] | None = None,
+        save_every_steps: int = 0,
+        save_every_s: float = 0.0,
+        keep_last: int = 3,
+        keep_every_steps: int = 0,
+        keep_for_s: float = 0.0,
+        options: WriteOptions | None = None,
+        host_memory_limit_bytes: int | None = None,
+        handlers: HandlerRegistry | None = None,
+        item: str = layout.STATE_ITEM,
+        remember_throughput: bool = False,
+        hastens: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Touches no file yet.
+
+        Args:
+            directory: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
+            gang: The processes that save together.
+            attempt: Unique for each start of the gang, equal in all its processes; letters, digits, '-', '_'.
+            processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
+            save_every_steps: A save is due at the first step from each of its multiples on. 0: no save is due for that
+                reason.
+            save_every_s: Seconds after the last save at which a save is due. 0: no save is due for that reason.
+            keep_last: See ``Retention``.
+            keep_every_steps: See ``Retention``.
+            keep_for_s: See ``Retention``.
+            options: How arrays are written. None: the defaults.
+            host_memory_limit_bytes: Most bytes of host memory for the snapshot of background saves. None: what is free.
+            handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
+            item: Name of the item that holds the state in each step.
+            remember_throughput: Whether to keep the speed of saves in a file in the directory, for the next start.
+            hastens: Whether ``hasten`` will be called.
+            clock: Returns monotonic seconds.
+
+        Raises:
+            SettingsError: An argument is wrong.
+        """
+        self._paths = layout.Layout(storage_path(directory), item=item)
+        self._clock = clock
+        key = f"checkpoint/{layout.checked_attempt(attempt)}"
+        self.save_interval = SaveInterval(
+            every_steps=save_every_steps,
+            every_s=save_every_s,
+            gang=gang,
+            key=f"{key}/cadence",
+            clock=clock,
+            hastens=hastens,
+        )
+        self.executor = SaveExecutor(
+            gang,
+            attempt,
+            clock=clock,
+            processes=processes,
+            options=options,
+            host_memory_limit_bytes=host_memory_limit_bytes,
+            handlers=handlers,
+        )
+        self.access = DirectoryAccess(self._paths, gang, key=key, attempt=attempt, clock=clock)
+        self.due_saves = DueSaves(gang, f"{key}/due", fail=self.refuse)
+        retention = Retention(keep_last, keep_every_steps, keep_for_s)
+        self._committed = CommittedSteps(self._paths, gang, key=key, attempt=attempt, retention=retention)
+        file = self._paths.throughput() if remember_throughput else None
+        self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
+        self.restorer = StepRestorer(
+            self._paths,
+            gang,
+            key=f"{key}/restore",
+            attempt=attempt,
+            access=self.access,
+            executor=self.executor,
+            committed=self._committed,
+            save_interval=self.save_interval,
+            handlers=handlers,
+            clock=clock,
+        )
+
+    def refuse(self, step: int, error: Exception) -> None:
+        """Fails the save of this step, which the other processes make: this one has nothing to save. Never raises."""
+        self.executor.begin(self._paths, step).fail(error)
+
+    @property
+    def committed_step(self) -> int | None:
+        """The newest step that this process has restored, or knows to be committed. None if there is none."""
+        return self._committed.newest
+
+    @property
+    def newest_snapshot(self) -> NewestSnapshot | None:
+        """As ``BackgroundView.newest_snapshot``. If a step as new is committed, the snapshot counts as committed."""
+        newest, committed = super().newest_snapshot, self._committed.newest
+        if newest is None or committed is None or committed < newest.step:
+            return newest
+        return dataclasses.replace(newest, state=SnapshotState.COMMITTED)
+
+    def hasten(self) -> None:
+        """Prepares for a disruption that may be near: warms the writer, and brings the next periodic save forward.
+
+        Not collective. Process 0 decides when the save is due. It is due in all processes at the same step.
+        """
+        if not self.executor.background.busy:  # otherwise the writer is warm, and the save's thread owns it
+            try:
+                deadline = Deadline.after(_HASTEN_TIMEOUT_S, self._clock)
+                with ended_by(deadline.check):  # also the store's requests, which have a minute otherwise
+                    self.executor.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will raise the error
+                logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
+        self.save_interval.hasten()
+
+    def prepare(self, state: Any, *, in_background: bool = True, save_args: Any = None) -> int:
+        """Does in advance what would take too long in an emergency.
+
+        Plans the saves, reserves and touches memory, and warms the writer.
+
+        Args:
+            state: A state of the form that will be saved.
+            in_background: Whether there will be background saves, which need memory for a snapshot.
+            save_args: The argument that these saves will get. None: no arguments.
+
+        Returns:
+            Bytes of the state over all processes.
+
+        Raises:
+            CheckpointError: The state cannot be saved, or is not the same in all processes; names the leaf. Or there
+                is no memory for snapshots.
+            OSError: The directory cannot be written to.
+            BarrierError: Another process did not come in time, or has failed.
+        """
+        self.throughput.read()
+        total_bytes = self.executor.planner.prepare(state, in_background=in_background, save_args=save_args)
+        self.executor.warm(self._paths)
+        return total_bytes
+
+    def save_in_background(
+        self,
+        step: int,
+        state: Any,
+        host_state: Mapping[str, Any],
+        *,
+        save_args: Any = None,
+        extras: SaveExtras = NO_EXTRAS,
+        timeout_s: float = BACKGROUND_TIMEOUT_S,
+        anew: bool = False,
+    ) -> None:
+        """Copies the state to host memory and writes it while training goes on.
+
+        Waits for the previous save. When this returns, the state may be donated and the host state changed.
+
+        Args:
+            step: The step that ``state`` is at; the same in all processes.
+            state: The train state.
+            host_state: This process's values by name.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+            extras: What is saved beside the state.
+            timeout_s: Seconds for the part in the background.
+            anew: Whether to save the step even if this gang has already committed or restored it.
+
+        Raises:
+            SaveFailed: The save before this one failed, or hangs; this one was not begun.
+            CheckpointError: The state or the host state cannot be saved; names the leaf. Or another job has taken
+                the directory over.
+        """
+        began_s = self._clock()
+        save = self.executor.begin(self._paths, step, extras=extras)
+        with save.failing_together():
+            self.executor.background.wait_until_finished(None)
+            if not anew and self._committed.has(step):
+                return
+            self.access.check_lease()
+
+        asked = self.due_saves.asked
+
+        def then() -> None:
+            self._committed.add(step)
+            self._learn(Way.SNAPSHOT)
+            self._committed.tidy(step, save.temporary.ordinal)
+            self._retire(save, asked)
+
+        self.executor.in_background(
+            save, state, host_state, timeout_s=timeout_s, began_s=began_s, then=then, save_args=save_args
+        )
+        self.save_interval.saved()
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        host_state: Mapping[str, Any],
+        *,
+        deadline: Deadline,
+        on_stage: Callable[[str], None],
+        note: str | None = None,
+    ) -> Saved:
+        """Saves now, and returns when the step is committed.
+
+        If a background save is under way and was not stopped by ``stop``, this waits for it first, until the deadline.
+        If it has not ended by then, this save fails in all processes. If that save failed, the error is logged, and
+        this save is tried nevertheless. A step that this gang has already committed or restored is not saved again.
+        Chunks go from the devices to the disk without a snapshot.
+
+        Args:
+            step: The step that ``state`` is at; the same in all processes.
+            state: The train state. Must not be donated until this returns.
+            host_state: This process's values by name.
+            deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
+            on_stage: Called with "written" (this process's files are written), "durable" (its done-record is durable)
+                and "committed" (the step is committed in all processes).
+            note: See ``SaveExtras``.
+
+        Raises:
+            SaveFailed: The step is not committed in time, or a process failed.
+            CheckpointError: The state or the host state cannot be saved; names the leaf.
+        """
+        save = self.executor.begin(self._paths, step, extras=SaveExtras(note=note))
+        with save.failing_together():
+            self.executor.background.wait_until(deadline)
+            if error := self.executor.background.take_error():
+                logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
+            if self._committed.has(step):
+                for stage in ("written", "durable", "committed"):
+                    on_stage(stage)
+                return Saved(step, self.executor.planner.plan(state)[1].plan.total_bytes)
+        total_bytes = self.executor.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
+        self._committed.add(step)
+        self._learn(Way.STREAMED)
+        self.save_interval.saved()
+        self._retire(save, self.due_saves.asked)
+        return Saved(step, total_bytes)
+
+    def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Saved:
+        """Commits the newest snapshot in host memory, if there is no time to save the state.
+
+        If the background save of the snapshot is under way, this waits for it. If it failed, it is written once more.
+
+        Args:
+            deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
+            on_stage: Called with "written", "durable" and "committed"; see ``save``.
+
+        Raises:
+            SaveFailed: There is no snapshot, or it was not committed in time.
+        """
+        step, total_bytes = self.executor.promote(self._paths, deadline, on_stage)
+        self._committed.add(step)
+        return Saved(step, total_bytes)
+
+    @property
+    def directory(self) -> str:
+        """The directory of the steps, as messages show it."""
+        return str(self._paths.root)
+
+    def wait_until_finished(self) -> None:
+        """Waits for the background save, and in process 0 until the steps that are not kept are no steps any more.
+
+        Process 0 waits a minute at most for that, and logs it if they still are.
+
+        Raises:
+            SaveFailed: The save failed, or did not end within a few seconds after its timeout.
+        """
+        self.executor.background.wait_until_finished(None)
+        self._committed.settle()
+
+    def close(self, timeout_s: float) -> None:
+        """Waits for the background save, and for trash to be deleted. This is the last call.
+
+        Raises:
+            SaveFailed: The save failed, or was not committed within ``timeout_s``.
+        """
+        deadline = Deadline.after(timeout_s, self._clock)
+        try:
+            self.executor.background.wait_until_finished(timeout_s)
+            self._committed.finish(deadline)
+            self.throughput.finish(deadline.remaining_s())
+        finally:
+            self.executor.close()
+            self.access.release()
+
+    def abandon(self, reason: str, *, timeout_s: float) -> None:
+        """Gives the background save ``timeout_s`` seconds to end.
+
+        If training failed, this is the last call, in place of ``close``. Not collective. Never raises.
+        """
+        self.executor.background.abandon(reason, timeout_s=timeout_s)
+        self.executor.close()
+        self.access.release()
+
+    def _learn(self, way: Way) -> None:
+        if (last := self.executor.last_save) is not None:
+            self.throughput.learn(way, last.bytes, last.committed_s)
+
+    def _retire(self, save: SaveOperation, asked: int) -> None:
+        """Removes keys of earlier saves from the store, after all processes have committed this save."""
+        try:
+            self.due_saves.retire(asked)
+            self._committed.retire(save.temporary.ordinal)
+        except GracepointError as error:
+            logger.warning("keys of earlier saves were not removed from the coordination service: %s", error)

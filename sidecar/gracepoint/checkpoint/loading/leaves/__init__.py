@@ -1,0 +1,4 @@
+"""How one leaf is restored: what was asked for, which stored leaf it comes from, and where its values are placed.
+
+The other modules of ``loading`` and the ``handlers`` call it. It calls ``replicas``, ``reading`` and ``planning``.
+"""

@@ -1,0 +1,243 @@
+"""How one leaf is restored: what is read for it, and how the leaf is built from that.
+
+The shape and the type must be the stored ones, unless an argument asks for others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gracepoint.checkpoint.format import sharding_file
+from gracepoint.checkpoint.loading.leaves.leaf_request import (
+    ANYWHERE,
+    NUMBERS,
+    LeafRequest,
+    as_args_say,
+    as_like,
+    as_stored,
+    describe_leaf,
+    dtype_name,
+)
+from gracepoint.checkpoint.loading.leaves.placement import LeafPlacement, OnDefaultDevice, OnDevices, OnHost
+from gracepoint.checkpoint.loading.replicas.single_replica import OnOneReplica, check_sharding, replica_of
+from gracepoint.checkpoint.options import (
+    DEFAULT_REPLICA,
+    ArrayRestoreArgs,
+    RestoreArgs,
+    SingleReplica,
+    SingleReplicaArrayRestoreArgs,
+)
+from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
+from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
+from gracepoint.errors import CheckpointMismatch, CheckpointRefused
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafTarget:
+    """One leaf to restore.
+
+    Attributes:
+        stored: The leaf in the checkpoint.
+        dtype: Type that the values are cast to. None: they are not cast.
+        placement: Where the array's values go. None if the leaf is not an array.
+        finish: Builds the leaf from the array.
+        from_file: Whether the sharding is the saved one, which names devices by their ids at that time.
+    """
+
+    stored: StoredLeaf
+    dtype: np.dtype[Any] | None = None
+    placement: LeafPlacement | None = None
+    finish: Callable[[Any], Any] = lambda value: value
+    from_file: bool = False
+
+    def request(self, parts: list[Any]) -> ReadRequest | None:
+        """Returns the request that reads into ``parts``. None if nothing is read."""
+        spec, placement = self.stored.spec, self.placement
+        if placement is None:
+            return None
+        assert spec is not None
+
+        def deliver(values: Values) -> Any:
+            parts.append(placement.put(values))
+            return parts[-1]
+
+        return ReadRequest(spec.name, spec.shape, spec.numpy_dtype, tuple(placement.regions), deliver, self.dtype)
+
+    def build(self, parts: Sequence[Any]) -> Any:
+        """Builds the leaf from ``parts``."""
+        return self.finish(self.stored.text if self.placement is None else self.placement.build(parts))
+
+
+def target_of(
+    stored: StoredLeaf, like: Any, args: RestoreArgs, single_replica: SingleReplica = DEFAULT_REPLICA
+) -> LeafTarget:
+    """Returns how ``stored`` is restored.
+
+    Args:
+        stored: The leaf in the checkpoint.
+        like: The leaf of ``like``. None: the leaf is restored as it was saved.
+        args: The arguments of this leaf.
+        single_replica: How one replica reads for all, if ``args`` ask for that.
+
+    Raises:
+        CheckpointMismatch: The leaf does not have the shape or type that is asked for.
+        CheckpointError: It cannot be restored as asked.
+    """
+    found = as_stored(stored)
+    wanted = found if like is None else as_like(stored.name, like)
+    if _is_numpy_of_no_device(like, found, args):
+        wanted = dataclasses.replace(wanted, restore_type=np.ndarray, sharding=None, layout=None)
+    wanted = as_args_say(stored, wanted, args, as_saved=like is None)
+    if found.key_impl and _names_data(stored, wanted, like, args):
+        wanted = dataclasses.replace(wanted, shape=found.shape, dtype=None, key_impl=found.key_impl)
+    if (wanted.restore_type is str) != (found.restore_type is str):
+        raise _mismatch(stored, wanted)
+    if wanted.restore_type is str:
+        return LeafTarget(stored)
+    if args.dtype is None and wanted.restore_type in NUMBERS and _is_same_kind(wanted.dtype, found.dtype):
+        wanted = dataclasses.replace(wanted, dtype=found.dtype)  # Python's numbers have no width
+    _check(stored, wanted, found, args)
+    assert stored.spec is not None
+    says_nothing = wanted.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array is on a device
+    if says_nothing and wanted.shape == found.shape and sharding_file.fits(found.sharding):
+        wanted = dataclasses.replace(wanted, sharding=found.sharding)
+    shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())
+    dtype = None if wanted.key_impl or np.dtype(wanted.dtype) == stored.spec.numpy_dtype else np.dtype(wanted.dtype)
+    if wanted.restore_type is not jax.Array:
+        return LeafTarget(stored, dtype, OnHost(shape), _finish_on_host(stored, wanted))
+    placement: LeafPlacement
+    from_file = False
+    if isinstance(args, SingleReplicaArrayRestoreArgs):
+        placement = _on_one_replica(stored, wanted, shape, single_replica, args)
+    else:
+        placement, from_file = _on_devices(stored, wanted, shape, dtype)
+    impl = wanted.key_impl
+    if impl is not None:
+        return LeafTarget(stored, None, placement, lambda data: jax.random.wrap_key_data(data, impl=impl), from_file)
+    return LeafTarget(stored, dtype, placement, from_file=from_file)
+
+
+def _is_numpy_of_no_device(like: Any, found: LeafRequest, args: RestoreArgs) -> bool:
+    """Returns whether the leaf was saved from numpy and nothing names a device for it. It then stays a numpy array."""
+    is_abstract = isinstance(like, jax.ShapeDtypeStruct) and like.sharding is None
+    asks = args.restore_type is not None or isinstance(args, ArrayRestoreArgs)
+    return is_abstract and found.restore_type is np.ndarray and not asks
+
+
+def _names_data(stored: StoredLeaf, wanted: LeafRequest, like: Any, args: RestoreArgs) -> bool:
+    """Returns whether the request names typed PRNG keys by the shape and type of their data.
+
+    Orbax's metadata and abstract arrays do so.
+    """
+    assert stored.spec is not None
+    if wanted.restore_type is not jax.Array or wanted.shape != stored.spec.shape:
+        return False
+    asks_shape = isinstance(args, ArrayRestoreArgs) and (args.global_shape or args.shape) is not None
+    if not asks_shape and not isinstance(like, jax.ShapeDtypeStruct):
+        return False
+    if wanted.key_impl:  # of the arguments or the saved leaf, not of the abstract array
+        is_typed = args.dtype is not None and jax.dtypes.issubdtype(args.dtype, jax.dtypes.prng_key)
+        return asks_shape and not is_typed
+    return bool(np.dtype(wanted.dtype) == stored.spec.numpy_dtype)
+
+
+def _is_same_kind(dtype: Any, other: Any) -> bool:
+    """Returns whether both types are integers, or both are floating-point numbers."""
+    if dtype is None or other is None:
+        return False
+    kinds = (jnp.integer, jnp.floating)
+    return any(jnp.issubdtype(dtype, kind) and jnp.issubdtype(other, kind) for kind in kinds)
+
+
+def _check(stored: StoredLeaf, wanted: LeafRequest, found: LeafRequest, args: RestoreArgs) -> None:
+    assert stored.spec is not None
+    as_data = wanted.key_impl is None and found.key_impl is not None and wanted.restore_type is not jax.Array
+    if as_data and args.restore_type is not None:
+        found = dataclasses.replace(found, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None)
+    may_be_cut = isinstance(args, ArrayRestoreArgs) and not args.strict and len(wanted.shape) == len(found.shape)
+    if (
+        wanted.key_impl != found.key_impl
+        or (wanted.shape != found.shape and not may_be_cut)
+        or (args.dtype is None and not wanted.key_impl and dtype_name(wanted.dtype) != dtype_name(found.dtype))
+    ):
+        raise _mismatch(stored, wanted)
+    if wanted.restore_type in NUMBERS and wanted.shape != ():
+        raise CheckpointMismatch(f"leaf {stored.name!r}: expected a number, found {found}")
+
+
+def _on_devices(
+    stored: StoredLeaf, wanted: LeafRequest, shape: tuple[int, ...], dtype: np.dtype[Any] | None
+) -> tuple[LeafPlacement, bool]:
+    assert stored.spec is not None
+    where = f"leaf {stored.name!r}"
+    if wanted.dtype is not None and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:
+        raise CheckpointRefused(
+            f"{where}: JAX has no {wanted.dtype} without jax_enable_x64: give another dtype, or restore_type "
+            f"numpy.ndarray"
+        )
+    if wanted.sharding is ANYWHERE:
+        if wanted.weak and shape:
+            _warn_of_weak_type(stored.name)
+        return OnDefaultDevice(shape, weak_scalar=wanted.weak), False
+    if wanted.weak:
+        _warn_of_weak_type(stored.name)
+    if wanted.sharding is None:
+        raise CheckpointRefused(
+            f"{where}: no sharding is known to restore it with: give one, or restore_type numpy.ndarray"
+        )
+    from_file = isinstance(wanted.sharding, Mapping)
+    sharding = sharding_file.to_jax(wanted.sharding, where) if from_file else wanted.sharding
+    if wanted.key_impl and not isinstance(
+        sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
+    ):  # other shardings have a fixed number of axes, and the keys' data has one more
+        raise CheckpointRefused(f"{where}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
+    return OnDevices(shape, dtype or stored.spec.numpy_dtype, sharding, wanted.layout), from_file
+
+
+def _on_one_replica(
+    stored: StoredLeaf,
+    wanted: LeafRequest,
+    shape: tuple[int, ...],
+    single_replica: SingleReplica,
+    args: SingleReplicaArrayRestoreArgs,
+) -> OnOneReplica:
+    assert stored.spec is not None
+    where = f"leaf {stored.name!r}"
+    if wanted.sharding is None or wanted.sharding is ANYWHERE or isinstance(wanted.sharding, Mapping):
+        raise CheckpointRefused(f"{where}: give a sharding, by which one replica reads it for all")
+    dtype = stored.spec.numpy_dtype if wanted.dtype is None else np.dtype(wanted.dtype)
+    if args.single_replica_sharding is not None:
+        single_replica = replica_of(single_replica, where, args.single_replica_sharding, wanted.sharding, shape)
+    return OnOneReplica(shape, dtype, check_sharding(single_replica, where, wanted.sharding), single_replica)
+
+
+def _finish_on_host(stored: StoredLeaf, wanted: LeafRequest) -> Callable[[Any], Any]:
+    restore_type = wanted.restore_type
+    if restore_type is np.ndarray:
+        return lambda values: values
+    if restore_type is np.generic:
+        return lambda values: values[()]
+    if restore_type == "scalar":
+        return lambda values: values.item() if values.ndim == 0 else values
+    return lambda values: restore_type(values.item())
+
+
+def _mismatch(stored: StoredLeaf, wanted: LeafRequest) -> CheckpointMismatch:
+    return CheckpointMismatch(f"leaf {stored.name!r}: expected {wanted}, found {describe_leaf(stored)}")
+
+
+def _warn_of_weak_type(name: str) -> None:
+    logger.warning(
+        "leaf %r has a weak type in the state, and is restored with a strong one, which may change how it promotes: "
+        "give it a dtype where it is made",
+        name,
+    )

@@ -1,0 +1,277 @@
+"""One save in one process: it writes files, makes the done-record durable, and commits together with the others.
+
+Background saves and emergency saves differ only in where the chunks come from, and in who waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from gracepoint.checkpoint import metrics
+from gracepoint.checkpoint.format import layout, orbax_metadata, pytree
+from gracepoint.checkpoint.format.layout import Layout, Temporary
+from gracepoint.checkpoint.format.manifest import StoredFile, file_of
+from gracepoint.checkpoint.planning.chunk_grid import args_by_name
+from gracepoint.checkpoint.saving.operation import small_files
+from gracepoint.checkpoint.saving.operation.commit_apart import commit_apart
+from gracepoint.checkpoint.saving.operation.handled_parts import HandledParts
+from gracepoint.checkpoint.saving.operation.save_extras import NO_EXTRAS, SaveExtras
+from gracepoint.checkpoint.saving.operation.save_planner import PreparedSave
+from gracepoint.checkpoint.saving.process_part.save_part import PartStages, SavePart, begun, clear_tree
+from gracepoint.checkpoint.saving.process_part.save_worker import HandedOver, WriterDied
+from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.storage.time_limit import ended_by
+from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
+from gracepoint.checkpoint.writing.write_job import ChunkSource
+from gracepoint.deadline import Deadline
+from gracepoint.errors import GracepointError, SaveFailed
+from gracepoint.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+
+class Barrier(Protocol):
+    """Brings the processes of a save together. ``ProcessGroup.barrier`` is one."""
+
+    def __call__(self, key: str, *, timeout_s: float, on_last: Callable[[], None]) -> None:
+        """Blocks until all have come and ``on_last`` has returned in one of them.
+
+        Raises:
+            BarrierError: They did not come in time, or one failed.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class SaveStages:
+    """When a save reached each stage in this process, seconds after it began."""
+
+    written_s: float
+    durable_s: float
+    committed_s: float
+
+
+class SaveOperation:
+    """A save of one step by this process: ``describe``, then ``run``, each once.
+
+    If it fails in this process, it fails in all processes. The others are told, even if they do not wait yet.
+    """
+
+    def __init__(
+        self,
+        paths: Layout,
+        temporary: Temporary,
+        gang: ProcessGroup,
+        writer: ChunkWriter,
+        *,
+        replace: bool = True,
+        barrier: Barrier | None = None,
+        extras: SaveExtras = NO_EXTRAS,
+    ) -> None:
+        """Begins the save, without touching a file.
+
+        Args:
+            paths: Where the checkpoint goes.
+            temporary: The folder that is written to before the commit.
+            gang: The processes that save together.
+            writer: Writes the chunks.
+            replace: Whether to replace a checkpoint that has the final name at the commit.
+            barrier: Where the processes meet to commit. None: the gang's own barrier.
+            extras: What is saved beside the state.
+        """
+        self._extras = extras
+        self.temporary = temporary
+        self._paths = paths
+        self._gang = gang
+        self._writer = writer
+        self._replace = replace
+        self._barrier = gang.barrier if barrier is None else barrier
+        self._begun_ns = time.time_ns()
+        self._handled: HandledParts | None = None
+
+    @contextlib.contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Tells the other processes of any error that leaves the block."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Tells all processes that the save failed, so that none waits any more.
+
+        Any thread may call it. Never raises.
+        """
+        try:
+            if self._may_meet_for_handlers:
+                self._gang.fail(self._handled_key, error)
+            self._gang.fail(self.key, error)
+        except GracepointError as unreachable:
+            logger.warning("the other processes could not be told that a save failed: %s", unreachable)
+
+    def cancel(self, reason: str) -> None:
+        """Ends the wait of all processes. The save is committed only if it is already durable in all of them.
+
+        Any thread may call it. Never raises.
+        """
+        try:
+            if self._may_meet_for_handlers:
+                self._gang.cancel(self._handled_key, reason)
+            self._gang.cancel(self.key, reason)
+        except GracepointError as unreachable:
+            logger.warning("the other processes could not be told that a save is given up: %s", unreachable)
+
+    def again(self, temporary: Temporary) -> SaveOperation:
+        """Returns a save of the same state to another folder. ``describe`` need not be called again."""
+        save = copy.copy(self)
+        save.temporary = temporary
+        save._begun_ns = time.time_ns()  # noqa: SLF001  of this class
+        return save
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the state over all processes."""
+        return self._prepared.plan.total_bytes
+
+    @property
+    def mine_bytes(self) -> int:
+        """Bytes that this process writes."""
+        return sum(chunk.bytes for chunk in self._prepared.plan.chunks if chunk.mine)
+
+    def describe(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave, host_state: Mapping[str, Any]) -> None:
+        """Sets what is saved, except for the values of arrays.
+
+        Encodes the host state, and has handlers copy or write their parts, as the caller may change both afterwards.
+
+        Raises:
+            CheckpointError: A value of the host state cannot be saved.
+        """
+        self._prepared = prepared
+        self._host_state_names = tuple(host_state)
+        self._small_files = small_files.small_files(
+            self.temporary, self._paths.item, self._gang, prepared, self._extras, host_state
+        )
+        self._copies: dict[str, int] = {}
+        if strings := orbax_metadata.strings(leaves):
+            path = layout.in_item(self._paths.item, layout.STRINGS)
+            if self._gang.process_index == 0:
+                self._small_files[path] = strings
+            else:
+                self._copies[path] = file_of(strings).crc32
+        self._handled = HandledParts(self.temporary, self._paths, leaves, prepared.handlers, self._extras)
+        if self._handled:
+            self._handled.begin(args_by_name(leaves, prepared.save_args))
+
+    @property
+    def key(self) -> str:
+        """Key of the barrier at which the processes commit."""
+        return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/commit"
+
+    @property
+    def _handled_key(self) -> str:
+        return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/handled"
+
+    @property
+    def _may_meet_for_handlers(self) -> bool:
+        """True if other processes may wait for this one's handlers. That is not known before ``describe``."""
+        return self._handled is None or bool(self._handled)
+
+    @property
+    def has_handled_parts(self) -> bool:
+        """True if handlers of the user's write a part, which is not in the snapshot."""
+        return bool(self._handled)
+
+    def run(
+        self,
+        source: ChunkSource,
+        deadline: Deadline,
+        on_stage: Callable[[str], None],
+        handed: HandedOver | None = None,
+    ) -> SaveStages:
+        """Writes the chunks of ``source``, and returns when the save of all processes is committed.
+
+        If the part was handed over to a worker process (``handed``), this waits for the worker. ``source`` is then
+        written only if the worker dies.
+
+        All processes that are alive and can reach each other end with the same outcome, even if some are late.
+
+        Raises:
+            SaveFailed: The save was not committed in time, or a process failed. If the save is durable nevertheless,
+                the next start commits it.
+        """
+        clock, folder = deadline.clock, self.temporary.path
+        started_s = clock()
+        try:
+            with self.failing_together():
+                part = self._written_elsewhere(handed, deadline, on_stage) if handed is not None else None
+                if part is None:
+                    with begun(self.part(), deadline, on_stage) as writing:
+                        written = self._writer.write(writing.job(source), deadline)
+                        part = writing.make_durable(written, self._record_handled(deadline))
+        except SaveFailed:
+            raise
+        except Exception as error:
+            raise SaveFailed(f"{self.temporary.what} was not written to {folder}: {error}") from error
+        metrics.tell_written(part.chunk_bytes, part.writing_s, folder)
+        self._commit(deadline)
+        on_stage("committed")
+        return SaveStages(part.written_s, part.durable_s, clock() - started_s)
+
+    def part(self) -> SavePart:
+        """Returns what this process writes, once ``describe`` was called."""
+        plan = self._prepared.plan
+        return SavePart(
+            paths=self._paths,
+            temporary=self.temporary,
+            begun_ns=self._begun_ns,
+            process_index=self._gang.process_index,
+            process_count=self._gang.process_count,
+            digest=self._prepared.digest,
+            specs={leaf: spec for leaf, spec in enumerate(self._prepared.specs) if spec is not None},
+            arrays=plan.arrays,
+            small_files=self._small_files,
+            copies=self._copies,
+            host_state=self._host_state_names,
+            names_replaced=self._replace and self._gang.process_index == 0,
+            chunks=plan.chunks,
+            copied=plan.copied,
+            plan=plan.checksum if small_files.is_in_parts(self._prepared, self.temporary) else None,
+        )
+
+    def _record_handled(self, deadline: Deadline) -> Callable[[], Mapping[str, StoredFile]]:
+        if not self._handled:
+            return dict
+        return functools.partial(self._handled.record, self._gang, self._handled_key, deadline)
+
+    def _written_elsewhere(
+        self, handed: HandedOver, deadline: Deadline, on_stage: Callable[[str], None]
+    ) -> PartStages | None:
+        """Returns the stages of a part that a worker process writes. None if the worker died: nobody writes it then."""
+        try:
+            return handed.wait(deadline, on_stage)
+        except WriterDied as error:
+            logger.warning(
+                "%s is written by a thread of this process, as its worker died: %s", self.temporary.what, error
+            )
+            clear_tree(self.part())
+            return None
+
+    def _commit(self, deadline: Deadline) -> None:
+        on_last = functools.partial(self._finalize, deadline)
+        try:
+            self._barrier(self.key, timeout_s=deadline.remaining_s(), on_last=on_last)
+        except (GracepointError, OSError) as error:
+            commit_apart(self._paths, self.temporary, self._gang, self.key, error, deadline)
+
+    def _finalize(self, deadline: Deadline) -> None:
+        with ended_by(deadline.check):
+            done = commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=deadline.check)
+        if not done:
+            raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")

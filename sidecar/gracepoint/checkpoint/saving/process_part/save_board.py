@@ -1,0 +1,79 @@
+"""What a training process and the worker that writes its save tell each other while the save runs: a page of memory.
+
+The trainer's thread of the save sets ``cancelled``, its training thread sets ``urgent``, and both read the rest. The
+worker's main thread and the threads of its writer set the rest. Each number has one writer, or a lock in the one
+process that writes it. The outcome is written before ``ended`` is set.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+
+from gracepoint.async_calls.processes.shared_memory import Block
+
+_CANCELLED, _DONE_BYTES, _STAGE, _ENDED, _URGENT = range(5)
+_TEXT_AT = 64
+_BYTES = 64 << 10
+_STAGES = ("", "written", "durable")
+
+
+class SaveBoard:
+    """The board of one save. ``block`` is its memory; None makes a new one."""
+
+    def __init__(self, block: Block | None = None) -> None:
+        self.block = Block(_BYTES) if block is None else block
+        self._words = np.frombuffer(self.block.memory, np.int64, 5)
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """Has the worker stop before its next block of bytes. Then it writes no done-record."""
+        self._words[_CANCELLED] = 1
+
+    @property
+    def cancelled(self) -> bool:
+        return bool(self._words[_CANCELLED])
+
+    def hurry(self) -> None:
+        """Says that somebody waits for the save, so that the worker does not leave the CPU to the training."""
+        self._words[_URGENT] = 1
+
+    @property
+    def urgent(self) -> bool:
+        return bool(self._words[_URGENT])
+
+    def add_done(self, size_bytes: int) -> None:
+        """Counts bytes that are written. Any thread of the worker may call it."""
+        with self._lock:
+            self._words[_DONE_BYTES] += size_bytes
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes that are written."""
+        return int(self._words[_DONE_BYTES])
+
+    def reach(self, stage: str) -> None:
+        """Says that the save has reached a stage: "written" or "durable"."""
+        self._words[_STAGE] = _STAGES.index(stage)
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """The stages that the save has reached, in order."""
+        return _STAGES[1 : int(self._words[_STAGE]) + 1]
+
+    def end(self, outcome: dict[str, Any]) -> None:
+        """Says how the save ended."""
+        data = json.dumps(outcome).encode()
+        if len(data) > _BYTES - _TEXT_AT:
+            data = json.dumps({"error": str(outcome.get("error", ""))[: (_BYTES - _TEXT_AT) // 8]}).encode()
+        self.block.memory[_TEXT_AT : _TEXT_AT + len(data)] = data
+        self._words[_ENDED] = len(data)
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        """How the save ended. None: the worker has not said it."""
+        size = int(self._words[_ENDED])
+        return json.loads(self.block.memory[_TEXT_AT : _TEXT_AT + size]) if size else None

@@ -1,0 +1,287 @@
+"""Commits and deletes steps in stores that cannot rename: a step is committed when it has a manifest.
+
+The objects of a save lie below the step's final name, where Orbax expects them. Its done-records lie in a folder of the
+save beside it, and hold the generation of each object. ``placement`` says who may write which object.
+
+To **commit**, a process lists the step once. If each object is of the generation in the records, it creates the
+manifest ``_GRACEPOINT``, or replaces a claim by it. Both are conditional, so one process wins. Orbax's marks follow;
+salvage adds them if they are missing. Any number of processes may do so at once, may stop anywhere, and may repeat it.
+
+To **replace** a committed step, a save writes its objects into its own folder first. Once it is durable, it claims the
+step, which takes the place of the old manifest, removes Orbax's mark, moves its objects into place and commits. If the
+process dies meanwhile, the next salvage goes on: the save is durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.claim import Claim, is_claim
+from gracepoint.checkpoint.format.layout import Temporary
+from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
+from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.steps.object_store.moving import merge_trees, move
+from gracepoint.checkpoint.steps.object_store.placement import Placement, take
+from gracepoint.checkpoint.steps.object_store.sweeping import finish, refuse_foreign, store_of
+from gracepoint.checkpoint.steps.records import done_records, is_of, manifest_fields, orbax_metadata, orbax_success
+from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.errors import CheckpointCorrupt, SaveFailed
+
+logger = logging.getLogger(__name__)
+
+_BEGUN = "begun"
+_TRIES = 20
+_MARKS = (layout.STEP_METADATA, layout.COMMIT_SUCCESS)
+
+
+def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StoragePath, Placement]:
+    """Returns the folder that a process of a save writes to, and its placement.
+
+    Args:
+        temporary: The save.
+        begun_ns: When it began, by the store's clock.
+        marks: Whether this process leaves a mark, by which the save is found if it never ends.
+
+    Raises:
+        SaveFailed: The step has objects that Gracepoint did not write.
+    """
+    store = store_of(temporary.target)
+    names: dict[str, bool] = {}
+
+    def look() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            names.update((child.name, child.is_folder) for child in temporary.target.children())
+
+    store.at_once([look, functools.partial((temporary.path / _BEGUN).put, b"")] if marks else [look])
+    staged = layout.COMMIT_SUCCESS in names
+    if layout.MANIFEST in names:
+        with contextlib.suppress(FileNotFoundError):
+            data = (temporary.target / layout.MANIFEST).read_bytes()
+            staged = not is_claim(data) or Claim.from_bytes(data, str(temporary.target)).trash is not None
+    else:
+        try:
+            # Orbax's marks are there from the beginning. What else is not Gracepoint's is found before the commit.
+            refuse_foreign(temporary.target, [name for name, is_folder in names.items() if not is_folder])
+        except SaveFailed:
+            temporary.path.delete_folder()
+            raise
+    claim = Claim(temporary.attempt, temporary.ordinal, begun_ns)
+    placement = Placement(temporary, claim, store, staged=staged)
+    return StoragePath(cast(Backend, placement), temporary.target.key), placement
+
+
+def finalize(temporary: Temporary, may_replace: Callable[[], bool], go_on: Callable[[], None] | None = None) -> bool:
+    """Commits a save if it is durable. Returns whether it is committed, by this or by another process.
+
+    Args:
+        temporary: The save.
+        may_replace: Returns whether it replaces another save of the step that is committed.
+        go_on: Called again and again. An error that it raises ends the commit. None: each request has a timeout.
+
+    Raises:
+        CheckpointCorrupt: The done-records contradict each other, or the objects are not those of the records: a later
+            save has overwritten them.
+        SaveFailed: The step has objects that Gracepoint did not write, or a later save has claimed it.
+    """
+    records = done_records(temporary.path)
+    if records is None:
+        return is_committed(temporary)
+    try:
+        return _finish(temporary, records, may_replace, go_on)
+    except CheckpointCorrupt:
+        # Another process may have committed the save meanwhile, and deleted the save's folder.
+        if is_committed(temporary):
+            return True
+        raise
+
+
+def _finish(
+    temporary: Temporary,
+    records: Sequence[DoneRecord],
+    may_replace: Callable[[], bool],
+    go_on: Callable[[], None] | None,
+) -> bool:
+    manifest = merge(records)
+    claim = Claim(temporary.attempt, temporary.ordinal, records[0].begun_ns)
+    in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
+    if staged := {path: file for path, file in manifest.files.items() if path not in in_place}:
+        if not _take_over(temporary, claim, may_replace, go_on):
+            return is_committed(temporary)
+        moved = move(temporary, claim, staged, go_on)
+        if moved is None:
+            return is_committed(temporary)
+        in_place |= moved
+    if manifest.arrays and manifest.arrays[0].format.ocdbt and not merge_trees(temporary, claim, manifest, go_on):
+        return is_committed(temporary)
+    return _publish(temporary, claim, manifest, in_place)
+
+
+def is_committed(temporary: Temporary) -> bool:
+    """Returns whether the step is this save. Adds Orbax's marks if they are missing."""
+    if not is_of(temporary.target, temporary):
+        return False
+    marks: list[bool] = []
+
+    def look(name: str) -> None:
+        noted = store_of(temporary.target).noted((temporary.target / name).key)
+        by = None if noted is None else Claim.noted(noted.note)
+        marks.append(by is not None and (by.attempt, by.ordinal) == (temporary.attempt, temporary.ordinal))
+
+    store_of(temporary.target).at_once(functools.partial(look, name) for name in _MARKS)
+    if not all(marks):
+        with contextlib.suppress(OSError):  # a directory that this process may only read
+            _mark(temporary, None)
+    return True
+
+
+def _take_over(
+    temporary: Temporary, claim: Claim, may_replace: Callable[[], bool], go_on: Callable[[], None] | None
+) -> bool:
+    """Claims the step, if no other save stands there or it may be replaced. Returns whether it is claimed.
+
+    Raises:
+        SaveFailed: The step has objects that Gracepoint did not write.
+    """
+    place, success = temporary.target / layout.MANIFEST, temporary.target / layout.COMMIT_SUCCESS
+    _refuse_foreign_beside(temporary.target)
+    for _ in range(_TRIES):
+        marked = success.entry()
+        with contextlib.suppress(FileNotFoundError):
+            found = place.read()
+            if not is_claim(found.data):
+                save = save_of(found.data, place)
+                if save is not None and save.is_later(claim):
+                    logger.warning("%s is given up: a later save of %s is committed", temporary.path, temporary.what)
+                    temporary.path.delete_folder()
+                    return False
+                if (save is not None and save.is_same(claim)) or not may_replace():
+                    return False
+                logger.warning("%s is saved again: it is replaced", temporary.what)
+                with contextlib.suppress(StaleGeneration):
+                    place.replace(claim.to_bytes(), found.generation)
+                continue
+            other = Claim.from_bytes(found.data, str(place))
+            if other.trash is not None:
+                finish(temporary.target, other.trash, go_on)
+                continue
+            if other.is_later(claim) and not other.is_same(claim):
+                return False
+            if other.is_same(claim):
+                # The mark was there before the claim was seen, so it is not of this save.
+                if marked is not None:
+                    store_of(success).delete_version(success.key, marked.generation)
+                return True
+        if take(temporary.target, claim) is None:
+            continue
+    return False
+
+
+def _refuse_foreign_beside(target: StoragePath) -> None:
+    """Raises SaveFailed if a step has objects that Gracepoint did not write. Those of a manifest need no look."""
+    known: Collection[str] = ()
+    with contextlib.suppress(CheckpointCorrupt):
+        manifest = manifest_fields(target)
+        known = () if manifest is None else manifest["files"]
+    refuse_foreign(target, [entry.key for entry in target.entries() if entry.key not in known])
+
+
+def save_of(manifest: bytes, where: StoragePath) -> Claim | None:
+    """Returns the save that a manifest is of. None if the manifest is damaged."""
+    try:
+        fields = Manifest.fields_in(manifest, str(where))
+    except CheckpointCorrupt:
+        return None
+    return Claim(fields["attempt"], fields["ordinal"], fields["begun_ns"])
+
+
+def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: Mapping[str, Generation]) -> bool:
+    place = temporary.target / layout.MANIFEST
+    for _ in range(_TRIES):
+        listed = {entry.key: entry for entry in temporary.target.entries()}
+        if layout.MANIFEST in listed and is_committed(temporary):
+            return True
+        for path, file in manifest.files.items():
+            entry = listed.get(path)
+            if entry is None or (entry.bytes, entry.generation) != (file.bytes, in_place[path]):
+                raise CheckpointCorrupt(
+                    f"{temporary.what}: {temporary.target / path} is not what this save wrote: a later save of the "
+                    "step has overwritten it, or it was deleted"
+                )
+        refuse_foreign(temporary.target, [name for name in listed if name not in manifest.files])
+        try:
+            if layout.DAMAGE_MARK in listed:  # of the save that stood here before
+                (temporary.target / layout.DAMAGE_MARK).delete()
+            if layout.MANIFEST not in listed:
+                place.create(manifest.to_bytes())
+            else:
+                found = place.read()
+                if not is_claim(found.data):
+                    return is_committed(temporary)
+                other = Claim.from_bytes(found.data, str(place))
+                if other.trash is not None or (other.is_later(claim) and not other.is_same(claim)):
+                    return False
+                place.replace(manifest.to_bytes(), found.generation)
+        except (FileExistsError, FileNotFoundError, StaleGeneration):
+            continue
+        try:
+            _mark(temporary, manifest)
+        except OSError as error:
+            logger.warning("%s is committed; Orbax's marks follow at the next start: %s", temporary.what, error)
+        return True
+    return is_committed(temporary)
+
+
+def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
+    """Adds Orbax's marks to a committed step. Without ``manifest``, the step's own is read."""
+    if manifest is None:
+        manifest = Manifest.from_bytes((temporary.target / layout.MANIFEST).read_bytes(), str(temporary.target))
+    success = orbax_success(temporary.target) + f" by {temporary.attempt}.{temporary.ordinal}".encode()
+    # Marks have notes, too: what has none is not Gracepoint's, and is neither overwritten nor deleted.
+    placement = Placement(
+        temporary,
+        Claim(temporary.attempt, temporary.ordinal, manifest.begun_ns),
+        store_of(temporary.target),
+        staged=False,
+    )
+    store_of(temporary.target).at_once(
+        [
+            functools.partial(placement.mark, layout.STEP_METADATA, orbax_metadata(manifest, temporary.target)),
+            functools.partial(placement.mark, layout.COMMIT_SUCCESS, success),
+        ]
+    )
+
+
+def put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
+    """Writes a small object, whatever is there. ``go_on`` is called again and again, and may end it by an error."""
+    store, found = store_of(where), None
+    body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
+    for _ in range(_TRIES):
+        try:
+            store.write_if(where.key, body, crc32(data), found, "", go_on)
+            return
+        except (FileExistsError, StaleGeneration):
+            noted = store.noted(where.key)
+            found = None if noted is None else noted.generation
+    raise SaveFailed(f"{where} keeps changing")
+
+
+def is_unfinished(folder: StoragePath) -> bool:
+    """Returns whether a step is being written or deleted, or what is left of that: nobody has finished it."""
+    try:
+        return is_claim((folder / layout.MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return not (folder / layout.COMMIT_SUCCESS).is_value()
+
+
+def last_change_s(temporary: Temporary) -> float:
+    """Returns when a save last changed something, by the store's clock."""
+    return max(temporary.path.last_change_s(), temporary.target.last_change_s())

@@ -1,0 +1,272 @@
+"""Joins and leaves a JAX cluster.
+
+This module calls ``jax.distributed`` and adds four things. A pod of a JobSet finds its place without the API server
+(``detection``). If the coordinator does not answer, an error names it; JAX alone ends the process from C++ (SIGABRT)
+when its own timeout is over. Process 0 connects to the service in itself without looking up its own name, which the
+cluster's DNS may not know yet. ``shutdown`` first waits for the other processes at our own barrier, because a process
+that is late at JAX's barrier ends *all* processes with SIGABRT.
+
+Everything runs in the calling thread except one request of ``shutdown`` that cannot be interrupted. It has its own
+daemon thread ("gracepoint-shutdown"), which ends with the answer. The state of the cluster is JAX's own, so it does not
+matter which code initialised the cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gracepoint import trace
+from gracepoint.errors import ClusterError, SettingsError
+from gracepoint.multihost.coordination.barriers import StoreGang
+from gracepoint.multihost.coordination.store import JaxStore
+from gracepoint.multihost.joining.coordinator import wait_for_coordinator
+from gracepoint.multihost.joining.detection import (
+    ENV_JAX_COORDINATOR_ADDRESS,
+    POD_LABELS_FILE,
+    Place,
+    detect,
+    read_labels,
+)
+from gracepoint.multihost.joining.state import global_state, jax_state
+
+log = logging.getLogger(__name__)
+
+#: Set by GKE on TPU. JAX's own detection is used then, because it knows the slice.
+ENV_TPU = "TPU_WORKER_HOSTNAMES"
+#: Values of ``cluster_detection_method``: only the detection of this module, and no detection. Other names are JAX's.
+JOBSET, DEACTIVATE = "jobset", "deactivate"
+_MISSING = "{name}: expected a value, found none: give it to initialize(), or see where it looks for it"
+_LOOPBACK = "127.0.0.1"
+#: JAX's variable for the address to which process 0 binds.
+_ENV_JAX_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
+#: gRPC connects through the proxy that one of these names, also to addresses of this machine.
+_ENV_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+# Number of calls of shutdown() in this cluster. It is the key of the barrier, because every call is collective.
+_shutdowns = 0
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_device_ids: int | Sequence[int] | None = None,
+    initialization_timeout: int = 300,
+    *,
+    cluster_detection_method: str | None = None,
+    heartbeat_timeout_seconds: int = 100,
+    shutdown_timeout_seconds: int = 300,
+    coordinator_bind_address: str | None = None,
+    partition_index: int | None = None,
+    recoverable: bool | None = None,
+    pod_labels_file: str = POD_LABELS_FILE,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Joins the JAX cluster. Call it once, before any JAX computation.
+
+    Arguments that are not given are taken from ``JAX_COORDINATOR_ADDRESS``, then from the pod (``detection``), then
+    from JAX's own detection (Slurm, MPI, TPU). ``attach`` uses the cluster that this function has initialised. An
+    injected pod need not call this function.
+
+    Args:
+        coordinator_address: ``host:port`` of process 0, at which it starts the coordination service.
+        num_processes: The number of processes.
+        process_id: The id of this process, 0 to ``num_processes - 1``.
+        local_device_ids: The devices of the host that this process uses. None: all.
+        initialization_timeout: Seconds within which all processes must join.
+        cluster_detection_method: None: all of the above. "jobset": only the pod. "deactivate": only the arguments.
+            Otherwise the name of one of JAX's methods.
+        heartbeat_timeout_seconds: Seconds of silence after which a process counts as dead.
+        shutdown_timeout_seconds: Seconds that JAX's own shutdown waits for the other processes.
+        coordinator_bind_address: The address to which process 0 binds. None: all interfaces, at the port of
+            ``coordinator_address``.
+        partition_index: The slice of this process's devices, if slices are numbered by hand. Give it in all processes
+            or in none.
+        recoverable: Whether the other processes go on when a process other than process 0 dies
+            (``jax_enable_recoverability``). None leaves JAX's setting unchanged.
+        pod_labels_file: The file with the pod's labels, written by the downward API.
+        environ: The process's environment.
+
+    Raises:
+        ClusterError: The function was called twice, or after JAX's backend was initialised; or process 0 does not
+            answer at its address in time; or this version of JAX does not support recoverability.
+        SettingsError: A part is missing or out of range.
+        TypeError: ``num_processes`` or ``process_id`` is not an integer.
+    """
+    _check_not_begun()
+    given = Place(coordinator_address or environ.get(ENV_JAX_COORDINATOR_ADDRESS) or None, num_processes, process_id)
+    place, method = given, cluster_detection_method
+    if method in (None, JOBSET) and ENV_TPU not in environ:
+        found = detect(environ, read_labels(pod_labels_file), given)
+        if found is not None:
+            place, method = found, DEACTIVATE
+        elif method == JOBSET:
+            raise SettingsError(
+                f"cluster_detection_method: expected a pod of a JobSet or Indexed Job, found neither in the "
+                f"environment nor in {pod_labels_file}. Show the container its labels by the downward API"
+            )
+    if method == DEACTIVATE or None not in (place.coordinator_address, place.num_processes, place.process_id):
+        _check(place)
+    _warn_of_loopback(place, environ)
+    if recoverable is not None:
+        _set_recoverable(recoverable)
+    join_cluster(
+        place,
+        initialization_timeout=initialization_timeout,
+        heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+        shutdown_timeout_seconds=shutdown_timeout_seconds,
+        local_device_ids=local_device_ids,
+        cluster_detection_method=method,
+        coordinator_bind_address=coordinator_bind_address,
+        partition_index=partition_index,
+    )
+
+
+def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -> None:
+    """Waits until process 0 answers at its address, then calls ``jax.distributed.initialize``.
+
+    Raises:
+        ClusterError: Process 0 does not answer within the timeout.
+    """
+    import jax
+
+    if place.coordinator_address is not None and place.process_id:
+        with trace.span("wait for process 0"):
+            waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
+        initialization_timeout = max(1, math.ceil(initialization_timeout - waited_s))
+    log.info("joining address=%s process=%s of=%s", place.coordinator_address, place.process_id, place.num_processes)
+    address = _to_connect_to(place, options.get("coordinator_bind_address"), os.environ)
+    jax.distributed.initialize(
+        address,
+        place.num_processes,
+        place.process_id,
+        initialization_timeout=initialization_timeout,
+        **options,
+    )
+    if address != place.coordinator_address:
+        jax_state().coordinator_address = place.coordinator_address  # what others read is the address for all
+
+
+def _to_connect_to(place: Place, bind_address: str | None, environ: Mapping[str, str]) -> str | None:
+    """Returns the address at which this process connects to the coordination service.
+
+    Process 0 hosts the service, and uses the loopback interface. The name of a new pod can be looked up only some
+    hundred milliseconds after its processes run. If the first look-up fails, gRPC waits a second before the next one,
+    and all processes wait for process 0.
+    """
+    host, _, port = (place.coordinator_address or "").rpartition(":")
+    is_bound_to_all = not (bind_address or environ.get(_ENV_JAX_BIND_ADDRESS))
+    has_proxy = any(environ.get(name) for name in _ENV_PROXIES)
+    if place.process_id != 0 or not host or _is_loopback(host) or not is_bound_to_all or has_proxy:
+        return place.coordinator_address
+    return f"{_LOOPBACK}:{port}"
+
+
+def shutdown(timeout_s: float = 300.0) -> None:
+    """Leaves the cluster, together with the other processes. Has no effect if no cluster was joined. Safe to repeat.
+
+    Collective. A process that ends without this call takes part in JAX's own shutdown at exit, but the processes that
+    call this function wait for it here.
+
+    Args:
+        timeout_s: Seconds to wait for the other processes.
+
+    Raises:
+        BarrierTimeout: Some processes did not arrive in time. The message names them by their ids in the coordination
+            service. This process stays in the cluster and may call again.
+    """
+    import jax
+
+    global _shutdowns
+    state = jax_state()
+    if state.client is None:
+        return
+    _shutdowns += 1
+    store = JaxStore(state.client, "gracepoint/shutdown")
+    began = time.monotonic()
+    StoreGang(store, state.process_id, state.num_processes).barrier(str(_shutdowns), timeout_s=timeout_s)
+    if state.process_id == 0 and jax.config.jax_enable_recoverability:
+        _wait_until_alone(state, timeout_s - (time.monotonic() - began))
+    jax.distributed.shutdown()
+    _shutdowns = 0
+
+
+def _wait_until_alone(state: Any, timeout_s: float) -> None:
+    """Keeps process 0, which hosts the service, until the others have left. With recoverability, JAX does not wait.
+
+    The service answers a request for the live nodes once every live process has sent one. Only process 0 sends one, so
+    the answer comes when the other processes have left.
+    """
+    asking = threading.Thread(
+        target=state.client.get_live_nodes,
+        args=(list(range(state.num_processes)),),
+        name="gracepoint-shutdown",
+        daemon=True,
+    )
+    asking.start()
+    asking.join(max(0.0, timeout_s))
+    if asking.is_alive():
+        log.warning("not all other processes have left the cluster, which ends with this one waited_s=%g", timeout_s)
+
+
+def _check_not_begun() -> None:
+    from jax._src import xla_bridge
+
+    if global_state.initialized:
+        raise ClusterError(
+            "initialize(): the JAX cluster was joined before, by this function or by jax.distributed.initialize(). "
+            "Call one of them, once; attach() adopts it"
+        )
+    if xla_bridge.backends_are_initialized():
+        raise ClusterError(
+            "initialize(): JAX's backend is in use already, for this process alone. Call it before any computation, "
+            "and before jax.devices() and the like"
+        )
+
+
+def _check(place: Place) -> None:
+    if place.coordinator_address is None:
+        raise SettingsError(_MISSING.format(name="coordinator_address"))
+    count, process_id = _integer("num_processes", place.num_processes), _integer("process_id", place.process_id)
+    if not 0 <= process_id < count:
+        raise SettingsError(f"process_id: expected 0 to num_processes - 1, found {process_id} of {count}")
+
+
+def _warn_of_loopback(place: Place, environ: Mapping[str, str]) -> None:
+    """Logs a warning if processes in other pods cannot reach the coordinator."""
+    host = (place.coordinator_address or "").rpartition(":")[0]
+    in_a_pod = "KUBERNETES_SERVICE_HOST" in environ
+    if in_a_pod and (place.num_processes or 1) > 1 and _is_loopback(host):
+        log.warning(
+            "address=%s is a loopback address: processes in other pods cannot reach it; expected a name or address of "
+            "process 0's pod",
+            place.coordinator_address,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    name = host.strip("[]")
+    return name in ("localhost", "::1") or name.startswith("127.")
+
+
+def _integer(name: str, value: int | None) -> int:
+    if value is None:
+        raise SettingsError(_MISSING.format(name=name))
+    if not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer, found {value!r}")
+    return value
+
+
+def _set_recoverable(recoverable: bool) -> None:
+    import jax
+
+    try:
+        jax.config.update("jax_enable_recoverability", recoverable)
+    except AttributeError as error:
+        raise ClusterError(f"recoverable: jax {jax.__version__} has no jax_enable_recoverability") from error

@@ -1,0 +1,336 @@
+"""Runs the agreement: ``protocol.Member`` with the training thread and two background threads.
+
+* The **training thread** calls ``arrive`` at every sync point. Without a preemption that is a counter and one
+  attribute test. In an open epoch it waits here, for the time that is left at most, until the agreed point is known.
+* The **reading thread** ("gracepoint-agreement", one per process, daemon) waits on the bell. It reads every
+  entry: notices, which change nothing yet, and the start of an epoch, at which it freezes the seat and publishes
+  the ordinal. The last process to publish writes what was agreed.
+* The **timing thread** ("gracepoint-agreement-time", one per process, daemon) runs the ``timekeeper``: it sleeps until
+  there is a notice, starts the freeze when it is time, and looks after an open epoch.
+* **Any thread** may call ``tell`` and ``take_back``.
+
+The threads share the seat, the ledger and ``_failure``. ``protocol`` says which thread writes the seat and the ledger.
+``_changed`` is notified after every change that a thread may wait for.
+``close`` and ``abandon`` end the threads; both return within about two seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from gracepoint.deadline import Deadline
+from gracepoint.errors import AgreementError, GracepointError
+from gracepoint.multihost.coordination.store import KeyValueStore, StoreUnavailable
+from gracepoint.multihost.naming import Pods
+from gracepoint.multihost.sync_point import step_comparison
+from gracepoint.multihost.sync_point.bell import Bell
+from gracepoint.multihost.sync_point.entries import Entry, Gone, NoticeEntry, Retract
+from gracepoint.multihost.sync_point.ledger import Broken, Closed, Event, Opened
+from gracepoint.multihost.sync_point.protocol import Member, Verdict
+from gracepoint.multihost.sync_point.timekeeper import Observer, Timekeeper
+from gracepoint.process_group import ProcessGroup
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 1.0
+#: How long training waits after the deadline for the timing thread, which can name the missing processes.
+_PATIENCE_S = 1.0
+_RING_ATTEMPTS = 5
+#: How long a process waits to read its own last entry.
+_HEARD_S = 5.0
+#: If a notice has no revision, two that differ by this or less count as the same, and are written once.
+_SAME_S = 0.5
+
+
+class Agreement:
+    """Brings all processes to one sync point.
+
+    Args:
+        store: The key-value store that all processes share.
+        gang: The processes that train together.
+        observer: Gets the events, and knows the times.
+        pods: Names of the pods by process index, for messages.
+    """
+
+    def __init__(self, store: KeyValueStore, gang: ProcessGroup, observer: Observer, pods: Pods = ()) -> None:
+        self._gang = gang
+        self._observer = observer
+        self._bell = Bell(store, gang.process_count)
+        self._me = gang.process_index
+        self._member = Member(store, self._bell, self._me, gang.process_count, self._heard, observer.position, pods)
+        self._epochs: list[int] = []  # opened epochs whose keys are still in the store; only for the reading thread
+        self._timekeeper = Timekeeper(self._member, observer, gang.process_index)
+        self.seat = self._member.seat
+        self._changed = threading.Condition()
+        self._failure: Exception | None = None  # of this process alone; a failure of all processes is in the ledger
+        self._leaving = False  # close or abandon was called, so no thread waits any more
+        self._threads = [
+            threading.Thread(target=self._read, name="gracepoint-agreement", daemon=True),
+            threading.Thread(target=self._keep_time, name="gracepoint-agreement-time", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # Any thread.
+
+    def tell(
+        self,
+        origin: str,
+        text: str,
+        *,
+        remaining_s: float,
+        drill: bool = False,
+        once: bool = False,
+        revision: int | None = None,
+    ) -> None:
+        """Tells every process of a notice, or of a change of one. Training goes on until the freeze must begin.
+
+        Args:
+            origin: Where the notice comes from; see ``entries.NoticeEntry`` for all arguments.
+            text: Passed to every observer.
+            remaining_s: Seconds until the deadline.
+            drill: True if the disruption is only rehearsed.
+            once: True if the origin is a name that is not used again.
+            revision: Identifies the deadline. None if it is not known; then ``remaining_s`` is compared.
+
+        Raises:
+            StoreUnavailable: The store could not be reached, in several attempts.
+        """
+        # If the freeze begins at once, one entry says both: each entry takes a request of every process.
+        starts_at = self.seat.ordinal if self._observer.start_in_s(remaining_s) <= 0 else None
+        step, _ = self._observer.position()
+        notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once, revision, starts_at, step)
+
+        def said(there: Entry) -> bool:
+            if not isinstance(there, NoticeEntry):
+                return False
+            repeats = notice.repeats(there)
+            return abs(there.remaining_s - remaining_s) <= _SAME_S if repeats is None else repeats
+
+        for attempt in range(1, _RING_ATTEMPTS + 1):
+            try:
+                return self._bell.ring(notice, unless=said)
+            except StoreUnavailable:
+                if attempt == _RING_ATTEMPTS:
+                    raise
+                time.sleep(0.1 * attempt)
+
+    def take_back(self, origin: str, reason: str) -> None:
+        """Tells every process that the signal of a notice went away. Has no effect once the freeze has begun.
+
+        Raises:
+            StoreUnavailable: The store could not be reached.
+        """
+        retract = Retract(self._me, origin, reason)
+        self._bell.ring(retract, unless=lambda there: isinstance(there, Retract) and there.origin == origin)
+
+    def tell_gone(self, reason: str) -> None:
+        """Ends all waits for this process, now and later, and tells the other processes why. Never raises."""
+        try:
+            self._bell.ring(Gone(self._me, reason), unless=lambda there: isinstance(there, Gone))
+            if self.seat.epoch is not None:
+                self._gang.fail(self.steps_key, AgreementError(reason))
+        except GracepointError as error:
+            log.warning("could not tell the others that this process breaks off error=%s", error)
+
+    @property
+    def in_epoch(self) -> bool:
+        """True from the freeze on, until training goes on."""
+        return self.seat.epoch is not None
+
+    @property
+    def noticed(self) -> bool:
+        """True while a notice stands or an epoch is open."""
+        ledger = self._member.ledger
+        return bool(ledger.standing) or ledger.epoch is not None
+
+    @property
+    def sync_point(self) -> int:
+        """Number of the latest sync point, from 1. 0 before the first. For the training thread."""
+        return self.seat.ordinal
+
+    @property
+    def steps_key(self) -> str:
+        """Key of the meeting in ``confirm``. Cancelling it ends the wait of all processes."""
+        return f"epoch/{self.seat.epoch}/steps"
+
+    # The training thread.
+
+    def arrive(self) -> bool:
+        """Passes the next sync point.
+
+        Returns:
+            True at the agreed sync point. Then call ``confirm``, save, and call ``end_epoch`` or exit.
+
+        Raises:
+            AgreementError: The other processes did not publish where they are in the time left, or one broke off.
+        """
+        seat = self.seat
+        seat.ordinal += 1  # not begin(): without a preemption, a step runs only this line and the next
+        if seat.epoch is None:
+            return False
+        return self._held() is Verdict.SAVE
+
+    def confirm(
+        self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "", *, deadline: Deadline
+    ) -> str | None:
+        """Brings all processes together at the agreed sync point and compares their steps, if they must meet there.
+
+        Args:
+            step: This process's step.
+            word: A text for ``merge``.
+            merge: Called in the process that comes last, with the words of all in the order of their indices.
+            deadline: The time by which all processes must be here.
+
+        Returns:
+            What ``merge`` returned, in all processes. None if they need not meet: their steps are equal, and no process
+            has a snapshot that could be saved instead.
+
+        Raises:
+            AgreementError: Two processes are at different steps, or ``merge`` raised this error. The message names
+                both. Raised in all processes.
+            BarrierTimeout: A process did not arrive in time. The message names it.
+            BarrierFailed: A process broke off.
+        """
+        if not self.seat.meets:
+            return None
+
+        def compared(told: list[str]) -> str:
+            return step_comparison.compare(told, self.seat.ordinal, merge)
+
+        word = step_comparison.word(step, word)
+        return step_comparison.result(
+            self._gang.reduce(self.steps_key, word, compared, timeout_s=deadline.remaining_s())
+        )
+
+    def end_epoch(self) -> None:
+        """Ends the epoch of a drill, at the agreed point or before it. Every process calls it and trains on.
+
+        Raises:
+            StoreUnavailable: The others could not be told.
+        """
+        with self._changed:
+            self._failure = None
+        for _ in self._member.leave():
+            pass
+
+    def finish(self) -> bool:
+        """Passes the last sync point: this process has finished training.
+
+        When it returns, every notice that came before has been handled.
+
+        Returns:
+            True if this ends an open epoch whose agreed point would come after the end of training.
+
+        Raises:
+            AgreementError: See ``arrive``.
+        """
+        try:
+            for _ in self._member.finish():
+                pass
+        except StoreUnavailable as error:
+            log.warning("could not tell the others that training has finished error=%s", error)
+        else:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._member.ledger.finished, _HEARD_S):
+                    log.warning("did not hear the end of training from the bell waited_s=%g", _HEARD_S)
+        return self.seat.epoch is not None and self._held() is Verdict.OVER
+
+    def abandon(self, reason: str) -> None:
+        """Tells the other processes that this one breaks off training, and ends the threads. Never raises."""
+        if not self._leaving:
+            self.tell_gone(reason)
+            self.close()
+
+    def close(self) -> None:
+        """Ends the background threads. Never raises; safe to repeat."""
+        with self._changed:
+            self._leaving = True
+            self._changed.notify_all()
+        try:
+            self._bell.close(self._me)
+        except StoreUnavailable as error:
+            log.warning("could not wake the agreement's thread error=%s", error)
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+            if thread.is_alive():
+                log.warning("a thread did not end name=%s waited_s=%g", thread.name, _JOIN_S)
+
+    def _held(self) -> Verdict:
+        with self._changed:
+            while True:
+                failed = self._member.ledger.failed or self._failure
+                if failed is not None and self.seat.epoch is not None:
+                    raise AgreementError(str(failed)) from self._failure
+                verdict = self.seat.verdict()
+                if verdict is not Verdict.WAIT:
+                    return verdict
+                left_s = self._observer.time_left_s()
+                if left_s <= -_PATIENCE_S:
+                    where = f"held at sync point {self.seat.ordinal} until the time was over"
+                    raise AgreementError(f"{where}: not every process said where it is")
+                # When the deadline moves, the reading thread has heard of it, and notifies.
+                self._changed.wait(min(left_s + _PATIENCE_S, threading.TIMEOUT_MAX))
+
+    # The reading thread.
+
+    def _read(self) -> None:
+        while (found := self._bell.next()) is not None:
+            try:
+                for _ in self._member.hear(*found):
+                    pass
+            except Exception as error:  # noqa: BLE001 - raised in the training thread, which waits for it
+                self._fail_here(error)
+            self._notify()
+
+    def _heard(self, event: Event) -> None:
+        match event:
+            case Opened(epoch):
+                self._epochs.append(epoch.number)
+            case Closed(epoch):
+                self._retire(epoch.number)
+            case _:
+                pass
+        self._observer.heard(event)
+
+    def _retire(self, epoch: int) -> None:
+        """Removes the keys of this epoch and of all earlier ones, because all processes have left them."""
+        over = [number for number in self._epochs if number <= epoch]
+        self._epochs = [number for number in self._epochs if number > epoch]
+        try:
+            for number in over:
+                self._gang.retire(self._member.folder(number))
+        except GracepointError as error:
+            log.warning("keys of an epoch that is over were not removed error=%s", error)
+
+    def _fail_here(self, error: Exception) -> None:
+        log.error("the agreement failed in this process error=%s", error, exc_info=error)
+        epoch = self._member.ledger.epoch
+        if epoch is not None:
+            with self._changed:
+                self._failure = error
+            with contextlib.suppress(Exception):  # the observer may be what has failed
+                self._observer.heard(Broken(epoch, str(error)))
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # The timing thread.
+
+    def _keep_time(self) -> None:
+        while True:
+            with self._changed:
+                if self._leaving:
+                    return
+                sleep_s = self._timekeeper.sleep_s()
+                if (sleep_s is None or sleep_s > 0) and self._changed.wait(sleep_s):
+                    continue  # something has changed: compute the time again
+            try:
+                self._timekeeper.look()
+            except GracepointError as error:
+                log.warning("could not keep the time of a notice, trying again error=%s", error)

@@ -1,0 +1,237 @@
+"""The state that results from the entries of the bell: plain data, no threads, no clock, no network.
+
+Every process reads the same entries in the same order and so comes to the same result: which notices stand, whether
+an epoch is open, and what was agreed. The processes do not negotiate. A process that wants to change something writes
+an entry, and the order of the log decides:
+
+* A ``StartEntry`` opens an epoch if a notice stands, no epoch is open, and its writer had read the newest notice or
+  retraction. Otherwise it has no effect. A process for which it is still time to freeze writes another one.
+* A ``NoticeEntry`` that ``starts_at`` an ordinal is a notice and a start in one, which has read everything before it.
+* A ``NoticeEntry`` that repeats a standing notice, by its revision, has no effect. Two processes that are told at the
+  same time may both write it, and a ``StartEntry`` between the two entries stays valid.
+* A ``Retract`` before the ``StartEntry`` removes the notice. After the ``StartEntry`` it has no effect, and the epoch
+  goes on.
+* The first ``Agreed`` or ``Failed`` decides the epoch.
+* After the first ``Finished`` no epoch is opened. All processes pass the same sync points, so the agreed point would be
+  after the end of training in all of them. Notices that stand then, or come later, are moot.
+* After the first ``Gone`` an epoch fails as soon as it is opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from gracepoint.multihost.sync_point.entries import (
+    Agreed,
+    Closing,
+    Ended,
+    Entry,
+    Failed,
+    Finished,
+    Gone,
+    NoticeEntry,
+    Retract,
+    StartEntry,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """An epoch. It begins with an entry that starts it.
+
+    Attributes:
+        number: The number of that entry in the log.
+        drill: True if the disruption is only rehearsed. Then training goes on after the epoch.
+        origins: The origins of the notices for which the epoch was opened.
+        ordinal: A sync point that the process which wrote that entry had begun.
+        step: The step that this process had reached then.
+        agreed: The agreed sync point. None while it is not known.
+        meets: Whether the processes must meet there before they save.
+    """
+
+    number: int
+    drill: bool
+    origins: frozenset[str]
+    ordinal: int
+    step: int
+    agreed: int | None = None
+    meets: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Noticed:
+    """A notice stands, or its deadline has moved."""
+
+    notice: NoticeEntry
+
+
+@dataclasses.dataclass(frozen=True)
+class Retracted:
+    """A notice was retracted."""
+
+    notice: NoticeEntry
+    by: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Moot:
+    """Notices that have no effect because training has ended. ``by`` is the process that wrote the entry."""
+
+    notices: tuple[NoticeEntry, ...]
+    by: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """The freeze begins."""
+
+    epoch: Epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Settled:
+    """The agreed sync point is known."""
+
+    epoch: Epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """The epoch failed. If it is a drill, training goes on."""
+
+    epoch: Epoch
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Closed:
+    """All processes have left the epoch, a drill. Its notices are removed."""
+
+    epoch: Epoch
+
+
+Event = Noticed | Retracted | Moot | Opened | Settled | Broken | Closed
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """The state after a number of entries.
+
+    Attributes:
+        standing: Notices that stand, by origin.
+        changed: Number of the newest entry that changed ``standing``. -1 if there is none.
+        epoch: The open epoch. None if no epoch is open.
+        finished: True if a process has passed its last sync point.
+        gone: The first process that broke off, and why. None if no process has.
+        failed: Why an epoch that is not a drill failed. All processes leave then. None if none failed.
+    """
+
+    standing: Mapping[str, NoticeEntry] = dataclasses.field(default_factory=dict)
+    changed: int = -1
+    epoch: Epoch | None = None
+    finished: bool = False
+    gone: Gone | None = None
+    failed: str | None = None
+    _dealt_with: frozenset[str] = frozenset()  # origins that are never used again
+
+    def hear(self, number: int, entry: Entry) -> tuple[Ledger, tuple[Event, ...]]:
+        """Returns the state after one more entry, and the events that follow. No events if it has no effect."""
+        match entry:
+            case NoticeEntry():
+                return self._noticed(number, entry)
+            case Retract():
+                return self._retracted(number, entry)
+            case StartEntry():
+                return self._started(number, entry)
+            case Agreed() if self._undecided(entry.epoch):
+                assert self.epoch is not None
+                epoch = dataclasses.replace(self.epoch, agreed=entry.point, meets=entry.meets)
+                return dataclasses.replace(self, epoch=epoch), (Settled(epoch),)
+            case Failed() if self._undecided(entry.epoch):
+                return self._broken(entry.reason)
+            case Ended() if self.epoch is not None and self.epoch.number == entry.epoch:
+                return self._without(self.epoch), (Closed(self.epoch),)
+            case Finished() if not self.finished:
+                return self._finished(number, entry)
+            case Gone() if self.gone is None:
+                return dataclasses.replace(self, gone=entry)._after_gone(entry)  # noqa: SLF001  of this class
+            case Agreed() | Failed() | Ended() | Finished() | Gone() | Closing():
+                return self, ()
+
+    def _undecided(self, epoch: int) -> bool:
+        found = self.epoch
+        return self.failed is None and found is not None and (found.number, found.agreed) == (epoch, None)
+
+    def _noticed(self, number: int, notice: NoticeEntry) -> tuple[Ledger, tuple[Event, ...]]:
+        if notice.origin in self._dealt_with:
+            return self, ()
+        before = self.standing.get(notice.origin)
+        if before is not None and notice.repeats(before):
+            return self, ()
+        if self.finished and self.epoch is None:
+            return self._dropping([notice]), (Moot((notice,), notice.by),)
+        standing = {**self.standing, notice.origin: notice}
+        after = dataclasses.replace(self, standing=standing, changed=number)
+        if notice.starts_at is None:
+            return after, (Noticed(notice),)
+        after, events = after._opened(number, notice.starts_at, notice.step)  # noqa: SLF001  of this class
+        return after, (Noticed(notice), *events)
+
+    def _retracted(self, number: int, entry: Retract) -> tuple[Ledger, tuple[Event, ...]]:
+        notice = self.standing.get(entry.origin)
+        if notice is None or (self.epoch is not None and entry.origin in self.epoch.origins):
+            return self, ()
+        after = dataclasses.replace(self._dropping([notice]), changed=number)
+        return after, (Retracted(notice, entry.by, entry.reason),)
+
+    def _started(self, number: int, entry: StartEntry) -> tuple[Ledger, tuple[Event, ...]]:
+        if not self.standing or entry.heard != self.changed:
+            return self, ()
+        return self._opened(number, entry.ordinal, entry.step)
+
+    def _opened(self, number: int, ordinal: int, step: int) -> tuple[Ledger, tuple[Event, ...]]:
+        if self.epoch is not None or self.finished or self.failed is not None:
+            return self, ()
+        epoch = Epoch(number, all(n.drill for n in self.standing.values()), frozenset(self.standing), ordinal, step)
+        after = dataclasses.replace(self, epoch=epoch)
+        if self.gone is None:
+            return after, (Opened(epoch),)
+        after, events = after._after_gone(self.gone)  # noqa: SLF001  of this class
+        return after, (Opened(epoch), *events)
+
+    def _finished(self, number: int, entry: Finished) -> tuple[Ledger, tuple[Event, ...]]:
+        after = dataclasses.replace(self, finished=True)
+        if self.epoch is not None or not self.standing:
+            return after, ()
+        notices = tuple(self.standing.values())
+        left = after._dropping(notices)  # noqa: SLF001  of this class
+        return dataclasses.replace(left, changed=number), (Moot(notices, entry.by),)
+
+    def _after_gone(self, gone: Gone) -> tuple[Ledger, tuple[Event, ...]]:
+        """Breaks the open epoch, because an agreed point is not reached without this process.
+
+        A drill whose point is agreed is not broken here. It fails at the agreed point, and training goes on.
+        """
+        if self.failed is not None or self.epoch is None or (self.epoch.drill and self.epoch.agreed is not None):
+            return self, ()
+        return self._broken(f"process {gone.by} broke off: {gone.reason}")
+
+    def _broken(self, reason: str) -> tuple[Ledger, tuple[Event, ...]]:
+        epoch = self.epoch
+        assert epoch is not None
+        after = self._without(epoch) if epoch.drill else dataclasses.replace(self, failed=reason)
+        return after, (Broken(epoch, reason),)
+
+    def _without(self, epoch: Epoch) -> Ledger:
+        dealt_with = [n for n in self.standing.values() if n.origin in epoch.origins]
+        return dataclasses.replace(self._dropping(dealt_with), epoch=None)
+
+    def _dropping(self, notices: list[NoticeEntry] | tuple[NoticeEntry, ...]) -> Ledger:
+        origins = {n.origin for n in notices}
+        return dataclasses.replace(
+            self,
+            standing={o: n for o, n in self.standing.items() if o not in origins},
+            _dealt_with=self._dealt_with | {n.origin for n in notices if n.once},
+        )

@@ -1,0 +1,289 @@
+"""Reports to the operator, by one process for all, and to the log of every process.
+
+Any thread may call everything here: it builds a message and puts it into the sender's queue. Without an operator (on a
+laptop) only the log is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from gracepoint import trace
+from gracepoint.errors import WireError
+from gracepoint.preemption.forecast import Figures
+from gracepoint.preemption.reporting.time_spent import TimeSpent
+from gracepoint.process_group import ProcessGroup
+from gracepoint.receivers import Disruption, Mailbox, Sender
+from gracepoint.settings import Settings
+from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, SavedFor, StageTiming, Stall
+from gracepoint.wire.names import SAVE_AUTO
+
+log = logging.getLogger(__name__)
+
+#: How long a message is tried that is not about an open preemption.
+_UNHURRIED_S = 60.0
+#: How long after the deadline a report is still tried: the pod may live longer than announced.
+_AFTER_DEADLINE_S = 5.0
+#: How long ``flush`` waits in a process that has sent no report: its acknowledgement may still be held back.
+_RECEIPT_S = 1.0
+#: A stall names this many processes, and this much of a stack.
+_SUSPECTS = 100
+_STACK_CHARACTERS = 3000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a report says beside its phase; see ``wire.messages.Report``. None if it is not known yet."""
+
+    ordinal: int | None = None
+    step: int | None = None
+    steps_lost: int | None = None
+    bytes: int | None = None
+    seconds_to_spare: float | None = None
+    stages: dict[str, StageTiming] = dataclasses.field(default_factory=dict)
+    message: str = ""
+    choice: str | None = None
+    choice_reason: str = ""
+
+
+class Reporter:
+    """Sends the reports of all processes if this is the primary process, and logs them in any case.
+
+    Args:
+        sender: Sends messages to the operator. None if there is no operator.
+        settings: Say which pod this is.
+        session: The session's nonce.
+        gang: The processes that train together. Process 0 is the primary process.
+        mailbox: Says how long a report is worth sending.
+        time_spent: What the time of this process goes into. It is part of each message but stalls.
+
+    Attributes:
+        session: As given.
+        time_spent: As given.
+    """
+
+    def __init__(
+        self,
+        sender: Sender | None,
+        settings: Settings,
+        session: str,
+        gang: ProcessGroup,
+        mailbox: Mailbox,
+        time_spent: TimeSpent,
+    ) -> None:
+        self._sender = sender
+        self._is_primary = gang.process_index == 0
+        self._spoke = self._is_primary
+        self._settings = settings
+        self.session = session
+        self._gang = gang
+        self._mailbox = mailbox
+        self.time_spent = time_spent
+        self._saved_for: SavedFor | None = None  # for which preemption the restored step was saved
+
+    def report(self, phase: Phase, progress: Progress, about: Disruption | None, *, alone: bool = False) -> None:
+        """Reports that the preemption has reached a phase.
+
+        Args:
+            phase: How far the preemption is.
+            progress: What is known about it.
+            about: The notice that the report is about. None if there is none.
+            alone: True if this process reports even if it is not the primary one, as no other process does.
+        """
+        preemption, cause = (about.preemption, about.cause) if about else ("", "")
+        trace.moment(f"preemption: {phase}", step=progress.step)
+        known = {
+            "preemption": preemption,
+            "cause": cause,
+            "choice": progress.choice,
+            "ordinal": progress.ordinal,
+            "step": progress.step,
+            "bytes": progress.bytes,
+            "seconds_to_spare": progress.seconds_to_spare,
+            "message": progress.message,
+        }
+        told = " ".join(f"{name}={value}" for name, value in known.items() if value not in (None, ""))
+        log.info("preemption phase=%s %s", phase, told)
+        if self._sender is None or not (self._is_primary or alone):
+            return
+        self._spoke = True
+        remaining_s = self._mailbox.remaining_s()
+        message = Report(
+            pod_uid=self._settings.pod_uid or "",
+            session=self.session,
+            workload_uid=self._settings.jobset_uid or "",
+            preemption=preemption,
+            phase=phase,
+            cause=cause,
+            process_count=self._gang.process_count,
+            participants=list(range(self._gang.process_count)),
+            ordinal=progress.ordinal,
+            step=progress.step,
+            steps_lost=progress.steps_lost,
+            bytes=progress.bytes,
+            seconds_to_spare=progress.seconds_to_spare,
+            stages=progress.stages,
+            message=progress.message,
+            choice=progress.choice,
+            choice_reason=progress.choice_reason,
+            spent=self.time_spent.spent(),
+        )
+        left_s = remaining_s + _AFTER_DEADLINE_S if math.isfinite(remaining_s) else _UNHURRIED_S
+        self._sender.send(message, within_s=left_s)
+
+    def forecast(self, figures: Figures, margin: float, step: int, saved_step: int | None) -> None:
+        """Reports what an emergency save would take now, at this step, and that ``saved_step`` is committed."""
+        self.time_spent.passed(step)
+        if saved_step is not None:
+            self.time_spent.committed(saved_step)
+        log.info(
+            "forecast state_bytes=%d step_s=%.4f drain_s=%.4f save_s=%.4f",
+            figures.state_bytes,
+            figures.step_s,
+            figures.drain_s,
+            figures.save_s,
+        )
+        if self._sender is not None and self._is_primary:
+            message = Forecast(
+                pod_uid=self._settings.pod_uid or "",
+                session=self.session,
+                workload_uid=self._settings.jobset_uid or "",
+                state_bytes=figures.state_bytes,
+                step_s=figures.step_s,
+                drain_s=figures.drain_s,
+                save_s=figures.save_s,
+                margin=margin,
+                spent=self.time_spent.spent(),
+                takes_interval=self._settings.save_interval == SAVE_AUTO,
+            )
+            self._sender.send(message, within_s=_UNHURRIED_S)
+
+    def follow_interval(self, follow: Callable[[float], None]) -> None:
+        """``follow`` is called by another thread with the seconds between two saves that the operator suggests."""
+        if self._sender is not None:
+            self._sender.on_interval = follow
+
+    def note(self, about: Disruption | None, *, leaves: bool) -> str:
+        """Returns the note of a step that is saved now for a preemption; see ``wire.messages.SavedFor``.
+
+        Args:
+            about: The notice for which it is saved. None if there is none.
+            leaves: True if training ends here, False if it goes on.
+        """
+        spent = self.time_spent.spent()
+        return SavedFor(
+            preemption=about.preemption if about else "",
+            session=self.session,
+            restart_attempt=self._settings.restart_attempt,
+            spent=dataclasses.replace(spent, left_s=spent.now_s) if leaves else spent,
+        ).to_json()
+
+    def resumption(self, restored_step: int | None, *, training: bool, note: str | None = None) -> None:
+        """Reports that the state is restored, or that training goes on from it.
+
+        Args:
+            restored_step: The step that was restored. None: there was no checkpoint.
+            training: False after the restore, True after the first step.
+            note: What ``note`` returned when the step was saved. None: there is none, or it was told before.
+        """
+        if note is not None:
+            try:
+                self._saved_for = SavedFor.from_json(note)
+            except WireError as error:  # of a newer library
+                log.warning("it is not known for which preemption the step was saved error=%s", error)
+        if training:
+            self.time_spent.trains()
+        else:
+            self.time_spent.restored(restored_step)
+        log.info("resumed restored_step=%s training=%s", restored_step, training)
+        if self._sender is not None and self._is_primary:
+            message = Resumption(
+                pod_uid=self._settings.pod_uid or "",
+                session=self.session,
+                workload_uid=self._settings.jobset_uid or "",
+                restart_attempt=self._settings.restart_attempt,
+                restored_step=restored_step,
+                training=training,
+                age_s=0.0,
+                spent=self.time_spent.spent(),
+                saved_for=self._saved_for,
+            )
+            self._sender.send(message, within_s=_UNHURRIED_S)
+
+    def own_loop(self, step: int) -> None:
+        """Reports that a loop trains that saves by its own means. ``step`` is the first one that it has passed."""
+        self.time_spent.trains(step)
+        self.resumption(None, training=True)
+
+    def stall(
+        self,
+        stage: str,
+        step: int,
+        for_s: float,
+        suspects: Sequence[int],
+        message: str,
+        stack: str,
+        pods: Sequence[str] = (),
+    ) -> None:
+        """Reports that the processes make no progress, by whichever process finds that out.
+
+        Args:
+            stage: What this process does, in words.
+            step: The step that this process has reached.
+            for_s: Seconds for which it has made no progress.
+            suspects: The processes that hold up the others.
+            message: Why they are suspected.
+            stack: Where the first of them is.
+            pods: Names of their pods, as far as they are known.
+        """
+        log.error("stall stage=%s step=%d seconds=%.0f suspects=%s message=%s", stage, step, for_s, suspects, message)
+        self._send_stall(stage, step, message, for_s, suspects, stack, pods)
+
+    def stall_over(self, stage: str, step: int) -> None:
+        """Reports that there is progress again, by the process that reported the stall.
+
+        Args:
+            stage: The part of this process that was stalled.
+            step: The step that this process has reached.
+        """
+        log.warning("stall is over stage=%s step=%d", stage, step)
+        self._send_stall(stage, step, "there is progress again", over=True)
+
+    def _send_stall(
+        self,
+        stage: str,
+        step: int,
+        message: str,
+        for_s: float = 0.0,
+        suspects: Sequence[int] = (),
+        stack: str = "",
+        pods: Sequence[str] = (),
+        *,
+        over: bool = False,
+    ) -> None:
+        if self._sender is not None:
+            told = Stall(
+                pod_uid=self._settings.pod_uid or "",
+                session=self.session,
+                workload_uid=self._settings.jobset_uid or "",
+                over=over,
+                stage=stage,
+                step=step,
+                for_s=for_s,
+                suspects=list(suspects[:_SUSPECTS]),
+                message=message,
+                stack=stack[-_STACK_CHARACTERS:],
+                pods=list(pods),
+            )
+            self._sender.send(told, within_s=_UNHURRIED_S)
+
+    def flush(self, timeout_s: float) -> None:
+        """Waits until the operator has all messages, for ``timeout_s`` at most."""
+        if self._sender is None:
+            return
+        wait_s = timeout_s if self._spoke else min(timeout_s, _RECEIPT_S)
+        if not self._sender.flush(wait_s) and self._spoke:
+            log.warning("the operator was not told everything waited_s=%g", wait_s)
