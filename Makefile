@@ -1,6 +1,6 @@
 # The two commands that matter are `make test` and `make demo`; `make help` lists the rest.
 #
-# Everything lives in .venv and in the cache folder (.cache/gracepoint, or $GRACEPOINT_CACHE); `make clean` removes both.
+# Everything lives in .venv and in the cache folder (.cache/gracepoint, or $TESTCLUSTER_CACHE); `make clean` removes both.
 
 PYTHON ?= python3
 VENV   := .venv

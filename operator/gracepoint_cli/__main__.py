@@ -15,7 +15,7 @@ def main() -> None:
     try:
         from gracepoint_cli.app import run
     except ModuleNotFoundError as error:
-        # The scripts are there with any extra.
+        # The console scripts are installed even without the extra "cli".
         sys.stderr.write(f"{error}: the command line needs what the extra gracepoint[cli] installs\n")
         sys.exit(ExitCode.UNKNOWN)
     called = Path(sys.argv[0]).name

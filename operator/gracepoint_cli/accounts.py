@@ -19,8 +19,8 @@ class Account:
     """Where the time of one workload went, until now.
 
     Attributes:
-        policy: Name of the policy that has the account.
-        since: When it begins, as RFC 3339.
+        policy: Name of the policy whose status has the account.
+        since: When the account begins, as RFC 3339.
         state: What the time goes into now. Empty if the workload has finished.
         spent: Milliseconds by category.
         disruptions: How often the gang ended while the workload went on.
@@ -51,7 +51,7 @@ class Account:
 
     @property
     def goodput(self) -> float | None:
-        """The part of the time in which steps were trained that were kept, from 0 to 1. None if no time has passed."""
+        """The share of the time that went into steps which were kept, from 0 to 1. None if no time has passed."""
         total = total_ms(self.spent)
         return self.spent.get(Category.TRAINING, 0) / total if total else None
 

@@ -64,6 +64,6 @@ def run(name: str, arguments: Sequence[str]) -> None:
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:  # as of `gracepoint signals | head`
+    except BrokenPipeError:  # for example `gracepoint signals | head`
         sys.stderr.close()
         sys.exit(ExitCode.OK)

@@ -82,7 +82,7 @@ class Cluster:
         """Returns an object.
 
         Raises:
-            CommandError: There is none, or it cannot be read. ``todo`` is advice for the former.
+            CommandError: There is none, or it cannot be read. If there is none, the error gives ``todo`` as advice.
         """
         found = self.find(kind, namespace, name)
         if found is None:
@@ -162,7 +162,7 @@ def _heard() -> Iterator[list[str]]:
 
 
 def _short(error: KubeError) -> str:
-    """Returns the reason. Of a connection that failed only the system's words, as the server is named beside them."""
+    """Returns the reason. If the connection failed, only the system's text: the caller's message names the server."""
     system = re.search(r"\[Errno -?\d+\] ([\w ]+)", str(error)) if isinstance(error, Unavailable) else None
     return system[1] if system else str(error)[:600]
 

@@ -56,8 +56,16 @@ class Outcome:
     Attributes:
         request: Name of the request.
         preemption: Name of the record. Empty if there is none.
-        phase: The final phase, of the record or, without one, of the request.
+        phase: The final phase of the record, or of the request if there is no record.
         message: Description of the phase.
+        step: The training step that was saved. None if none was.
+        steps_lost: Number of completed steps that are not in the checkpoint. None if that is not known.
+        seconds_to_spare: Seconds between the commit and the deadline. Negative if the commit came later.
+        processes: Number of processes that took part. None if that is not known.
+        bytes: Number of bytes written by all processes together. None if that is not known.
+        choice: How the processes used the time that was left, for example SaveNow. Empty if they did not report it.
+        commit_s: Seconds from the request to the commit. None if nothing was committed.
+        missing: Pods that have not acknowledged the notice, each with the reason.
     """
 
     request: str
@@ -111,7 +119,7 @@ def outcome(asked: Json, record: Json | None) -> Outcome | None:
     phase = found.get("phase")
     if record is None or not (phase and Phase(phase).ended):
         said = status.get("phase")
-        # The request of a drill that joined nothing has its own end.
+        # A request without a Preemption ends by itself, for example as Superseded.
         if said and RequestPhase(said).ended and not status.get("preemption"):
             return Outcome(name, "", said, str(status.get("message") or ""))
         return None

@@ -22,7 +22,7 @@ from gracepoint_operator.workloads import (
 
 Json = dict[str, Any]
 
-#: Conditions of an object that has ended, whose workload may have been deleted.
+#: Conditions of a maker that has ended. Its workload may have been deleted.
 _ENDED = {"Complete", "Failed"}
 _TO_LIST = "To see the jobs there are: kubectl gracepoint status -A"
 
@@ -79,8 +79,10 @@ def listed(cluster: Cluster, namespace: str | None) -> tuple[list[Json], list[st
 
 
 def without_workload(cluster: Cluster, namespace: str | None, workloads: list[Json]) -> list[tuple[str, str]]:
-    """Returns the objects under a policy of which no workload under a policy was made: what a user calls each, and why
-    that matters."""
+    """Returns the makers (such as TrainJobs) under a policy that have no workload under a policy.
+
+    Each with its name on the command line, and with what that means. Makers that have ended are left out.
+    """
     uids = {str(owner(body).get("uid", "")) for body in workloads}
     found = []
     for maker in MAKERS:
@@ -100,7 +102,7 @@ def without_workload(cluster: Cluster, namespace: str | None, workloads: list[Js
 
 
 def completed(cluster: Cluster, namespace: str, incomplete: str) -> list[str]:
-    """Returns what a user may mean who has begun to name a workload under a policy."""
+    """Returns the names of workloads under a policy that complete what a user has begun to type."""
     written, slash, begun = incomplete.rpartition("/")
     if not slash:
         bodies, _ = listed(cluster, namespace)

@@ -1,7 +1,7 @@
 """``python -m gracepoint_operator``: one replica of the operator.
 
-The main thread waits for SIGTERM or SIGINT. A second thread runs the controller and the servers (``server.py``), a
-third one runs the channel (``channel/server_thread.py``), and some more watch the cluster (``watches/threads.py``). The
+The main thread waits for SIGTERM or SIGINT. A second thread runs the controller and the servers (``server``), a third
+one runs the channel (``channel.endpoint.server_thread``), and some more watch the cluster (``watches.threads``). The
 process ends when it receives such a signal. It also ends when the second or third thread fails, with a status other
 than 0. No answer or failure of the API server ends it. It writes no files.
 """
@@ -38,12 +38,12 @@ log = logging.getLogger("gracepoint_operator")
 
 _SHORTEST_TOKEN = 16
 _ENDING = (signal.SIGTERM, signal.SIGINT)
-#: A thread that wants to run Python waits for another one at most so long. With the default of 5 ms, a decision that
+#: A thread that wants to run Python waits for another one at most this long. With the default of 5 ms, a decision that
 #: needs the API server or another loop can wait for each of the others in turn.
 _THREADS_TAKE_TURNS_S = 0.001
-#: So soon it is noticed that a thread failed.
+#: How often the main thread looks whether another thread has failed.
 _LOOK_S = 0.5
-#: The servers' last writes come after it, in 15 s for all.
+#: How long the watches may take to end. The last writes of the servers come after that, within the pod's grace period.
 _WATCHES_END_S = 5.0
 
 
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     watching = Watches(core, api, metrics, replica=given.replica)
     failed = threading.Event()
-    # Before any thread starts, as threads inherit it: the signals are for the main thread, which asks for them.
+    # Before any thread starts, because threads inherit the mask: only the main thread takes the signals (sigtimedwait).
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         server.start(failed.set)
@@ -117,17 +117,17 @@ def main(arguments: list[str] | None = None) -> int:
         log.error("ended by a failure", extra=about(error=str(error)))
         failed.set()
     finally:
-        with contextlib.ExitStack() as cleanup:  # each of them, whatever happens to the others
+        with contextlib.ExitStack() as cleanup:  # each of them in reverse order, even if another one fails
             cleanup.callback(api.close)
             cleanup.callback(server.stop)
             cleanup.callback(watching.close, _WATCHES_END_S)
-            cleanup.callback(server.end_streams)  # the first of them
+            cleanup.callback(server.end_streams)  # first, so that the pods connect to the other replica at once
     log.info("ended", extra=about(failed=failed.is_set()))
     return 1 if failed.is_set() else 0
 
 
 def _tls_directory(given: Path) -> Path:
-    """The directory of the certificate, or that of an earlier release if only that has one."""
+    """The directory of the certificate. If only the earlier release's directory ``former`` has one: that directory."""
     former = given / "former"
     return given if (given / "tls.crt").exists() or not (former / "tls.crt").exists() else former
 
@@ -147,7 +147,9 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="a Secret in the operator's namespace: the operator makes and renews its certificate there",
     )
-    parser.add_argument("--trust", default="", help="a ConfigMap there, in which the trusted authorities are kept")
+    parser.add_argument(
+        "--trust", default="", help="a ConfigMap in the operator's namespace: the trusted authorities are kept there"
+    )
     parser.add_argument(
         "--trust-overlap-seconds",
         type=float,
@@ -162,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         "--webhook-token",
         type=Path,
         default=Path("/webhooks/token"),
-        help="a file with what the webhooks' paths are made of",
+        help="a file with the secret from which the paths of the webhooks are computed",
     )
     parser.add_argument("--service-url", required=True, help="https://<service>.<namespace>.svc:<port>")
     parser.add_argument("--https-port", type=int, default=8443, help="the channel, for pods")
@@ -171,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         "--pending-connections",
         type=int,
         default=ConnectionLimits.at_once,
-        help="how many connections to the channel are held whose callers have not shown who they are",
+        help="how many connections to the channel are held before their callers have shown who they are",
     )
     parser.add_argument(
         "--pending-connections-per-address",
@@ -186,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
         "--likely-gangs-per-minute",
         type=int,
         default=DEFAULT_LIKELY_GANGS_PER_MINUTE,
-        help="how many gangs are told at most of signals that are likely, but not sure",
+        help="how many gangs at most get a notice for signals that are likely, but not sure",
     )
     parser.add_argument("--replicas", type=int, default=1, help="how many replicas there are, which share that limit")
     parser.add_argument(
@@ -199,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         "--preemption-history-limit",
         type=int,
         default=Limits.history,
-        help="how many Preemptions that have ended are kept of one workload's name",
+        help="how many Preemptions that have ended are kept for one name of a workload",
     )
     parser.add_argument(
         "--protect-pods",
@@ -211,10 +213,14 @@ def _parser() -> argparse.ArgumentParser:
         "--device-taints",
         choices=("true", "false"),
         default="false",
-        help="whether the taints of devices (resource.k8s.io) are watched, which the operator needs the right to",
+        help="whether the taints of devices (resource.k8s.io) are watched; the operator needs the right to do so",
     )
     parser.add_argument("--namespace", default="", help="the operator's own namespace")
-    parser.add_argument("--sightings", default="", help="a ConfigMap there, in which is kept since when signs are seen")
+    parser.add_argument(
+        "--sightings",
+        default="",
+        help="a ConfigMap in the operator's namespace: the times at which signs were first seen are kept there",
+    )
     parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
     parser.add_argument("--kubeconfig", help="a kubeconfig file; without it, the pod's service account")
     parser.add_argument("--context", help="a context of the kubeconfig")

@@ -1,7 +1,7 @@
 """The controller: all parts of one replica, and the event loop on which they decide and tell.
 
 kopf watches in threads of its own and hands each object over with ``feed``. The controller's loop runs in another
-thread (``server.py``), so that neither kopf's work nor its pauses delay a notice. Only this loop touches the cache, the
+thread (``server``), so that neither kopf's work nor its pauses delay a notice. Only this loop touches the cache, the
 subscribers and the acknowledgements. Requests to the API server run in the threads of ``KubeClient``. On the loop:
 
 * ``feed`` -> ``ClusterCache``, and in the loop's next iteration ``Decider`` -> ``Notifier``, without an await between
@@ -84,12 +84,12 @@ class Controller:
         replica: This replica's name.
         write_interval_s: Pause between two writes of one object to the API.
         rows: The disruption catalogue, in the order in which its rows are tried.
-        likely_gangs_per_minute: At most so many gangs are told of signals that are not certain; see ``rate_limit``.
+        likely_gangs_per_minute: At most this number of gangs is told of signals that are not sure; see ``rate_limit``.
         replicas: Number of replicas that share this limit.
-        kept: How long, and how many, Preemptions that have ended are kept.
+        kept: How many Preemptions that have ended are kept, and for how long.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
         protects_pods: Whether the operator has the right to annotate pods.
-        watches_devices: Whether the taints of devices are watched. The operator needs the right to.
+        watches_devices: Whether the taints of devices are watched. The operator needs the right to do so.
         tick_s: Pause between two looks at what depends on the time alone, in seconds.
         on_ready: Called once, when the cluster is known.
 
@@ -236,6 +236,7 @@ class Controller:
                 tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
         finally:
             self._fresh_looks.cancel()
+            # Before the writers: it takes the condition Connected out of the last writes of the policy writer.
             await self.connection_writer.close(_LEAVES_S)
             writers = (
                 *(self._preemption_writer, self._policy_writer, self._stall_recorder),

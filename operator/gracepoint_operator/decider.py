@@ -43,7 +43,7 @@ class Decider:
         clock: Seconds since the epoch.
         observe: Called with each gang that is decided about. Returns when it wants to be called again; None: after an
             event.
-        likely_gangs_per_minute: At most so many gangs are told of signals that are not certain; see ``rate_limit``.
+        likely_gangs_per_minute: At most this number of gangs is told of signals that are not sure; see ``rate_limit``.
         replicas: Number of replicas that share this limit.
 
     Attributes:

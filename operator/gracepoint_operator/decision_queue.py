@@ -24,7 +24,7 @@ _SLICE_S = 0.01
 #: A decision that takes longer is followed by a rest of its workload, this number of times as long.
 _LONG_S = 0.02
 _REST = 4
-#: After an error, the next decision.
+#: Seconds until a workload is decided about again after an error.
 _AGAIN_S = 1.0
 
 

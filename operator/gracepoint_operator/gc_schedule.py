@@ -17,11 +17,11 @@ import gc
 from collections.abc import Awaitable, Callable
 
 LOOK_S = 0.125
-#: As many collections of young objects bring about 25,000 new ones.
+#: A full collection of what is new runs after this number of collections of young objects: about 25,000 new objects.
 PORTION = 1
 #: Everything is looked at after this time.
 WHOLE_S = 86_400.0
-#: It waits at most so long for a moment without a preemption: they may be under way one after another.
+#: That waits at most this long for a moment without a preemption: they may be under way one after another.
 PUT_OFF_S = 3_600.0
 #: Arguments of ``gc.set_threshold``: one for each generation.
 _THRESHOLDS = (5_000, 4, 1_000_000)

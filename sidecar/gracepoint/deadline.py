@@ -3,8 +3,7 @@
 A deadline may move to an earlier time: a preemption's does when a nearer notice comes, and any thread may cancel a
 deadline. So work asks ``remaining_s`` again and again instead of keeping a number of seconds, and a wait for a
 condition goes through ``wait_for``, which checks the deadline every ``_LOOK_EVERY_S``. A deadline never moves to a
-later time: the thread that makes it follow a preemption may have dropped that preemption already, while others still
-work.
+later time: when a preemption is over, its ``left_s`` becomes infinite, and other threads may still work for it then.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Deadline:
             None if the deadline is fixed.
 
     Attributes:
-        timeout_s: Seconds that the deadline was away when it was made.
+        timeout_s: Seconds from the making of this object to the deadline.
         clock: Returns monotonic seconds.
     """
 

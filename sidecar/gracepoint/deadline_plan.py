@@ -41,7 +41,7 @@ class SnapshotState(StrEnum):
     """How far the save of a snapshot is, as far as a process knows."""
 
     WRITING = "writing"  # its save is under way
-    COMMITTED = "committed"  # it, or a newer step
+    COMMITTED = "committed"  # its step, or a newer one
     HELD = "held"  # its save failed or was stopped, and host memory still has the snapshot
     GONE = "gone"  # its save failed or was stopped, and host memory does not have the snapshot any more
 
@@ -143,7 +143,7 @@ class Plan:
     Attributes:
         choice: The choice of all processes.
         step: The step that will be committed if the predictions hold.
-        steps_lost: Completed steps that it lacks.
+        steps_lost: How many completed steps that step lacks.
         reason: Why, in one sentence.
     """
 
@@ -154,7 +154,7 @@ class Plan:
 
 
 def writing_s(state_bytes: int, process_count: int, bytes_per_s: float | None) -> float:
-    """Returns the seconds to write a state at a rate over all processes. None: at the assumed rate."""
+    """Returns the seconds to write a state at a rate over all processes. If the rate is None: at the assumed one."""
     if bytes_per_s is None:
         return ASSUMED_FIXED_S + state_bytes / (ASSUMED_BYTES_PER_S * process_count)
     return state_bytes / bytes_per_s
@@ -242,7 +242,11 @@ def plan(now: Situation) -> Plan:
 
 
 def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:
-    """Returns the newest snapshot as all processes together know it: its save ends alike in all of them."""
+    """Returns the newest snapshot as all processes together know it.
+
+    The save of a snapshot ends alike in all processes, so what one of them knows of its end is true for all.
+    """
+    # GONE before HELD: a snapshot that one process no longer has cannot be committed.
     for state in (SnapshotState.COMMITTED, SnapshotState.GONE, SnapshotState.HELD):
         for situation in situations:
             if situation.snapshot is not None and situation.snapshot.state is state:

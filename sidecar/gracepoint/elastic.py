@@ -66,7 +66,7 @@ class ElasticData(Generic[T]):
         processes: Number of processes, as ``jax.process_count()``.
         global_batch: Records of a step over all processes. The number is kept if the number of processes changes.
         batch_per_process: Records of a step in each process. The global batch then follows the number of processes.
-            One of the two is given.
+            Either this or ``global_batch`` is given.
 
     Attributes:
         share: This process's part of the next batch.

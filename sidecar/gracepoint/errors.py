@@ -85,8 +85,8 @@ class AsyncCallFailed(GracepointError, RuntimeError):
 
     Attributes:
         call: Number of the call. None if the error is about several calls.
-        failures: Traceback of each process where the call failed, as text, by process index. Of several calls, those of
-            the first one that failed there.
+        failures: Traceback of each process where the call failed, as text, by process index. If the error is about
+            several calls, each process's traceback is of the first one that failed there.
         finalized: Numbers of the calls that were finalized at the same time.
     """
 

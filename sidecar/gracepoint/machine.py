@@ -1,4 +1,4 @@
-"""What this process asks of its machine: who it is, how many cores and how much memory there are, what its threads get.
+"""What this process learns from the operating system: ids, cores, memory, and the processor time of its threads.
 
 Nothing here has threads or state.
 """
@@ -43,7 +43,7 @@ def process_age_s(root: Path = Path("/")) -> float | None:
     """Returns for how many seconds this process has run. None if the system does not tell.
 
     Args:
-        root: Of the file system that ``proc`` is looked for in.
+        root: The folder that has ``proc``.
     """
     try:
         ticks = int(_stat(root / "proc/self/stat")[_STARTED])  # since the system was booted
@@ -88,7 +88,7 @@ def available_cores(root: Path = Path("/")) -> int:
     They are the cores that it may run on, or fewer if the CPU limit of a container is less. A limit of 1.5 counts as 2.
 
     Args:
-        root: Of the file system that ``proc`` and ``sys/fs/cgroup`` are looked for in.
+        root: The folder that has ``proc`` and ``sys/fs/cgroup``.
     """
     limits = (_core_limit(group) for group in _groups(root, "cpu"))
     return min([len(os.sched_getaffinity(0)), *(limit for limit in limits if limit is not None)])
@@ -103,7 +103,7 @@ def processor(root: Path = Path("/")) -> str:
     """Returns what identifies the kind of CPU: its architecture, model and features. It is the same on equal machines.
 
     Args:
-        root: Of the file system that ``proc`` is looked for in.
+        root: The folder that has ``proc``.
     """
     try:
         lines = (root / "proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
@@ -126,19 +126,19 @@ def environment() -> Mapping[str, str]:
 
 
 def left_by_pool(root: Path = Path("/")) -> dict[str, int]:
-    """Returns how many bytes can still be had of each pool that this process takes memory from.
+    """Returns how many bytes are left in each pool that this process takes memory from, by the pool's name.
 
-    They are the machine and each of this process's control groups that has a limit, by names that are the same in all
-    processes that share them. Empty where nothing tells.
+    The pools are the machine, and each control group of this process that has a limit. The name of a pool is the same
+    in all processes that share it. Empty if the system does not tell.
 
     Args:
-        root: Of the file system that ``proc`` and ``sys/fs/cgroup`` are looked for in.
+        root: The folder that has ``proc`` and ``sys/fs/cgroup``.
     """
     machine = _machine_name(root)
     left = {machine: _of_machine_name(root / "proc/meminfo")}
     for group in _groups(root, "memory"):
         if (left_bytes := _of_group(group)) is not None:
-            left[f"{machine}/{group.stat().st_ino}"] = left_bytes  # which a container's own view does not change
+            left[f"{machine}/{group.stat().st_ino}"] = left_bytes  # the inode, as paths differ between containers
     return {pool: left_bytes for pool, left_bytes in left.items() if left_bytes is not None}
 
 
@@ -153,8 +153,8 @@ def _groups(root: Path, controller: str) -> list[Path]:
     """Returns the folders of this process's control groups, in version 2 or 1 of their file system.
 
     Args:
-        root: Of the file system that they are looked for in.
-        controller: What the groups limit. In version 1, each has groups of its own.
+        root: The folder that has ``proc`` and ``sys/fs/cgroup``.
+        controller: What the groups limit: ``cpu`` or ``memory``. In version 1, each controller has groups of its own.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -166,7 +166,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
         if not controllers or controller in controllers.split(","):
             mount = root / "sys/fs/cgroup" / (controller if controllers else "")
             own = mount / path.strip("/")
-            # In a container its own group is often the root of what it sees, whatever its path is called.
+            # In a container, its own group is often the root of what it sees, whatever path ``proc`` tells.
             found += [mount, *(group for group in (own, *own.parents) if mount in group.parents)]
     return found
 

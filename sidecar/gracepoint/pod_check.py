@@ -21,7 +21,8 @@ from gracepoint.wire.names import PATH_SUBSCRIBE, Env
 _TIMEOUT_S = 10.0
 _DAY_S = 86400.0
 _RIGHTS = "Give the pod's user, or its service account, the right to write there"
-#: No such bucket, no space, no quota, no answer, not the conditions that checkpoints need: the message says what to do.
+#: Errors that are not about rights: no such bucket, no space, no quota, no answer, or storage that does not do what
+#: checkpoints need. Their own messages say what to do.
 _NOT_OF_RIGHTS = {errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT, errno.ENOTSUP}
 
 

@@ -44,7 +44,7 @@ class ProcessGroup(Protocol):
 
         Args:
             key: Unique within the attempt.
-            timeout_s: Seconds until this process gives up, for all.
+            timeout_s: Seconds that this process waits. Then it gives the barrier up, and no process passes.
             on_last: Called in the process that arrives last, before any process passes. If it raises, the other
                 processes raise ``BarrierFailed``.
             processes: The processes that take part. None for all.
@@ -127,9 +127,10 @@ class ProcessGroup(Protocol):
     def decide_in_turn(self, key: str, find: Callable[[], str], *, timeout_s: float) -> str:
         """Returns the value that ``find`` returned in one process, in all processes that call.
 
-        Not collective, as ``decide``. ``find`` may be slow, and the processes share what it asks: so one process at a
-        time calls it. The others wait ``timeout_s`` for its value. If none comes, because that process has died or its
-        ``find`` hangs, the next one calls it. After a few of them, all that still wait do.
+        Not collective, as ``decide``. ``find`` may be slow, and may ask something that all processes share. So one
+        process at a time calls it, and the others wait ``timeout_s`` for its value. If none comes, because that process
+        has died or its ``find`` hangs, the next process calls ``find``. After a few such turns, all processes that
+        still wait call it.
 
         If ``find`` raises, this process raises that error, and the others go on.
         """

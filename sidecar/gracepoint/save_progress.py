@@ -14,7 +14,7 @@ class SaveProgress:
         stage: The stage that this process's part has reached: "", "written", "durable" or "committed".
         done_bytes: Bytes of this process's part that are written.
         total_bytes: Bytes of this process's part.
-        thread_id: The thread that saves.
+        thread_id: Python's identifier of the thread that saves. None if it has not started.
     """
 
     step: int

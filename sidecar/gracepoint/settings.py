@@ -39,7 +39,10 @@ from gracepoint.wire.names import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings. The field ``x`` is the variable ``GRACEPOINT_X``; None means that it is not set."""
+    """All settings. The field ``x`` is the variable ``GRACEPOINT_X``; None means that it is not set.
+
+    The one exception is ``completion_index``.
+    """
 
     # Who this pod is.
     namespace: str | None = None
@@ -56,7 +59,7 @@ class Settings:
     process_offset: int = 0
     pods_per_job: int | None = None
     min_processes: int = 0  # the least number of processes, if their number may change; 0: it may not
-    completion_index: int | None = None  # the Job controller's JOB_COMPLETION_INDEX
+    completion_index: int | None = None  # the variable JOB_COMPLETION_INDEX, which the Job controller sets
     coordinator_job: str | None = None
     coordinator_port: int | None = None
     subdomain: str | None = None
@@ -66,7 +69,7 @@ class Settings:
     token_file: str = TOKEN_FILE
     # What else is watched.
     metadata: tuple[str, ...] = ()  # some of METADATA_CLOUDS, or METADATA_AUTO alone
-    gce_notice_s: float = 0.0  # how long before its end GCE announces a preemption, beside the usual time
+    gce_notice_s: float = 0.0  # the instance's preemptionNoticeDuration, added to the usual notice; 0: it has none
     # The policy.
     policy: str | None = None
     directory: str | None = None
@@ -87,7 +90,7 @@ class Settings:
     stall_action: str = STALL_REPORT
     compilation_cache: str | None = None  # off, on, or the directory of compiled programs; None: off
     compilation_cache_bytes: int = DEFAULT_COMPILATION_CACHE_BYTES  # of all compiled programs together
-    compilation_cache_days: int = DEFAULT_COMPILATION_CACHE_DAYS  # without use, after which one is deleted
+    compilation_cache_days: int = DEFAULT_COMPILATION_CACHE_DAYS  # a program unused for so long is deleted
     trace: str | None = None  # path of the folder in which each process writes where its time goes
 
     @classmethod

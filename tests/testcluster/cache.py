@@ -23,8 +23,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def folder(*names: str) -> Path:
-    """A folder in the cache, made if need be. ``GRACEPOINT_CACHE`` moves the cache elsewhere."""
-    root = os.environ.get("GRACEPOINT_CACHE") or REPOSITORY / ".cache" / "gracepoint"
+    """A folder in the cache, made if need be. ``TESTCLUSTER_CACHE`` moves the cache elsewhere."""
+    root = os.environ.get("TESTCLUSTER_CACHE") or REPOSITORY / ".cache" / "gracepoint"
     path = Path(root).resolve().joinpath(*names)
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -150,7 +150,7 @@ def this_process() -> tuple[int, int]:
 def start_guardian(record: Record) -> None:
     """Start the process that removes a cluster when its owner has ended, however that came about."""
     argv = ["setsid", "--fork", sys.executable, "-m", "tests.testcluster", "guard", record.cluster_id]
-    env = {"GRACEPOINT_CACHE": str(cache.folder())}
+    env = {"TESTCLUSTER_CACHE": str(cache.folder())}
     detached(argv, record.logs / "guardian.log", cwd=cache.REPOSITORY, env=env)
 
 

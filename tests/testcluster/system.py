@@ -197,14 +197,14 @@ def _cache_place() -> Finding:
     path = cache.folder()
     for private in _PRIVATE:
         if path.is_relative_to(private):
-            return Finding("cache folder", f"{path} lies in {private}", "set GRACEPOINT_CACHE to a folder elsewhere")
+            return Finding("cache folder", f"{path} lies in {private}", "set TESTCLUSTER_CACHE to a folder elsewhere")
     return Finding("cache folder")
 
 
 def _overlay() -> Finding:
     """Containers' file systems are overlays over folders of the cache, which not every file system can be under."""
     what = "overlay mounts in the cache folder"
-    fix = "set GRACEPOINT_CACHE to a folder on ext4, xfs or btrfs"
+    fix = "set TESTCLUSTER_CACHE to a folder on ext4, xfs or btrfs"
     if os.geteuid() != 0 or not shutil.which("unshare"):
         return Finding(what)
     top = Path(tempfile.mkdtemp(prefix="overlay-check-", dir=cache.folder("tmp")))  # others may look at the same time

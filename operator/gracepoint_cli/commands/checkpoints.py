@@ -67,7 +67,10 @@ def list_checkpoints(uri: Location, output: Output = Format.TABLE) -> None:
 
 @app.command("show")
 def show(uri: Location, output: Output = Format.TABLE) -> None:
-    """Shows what a checkpoint holds, leaf by leaf: shape, type and sharding. Of several steps, the newest."""
+    """Shows what a checkpoint holds, leaf by leaf: shape, type and sharding.
+
+    If the folder has several steps, shows the newest one.
+    """
     with _reading(uri):
         import jax
 
@@ -112,7 +115,7 @@ def show(uri: Location, output: Output = Format.TABLE) -> None:
 def verify(uri: Location, output: Output = Format.TABLE) -> None:
     """Reads every file and compares it with its checksum.
 
-    Exit code 1: a checkpoint is damaged. 3: one cannot be judged, as Orbax records no checksums.
+    Exit code 1: a checkpoint is damaged. Exit code 3: one cannot be checked, because Orbax records no checksums.
     """
     reports: list[Json] = []
     unknown = False
@@ -143,7 +146,7 @@ def verify(uri: Location, output: Output = Format.TABLE) -> None:
 
 
 class _reading:  # noqa: N801  used as a function
-    """Turns what may go wrong into an error of the command. Shows progress."""
+    """Turns the errors of reading checkpoints into errors of the command."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri

@@ -47,7 +47,7 @@ def doctor(
     from gracepoint_cli.naming import parse
 
     if workload is not None:
-        parse(workload)  # a wrong name is told also without a cluster
+        parse(workload)  # before the connection, so that a wrong name is reported even if there is no cluster
     with Cluster(kubeconfig, context) as cluster:
         where = namespace or cluster.namespace
         checks = list(_installation(cluster, where))

@@ -51,7 +51,7 @@ def drill(
     from gracepoint_cli.workloads import find
     from gracepoint_operator.kube.kinds import POLICIES, PREEMPTIONS
 
-    parse(workload)  # a wrong name is told also without a cluster
+    parse(workload)  # before the connection, so that a wrong name is reported even if there is no cluster
     with Cluster(kubeconfig, context) as cluster:
         where = namespace or cluster.namespace
         job = find(cluster, where, workload)

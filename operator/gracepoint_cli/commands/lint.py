@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
-#: Kubeconfig and context of the cluster that is asked for what a file lacks. None: none is asked.
+#: Kubeconfig and context of the cluster that is asked for what a file lacks. None: no cluster is asked.
 _Reached = tuple[str | None, str | None] | None
 _STYLES = {"error": "red", "warning": "yellow", "info": "cyan"}
 
@@ -68,7 +68,7 @@ def _of_cluster(name: str, namespace: str | None, kubeconfig: str | None, contex
     from gracepoint_cli.naming import parse
     from gracepoint_cli.workloads import find
 
-    parse(name)  # a wrong name is told also without a cluster
+    parse(name)  # before the connection, so that a wrong name is reported even if there is no cluster
     try:
         reached = Cluster(kubeconfig, context)
     except CommandError as error:

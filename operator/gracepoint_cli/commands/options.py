@@ -9,7 +9,7 @@ import typer
 from gracepoint_cli.errors import CommandError
 from gracepoint_cli.output import Format
 
-#: In the place of the type in the help of an option that takes no value.
+#: An option that takes no value shows this in the help instead of a type.
 NO_VALUE = ""
 Namespace = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""Checks of an installation, from objects of the API server. Pure, but for the time that is passed in."""
+"""Checks of an installation, from objects of the API server. Pure; the time is passed in."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kubernetes_version(version: Mapping[str, Any]) -> Check:
 
 
 def own_definitions(crds: Mapping[str, Json | None]) -> Check:
-    """Checks Gracepoint's own definitions, by file name of ``definitions``."""
+    """Checks Gracepoint's own CRDs. ``crds``: each by its file name (see ``definitions``). None: not found."""
     differ = []
     for name, wanted in definitions().items():
         found = crds.get(name)
@@ -58,9 +58,8 @@ def own_definitions(crds: Mapping[str, Json | None]) -> Check:
         return Check(
             "definitions",
             State.WARNING,
-            f"{', '.join(differ)}: the fields are not those of version {__version__}, which this command is of. "
-            "Upgrade the "
-            "chart, or this command",
+            f"{', '.join(differ)}: the fields are not those of version {__version__}, the version of this command. "
+            "Upgrade the chart, or this command",
         )
     return Check("definitions", State.OK, f"those of version {__version__}")
 

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 _LIVES_S = 120
 _NO_CONTAINER = "it has no container that ended"
-#: What is left unsaid by a pod that was ended in the middle of a check.
+#: The result if the pod was ended in the middle of a check.
 _LATE = (
     f"was not done after {_LIVES_S} s. The next check waits for something that does not answer: the storage, its "
     "metadata server, or the start of the container"
@@ -48,7 +48,7 @@ def probe_pod(workload: Json, training: Training) -> Json:
     """Returns the pod for a stored JobSet or Job.
 
     Raises:
-        ValueError: It has no gang under its policy. The message says why.
+        ValueError: No pods of the workload form a gang under its policy. The message says why.
     """
     problems = Problems()
     members = gang(json.loads(json.dumps(workload)), training, problems)

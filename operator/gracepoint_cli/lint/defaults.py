@@ -15,7 +15,7 @@ from gracepoint_operator.webhooks.training_jobs import is_job
 
 Json = dict[str, Any]
 
-#: Of k8s.io/kubernetes/pkg/apis/batch/v1 and core/v1 (defaults).
+#: From k8s.io/kubernetes/pkg/apis/batch/v1 and core/v1 (defaults).
 _JOB = {"completionMode": "NonIndexed"}
 _POD = {"restartPolicy": "Always", "terminationGracePeriodSeconds": 30}
 
@@ -46,6 +46,6 @@ def findings(workload: Json) -> Iterator[Finding]:
             Severity.WARNING,
             "default-grace-period",
             "spec.template.spec.terminationGracePeriodSeconds",
-            f"found nothing, which means {_POD['terminationGracePeriodSeconds']} s: if SIGTERM is the first that the "
-            "pods hear of, agreement, save and exit must fit into it. Write how long that takes",
+            f"found nothing, which means {_POD['terminationGracePeriodSeconds']} s: if no notice comes before SIGTERM, "
+            "agreement, save and exit must fit into it. Write how long that takes",
         )

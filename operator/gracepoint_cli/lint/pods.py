@@ -45,8 +45,7 @@ def _grace(pod: Json, path: str) -> Iterator[Finding]:
             Severity.WARNING,
             "short-grace-period",
             field,
-            f"found {grace_s}: if SIGTERM is the first that the pods hear of, agreement, save and exit must fit into "
-            "it. "
+            f"found {grace_s}: if no notice comes before SIGTERM, agreement, save and exit must fit into it. "
             "Raise it to more than a save takes (kubectl gracepoint status shows it)",
         )
     if _GKE_SPOT in (pod.get("nodeSelector") or {}) and grace_s > GKE_SPOT_GRACE_S:

@@ -82,7 +82,7 @@ def _without_init(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _script(words: Sequence[str]) -> str | None:
-    """Returns the script of ``sh -c SCRIPT``. None if the command is none."""
+    """Returns the script of ``sh -c SCRIPT``. None if the command has another form."""
     if not words or PurePosixPath(words[0]).name not in _SHELLS:
         return None
     for flag, script in itertools.pairwise(words[1:]):

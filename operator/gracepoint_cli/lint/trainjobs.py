@@ -1,8 +1,8 @@
 """The JobSet that the Kubeflow Trainer makes of a TrainJob and its runtime. Pure.
 
-Of github.com/kubeflow/trainer, pkg/runtime: labels and annotations of the runtime's template and of the TrainJob, the
-number of nodes, what ``spec.trainer`` sets in the container ``node``, and overrides of pods. What the Trainer adds for
-launchers of other frameworks changes nothing that is checked here.
+It follows pkg/runtime of github.com/kubeflow/trainer: labels and annotations of the runtime's template and of the
+TrainJob, the number of nodes, what ``spec.trainer`` sets in the container ``node``, and overrides of pods. What the
+Trainer adds for launchers of other frameworks is left out, because no check depends on it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def runtime_of(trainjob: Json) -> tuple[str, str]:
 
 
 class NotMade(Exception):
-    """The JobSet is not known.
+    """The JobSet that the Trainer would make cannot be determined.
 
     Args:
-        finding: Why.
+        finding: Says why.
     """
 
     def __init__(self, finding: Finding) -> None:
@@ -67,7 +67,7 @@ def jobset_of(trainjob: Json, runtime: Json | None) -> Json:
         runtime: Its runtime. None if it is not known.
 
     Raises:
-        NotMade: The runtime is not known, or a part is not of the schema.
+        NotMade: The runtime is not known, or a part of it or of the TrainJob is not of the schema.
     """
     if runtime is None:
         kind, name = runtime_of(trainjob)
@@ -119,7 +119,7 @@ def _train(pod: Json, trainer: Mapping[str, Any]) -> None:
 
 def _override(name: str, template: Json, job: Mapping[str, Any]) -> None:
     """Merges the overrides of one replicatedJob into its pod template."""
-    # Until Trainer 2.0, and since 2.1.
+    # Trainer 2.0 and older have podSpecOverrides, 2.1 and newer podTemplateOverrides.
     overrides = [{**item, "spec": item} for item in job.get("podSpecOverrides") or ()]
     overrides += job.get("podTemplateOverrides") or ()
     for item in overrides:

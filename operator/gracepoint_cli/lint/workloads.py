@@ -30,7 +30,8 @@ class Report:
 
     Attributes:
         kind: Kind of the object that was checked.
-        paths_of: What the paths of the findings are in, if that is another object. Empty if not.
+        paths_of: The object that the paths of the findings lead through, in words, if it is not the one that was
+            checked. Empty if it is.
         findings: The findings, the worst first.
         effects: What a preemption would do to it. Empty if it would be refused.
     """
@@ -61,7 +62,7 @@ def check(workload: Json, policy: CheckpointPolicy | None, claims: Mapping[str, 
 
     Args:
         workload: The object with its kind, as its user writes it or as the API server has it.
-        policy: Its policy. None: it is not known. Then what follows from the policy is not checked.
+        policy: Its policy. None if it is not known. Then nothing that depends on the policy is checked.
         claims: The PersistentVolumeClaims of its namespace that are known, by name.
         maker: Kind of the object of the same name from which the JobSet was made. Empty if its user wrote it.
     """
@@ -98,7 +99,7 @@ def _check(
     handed_over = defaults.filled_in(workload)
     kept = release_contract(handed_over, under.spec)
     if isinstance(kept, ContractViolation):
-        # The path is in each message, as the operator says it.
+        # The operator's messages begin with the path.
         found += [Finding(Severity.ERROR, "release-contract", *_split(problem)) for problem in kept.problems]
         return found, []
     made = inject_workload(kept.object, under.name, under.spec, _SETTINGS)

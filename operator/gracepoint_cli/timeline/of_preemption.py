@@ -128,7 +128,7 @@ def _pod_lanes(pods: Iterable[Json], observed_at: datetime.datetime) -> tuple[li
 
 
 def _by_attempt(pods: Iterable[Json]) -> list[tuple[int, Json]]:
-    """Returns the pods with the number of their attempt, in its order, then in that of the processes."""
+    """Returns the pods, each with the number of its attempt. Sorted by attempt, then by the place in the gang."""
     found = []
     for pod in pods:
         labels, annotations = (pod["metadata"].get(field) or {} for field in ("labels", "annotations"))
@@ -144,7 +144,7 @@ def _number(values: Json, key: str) -> int:
 
 
 def _in_view(spans: Iterable[Span], last_s: float) -> Iterable[Span]:
-    """Cuts what pods do to the time of the preemption, and a little before and after it."""
+    """Cuts the spans to the time of the preemption, with a little room before and after it."""
     room = max(last_s, 1.0) * 0.1
     for span in spans:
         start, end = max(span.start_s, -room), min(span.end_s, last_s + room)

@@ -1,7 +1,7 @@
 """A timeline as Vega-Lite charts, and as SVG; ``page`` has the charts in a page. Pure, but for the renderer.
 
-There are up to three charts: the whole preemption in lanes; its save, enlarged, as it mostly takes a small part of the
-time; and the losses of the runs over each other. The page makes each chart as wide as the window.
+There are up to three charts: the whole preemption in lanes; its save, enlarged, because a save usually takes a small
+part of the time; and the losses of the runs over each other. The page makes each chart as wide as the window.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gracepoint_cli.timeline.of_preemption import GANG
 
 Chart = dict[str, Any]
 
-#: Colours that people with any colour vision tell apart (Okabe and Ito), and lighter ones for what is not the save.
+#: The save has colours that people with any colour vision tell apart (Okabe and Ito). The rest has lighter ones.
 COLOURS = {
     Kind.TRAINING: "#9ad0b5",
     Kind.NOTICE: "#b8b8b8",
@@ -56,7 +56,7 @@ CONFIG: Chart = {
         "subtitleColor": "#555",
     },
 }
-#: The save in stages that belong to the enlarged chart.
+#: The stages that the enlarged chart of the save shows.
 _OF_THE_SAVE = (Kind.FREEZE, Kind.DRAIN, Kind.SAVE, Kind.COMMIT)
 
 

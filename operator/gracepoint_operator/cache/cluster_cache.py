@@ -47,7 +47,10 @@ class ClusterCache:
         left_out: Keeps what cannot be read. None: a new one, without metrics.
 
     Attributes:
+        policies: The policies in the newest version that can be read, by namespace and name.
         reader: Reads objects into what is stored. Any thread may use it.
+        evictions: The Evictions of lifecycle.k8s.io.
+        suspensions: Which suspensions have a reason that is not known yet.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class ClusterCache:
         return set() if workload_uid is None else {workload_uid}
 
     def untold_since(self, *, of_pods: bool = True) -> dict[str, float]:
-        """When marks were first seen of which the API does not tell the time. ``of_pods``: only of marks on pods."""
+        """When the marks were first seen whose time the API does not tell. ``of_pods``: only marks about pods."""
         return untold_since(self._signal_index, self.objects, self.first_seen, of_pods=of_pods)
 
     def uids(self, kind: kinds.Kind) -> Set[str]:

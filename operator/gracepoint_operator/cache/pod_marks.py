@@ -1,4 +1,4 @@
-"""Which marks of the catalogue concern which pods of a gang. Pure, but for what the index knows."""
+"""Which marks of the catalogue concern which pods of a gang. Reads the index; has no state."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Suspensions:
         self._index = index
         self._first_seen = first_seen
         self._place = place
-        self._explained: dict[str, float] = {}  # mark -> since when it is there. One that comes again is another one
+        self._explained: dict[str, float] = {}  # mark -> since when it exists; a later time is another suspension
 
     def queue_entries(self, workload_uid: str) -> list[Key]:
         """Namespaces and names of Kueue's Workloads that belong to a workload."""
@@ -52,7 +52,7 @@ class Suspensions:
         return [(namespace, name) for _, namespace, name in found if namespace == workload.namespace]
 
     def of(self, workload_uid: str) -> dict[str, float]:
-        """The suspensions that are seen on a workload and its Jobs: their marks, and since when."""
+        """The suspensions on a workload and its Jobs: when each mark was first seen, in seconds since the epoch."""
         uids = [workload_uid, *(job.uid for job in self._objects.jobs_of(workload_uid))]
         marks = {mark.id for mark in self._index.on(uids) if is_suspension(mark)}
         return {mark: at for mark, at in self._first_seen.since(uids).items() if mark in marks}
@@ -62,11 +62,11 @@ class Suspensions:
         self._explained.update(marks)
 
     def unexplained(self, workload_uid: str, since: Mapping[str, float]) -> frozenset[str]:
-        """The suspensions after which Kueue's Workload was not read. None for a workload that Kueue does not manage.
+        """The suspensions after which Kueue's Workload was not read. Empty if Kueue does not manage the workload.
 
         Args:
             workload_uid: UID of the workload.
-            since: Since when the marks are there that concern it.
+            since: When each mark that concerns the workload was first seen, in seconds since the epoch.
         """
         found = self.of(workload_uid)
         if not found or not self.queue_entries(workload_uid):

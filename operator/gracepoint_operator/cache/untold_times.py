@@ -1,4 +1,4 @@
-"""Which marks tell no time of their own, and since when they were seen. Reads the cache's parts; has no state."""
+"""Which marks tell no time of their own, and when they were first seen. Reads the cache's parts; has no state."""
 
 from __future__ import annotations
 

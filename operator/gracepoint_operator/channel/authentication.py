@@ -100,7 +100,7 @@ class Authenticator:
             raise RequestRefused(
                 401, AuthenticationFailure.NO_TOKEN, "expected the header Authorization: Bearer <token>"
             )
-        self.living(pod_uid)
+        self.living(pod_uid)  # before the review, so that only running pods of workloads cause reviews
         identity = await self._review(token.strip(), pod_uid)
         if identity.pod_uid != pod_uid:
             raise RequestRefused(
@@ -108,7 +108,7 @@ class Authenticator:
                 AuthenticationFailure.OTHER_POD,
                 f"pod_uid: found {pod_uid!r}, expected {identity.pod_uid!r}, to which the token is bound",
             )
-        pod = self.living(pod_uid)
+        pod = self.living(pod_uid)  # again: the pod may have ended during the review
         if pod.namespace != identity.namespace:
             raise _unknown_pod(pod_uid, f"one in {identity.namespace!r}, as the token says")
         return pod

@@ -22,7 +22,7 @@ from gracepoint_operator.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: At most so many hints in one frame. More hints of the same moment would add no information.
+#: At most this number of hints is in one frame. More hints of the same moment would add no information.
 _MOST = 64
 
 

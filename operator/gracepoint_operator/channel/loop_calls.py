@@ -41,11 +41,12 @@ class LoopCalls:
 
         Args:
             call: What to run.
-            after_s: The call may wait so many seconds, for others to come. It runs earlier if one comes that does not
+            after_s: The call may wait this many seconds, for others to come. It runs earlier if one comes that does not
                 wait. Two threads that are busy at once take turns for the interpreter, so what is urgent in the
                 posting thread is done sooner if the other thread sleeps meanwhile.
         """
-        # In this order: the loop looks at the calls after it has taken back that it is awake.
+        # Append first, then read the flags. ``_run`` clears the flags before it takes calls from the queue. So if a
+        # flag is still set here, a run that will see this call is yet to come.
         self._calls.append(call)
         if self._is_awake or (after_s and self._is_due):
             return

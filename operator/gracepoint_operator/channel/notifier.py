@@ -31,11 +31,11 @@ from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 
 log = logging.getLogger(__name__)
 
-#: At most so many retractions are sent to a process that reconnects. It cannot have missed more.
+#: At most this number of retractions is sent to a process that reconnects. It cannot have missed more.
 _RETRACTIONS = 8
 #: After this number of subscribers the loop does other work: these take about 5 ms of CPU.
 _AT_ONCE = 512
-#: The record of a new preemption is written after so many seconds for each pod that is told: about as long as the
+#: The record of a new preemption is written after this many seconds for each pod that is told: about as long as the
 #: channel's thread needs. Requests and the events that they cause would take turns with it for the interpreter, and
 #: half of a gang of a thousand would be told 0.04 s later (``python -m benchmarks.notice``).
 _RECORDED_AFTER_S, _MOST_RECORDED_AFTER_S = 0.0003, 0.5

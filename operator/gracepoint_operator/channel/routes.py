@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 10.0
-#: What is kept of frames that were written may wait so long, so that the rest of the gang is told first.
+#: To record that a frame was written may wait this number of seconds, so that the rest of the gang is told first.
 _KEEP_WITHIN_S = 0.05
 #: Enough for a report that names 30,000 processes. The body is read before the caller is known.
 _LARGEST_MESSAGE_BYTES = 256 * 1024

@@ -97,7 +97,7 @@ class Subscriber:
 
     async def next(self) -> Outgoing | None:
         """Waits for a frame without a timeout. Returns None once the subscriber is closed."""
-        # It is set before the queue is read, so that a frame which is added after the read wakes the loop.
+        # ``_calls`` is set before the queue is read, so that a frame which is added after the read wakes the loop.
         self._calls = self._calls or LoopCalls(asyncio.get_running_loop())
         while True:
             self._news.clear()
@@ -207,7 +207,7 @@ class Subscribers:
         the pod, unless another session of the pod is connected here: then two processes of the pod run. One that was
         connected here and left does not count. Its containers may have been started again in their pod.
 
-        A report stops no other session, as a subscription does: it may be late, and of a session before.
+        Unlike a subscription, a report stops no other session, because it may be late and of an earlier session.
         """
         alone = pod_uid not in self._by_pod or self.is_connected(pod_uid, session)
         return alone and not self.is_stopped(pod_uid, session)

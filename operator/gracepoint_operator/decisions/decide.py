@@ -124,7 +124,7 @@ def decide(
         elif _gives_way(gang, latest, believed(gang, joined), now):
             started = _started(gang, joined, now, holds_back)
             if _begins(started):
-                message = "a disruption came by which the gang has to leave"
+                message = "a disruption came that makes the gang leave"
                 ending = End(latest, Phase.RETRACTED, EndReason.GAVE_WAY, message)
         decisions += [ending] if ending is not None else _moved(latest, joined)
     else:
@@ -254,7 +254,7 @@ def _ending(gang: GangSnapshot, current: PreemptionRecord, now: float, *, outliv
         message = f"the signal went away: {current.spec.signal}"
         return End(current, Phase.RETRACTED, EndReason.SIGNAL_WENT_AWAY, message)
     if outlived:
-        message = "its pods were replaced before anybody said how it ended"
+        message = "its pods were replaced before an end was reported"
         return End(current, Phase.EXPIRED, EndReason.PODS_REPLACED, message)
     return _expired(current) if _is_late(current, now) else None
 
@@ -264,7 +264,7 @@ def _is_late(epoch: PreemptionRecord, now: float) -> bool:
 
 
 def _expired(epoch: PreemptionRecord) -> End:
-    message = "the deadline passed and nobody said how it ended"
+    message = "the deadline passed, and no end was reported"
     if epoch.spec.mode is Mode.OBSERVE:
         message = "the deadline passed; observed only, nobody was told"
     return End(epoch, Phase.EXPIRED, EndReason.DEADLINE_PASSED, message)

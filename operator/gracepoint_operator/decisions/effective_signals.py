@@ -2,16 +2,16 @@
 
 The rules:
 
-* **Which pods**: live pods of the workload's current attempt that carry the policy's label, whose Job
-  and workload are neither finished nor deleted, while no pod of the gang has ended. A gang in
-  which a process has ended cannot agree on anything any more: what follows is its own clean-up.
+* **Which pods**: live pods of the workload's current attempt that carry the policy's label, whose Job and workload are
+  neither finished nor deleted, while no pod of the gang has ended. A gang in which a process has ended cannot agree on
+  anything any more: what follows is its own clean-up.
 * **Which signals**: kinds that the policy names and that are more certain than a hint. A signal on another object than
   the pod, such as its node, does not count if it existed when the pod was bound: the scheduler chose that node all the
   same, and would again. A signal further ahead than ``signals.HORIZON_S`` does not count, unless it is a request. A
   time limit always exists before; it counts when the whole gang runs, unless it was over when the pod was bound.
-* **Deleted pods are checked**: a workload's restart, its end and its deletion look like that too, and watches
-  of different kinds are not in order with one another. It is believed after a fresh look. So is the suspension of a
-  workload that Kueue manages: Kueue's own Workload says why.
+* **Deletions of pods are checked**: pods are also deleted when a workload restarts, ends or is deleted, and watches of
+  different kinds are not in order with one another. So a deletion is believed only after a fresh look (``FreshLooks``).
+  The suspension of a workload that Kueue manages is checked in the same way, because Kueue's own Workload says why.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """When time alone may change what is decided about a workload. Pure.
 
-A decision follows from the objects and the time (``decide``). Objects bring events. What changes without an event:
+A decision follows from the objects and the time (``decide``). A change of an object is an event. These changes come
+without an event:
 
 * an epoch under way expires some time after its deadline;
 * a signal that is too far ahead comes nearer than the horizon;

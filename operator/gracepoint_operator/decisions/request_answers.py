@@ -65,7 +65,7 @@ def _status(gang: GangSnapshot, request: RequestRecord) -> RequestStatus | None:
         message = epoch.status.message if epoch.phase.ended else f"the Preemption {epoch.name} is about it"
         return RequestStatus(phase=phase, message=message, preemption=epoch.name)
     if request.spec.retracted:
-        return RequestStatus(phase=RequestPhase.RETRACTED, message="it was taken back before anybody was told")
+        return RequestStatus(phase=RequestPhase.RETRACTED, message="it was withdrawn before a notice was sent")
     reason = _why_not(gang, request)
     return None if reason is None else _superseded(reason)
 
@@ -77,13 +77,13 @@ def _why_not(gang: GangSnapshot, request: RequestRecord) -> str | None:
         found, expected = request.spec.workload.uid, gang.workload_uid
         return f"spec.{WORKLOAD_FIELD}.uid: found {found!r}, expected {expected!r}, which the {kind} of that name has"
     if gang.policy is None:
-        return f"the CheckpointPolicy that the {kind} names is not there"
+        return f"the CheckpointPolicy that the {kind} names does not exist"
     policy = gang.policy.spec
     if not policy.counts(SignalKind.REQUEST):
-        return f"the signals of the CheckpointPolicy {gang.policy.name} leave Request out"
+        return f"spec.signals of the CheckpointPolicy {gang.policy.name} does not contain Request"
     drill = request.is_drill(policy.mode)
     if drill and policy.mode is Mode.OBSERVE:
-        return f"the CheckpointPolicy {gang.policy.name} is of mode Observe: nobody is told, so nothing is rehearsed"
+        return f"the CheckpointPolicy {gang.policy.name} has mode Observe: no notice is sent, so nothing is rehearsed"
     return _why_not_now(gang, request) or (_under_way(gang.epochs) if drill else None)
 
 

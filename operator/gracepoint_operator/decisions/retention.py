@@ -3,8 +3,8 @@
 Records and requests that have ended are kept for some time, and only a limited number for one workload name. A request
 is deleted with its record. Preemptions that are under way are kept, and those that the operator still needs:
 
-* of each workload that exists the highest record, from which the number of the next one follows, and the highest one
-  that was no rehearsal, which says to which signals the gang has answered;
+* for each workload that exists, the record with the highest number, from which the next number follows, and the highest
+  one that was no rehearsal, which says to which signals the gang has answered;
 * those that ended recently: the gang may still report, or the exit breaker of the policy counts them;
 * a record whose request does not have its final status yet.
 """
@@ -99,7 +99,7 @@ def due(
 
 
 def _decisive(epochs: Iterable[PreemptionRecord]) -> set[Key]:
-    """Of each workload the highest record, and the highest that was no rehearsal."""
+    """For each workload, the keys of its highest record and of its highest record that was no rehearsal."""
     highest: dict[tuple[str, str, bool], PreemptionRecord] = {}
     for epoch in sorted(epochs, key=lambda epoch: epoch.spec.epoch):
         highest[epoch.namespace, epoch.spec.workload.uid, False] = epoch
@@ -124,7 +124,7 @@ def _beyond(
 def _left_alone(
     requests: Iterable[RequestRecord], now: float, limits: Limits
 ) -> Iterator[tuple[RequestRecord, DeletionReason]]:
-    """Yields such requests that have no known record. Their age counts from their creation: they are answered soon."""
+    """Yields the requests beyond the limits, oldest first. Their age counts from creation: they are answered soon."""
     by_name: _ByName[RequestRecord] = collections.defaultdict(list)
     for request in requests:
         if request.has_ended:

@@ -1,8 +1,8 @@
 """Whether a gang has a checkpoint that is young enough for a voluntary disruption. Pure.
 
-What a disruption costs a gang is what it has trained since its newest checkpoint, or since it was restored: right after
-that nothing can be lost, however old the checkpoint is. A gang of whose processes none tells of its times is not
-protected: nobody would say when that is to end.
+A disruption costs a gang what it has trained since its newest checkpoint, or since it was restored: right after a
+restore nothing can be lost, however old the checkpoint is. A gang is not protected if none of its processes reports its
+times, because then no report would end the protection.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Exposure:
 
     Attributes:
         protect: Whether the gang is to be protected from voluntary disruptions now.
-        until_ms: When it has to be protected if no other checkpoint comes. None if it is protected already, or if only
-            an event changes that.
+        until_ms: When the protection has to begin if no newer checkpoint comes. None if the gang is protected already,
+            or if only an event can change that.
     """
 
     protect: bool

@@ -9,9 +9,9 @@ from gracepoint_operator.goodput.news import Tiding
 
 
 def joined(life: Life, told: Tiding) -> Life:
-    """Returns the life with what its process says. What is known already stays, but for what adds up.
+    """Returns the life with what its process says. What is known already stays, except for sums such as ``saves``.
 
-    Messages take different times to arrive. So all of a process's times count from the one that took least.
+    Messages take different times to arrive. So all times of a process are placed by the message that took least time.
     """
     before = told.attached_ms if life.attached_ms is None else life.attached_ms
     attached = min(before, told.attached_ms)
@@ -21,7 +21,7 @@ def joined(life: Life, told: Tiding) -> Life:
         first_step = life.first_step
     goes_on = any(life.goes_on(mark, told.saving_ms) for mark in told.marks)
     started = life.started_ms
-    if told.started_ms is not None:  # better than what kubelets write, in whole seconds
+    if told.started_ms is not None:  # better than the time that kubelets write, in whole seconds
         started = max(life.created_ms, told.started_ms - late)
     elif started is not None and started == life.attached_ms:  # no more was known of it
         started = attached

@@ -11,15 +11,16 @@ from collections.abc import Iterable
 
 from gracepoint_operator.goodput.categories import Category, Spent
 
-#: At most so many marks are kept: a restart restores one of the newest checkpoints.
+#: At most this number of marks is kept: a restart restores one of the newest checkpoints.
 MARKS = 8
 #: Less than this is not lost: all times are rounded.
 _LEAST_MS = 10
-#: When a process ended is known to about so much, and when it said that it left to some milliseconds.
+#: The time at which a process ended is known to within about this. The time at which it says that it left is known to
+#: within some milliseconds.
 _END_MS = 1000
-#: Processes that say they leave have ended after so long at most, or are ended.
+#: A process that says that it leaves ends within this time, or is killed.
 _LEAVES_MS = 10_000
-#: Fewer saves do not tell how often it saves.
+#: From fewer saves, the time between two of them cannot be told.
 _FEW_SAVES = 2
 
 
@@ -146,7 +147,7 @@ class Life:
         return spent
 
     def unseen_end_ms(self, next_ms: int) -> int:
-        """Guesses when it was gone if nobody saw one of its processes end. ``next_ms``: the next pods were created.
+        """Guesses when it was gone if nobody saw its processes end. ``next_ms``: when the next pods were created.
 
         If it is known when they stopped to train, they have not taken long to end.
         """

@@ -45,7 +45,7 @@ class Sighting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Halt:
-    """What any process of a life says whose training stalls.
+    """What a process says when its training stalls. Any process of a life may say it.
 
     Attributes:
         attempt: Number of the workload's restarts when its pod was made.
@@ -67,8 +67,8 @@ class Tiding:
         attempt: Number of the workload's restarts when its pod was made.
         created_ms: When its pod was created.
         attached_ms: When it began to join the others.
-        joined_ms: As in ``Life``; so are the rest.
         started_ms: When the last of the processes was started.
+        joined_ms: As in ``Life``. So are the fields that are not described here.
         of_former: True if a later start tells it. ``attempt`` and ``created_ms`` are those of that start then, and only
             the session says of which life it is.
     """

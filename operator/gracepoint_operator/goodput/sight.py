@@ -22,12 +22,12 @@ from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 
 _SECOND_MS = 1000
-#: A kubelet looks at its containers so often, and has written what it found after about so long.
+#: How often a kubelet looks at its containers, and how long it takes about to write what it has found.
 _LOOKS_MS = 1000
 _WRITES_MS = 80
 #: See ``look``. Watches of one replica are rarely further apart.
 _DOUBT_MS = 10_000
-#: A node that this replica has never seen is lost if it does not show for so long. The watch of nodes may be behind.
+#: A node that this replica has never seen counts as lost after this time. The watch of nodes may be behind until then.
 _UNSEEN_MS = 30_000
 
 

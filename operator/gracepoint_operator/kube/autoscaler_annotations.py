@@ -15,14 +15,14 @@ PROTECTING = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 }
-#: Says which of them the operator has set, with commas.
+#: Its value lists those that the operator has set, separated by commas.
 SET_BY_US = f"{GROUP}/protected-by"
 #: All that is read of a pod's annotations.
 READ = (*PROTECTING, SET_BY_US)
 
 
 def changes(present: Mapping[str, str], *, protect: bool) -> dict[str, str | None]:
-    """Returns the annotations that have to change. None as a value: it is removed. Empty if nothing has to.
+    """Returns the annotations that have to change. A value of None removes the annotation. Empty if nothing has to.
 
     Args:
         present: Those of ``READ`` that the pod has.

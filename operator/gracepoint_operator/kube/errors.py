@@ -1,4 +1,4 @@
-"""The errors of requests to the API server, and the answers that are none.
+"""The errors of requests to the API server, and how its answers are decoded.
 
 KubeError
 ├── NotFound        404: the object, or its whole kind, does not exist
@@ -94,7 +94,7 @@ _VERSIONS = pydantic_core.SchemaValidator(
 
 
 def decoded_versions(data: bytes) -> Any:
-    """Decodes a list, of each object only UID and version. It takes a fifth of the time of ``decoded``.
+    """Decodes a list. Of each object only UID and version are kept. It takes a fifth of the time of ``decoded``.
 
     Raises:
         ValueError: It is no JSON.

@@ -66,7 +66,7 @@ NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims")
 KUEUE_WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
 #: Evictions that responders take part in (KEP-4563). Served only if the cluster's gate EvictionRequestAPI is on.
 EVICTIONS = Kind("/apis/lifecycle.k8s.io/v1alpha1", "evictions")
-#: Dynamic resource allocation: which pods use which devices, and the taints of devices. Watched only if that is wanted.
+#: Dynamic resource allocation: which pods use which devices, and the taints of devices. Watched only if configured.
 RESOURCE_CLAIMS = Kind("/apis/resource.k8s.io/v1", "resourceclaims")
 RESOURCE_SLICES = Kind("/apis/resource.k8s.io/v1", "resourceslices")
 DEVICE_TAINT_RULES = Kind("/apis/resource.k8s.io/v1", "devicetaintrules")

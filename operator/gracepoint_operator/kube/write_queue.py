@@ -7,7 +7,7 @@ until it succeeds. It ends when there is nothing more to write. A write that the
 and less often, because a quota, a policy or a role may be corrected. ``close`` gives marked keys a bounded time to be
 written, then cancels the tasks.
 
-All tasks run on the core's event loop; there are no locks.
+All tasks run on the controller's event loop; there are no locks.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
 _REFUSED_AGAIN_AT_MOST_S = 60.0
-#: After so many seconds without success the failure is logged and counted. Then the write is tried again, so that the
+#: After this many seconds without success the failure is logged and counted. Then the write is tried again, so that the
 #: newest state is not lost.
 _SAY_AFTER_S = 120.0
 _chance = random.Random()
 
 
 class _Undecided(Enum):
-    """Nobody said whether the API server accepts the object."""
+    """It is not known whether the API server accepts the object."""
 
     UNDECIDED = "undecided"
 
@@ -81,7 +81,7 @@ class WriteQueue:
         Args:
             key: The key.
             urgent: True if a pause of the key ends at once.
-            after_s: If the key has no pause now, one of so many seconds comes before the write.
+            after_s: If the key is not paused now, the write waits this number of seconds first.
         """
         self._marked.add(key)
         if key not in self._tasks:
@@ -118,6 +118,7 @@ class WriteQueue:
             if after_s:
                 await self._pause(key, after_s)
             while key in self._marked:
+                # Before the attempt: a touch during it marks the key again, and so causes another write.
                 self._marked.discard(key)
                 self._urgent[key].clear()
                 awaited = self._awaited.pop(key, [])

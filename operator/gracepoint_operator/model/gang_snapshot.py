@@ -37,8 +37,8 @@ class GangSnapshot:
         since: When each mark was first seen, in seconds since the epoch.
         bound_at: When each pod was first seen bound, by UID.
         checked: UIDs of deleted pods whose Job and workload were read again after the deletion.
-        evictions: The Evictions in which it is the operator's turn, by the UID of the pod.
-        unexplained: Marks of suspensions after which Kueue's Workload has to be read, which says why.
+        evictions: The Evictions that are signals (``EvictionAsked.lasts``), by the UID of the pod.
+        unexplained: Marks of suspensions after which Kueue's Workload was not read yet, which says the reason.
     """
 
     workload_uid: str

@@ -50,5 +50,5 @@ def configure(log_format: str) -> None:
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each watch event
     # watch_state writes a line when a kind's watch fails, and one when it works again; kopf one for each attempt.
     logging.getLogger("kopf._cogs.clients.watching").setLevel(logging.CRITICAL)
-    # It warns that it takes no signals, as it does not run on the main thread.
+    # kopf warns that it handles no SIGTERM or SIGINT, because it does not run on the main thread.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

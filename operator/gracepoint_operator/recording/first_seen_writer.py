@@ -77,7 +77,7 @@ class FirstSeenWriter:
         try:
             body = await self._api.get(kinds.CONFIG_MAPS, *self._place)
         except (client.NotFound, client.Refused) as error:
-            log.error("since when signs are there is not kept", extra=about(error=str(error)))
+            log.error("the times at which signs were first seen are not kept", extra=about(error=str(error)))
             return
         found = body.get("data") or {}
         seen = {key: at for key, text in found.items() if (at := _seconds(text)) is not None}
@@ -100,7 +100,7 @@ class FirstSeenWriter:
 
     async def _write(self, place: Key) -> None:
         wanted = {digest(mark): since_at for mark, since_at in self._cache.untold_since().items()}
-        # A mark that is there again is another one, and its entry has the time of the earlier one.
+        # A mark that went away and came again is another one. Its entry still has the time of the earlier one.
         changes: dict[str, str | None] = {
             key: f"{at:.3f}" for key, at in wanted.items() if key not in self._kept or _is_later(at, self._kept[key])
         }

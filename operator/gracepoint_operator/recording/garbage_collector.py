@@ -1,10 +1,10 @@
 """Deletes the Preemptions that ``retention`` selects.
 
 One task on the controller's event loop runs every ``PASS_S`` and deletes a limited number, one after the other. A
-thread selects them, and ends with the selection. The task reads each again before, and deletes only the version that it
-read. Both replicas do so; the second one finds that the
-object does not exist. What is not deleted in one pass is deleted in the next. If the API server refuses a deletion,
-the object is not tried again for ``AGAIN_S``, so that it delays nothing else. The task ends when it is cancelled.
+thread selects them, and ends with the selection. Before a deletion, the task reads the object again. It deletes only
+the version that it read. Both replicas do so; the second one finds that the object does not exist. What is not deleted
+in one pass is deleted in the next. If a deletion fails, the object is not tried again for ``AGAIN_S``, so that it
+delays nothing else. The task ends when it is cancelled.
 """
 
 from __future__ import annotations

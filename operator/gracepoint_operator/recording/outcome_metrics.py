@@ -25,7 +25,7 @@ PARTS = {
 
 
 def begin(metrics: Metrics) -> None:
-    """Shows the ends that an alert is about as 0. Prometheus sees no increase in a series that begins with 1."""
+    """Shows the phases that alerts use as 0. Prometheus sees no increase in a series that begins with 1."""
     for cause in (*signals.Cause, REQUESTED):
         for phase in (Phase.EXPIRED, Phase.FAILED):
             metrics.phases.labels(phase=phase, cause=cause)
@@ -64,8 +64,11 @@ def count_receipts(metrics: Metrics, before: PreemptionRecord, after: Preemption
 
 
 def _was_false_alarm(epoch: PreemptionRecord, *, pods_live: bool) -> bool:
-    """True if what the signals announced did not happen. A drill announces nothing. A drill that was replaced by a
-    disruption, or whose workload ended first, was none."""
+    """True if what the signals announced did not happen.
+
+    A requested drill announces nothing. A preemption that gave way to another one, or whose workload was deleted or
+    finished first, was no false alarm.
+    """
     if epoch.is_rehearsal:
         return False
     return epoch.end_reason == EndReason.SIGNAL_WENT_AWAY or (epoch.phase is Phase.EXPIRED and pods_live)

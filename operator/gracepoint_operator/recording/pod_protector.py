@@ -1,12 +1,12 @@
 """Protects pods from autoscalers while the newest checkpoint of their gang is too old (``voluntaryDisruption``).
 
 Runs as tasks of a write queue on the controller's event loop. ``protect`` is called with each gang that is decided
-about. What it decides by is in the policy's status, so both replicas decide the same. A pod is written only if its
+about. It decides by what the policy's status says, so both replicas decide the same. A pod is written only if its
 annotations have to change:
 
-* when a gang starts, at most twice for each pod: to protect it once a process tells of its times, and to end that once
-  the state is restored. Not at all if the first that is told comes after the restore;
-* twice for each checkpoint that comes late, and not at all while they come in time.
+* when a gang starts, at most twice for each pod: to protect it once a process reports its times, and to end that once
+  the state is restored. If the first report comes after the restore, nothing is written;
+* twice for each checkpoint that comes late. While checkpoints come in time, nothing is written.
 
 Both replicas may write the same. Each takes the pods of a gang in an order of its own, and leaves out those on which
 the watch shows the other replica's annotations by then. At most ``_AT_ONCE`` writes are under way: those of a large

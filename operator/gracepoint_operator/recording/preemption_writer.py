@@ -108,7 +108,7 @@ class PreemptionWriter:
         await self._write_queue.close(timeout_s)
 
     def _refused(self, key: Key, why: str | None) -> None:
-        """Notes why a preemption could not be written. None: nothing is missing in the API."""
+        """Notes why the API server refuses to write a preemption. None: it is not refused any more."""
         epoch = self._cache.preemptions.epochs.get(key)
         if why is None:
             policy = self._unrecorded.pop(key, None)

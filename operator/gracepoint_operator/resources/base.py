@@ -1,6 +1,6 @@
 """What the models of both resources share: their base class, bounded types and the CEL helper.
 
-The CRDs are generated from the models (``crds.py``). Every string and list has a bound: the API server refuses a CRD
+The CRDs are generated from the models (``crds``). Every string and list has a bound: the API server refuses a CRD
 whose CEL rules could cost too much, and it computes the cost from the bounds.
 """
 
@@ -47,7 +47,7 @@ def list_map(key: str) -> dict[str, Any]:
 
 
 def _of_64_bits(value: int) -> int:
-    """Pods report figures; the API server would refuse a record with a larger one for ever."""
+    """Refuses larger numbers. Pods report figures, and the API server would refuse a record with such a one forever."""
     if value >= 2**63:
         raise ValueError("expected a number of 64 bits, found a larger one")
     return value
@@ -115,8 +115,8 @@ class OfWorkload(Model):
 
     @staticmethod
     def named(kind: str) -> Literal["Job"] | None:
-        """Returns the value of the field for a kind. None for JobSet: records of before never had the field, and the
-        API server refuses to add it to them."""
+        """Returns the value of the field for a kind. None for JobSet: older records do not have the field, and the API
+        server refuses to add it to them."""
         return "Job" if kind == "Job" else None
 
 
@@ -160,7 +160,7 @@ class Resource(Model):
     #: fields, the value counts as absent.
     in_place_of_unknown: ClassVar[Mapping[tuple[str, ...], str]] = {}
 
-    #: The parts in which that is done; in the others it is an error.
+    #: The parts in which unknown fields and values are passed over. In other parts they are an error.
     passes_over: ClassVar[frozenset[str]] = frozenset({"spec", "status"})
 
     _unknown: tuple[str, ...] = PrivateAttr(default=())

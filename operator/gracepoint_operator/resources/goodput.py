@@ -35,7 +35,7 @@ class SecondsByCategory(Model):
     image: Seconds | None = None
     """All pods are bound, and some containers do not run yet: images, volumes, init containers."""
     join: Seconds | None = None
-    """All containers run, and the processes have not all joined: imports, and meeting."""
+    """All containers run, and the processes have not all joined: imports, and joining each other."""
     restore: Seconds | None = None
     """The processes have joined, and the state is not restored."""
     compile: Seconds | None = None
@@ -87,7 +87,7 @@ class GangLife(Model):
     stalled: Time | None = None
     """When the last step was passed, if no process has passed one for long."""
     broke: Time | None = None
-    """When the first process ended."""
+    """When the first process ended, or when its node was deleted."""
     gone: Time | None = None
     """When the last process had ended."""
     saving_seconds: Seconds | None = None
@@ -110,8 +110,8 @@ class SaveSuggestion(Model):
     seconds_between_disruptions: Seconds
     """Mean number of seconds for which processes run between two disruptions."""
     seconds_between_losses: Seconds
-    """The same between two disruptions after which steps have to be computed again. Estimated: with k such ones of n
-    disruptions, the next one is such a one with the probability (k + 1) / (n + 2)."""
+    """The same between two disruptions after which steps have to be computed again. Estimated: if k of n disruptions
+    lost steps, the next one does so with the probability (k + 1) / (n + 2)."""
     every_seconds: Seconds
     """Seconds between two periodic saves at which saving and recomputation together take the least time."""
 
@@ -134,7 +134,7 @@ class WorkloadGoodput(OfWorkload):
     disruptions: Count = 0
     """How often the gang ended while the JobSet went on."""
     losses: Count = 0
-    """After how many of these disruptions steps had to be computed again, as far as that is known."""
+    """Number of these disruptions after which steps had to be computed again, as far as that is known."""
     suggestion: SaveSuggestion | None = None
     """How often to save. Absent before the first periodic save, and before the first disruption."""
     settled_seconds: SecondsByCategory | None = None

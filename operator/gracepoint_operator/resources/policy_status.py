@@ -98,9 +98,9 @@ class CheckpointPolicyStatus(Model):
     pods, from the newest reports of the JobSets; Unknown until one has reported. Injected: the webhook changed every
     JobSet when it was created, so that its pods can get notices. Recorded: the API server accepts the Preemptions;
     False with its message if a quota or an admission policy refuses them, and gangs get notices all the same.
-    Connected: every running pod of the JobSets is connected to the operator; False if a pod is not for three minutes.
-    Progressing: False while the processes of a JobSet make no progress; its message names the process that holds up the
-    others. Absent: no JobSet has stalled. Stalled: True while the policy cannot be read."""
+    Connected: every running pod of the JobSets is connected to the operator; False if a pod has not been connected for
+    three minutes. Progressing: False while the processes of a JobSet make no progress; its message names the process
+    that holds up the others. Absent: no JobSet has stalled. Stalled: True while the policy cannot be read."""
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """The newest predictions, at most 50. FitsGrace is computed from them."""
     goodput: Annotated[list[WorkloadGoodput], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None

@@ -61,7 +61,7 @@ class RequestReference(Model):
 class PreemptionSpec(Model):
     """Written by the operator replica that sees the signal first, and read by all replicas.
 
-    Signals that join later may move ``signal``, ``confidence``, ``cancelable``, ``nodes``, ``pods``, ``deadline``,
+    Signals that join later may change ``signal``, ``confidence``, ``cancelable``, ``nodes``, ``pods``, ``deadline``,
     ``evictionAttemptedAt``, ``requests`` and ``moves``. The other fields never change.
 
     A Preemption without ``epoch`` is a request by a user or a controller. It has ``jobSet`` (by name), ``deadline``
@@ -82,8 +82,8 @@ class PreemptionSpec(Model):
     cause: Annotated[LabelName, Field(json_schema_extra=IMMUTABLE)]
     """Cause of the first signal in one word, for example SpotTermination or Drain."""
     signal: Annotated[str, Field(min_length=1, max_length=512)]
-    """Description of the signal. If there are several, the one that sets the deadline, without those that follow from
-    another one, as the deletion of pods follows from a suspension."""
+    """Description of the signal that sets the deadline. Signals that follow from another one are left out, for example
+    the deletion of pods that follows from a suspension."""
     confidence: Confidence
     """How certain it is that pods will be killed."""
     cancelable: bool
@@ -225,7 +225,7 @@ class PreemptionStatus(Model):
 #: Fields, by their JSON names, that only a record has; and all fields that a record must have.
 RECORD_ONLY = ("signal", "confidence", "cancelable", "observedAt", "policy")
 _RECORD = (*RECORD_ONLY, "cause", "mode", "deadline", "jobSet.uid")
-#: A rule that a field is immutable does not see that it comes or goes.
+#: Fields that must not be added or removed later. The rule that a field is immutable does not cover this.
 _STAYS = ("epoch", "restartAttempt", "newestPodAt", "cause", "mode", "exits")
 _KIND_MESSAGE = (
     "expected a request (jobSet, deadline or deadlineSeconds, cause, mode, retracted), or a record, which the operator "

@@ -3,9 +3,9 @@
 * ``rows``: what a row contains: how to recognise a signal, its cause, how certain it is, whether it may be taken back,
   and when the pod will be gone. ``catalogue`` has the built-in rows (``clouds``, ``jobs_and_nodes``), and ``own_rows``
   reads the rows of users;
-* ``reading``: which rows match an object of the API server (``Mark``);
+* ``matching``: which rows match an object of the API server (``Mark``). ``told_times`` reads the time that it names;
 * ``signal``: what the marks mean for a pod (``Signal``);
-* ``page``: the table in the docs.
+* ``page``: the list in the docs.
 
 Rows of confidence "hint" tell a gang to prepare, and start no epoch.
 """

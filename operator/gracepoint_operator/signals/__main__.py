@@ -1,4 +1,4 @@
-"""``python -m gracepoint_operator.signals``: prints the catalogue's table, or renews it in a page."""
+"""``python -m gracepoint_operator.signals``: prints the catalogue's list, or renews it in a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gracepoint_operator.signals import page
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gracepoint_operator.signals", description=__doc__)
-    parser.add_argument("--write", metavar="PAGE", type=Path, help="the page to write the table into")
+    parser.add_argument("--write", metavar="PAGE", type=Path, help="the page to write the list into")
     path = parser.parse_args().write
     if path is None:
         print(page.listing(), end="")

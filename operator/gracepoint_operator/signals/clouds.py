@@ -34,8 +34,8 @@ _GKE = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=GKE_SPOT_GRACE_S),
-        about="The machine is being ended. Spot nodes get 30 s in all; the kubelet leaves user pods 15 s of them by "
-        "default; a longer grace period is cut to that (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).",
+        about="The machine is being ended. Spot nodes get 30 s in all, of which the kubelet leaves user pods 15 s by "
+        "default. A longer grace period is cut to that (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).",
     ),
     Row(
         name="gke-maintenance-window-started",
@@ -45,7 +45,7 @@ _GKE = (
         confidence=SURE,
         cancelable=False,
         deadline=after(720.0),
-        about="Nodes with GPUs or TPUs become NotReady 12 to 41 minutes later; the earliest counts.",
+        about="Nodes with GPUs or TPUs become NotReady 12 to 41 minutes later; the 12 minutes count.",
     ),
     Row(
         name="gke-active-maintenance",
@@ -80,8 +80,8 @@ _GKE = (
                 json_fields=["windowStartTime", "startTimeWindow.earliest"],
             )
         ),
-        about="Minutes to hours ahead: JSON with the window in which the maintenance may start, of which the beginning "
-        "counts.",
+        about="Minutes to hours ahead: JSON with the window in which the maintenance may start. The beginning of the "
+        "window counts.",
     ),
 )
 
@@ -134,8 +134,8 @@ _KARPENTER = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(row="karpenter-termination-time"),
-        about="The node is being drained: until the NodeClaim's termination time, where one is set; pods that are "
-        "evicted before that are told so by their eviction (karpenter.sh/docs/concepts/disruption).",
+        about="The node is being drained, until the NodeClaim's termination time if one is set. A pod may be evicted "
+        "before that; its eviction is then the earlier signal (karpenter.sh/docs/concepts/disruption).",
     ),
     Row(
         name="karpenter-termination-time",
@@ -160,7 +160,8 @@ _KARPENTER = (
         cancelable=False,
         deadline=DeadlineRule(time=Time(format=TimeFormat.DURATION, since="metadata.creationTimestamp")),
         limit=True,
-        about="The node is so old that it is drained; known from its start. Never: no signal.",
+        about="The node reaches the age at which it is drained, which is known from its start. The value Never is no "
+        "signal.",
     ),
 )
 
@@ -183,7 +184,7 @@ _AUTOSCALER = (
         cause=Cause.SCALE_DOWN,
         confidence=HINT,
         cancelable=True,
-        about="The node is not needed; it is removed if that lasts.",
+        about="The node is not needed, and is removed if it stays so.",
     ),
 )
 

@@ -31,7 +31,7 @@ _NODES = (
         cancelable=False,
         deadline=after(0.0),
         tolerable=True,
-        about="An administrator says that the machine is gone; nobody grants a grace period there.",
+        about="An administrator says that the machine is gone, so its pods get no grace period.",
     ),
     Row(
         name="node-not-ready",
@@ -42,7 +42,7 @@ _NODES = (
         cancelable=True,
         deadline=after(0.0, tolerated=True),
         tolerable=True,
-        about="Deleted after the seconds that the pod tolerates it, 300 by default.",
+        about="The pod is deleted after the seconds for which it tolerates the taint, 300 by default.",
     ),
     Row(
         name="node-unreachable",
@@ -53,7 +53,7 @@ _NODES = (
         cancelable=True,
         deadline=after(0.0, tolerated=True),
         tolerable=True,
-        about="Deleted after the seconds that the pod tolerates it, 300 by default.",
+        about="The pod is deleted after the seconds for which it tolerates the taint, 300 by default.",
     ),
     Row(
         name="node-shutdown",
@@ -64,8 +64,8 @@ _NODES = (
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
         about="Graceful node shutdown: the machine goes down, and pods get their grace period, at most the kubelet's "
-        "shutdownGracePeriod, which the API does not tell. What the example of 30 s, 10 s of them for critical pods, "
-        "leaves the others is assumed (kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
+        "shutdownGracePeriod, which the API does not tell. The example of Kubernetes is assumed: 30 s, of which the "
+        "last 10 s are for critical pods (kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
     ),
     Row(
         name="node-cordoned",
@@ -85,8 +85,8 @@ _NODES = (
         cancelable=True,
         deadline=DeadlineRule(tolerated=True),
         tolerable=True,
-        about="The pod is deleted once its tolerationSeconds are over, at once without, and then has its grace period "
-        "(kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
+        about="The pod is deleted when its tolerationSeconds are over, or at once if it has none. It then has its "
+        "grace period (kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
     ),
 )
 
@@ -100,9 +100,9 @@ _DEVICES = (
         cancelable=True,
         deadline=DeadlineRule(tolerated=True),
         tolerable=True,
-        about="In a ResourceSlice, by the driver, or in a DeviceTaintRule, by an administrator. The pods that use the "
-        "device are deleted once the tolerationSeconds of their claim are over, at once without, and then have their "
-        "grace period. Watched with the chart's deviceTaints.enabled "
+        about="The driver writes it into a ResourceSlice, or an administrator into a DeviceTaintRule. The pods that "
+        "use the device are deleted when the tolerationSeconds of their claim are over, or at once if it has none. "
+        "They then have their grace period. Watched with the chart's deviceTaints.enabled "
         "(kubernetes.io/docs/concepts/resource-management/dynamic-resource-allocation/device-taints).",
     ),
 )
@@ -130,7 +130,7 @@ _PODS = (
         "Pressure on the node, a graceful node shutdown, or a critical pod that needs the place.",
     ),
     _pod_condition(
-        "pod-disrupted", "", Cause.POD_DELETION, "Any other reason, as JobSet's ExclusivePlacementViolation."
+        "pod-disrupted", "", Cause.POD_DELETION, "Any other reason, such as JobSet's ExclusivePlacementViolation."
     ),
     Row(
         name="pod-deleted",
@@ -190,7 +190,7 @@ _JOBS = (
         cancelable=False,
         deadline=DeadlineRule(time=Time(format=TimeFormat.SECONDS, since="status.startTime")),
         limit=True,
-        about="The Job's pods are deleted when its time is over; known from the start.",
+        about="The Job's pods are deleted when its time is over. The time is known from the start.",
     ),
     Row(
         name="kueue-time-limit",
@@ -210,7 +210,7 @@ _JOBS = (
             )
         ),
         limit=True,
-        about="The Workload is deactivated when it was admitted for so long, in all its admissions together.",
+        about="The Workload is deactivated when all its admissions together have lasted that long.",
     ),
 )
 

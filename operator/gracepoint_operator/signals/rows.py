@@ -56,11 +56,11 @@ class TaintMatch(Model):
     """A taint of the node, or of a device."""
 
     key: Key | None = None
-    """Absent: any key; only for an effect."""
+    """Key of the taint. Absent: any key; then effect is required."""
     value: str | None = None
-    """Absent: any value."""
+    """Value of the taint. Absent: any value."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Absent: any effect."""
+    """Effect of the taint. Absent: any effect."""
 
     @model_validator(mode="after")
     def _says_something(self) -> TaintMatch:
@@ -112,11 +112,11 @@ class ConditionMatch(Model):
 
 
 class FieldMatch(Model):
-    """A field of the object, as ``spec.unschedulable``."""
+    """A field of the object, for example ``spec.unschedulable``."""
 
     path: Path
     values: list[str] = Field(default=[], max_length=64)
-    """Values that match, as JSON writes them without quotes. Empty: any, but null."""
+    """Values that match, as JSON writes them without quotes. Empty: any value except null."""
 
     def matches(self, value: str | None) -> TypeGuard[str]:
         return value is not None and (not self.values or value in self.values)
@@ -126,7 +126,7 @@ class Match(Model):
     """What is looked for: one of ``taint``, ``label``, ``annotation``, ``condition`` and ``field``."""
 
     kind: On = On.NODE
-    """Of which kind of object."""
+    """Kind of the object."""
     taint: TaintMatch | None = None
     label: ValueMatch | None = None
     annotation: ValueMatch | None = None
@@ -146,7 +146,7 @@ class Match(Model):
 
     @property
     def feature(self) -> str:
-        """Which of them it is."""
+        """Which one is given: taint, label, annotation, condition or field."""
         (one,) = self._given()
         return one
 
@@ -170,13 +170,13 @@ class Time(Model):
 
     format: TimeFormat
     json_fields: list[str] = Field(default=[], max_length=16)
-    """For JSON: the fields that may hold it, dots between levels; the first that is there counts. Underscores and
-    capitals make no difference."""
+    """For JSON: paths of the fields that may hold the time, with dots between levels. The first that exists counts.
+    Underscores and capitals make no difference."""
     since: str = ""
-    """For Seconds and Duration: the object's field that holds the time they count from; conditions are named by
+    """For Seconds and Duration: path of the object's field with the time from which they count. Conditions are named by
     their type."""
     minus: list[str] = Field(default=[], max_length=16)
-    """For Seconds: the object's fields that may hold seconds that are used up already; the first that is there
+    """For Seconds: paths of the object's fields that may hold seconds that are used up already. The first that exists
     counts."""
 
     @model_validator(mode="after")
@@ -191,18 +191,20 @@ class Time(Model):
 class DeadlineRule(Model):
     """By when the pod will be gone.
 
-    The time that the object tells, where it tells one that is not past; else so long after the signal began.
+    This is the time that the object tells. If it tells none, or one before the signal began, the deadline is the sum of
+    the seconds below after the beginning of the signal.
     """
 
     time: Time | None = None
+    """How the object tells the time. Absent: it tells none."""
     row: str = ""
-    """Name of the row whose time counts, where that one matched for the same pod."""
+    """Name of another row. If that row matches for the same pod, its time counts. Empty: none."""
     after_seconds: Seconds | None = None
     """Seconds after the signal began. Absent: the pod's grace period."""
     grace_cap_seconds: Seconds | None = None
-    """The grace period is cut to so many seconds."""
+    """Seconds to which the pod's grace period is cut. Absent: it is not cut."""
     tolerated: bool = False
-    """The seconds that the pod tolerates the taint come first."""
+    """True: the seconds for which the pod tolerates the taint are added."""
 
 
 class Row(Model):
@@ -216,15 +218,15 @@ class Row(Model):
     confidence: Confidence
     """sure: the pod will die. likely: it probably will; the gang saves and leaves as well. hint: the gang prepares."""
     cancelable: bool
-    """True: when it goes away before the gang has frozen, the gang is told to go on."""
+    """True: if the signal goes away before the gang has frozen, the gang is told to continue."""
     deadline: DeadlineRule = DeadlineRule()
     tolerable: bool = False
-    """A pod that tolerates the taint for good stays, so that it means nothing to it."""
+    """True: the taint is no signal for a pod that tolerates it without tolerationSeconds, because that pod stays."""
     limit: bool = False
-    """A time that was set before: it counts also for pods that were bound after it was there, and it is nothing where
-    it tells no time."""
+    """True: it is a time limit, which is set in advance. So it counts also for pods that were bound after it was set.
+    If the object tells no time, there is no signal."""
     about: Annotated[str, Field(max_length=1024)] = ""
-    """For people: what happens, and where that is known from."""
+    """Description for users: what happens, and the source of this knowledge."""
 
     @model_validator(mode="after")
     def _limits_tell_their_time(self) -> Row:

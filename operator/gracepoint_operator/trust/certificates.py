@@ -8,7 +8,7 @@ A server keeps the context that it began with, and OpenSSL keeps one certificate
 each certificate gets a context of its own, to which the server's context hands every handshake (``load_pair``).
 
 A certificate that nobody trusts yet is not served at once: pods and the API server are first told of its authority.
-The replica keeps the old certificate in memory for that time, also if the files have only the new one.
+The replica keeps the old certificate in memory for that time, even if the files have only the new one.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class Certificates:
     async def watch(self) -> None:
         """Reads the files again whenever they change, until cancelled. A pair that does not fit is tried again.
 
-        Files of a certificate that the operator makes are for its start alone, as the kubelet brings them late.
+        If the operator makes its own certificate, the files are read only at its start, because the kubelet updates
+        them late.
         """
         while True:
             await asyncio.sleep(POLL_S)

@@ -98,7 +98,7 @@ class TrustKeeper:
         backoffs = Backoffs(_FIRST_AGAIN_S, _EVERY_S)
         pauses = iter(backoffs)
         while True:
-            self._wake.clear()
+            self._wake.clear()  # before the run, so that a change during it causes another one
             if await self.once():
                 pauses, pause_s = iter(backoffs), _EVERY_S
             else:
@@ -136,7 +136,8 @@ class TrustKeeper:
         body = await self._api.get(kinds.SECRETS, places.namespace, places.secret)
         found = OwnCertificates.of(body.get("data") or {})
         state = found
-        if state.leaf is None and certificates.served is not None:  # of a release whose chart made the certificate
+        if state.leaf is None and certificates.served is not None:
+            # The certificate is from a release whose chart made it.
             state = rotation.adopted(certificates.served, certificates.ca)
         state = rotation.renewed(
             state,

@@ -29,7 +29,7 @@ LEAF_LIFE_S = 90 * _DAY_S
 LEAF_LEFT_S = 30 * _DAY_S
 #: How long an authority is known before a certificate is signed by it.
 OVERLAP_S = _DAY_S
-#: The same after a certificate that was made in another way.
+#: The same if the certificate that is served was made in another way.
 OVERLAP_AFTER_OTHERS_S = 30 * _DAY_S
 
 

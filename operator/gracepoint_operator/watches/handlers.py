@@ -28,7 +28,7 @@ _WATCH_S = 25  # whole seconds: the API server refuses 25.0
 _INACTIVE_S = 30.0
 #: kopf keeps a task and a queue for each object for this time after its last event.
 _OBJECT_IDLE_S = 0.1
-#: Between the attempts of one request.
+#: The pauses in seconds between the attempts of one request.
 REQUEST_BACKOFFS = Backoffs(0.2, 5.0)
 
 
@@ -64,8 +64,8 @@ def settings(
     """kopf's settings for an operator that only watches.
 
     Args:
-        watched: The kinds that this run watches, at most one at each place in the API.
         backoffs: The pauses in seconds between the attempts of one request.
+        watched: The kinds that this run watches, at most one at each place in the API.
     """
     made = kopf.OperatorSettings()
     made.posting.enabled = False

@@ -25,7 +25,7 @@ from gracepoint_operator.watches.pauses import Pauses
 
 log = logging.getLogger(__name__)
 
-#: Seconds for kopf to end by itself. Then its tasks are cancelled, as often as this, with a wait after each time.
+#: Seconds for kopf to end by itself. Then its tasks are cancelled, at most this often, with a wait after each time.
 _KOPF_ENDS_S = 1.0
 _CANCELLATIONS = 4
 _CANCELLED_S = 0.5

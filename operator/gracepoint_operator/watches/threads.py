@@ -1,7 +1,8 @@
 """The threads that watch the cluster.
 
 One thread watches most of the required kinds. Each optional kind has a thread of its own, because kopf ends all its
-watches when one of them meets an error that kopf does not retry. So has each kind that is a part of a resource.
+watches when one of them meets an error that kopf does not retry. So has each kind that is a subset of a resource
+(``Kind.subset``).
 ``Watches.start`` starts them from the main thread. Each runs kopf on an event loop of its own. Whatever ends kopf, the
 thread runs it again after a pause. Only ``Watches.close`` ends a thread. While the API server cannot be reached, or
 answers with an error, kopf retries each request without end. ``WatchState`` holds the state of each watch.
@@ -30,7 +31,7 @@ from gracepoint_operator.watches.request_trace import request_trace
 
 log = logging.getLogger(__name__)
 
-#: Before kopf is run again, or logs in again.
+#: The pauses in seconds before kopf is run again, or logs in again.
 _RUN_BACKOFFS = Backoffs(0.5, 30.0)
 
 

@@ -1,8 +1,8 @@
 """The webhooks: they change a labelled JobSet and its pods when they are created, and delay evictions.
 
-``release_contract``, ``injection`` and ``node_affinity`` are pure functions on plain dicts. ``routes`` reads an
-AdmissionReview, calls them and answers with a JSON patch. Nothing here keeps state or writes to the API, so dry runs
-and repeated calls have no effect. ``eviction_hold`` decides whether an eviction waits.
+``contracts``, ``pods`` and ``updates`` have pure functions on plain dicts. ``routes`` reads an AdmissionReview, calls
+them and answers with a JSON patch. No webhook writes to the API, so dry runs and repeated calls are harmless.
+``eviction_hold`` decides whether an eviction waits.
 """
 
 from gracepoint_operator.webhooks.contracts.installed_api import InstalledApi, read_installed_api

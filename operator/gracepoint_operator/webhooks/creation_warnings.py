@@ -65,8 +65,8 @@ def _killed_at_once(members: list[TrainingJob]) -> list[str]:
     """Warns of training that JobSet's agent has started: at a SIGTERM the agent ends at once, and the training too."""
     return [
         f"{member.path}.template.spec.containers[{member.container['name']}].env[WORKER_COMMAND]: JobSet's agent "
-        "starts the training, and kills it when its pod is deleted. What no notice comes before, such as a suspension, "
-        "loses the steps since the last save. Run the agent as a sidecar (Kubernetes 1.35, restartPolicyRules with "
+        "starts the training, and kills it when its pod is deleted. If no notice comes before, as with a suspension, "
+        "the steps since the last save are lost. Run the agent as a sidecar (Kubernetes 1.35, restartPolicyRules with "
         "RestartAllContainers)"
         for member in members
         if agent_starts_training(member)

@@ -1,7 +1,8 @@
 """Decides whether an eviction may go on now. The API server asks through the webhook.
 
-Each call is a task on the core's event loop. It has no state of its own and ends with its answer. If the watches have
-not shown the pod as part of a gang, and its name does not fit any known workload, the answer comes without waiting.
+Each call is a task on the controller's event loop. It has no state of its own and ends with its answer. If the watches
+have not shown the pod as part of a gang, and its name does not fit any known workload, the answer comes without
+waiting.
 
 For a pod of a gang, the API is asked for the newest Preemption, because the other replica may have made it. If none is
 under way, the API is asked for the budgets, which may refuse the eviction anyway, and if they do not, for the node: a
@@ -93,7 +94,7 @@ class EvictionHold:
                 "no fresh look before an eviction, it is decided by what is known",
                 extra=about(namespace=namespace, pod=name, error=repr(error)),
             )
-        pod = self._cache.objects.pod_named(namespace, name)
+        pod = self._cache.objects.pod_named(namespace, name)  # after the look, which may have brought the pod
         if forbidden or pod is None or uid not in (None, pod.uid) or self._workload(pod) is None:
             return None
         self._cache.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))

@@ -1,7 +1,7 @@
 """What all callers share. A caller runs the functions of asynchronous calls in the background.
 
-The training thread owns a caller and calls its methods. What runs the functions is said by the subclasses. If there are
-several training processes, one more thread meets the others (``ends``); it ends after the last call.
+The training thread owns a caller and calls its methods. The subclasses say what runs the functions. If there are
+several training processes, one more thread meets the others (``ends``). It ends after the last call.
 
 Callers and calls have the same numbers in all processes, because all processes make the same ones in the same order. So
 their keys agree.
@@ -46,7 +46,8 @@ class AsyncCaller(abc.ABC):
             if there is no cluster.
         nice: Added to the CPU niceness of what runs the functions: 0 to 19. Larger values leave more of the CPU to the
             training. The kernel's default is 0.
-        timeout_s: Seconds that this process waits for a call at most, and for the others' end of it.
+        timeout_s: Seconds that a wait for calls may take, and that a call which has ended here waits for its end in the
+            other processes.
         clock: Returns monotonic seconds.
 
     Raises:

@@ -1,8 +1,8 @@
 """Learns when a call has ended in all processes, and with which errors.
 
 One daemon thread meets the other processes: for each call, in the order of scheduling, it waits until the call has
-ended here, and then gathers the outcome of all processes. So a call that has ended here completes its own future only
-when it has ended everywhere. The thread ends after the last call that was added. A job of one process has no thread.
+ended here, and then gathers the outcome of all processes. The future that ``add`` returned is done then. The thread
+ends after the last call that was added. A job of one process has no thread.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class EndsInAll:
             texts = {process: text for process, word in enumerate(words) if (text := json.loads(word))}
             _complete(everywhere, index, texts)
             if self._gang.process_index == 0 and index > 0:
-                self._remove(index - 1)
+                self._remove(index - 1)  # all processes came to this call's meeting, so all have passed the one before
 
     def _ended_key(self, index: int) -> str:
         return f"{self._key}/ended/{index}"
@@ -105,7 +105,7 @@ class EndsInAll:
             self._gang.fail(self._ended_key(index), error)
 
     def _remove(self, index: int) -> None:
-        """Removes the keys of a call, which all processes have passed. That it fails matters to nobody's call."""
+        """Removes the keys of a call, which all processes have passed. An error is only logged: no call needs this."""
         try:
             self._gang.retire(self._ended_key(index))
         except GracepointError as error:

@@ -45,7 +45,7 @@ def main(path: str, modules: Sequence[str] = ()) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGTERM, lambda *_: os.write(wake, b"."))
-    Path(path).unlink(missing_ok=True)  # of a keeper that was killed
+    Path(path).unlink(missing_ok=True)  # a keeper that was killed has left it
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(_WAITING_TRAINERS)
@@ -62,7 +62,7 @@ def main(path: str, modules: Sequence[str] = ()) -> None:
 
 
 def _started(modules: Sequence[str]) -> dict[int, subprocess.Popen[bytes]]:
-    """Starts a process for each module. Returns them by a file descriptor that is readable once it has ended."""
+    """Starts a process for each module. Returns them by file descriptors that are readable once a process has ended."""
     found: dict[int, subprocess.Popen[bytes]] = {}
     for module in modules:
         command = [sys.executable, "-P", "-m", module]
@@ -74,7 +74,7 @@ def _started(modules: Sequence[str]) -> dict[int, subprocess.Popen[bytes]]:
 
 
 def _add(processes: dict[int, subprocess.Popen[bytes]], process: subprocess.Popen[bytes]) -> None:
-    """Adds a process by a file descriptor that is readable once it has ended. Kills it if there is none."""
+    """Adds a process by a file descriptor that is readable once it has ended. If the system has none, kills it."""
     try:
         processes[os.pidfd_open(process.pid)] = process
     except OSError:
@@ -107,8 +107,9 @@ def _serve(listener: socket.socket, woken: int, beside: dict[int, subprocess.Pop
 def _take_trainer(listener: socket.socket, workers: dict[int, subprocess.Popen[bytes]]) -> None:
     """Starts a worker for a trainer that connects.
 
-    If the system has no room for it, the keeper goes on: its end would be the end of the other workers. A trainer that
-    was taken already loses its connection, and writes by itself. Otherwise it is tried again.
+    If the system has no room for a worker, the keeper goes on: its end would be the end of the other workers. If the
+    connection was accepted already, the trainer loses it, and does without this worker. Otherwise the keeper tries
+    again.
     """
     try:
         connection, _ = listener.accept()

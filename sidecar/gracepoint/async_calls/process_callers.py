@@ -24,7 +24,7 @@ from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-#: Seconds until a worker that was killed has ended.
+#: Seconds to wait until a worker that was killed has ended.
 _KILLED_S = 30.0
 #: The numbers of the calls that every worker gets first begin here. No request has such a number.
 _FIRST_CALLS = 1 << 62
@@ -64,7 +64,8 @@ class _ProcessAsyncCaller(AsyncCaller):
         self._log_level = logging.getLogger().getEffectiveLevel() if log_level is None else log_level
         self._orphan_limit_s = orphan_limit_s
         self._keeper = keeper
-        # Only the first worker waits for its keeper. For a later one training waits, or a save in an emergency.
+        # Only the first worker waits for a keeper that is still starting: training, or an emergency save, waits for the
+        # start of a later worker.
         self._keeper_starts = True
         self._workers: list[WorkerProcess] = []  # those that have not ended
         self._first_calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []
@@ -95,11 +96,11 @@ class _ProcessAsyncCaller(AsyncCaller):
         return ended
 
     def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has each worker call a function once: those that there are, and later ones before all else.
+        """Has each worker call a function once: present workers after their calls, later ones before any other call.
 
         Args:
-            function: It can be imported, and does not take long. Its errors are in the log of this process.
-            *arguments: They can be pickled.
+            function: A function that can be imported. It should be short. Its errors are in the log of this process.
+            *arguments: Values that can be pickled.
         """
         self._first_calls.append((function, arguments))
         for worker in self._workers:
@@ -186,7 +187,7 @@ def _log_error(ended: Future[None]) -> None:
 
 
 def _no_more_calls(workers: list[WorkerProcess], owner: int) -> None:
-    """Says so to the workers of a caller that is gone. A forked child owns no worker."""
+    """Tells the workers of a caller that is gone that no more calls come. A forked child owns no worker."""
     if owner == os.getpid():
         for worker in workers:
             worker.close()

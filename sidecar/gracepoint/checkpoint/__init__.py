@@ -1,12 +1,13 @@
 """Saves and restores train states: parallel sharded saves in Orbax's layout, atomic commit, recovery, restore.
 
-The public names are below. A ``Session`` uses ``step_checkpointer``, which is not public. The packages, from the
-outermost to the innermost: ``handlers`` (leaves by type), ``loading``, ``saving``, ``reading``, ``steps``,
-``transfer``, ``writing``, ``planning``, ``format``, ``storage`` and ``memory``. ``make imports`` checks that each
-package imports only packages after it. docs/checkpoint.md explains the use. docs/checkpoint-format.md says what is
-guaranteed about files.
+The public names are below. A ``Session`` uses ``checkpointers.step_checkpointer``, which is not public. The packages,
+from the outermost to the innermost: ``handlers`` (leaves by type), ``checkpointers``, ``loading``, ``saving``,
+``reading``, ``steps``, ``transfer``, ``writing``, ``planning``, ``format``, ``storage`` and ``memory``.
+``make imports`` checks that each package imports only packages after it. docs/checkpoint.md explains the use.
+docs/checkpoint-format.md says what is guaranteed about files.
 
-The names are imported at their first use: the process that writes saves imports packages below this one, and no JAX.
+Each name is imported when it is first used. So the worker process that writes saves can import packages below this one
+without JAX.
 """
 
 from __future__ import annotations

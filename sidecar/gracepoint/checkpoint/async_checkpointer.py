@@ -1,8 +1,9 @@
 """Saves checkpoints to paths of their own, in the background. The interface is that of Orbax's ``AsyncCheckpointer``.
 
 One thread owns an ``AsyncCheckpointer`` and makes all calls. They are collective: all processes that save make the same
-calls in the same order. It uses the threads of ``save_executor``. The thread of the save under way also calls
-``post_finalization_callback``, and deletes the replaced checkpoint. The interpreter waits for that save when it ends.
+calls in the same order. A checkpointer uses the threads of ``save_executor``. The thread that runs a save (for
+``save_and_wait``, the caller's) also calls ``post_finalization_callback``, and deletes the replaced checkpoint. When
+the interpreter ends, it waits for the save under way.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ TIMEOUT_S = 900.0
 #: Event of ``jax.monitoring``, with Orbax's name: a checkpointer was created.
 INIT_EVENT = "/jax/orbax/async_checkpointer/init"
 
+# Seconds for the background save to end after an error has left the ``with`` block.
 _ABANDON_S = 10.0
 
 

@@ -48,6 +48,7 @@ class BackgroundThread:
 
         thread = threading.Thread(target=run, name=f"gracepoint: {name}", daemon=True)
         thread.start()
+        # After the start: a thread that the system refused must not be waited for.
         self._name, self._thread = name, thread
 
     def __del__(self) -> None:
@@ -61,7 +62,7 @@ class BackgroundThread:
 
     @property
     def thread_id(self) -> int | None:
-        """The thread of the function that was started last. None before the first."""
+        """Identifier of the thread of the function that was started last. None if a wait has seen that thread end."""
         return None if self._thread is None else self._thread.ident
 
     def wait(self, timeout_s: float) -> None:

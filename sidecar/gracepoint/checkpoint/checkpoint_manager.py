@@ -1,9 +1,9 @@
 """Manages the steps of a directory for training loops that have no session: when to save, and which steps to keep.
 
 A ``CheckpointManager`` uses a ``StepCheckpointer``, as sessions do, and brings the processes together itself. One
-thread owns it and makes all calls. All processes make the same calls in the same order. Any thread may call
-``all_steps``, ``latest_step`` and ``metadata``. Its threads are those of ``StepCheckpointer``. The interpreter waits
-for the save under way when it ends.
+thread owns a manager and makes all calls. All processes make the same calls in the same order. Any thread may call
+``all_steps``, ``latest_step`` and ``metadata``. The manager's threads are those of ``StepCheckpointer``. When the
+interpreter ends, it waits for the save under way.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from gracepoint.process_group import ProcessGroup
 #: Event of ``jax.monitoring``, with Orbax's name: a manager was created.
 INIT_EVENT = "/jax/orbax/checkpoint_manager/init"
 
+# Seconds for the background save to end after an error has left the ``with`` block.
 _ABANDON_S = 10.0
 
 
@@ -68,8 +69,8 @@ class CheckpointManager:
 
         Args:
             directory: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
-            save_every_steps: Steps that are multiples of it are due. 0: no step is due for that reason. None: 0 if
-                ``save_every_s`` is set, else 1.
+            save_every_steps: A step is due if it is a multiple of this number, or the first step asked about after a
+                multiple that was skipped. 0: no step is due for that reason. None: 1, or 0 if ``save_every_s`` is set.
             save_every_s: Seconds after the last save at which a step is due. 0: no step is due for that reason.
             keep_last: How many of the newest steps are kept.
             keep_every_steps: Steps that are multiples of it are kept, too. 0: no step is kept for that reason.
@@ -81,8 +82,8 @@ class CheckpointManager:
             host_memory_limit_bytes: Most bytes of host memory in this process for the copy that ``save`` makes. None:
                 the available memory of the host.
             handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
-            item_name: Name of the item that holds the state in each step. If Orbax wrote the step, and it has no such
-                item, it is the only item with a tree of arrays.
+            item_name: Name of the item that holds the state in each step. If Orbax wrote a step without an item of this
+                name, the only item with a tree of arrays is used in its place.
             item_handlers: Handlers of further items of a step, by the item's name. None: there are none.
             gang: An existing process group, in place of ``active_processes``. None: the manager creates a group.
             clock: Returns monotonic seconds. The clock of process 0 decides when a step is due.
@@ -166,7 +167,8 @@ class CheckpointManager:
     def should_save(self, step: int) -> bool:
         """Returns whether this step is due, the same in all processes.
 
-        If ``save_every_s`` is set, it must be called at every step. ``save`` calls it.
+        If ``save_every_s`` is set, every process must call this or ``save`` at every step. ``save`` also asks whether
+        the step is due.
         """
         return self._open().save_interval.is_due(step)
 
@@ -181,9 +183,10 @@ class CheckpointManager:
         custom_metadata: Mapping[str, Any] | None = None,
         args: Any = None,
     ) -> bool:
-        """Saves if ``should_save``: copies the tree to host memory, and writes it while the caller goes on.
+        """Saves the tree if the step is due (``should_save``) or ``force`` is set.
 
-        Waits for the previous save. When this returns, the tree may be donated.
+        Copies the tree to host memory, and writes it while the caller goes on. Waits for the previous save first. When
+        this returns, the tree may be donated.
 
         Args:
             step: The step that the tree is at.
@@ -286,6 +289,7 @@ class CheckpointManager:
             CheckpointCorrupt: The step is damaged. Without ``step``: all steps are.
             CheckpointMismatch: The step does not fit ``like``.
             BarrierError: Other processes did not take part in time.
+            SaveFailed: The background save under way did not end in time.
         """
         call = orbax_calls.restore_call(
             like, args, restore_args=restore_args, options=options, items=items, item_name=self._item_name
@@ -329,9 +333,10 @@ class CheckpointManager:
         self._open().executor.background.check_for_errors()
 
     def wait_until_finished(self) -> None:
-        """Waits for the background save, and in process 0 until the steps that are not kept are no steps any more.
+        """Waits for the background save. After that, process 0 removes the steps that retention does not keep.
 
-        Process 0 waits a minute at most for that, and logs it if they still are.
+        The removed steps are no longer listed. Their files are deleted later. If another thread is removing steps,
+        process 0 waits for it for at most a minute, and then logs a warning.
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.

@@ -44,8 +44,9 @@ class ParamInfo:
 class TypeHandler(Protocol):
     """Saves and restores leaves of one type. Every process of the job makes the same calls in the same order.
 
-    A checkpointer calls ``serialize`` and ``deserialize``, and in the first process ``finalize`` and ``metadata``. A
-    handler that a checkpointer calls writes only to ``ParamInfo.path`` and below.
+    A checkpointer calls ``serialize`` and ``deserialize`` in every process, ``finalize`` in process 0 alone, and
+    ``metadata`` in each process that asks for it. A handler that a checkpointer calls writes only to ``ParamInfo.path``
+    and below.
     """
 
     @property

@@ -55,8 +55,8 @@ class TreeMetadata:
         tree: Dicts and lists with ``LeafMetadata`` at each leaf, or what the leaf's type handler returned. Empty
             containers and None stay as they are.
         by_orbax: Whether Orbax wrote the checkpoint, which then has no checksums.
-        custom_metadata: The ``custom_metadata`` that was given to the save. If Orbax wrote it, both that of the
-            checkpoint and that of its tree.
+        custom_metadata: The ``custom_metadata`` that was given to the save. If Orbax wrote the checkpoint, the custom
+            metadata of the checkpoint and of its tree together.
     """
 
     path: LocalPath | str
@@ -95,7 +95,7 @@ def metadata_of(
 
 
 def _custom_metadata(stored: StoredTree) -> dict[str, Any]:
-    """Returns the custom metadata of the tree, and if Orbax wrote it, also that of the step or path."""
+    """Returns the custom metadata of the tree. If Orbax wrote the checkpoint, also that of the step or path."""
     found: dict[str, Any] = {}
     if stored.manifest is None:  # otherwise both are the same
         for folder in (stored.item.parent, stored.item):

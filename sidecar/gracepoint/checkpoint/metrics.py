@@ -39,7 +39,7 @@ class SaveStats:
         bytes: Size of the state over all processes, in bytes.
         blocked_s: Seconds that the caller waited for the previous save and for the copy. If the caller waited for the
             commit: seconds of the whole save.
-        snapshot_s: Seconds of the copy to host memory. 0 for an emergency save, which is streamed.
+        snapshot_s: Seconds of the copy to host memory. 0 if the caller waited for the commit.
         durable_s: Seconds from the start of writing until this process's done-record was on disk.
         committed_s: Seconds from the start of writing to the commit.
     """
@@ -138,7 +138,7 @@ def tell_read(size_bytes: int, duration_s: float, folder: object) -> None:
 
 
 def tell_replica_read(duration_s: float) -> None:
-    """Records how long the primary replica read. In the other processes: how long this step took."""
+    """Records the seconds until this process has read its part of the shared arrays. Other replicas read nothing."""
     for event in (REPLICA_READ_EVENT, "/jax/checkpoint/read/primary_replica_deserialization_duration_secs"):
         jax.monitoring.record_event_duration_secs(event, duration_s)
 

@@ -1,6 +1,7 @@
 """Options of saves and restores, for a whole checkpoint and for single leaves.
 
-If Orbax has the same option, the name here is the same.
+``SaveArgs``, ``RestoreArgs``, the classes derived from it, ``TransferPriority`` and ``Transform`` have Orbax's names,
+and their fields have the names of Orbax's fields.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint.handler_registry import HandlerRegistry
 
 MIB = 1 << 20
-#: Default of ``RestoreOptions.limit_bytes``. Enough for the fastest storage: at 10 GB/s it is read in 0.4 s.
+#: Default of ``RestoreOptions.limit_bytes``. Enough for the fastest storage: at 10 GB/s, this many bytes are read in
+#: 0.4 s.
 READ_LIMIT_BYTES = 4 << 30
 #: Values of ``WriteOptions.writer`` that mean threads of the training process.
 IN_THREADS = (None, "thread")
@@ -41,10 +43,16 @@ class TransferPriority(enum.Enum):
 
 
 class SaveCallback(Protocol):
-    """Functions that a save calls for each leaf, with JAX's key path. The threads of the save make the calls."""
+    """Functions that a save calls for each leaf, with JAX's key path.
+
+    The thread that saves calls ``key_priority``. That thread or any other thread of the save calls the other two.
+    """
 
     def key_priority(self, keypath: tuple[Any, ...]) -> TransferPriority:
-        """Returns when to copy the leaf. Called once a save, and only if ``device_host_max_bytes`` is set."""
+        """Returns when to copy the leaf. Called only if ``device_host_max_bytes`` is set.
+
+        A background save calls it once for each leaf. ``prepare`` calls it, too.
+        """
 
     def on_transfer_end(self, keypath: tuple[Any, ...]) -> None:
         """Called when all that this process writes of the leaf is in host memory."""
@@ -75,14 +83,14 @@ class WriteOptions:
         use_ocdbt: Whether to store chunks in TensorStore's B+tree format, in one or a few files for each process, in
             place of one file for each chunk. None: only if there are many small chunks.
         use_zarr3: Whether to write version 3 of zarr. False: version 2.
-        compression: How chunks are compressed. None: not at all. Compression takes time wherever the disk is local:
-            random float32 shrank by 8% in a measurement, and the save took twice as long.
+        compression: How chunks are compressed. None: not at all. To a local disk, a save with compression is slower: in
+            a measurement, random float32 values shrank by 8%, and the save took twice as long.
         compression_level: The level of zstd, from -7 to 22.
         replica_parallel: Whether processes that hold the same shard each write a slice of it.
-        min_slice_bytes: Smallest size of such a slice, in bytes.
+        min_slice_bytes: Smallest size in bytes of a slice that ``replica_parallel`` makes.
         max_replicas: Largest number of processes that write one shard. None: all that hold it.
-        target_chunk_bytes: Size in bytes above which a chunk is cut, if the shape of the shard divides. The parts are
-            written at the same time.
+        target_chunk_bytes: Size in bytes above which a chunk is cut, if the shape of the shard can be divided evenly.
+            The parts are written at the same time.
         device_host_max_bytes: Most bytes that are on their way from devices to the disk at once. It applies to leaves
             for which ``callback`` returns an asynchronous priority, and to all leaves of a save that does not return
             before it is committed. None: no limit.
@@ -96,8 +104,9 @@ class WriteOptions:
             shapes of arrays, only from there.
         ocdbt_target_data_file_bytes: Size in bytes at which TensorStore begins another data file in OCDBT. A single
             value is never divided. None: TensorStore's default. 0: no limit.
-        writer: Who writes files: ``thread`` of this process, ``worker`` (a process that outlives it), or a keeper, by
-            the absolute path of its socket. None: what the policy says, or else ``thread``.
+        writer: Who writes files. ``thread``: threads of this process. ``worker``: a worker process, which finishes its
+            save even if this process dies. An absolute path: a worker process of the keeper that has this socket.
+            None: what the settings of the session say; without a session, ``thread``.
     """
 
     use_ocdbt: bool | None = None
@@ -215,7 +224,8 @@ class SingleReplica:
         primary_replica_id: Index along that axis of the replica that reads.
         broadcast_memory_limit_bytes: Most bytes of each device's part that are sent at once. An array that is larger
             is sent alone. None: computed from the free memory of the devices.
-        broadcast_memory_scaling_factor: Part of that memory that is used then, above 0 and at most 1.
+        broadcast_memory_scaling_factor: Fraction of the free memory of the devices that is used if the limit is
+            computed. Above 0 and at most 1.
     """
 
     replica_axis_index: int = 0
@@ -266,11 +276,11 @@ class RestoreOptions:
             error.
         keep_missing: Whether leaves that are in ``like`` and not in the checkpoint keep their value from ``like``.
             False: they are an error.
-        limit_bytes: Most bytes of host memory in this process for values that are read and not yet on their devices. A
-            single shard, or shards that share chunks, may exceed it alone. None: no limit.
+        limit_bytes: Most bytes of host memory in this process for values that are read and not yet on their devices. If
+            one shard, or shards that share chunks, need more, they are read alone. None: no limit.
         single_replica: How one replica reads leaves that have ``SingleReplicaArrayRestoreArgs``.
         read_once: Whether replicas take turns to read arrays that are replicated over processes, and send them to the
-            other processes. Equal in all processes. None: in object stores.
+            other processes. Equal in all processes. None: only in object stores.
         donate: Whether to delete the arrays of ``like`` that are restored before anything is read, so that the devices
             need not hold two states. Other references to these arrays become invalid, too. If the checkpoint does not
             fit ``like``, or there is no checkpoint, nothing is deleted. If reading fails, the arrays stay deleted.

@@ -1,8 +1,8 @@
-"""Calls in Orbax's form, ``save(..., args=StandardSave(tree))``, as calls of Gracepoint, or refused in words.
+"""Converts calls in Orbax's form, such as ``save(..., args=StandardSave(tree))``, to Gracepoint's form.
 
-Orbax is not imported: a class is recognized by its name and its package. ``StandardSave``, ``PyTreeSave``,
-``StandardRestore`` and ``PyTreeRestore`` stand for the state. In a ``Composite``, one item is the state, and the
-handlers of the others get their arguments as they are.
+A call that asks for something unsupported is refused with an error. Orbax is not imported: a class is recognized by its
+name and its package. ``StandardSave``, ``PyTreeSave``, ``StandardRestore`` and ``PyTreeRestore`` stand for the state.
+In a ``Composite``, one item is the state. The arguments of the other items are passed to their handlers unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SaveCall:
 
     Attributes:
         tree: The state.
-        save_args: ``SaveArgs`` for all leaves, or a tree of them.
+        save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
         custom_metadata: JSON values of the user's, by name.
         items: Arguments for the handlers of further items, by the item's name.
     """
@@ -46,8 +46,8 @@ class RestoreCall:
     """What is restored.
 
     Attributes:
-        like: The tree to restore into, or None.
-        restore_args: ``RestoreArgs`` for all leaves, or a tree of them.
+        like: The tree to restore into. None: the tree is restored as it was saved.
+        restore_args: ``RestoreArgs`` for all leaves, or a tree of them. None: no arguments.
         options: How the tree is restored.
         items: Arguments for the handlers of further items, by the item's name.
     """
@@ -196,7 +196,7 @@ def _parts(args: Any, item_name: str | None, accepted: tuple[str, ...]) -> tuple
 
 
 def _one_of(first: Any, second: Any, name: str) -> Any:
-    """Returns the one that is given."""
+    """Returns the one that is given. Raises CheckpointRefused if both are."""
     if first is not None and second:
         raise CheckpointRefused(f"{name} is given twice, also in args=: give it once")
     return second if first is None else first

@@ -38,7 +38,7 @@ class Damage:
     """A file that is not what was saved.
 
     Attributes:
-        file: Path of the file below the checkpoint's folder. If a chunk of the merged tree is damaged: the tree's
+        file: Path of the file below the checkpoint's folder. If a chunk of the merged OCDBT tree is damaged: the tree's
             manifest.
         array: Name of the array that the file holds a part of. None if it does not belong to one array.
         problem: What was found and what was expected, as text.
@@ -147,7 +147,7 @@ def _damaged_files(
 
 
 def _damaged_chunks(folder: StoragePath, manifest: Manifest, threads: Executor) -> list[Damage]:
-    """Reads all chunks through the tree that the commit merged. The manifest has no checksums of the tree's files."""
+    """Reads all chunks through the OCDBT tree that the commit merged. The manifest has no checksums of that tree."""
 
     def soon() -> Deadline:
         return Deadline.after(_CHUNK_TIMEOUT_S, time.monotonic)

@@ -1,11 +1,11 @@
 """Deletes compiled programs that nobody used for long, and the oldest ones when there are too many bytes.
 
-A program's time of the last change is about the time of its last use: a process that uses a program writes it anew when
-a quarter of the time after which it would be deleted is over (``program_cache``). No index of uses is needed, which
-several jobs would have to write to.
+The time at which a file last changed is about the time at which its program was last used. For when a program is used
+and its file has not changed for a quarter of ``Bounds.unused_s``, the file is written again (``program_cache``). So no
+index of uses is needed, to which several jobs would have to write.
 
-One process of a job cleans. Another job that shares the folder may clean at the same time, or read what is deleted: it
-then compiles that program. Files that Gracepoint did not write are never deleted.
+One process of a job cleans. Another job that shares the folder may clean at the same time, or read a program that is
+deleted. It then compiles that program. Files that Gracepoint did not write are never deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bounds:
 
     Attributes:
         bytes: Bytes of all programs together, of all versions and topologies.
-        unused_s: Seconds after the last use at which a program is deleted.
+        unused_s: Seconds after its last use at which a program is deleted.
     """
 
     bytes: int
@@ -46,8 +46,8 @@ class CleaningPlan:
     Attributes:
         files: Keys of files, relative to the top.
         folders: Folders in which no file is left.
-        too_old: Number of programs among the files that nobody used for too long.
-        too_many: Number of programs among the files that are more than the bound of bytes allows.
+        too_old: How many of the files are programs that were not used for ``Bounds.unused_s``.
+        too_many: How many of the files are programs for which ``Bounds.bytes`` leaves no room.
     """
 
     files: Sequence[str]
@@ -60,7 +60,7 @@ def plan(entries: Iterable[Entry], now_s: float, bounds: Bounds) -> CleaningPlan
     """Returns what to delete of the files below the top.
 
     Args:
-        entries: The files. Those that are not ours are left out.
+        entries: The files. Those that Gracepoint did not write are never in the plan.
         now_s: The time by the clock of the store.
         bounds: How much is kept.
     """

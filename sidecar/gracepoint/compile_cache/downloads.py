@@ -1,9 +1,9 @@
 """Reads compiled programs from the store, many at once and before they are asked for.
 
-``prefetch`` runs in one thread of its caller and in helpers that end with it. ``read`` is called by the threads that
-compile. It waits for a file that is being read. For any other file it starts a daemon thread ("gracepoint: reads a
-program"), so that a store that hangs does not keep the caller longer than the timeout. ``_lock`` guards the files. Each
-``_ProgramFile`` is written by the one thread that reads it, before its event is set.
+``prefetch`` runs in one thread of its caller and in helpers that end with it. The threads that compile call ``read``.
+If the file is being read already, ``read`` waits for that. For any other file it starts a daemon thread ("gracepoint:
+reads a program"), so that a store that hangs does not keep the caller longer than the timeout. ``_lock`` guards the
+dict of files. Each ``_ProgramFile`` is written by the one thread that reads it, before its event is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AT_ONCE = 16
 
 
 class _ProgramFile:
-    """A file that is or was read."""
+    """A file that is being read, or was read. When ``done`` is set, it has either ``data`` or ``error``."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -49,7 +49,10 @@ class ProgramDownloads:
         """Returns the bytes of a file.
 
         Raises:
-            OSError: It cannot be read, or not in time. FileNotFoundError if it does not exist.
+            FileNotFoundError: The file does not exist.
+            TimeoutError: The store did not return it in time.
+            OSError: The file cannot be read.
+            RuntimeError: The system has no more threads.
         """
         file, is_new = self._file(path)
         if is_new:

@@ -6,11 +6,12 @@ known to be complete when JAX hands it over. Two functions of JAX are wrapped:
 
 * ``compile_or_get_cached``, to know on which processes' devices a program runs.
 * ``_cache_write``. JAX writes in process 0 only. But other processes have programs for their own devices, such as those
-  that slice arrays for a save. Here the cache says which process writes a program.
+  that slice arrays for a save. So here the cache says which process writes a program.
 
-All of this is private to JAX. ``install`` checks whether it is as in the versions that are known (0.9 and 0.10), and
-raises ``CannotInstall`` if it is not. The state is what was there before, for ``uninstall``. There are no threads: the
-wrapped functions run in the threads that compile, and note the processes of the program in a thread-local variable.
+These functions are private to JAX. ``install`` checks whether they are as in the versions that are known (0.9 and
+0.10), and raises ``CannotInstall`` if they are not. The only state is what was there before, for ``uninstall``. There
+are no threads: the wrapped functions run in the threads that compile, and note the processes of the program in a
+thread-local variable.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class JaxHooks:
         """Makes JAX use the programs.
 
         Raises:
-            CannotInstall: The user has set JAX's own cache, or has switched it off. Or this version of JAX is different
-                from those that are known.
+            CannotInstall: The user has set JAX's own cache, or has switched it off. Or the cache is in use already, or
+                this version of JAX is different from those that are known.
         """
         import jax
 
@@ -95,7 +96,7 @@ class JaxHooks:
             self._undo.append(lambda: jax.config.update(_THRESHOLD, _DEFAULT_THRESHOLD_S))
 
     def uninstall(self) -> None:
-        """Makes JAX as it was. Safe to repeat. What others have changed meanwhile is left as they made it."""
+        """Puts back what ``install`` replaced. Safe to repeat. A function that others have replaced since is left."""
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
@@ -140,7 +141,7 @@ class JaxHooks:
                 return
             import jax
 
-            # As JAX does it in process 0. What calls back into Python has addresses of this process in it.
+            # JAX does the same in process 0. A program that calls back into Python has addresses of this process in it.
             if host_callbacks or compile_time_secs < getattr(jax.config, _THRESHOLD):
                 return
             try:
@@ -166,7 +167,7 @@ class JaxHooks:
 class _JaxCache:
     """What JAX calls. It has the methods of JAX's ``CacheInterface``."""
 
-    #: JAX names it in a log line when its cache is reset.
+    #: JAX shows it in a log line when its cache is reset.
     _path = Path("gracepoint")
 
     def __init__(self, programs: Programs, hooks: JaxHooks) -> None:

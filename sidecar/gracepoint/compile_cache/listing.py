@@ -1,13 +1,13 @@
 """Which compiled programs are in the store when a process starts. All processes get the same answer.
 
-On GPUs two processes must not run one program in two versions, one from the store and one compiled anew: XLA's measured
-choices may differ, and with them the order of the collectives. So process 0 alone lists the programs that several
-processes share, and tells the others. Each process lists the programs that it has for itself.
+On GPUs two processes must not run one program in two versions, one from the store and one compiled anew: XLA's
+autotuning may have chosen differently, and then the order of the collectives may differ, too. So process 0 alone lists
+the programs that several processes share, and tells the others. Each process lists the programs that it has for itself.
 
 A process whose platform's folder has another name than that of process 0 **stands alone**: it has all its programs for
-itself. On CPUs every process does, as JAX's keys differ from process to process there.
+itself. On CPUs every process stands alone, as JAX's keys differ from process to process there.
 
-No threads and no state of its own.
+This module has no threads and no state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gracepoint.multihost import KeyValueStore
 #: The key under which process 0 tells what it found.
 KEY = "compiled-programs/listing"
 _NO_FOLDER = ""  # what process 0 tells if it has no cache
-#: More programs than this are not listed; the newest are. The list goes through JAX's key-value store.
+#: At most this many programs are listed, the newest ones. The list goes through JAX's key-value store.
 MOST = 1000
 
 
@@ -52,7 +52,8 @@ class ProgramListing:
     Attributes:
         shared: Programs on devices of several processes.
         own: The programs that this process has for itself.
-        stands_alone: True if these are all that it has.
+        stands_alone: True if the process uses no shared programs, as its platform's folder is another one than that of
+            process 0.
     """
 
     shared: Mapping[str, Stored]
@@ -98,7 +99,7 @@ def list_programs(
     if process_index == 0 and process_count > 1:
         try:
             shared = list_part(folder, SHARED)
-        finally:  # the others wait for it, whatever is in it
+        finally:  # even after an error, as the other processes wait for it
             store.set(KEY, to_text(folder.name, shared))
     elif process_count > 1:
         named, shared = from_text(store.get(KEY, timeout_s=timeout_s))
@@ -110,7 +111,7 @@ def list_programs(
 def tell_nothing(process_index: int, process_count: int, store: KeyValueStore) -> None:
     """Tells the other processes, from process 0, that they are to use no shared programs. Never raises."""
     if process_index == 0 and process_count > 1:
-        with contextlib.suppress(GracepointError):  # told already, or nobody is there to tell
+        with contextlib.suppress(GracepointError):  # the list was told already, or the key-value store is gone
             store.set(KEY, to_text(_NO_FOLDER, {}))
 
 

@@ -1,4 +1,4 @@
-"""Switches the cache of compiled programs on for a session. Whatever fails, it says so in one line and returns None."""
+"""Switches the cache of compiled programs on for a session. If that fails, one line in the log says why."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DAY_S = 86_400.0
 
 
 class CompileCache:
-    """The cache of a session. ``close`` makes JAX as it was."""
+    """The cache of a session. ``close`` takes it out of JAX."""
 
     def __init__(self, programs: ProgramCache, hooks: JaxHooks) -> None:
         self._programs = programs
@@ -39,7 +39,7 @@ class CompileCache:
         """Ends the cache. Never raises.
 
         Args:
-            well: True to wait for programs that are being written, for half a minute at most.
+            well: True to wait for programs that are being written, for half a minute at most. False: no wait.
         """
         self._hooks.uninstall()
         self._programs.close(_CLOSE_TIMEOUT_S if well else 0.0)
@@ -50,7 +50,7 @@ def open_compile_cache(settings: Settings, meeting: Meeting, directory: str) -> 
 
     Args:
         settings: The settings.
-        meeting: The processes. All of them call this function.
+        meeting: The processes, and the key-value store that they share. All of them call this function.
         directory: The directory of the checkpoints.
 
     Returns:
@@ -119,7 +119,10 @@ def _platform(process_count: int) -> Platform:
 
 
 def _fingerprint(devices: Sequence[Any]) -> str:
-    """Returns what JAX hashes of the topology into its keys of programs. Versions of JAX do so in different ways."""
+    """Returns a digest of what JAX's keys of programs contain of the topology. Empty if it is not known.
+
+    Versions of JAX hash the topology in different ways, so JAX's own function is called.
+    """
     import numpy as np
 
     hashed = hashlib.sha256()

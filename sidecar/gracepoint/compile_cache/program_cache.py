@@ -1,12 +1,13 @@
-"""What JAX asks for compiled programs and gives compiled programs to.
+"""The cache that JAX asks for compiled programs, and to which JAX gives the programs that it has compiled.
 
 The threads that compile call ``get`` and ``put``. One daemon thread ("gracepoint: compiled programs") lists the store
-when the job starts, reads what is there ahead of the requests, deletes what is too old, and at last drops the bytes
-that nobody asked for. ``ProgramUploads`` and ``ProgramDownloads`` have threads of their own. ``close`` ends them all.
+when the job starts, and reads programs ahead of the requests. In process 0 it then deletes programs that are too old.
+At last it drops the bytes that nobody asked for. ``ProgramUploads`` and ``ProgramDownloads`` have threads of their own.
+``close`` has all threads end, and waits only for those that write.
 
 A process uses the programs that were in the store at its start, and no others (``listing`` says why). If the list is
-not there in time, it uses none. A program that cannot be used is compiled by JAX, which then gives it to ``put``, and
-it is written anew.
+not there in time, the process uses none of them. If a program cannot be used, JAX compiles it and gives it to ``put``,
+which writes it again.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ log = logging.getLogger(__name__)
 
 #: Seconds from the start in which the list of programs must be there. Until then a compilation waits for it.
 LISTED_WITHIN_S = 30.0
-#: Seconds that reading a program may take. Longer than that, and compiling it is hardly worse.
+#: Seconds that reading a program may take. If it takes longer, compiling the program is hardly slower.
 READ_WITHIN_S = 60.0
-#: Bytes that are read ahead of the requests, and held in host memory. Others are read when they are asked for.
+#: Bytes of programs that are read ahead of the requests, and held in host memory. Others are read when JAX asks.
 AHEAD_BYTES = 1 << 30
 #: Seconds after which bytes that nobody asked for are dropped.
 _HELD_S = 900.0
-#: A program that is used is written anew when this part of the time after which it would be deleted is over.
+#: A program that is used is written again if its file has not changed for this part of ``Bounds.unused_s``.
 _RENEWED_AT = 0.25
-#: Part of the bound of bytes after which a process that has written so much cleans again.
+#: Process 0 cleans again when it has written this part of ``Bounds.bytes``.
 _CLEANED_AT = 0.1
 
 
@@ -104,7 +105,7 @@ class ProgramCache:
         return program
 
     def keeps(self, processes: Set[int]) -> bool:
-        """Returns whether this process is the one that is to ``put`` a program that runs on these processes."""
+        """Returns whether this process must ``put`` a program that runs on these processes. One of them must."""
         return self._known().stands_alone or self._process_index == min(processes, default=0)
 
     def put(self, key: str, processes: Set[int], program: bytes) -> None:
@@ -120,7 +121,11 @@ class ProgramCache:
         self._uploads.add(path, len(program), functools.partial(pack, key, program))
 
     def close(self, timeout_s: float) -> None:
-        """Waits for programs that are being written, and ends all threads. Safe to repeat. Never raises."""
+        """Waits for programs that are being written, and has all threads end. Safe to repeat. Never raises.
+
+        Args:
+            timeout_s: Seconds to wait.
+        """
         if self._ended.is_set():
             return
         self._uploads.close(timeout_s)
@@ -174,7 +179,7 @@ class ProgramCache:
         return self._listing
 
     def _set_listing(self, listing: ProgramListing) -> bool:
-        """Sets what is known, once. Returns False if it was set before."""
+        """Sets the listing, once. Returns False if it was set before."""
         with self._lock:
             if self._listing is not None:
                 return False

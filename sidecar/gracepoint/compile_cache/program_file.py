@@ -1,8 +1,8 @@
 """The form of a file that holds one compiled program. Pure.
 
 A file is a line of text, a line of JSON and the bytes that JAX gave. The JSON holds JAX's key of the program, and the
-number and the SHA-256 of the bytes. So a file that is incomplete, changed or another program's is recognised before
-JAX sees its bytes.
+number and the SHA-256 of the bytes. So a file that is incomplete or changed, or holds another program, is recognised
+before JAX sees its bytes.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
 <top>/
   jax-<version>-jaxlib-<version>-<platform>-<processes>x<devices>-<hash>/   one version of JAX on one topology
-    all/                    programs on devices of several processes. The first of these processes writes each
+    all/                    programs on devices of several processes. The first of its processes writes a program
     process-<N>/            programs that process N has for itself: those on its own devices, and those whose keys
                             differ from the keys of process 0
       <program>-<hash>.program
 
 A program of one version or topology is of no use for another. With a folder for each, a process reads no more than it
-may need, and what nobody uses any more is deleted together.
+may need, and programs that nobody uses any more are deleted together.
 
-JAX's own key of a program covers all of this, too. The folder only divides the programs: if it said too little, JAX
-would still not find a program that does not fit. The exception is the CPU: a program that was compiled for one CPU may
-not run on another, and JAX's key says nothing of it.
+JAX's own key of a program covers all of this, too. The folder only divides the programs: if its name said too little,
+JAX would still not find a program that does not fit. The exception is the CPU: a program that was compiled for one CPU
+may not run on another, and JAX's key does not say which CPU it was.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Platform:
         jax: Version of jax.
         jaxlib: Version of jaxlib.
         platform: Name of JAX's backend, such as ``gpu``.
-        platform_version: What the backend says of its version. It may have several lines.
+        platform_version: The version as the backend describes it. It may have several lines.
         devices: Number of devices of each kind, of all processes.
         processes: Number of processes.
-        host: What identifies the kind of CPU. Empty unless programs run on it.
-        fingerprint: What JAX's keys of programs say of the topology. On CPUs it differs from process to process. Empty
-            if it is not known.
+        host: What identifies the kind of CPU. Empty if programs run on an accelerator.
+        fingerprint: A digest of what JAX's keys of programs contain of the topology. On CPUs it differs from process to
+            process. Empty if it is not known.
     """
 
     jax: str

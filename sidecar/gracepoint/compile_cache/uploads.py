@@ -1,8 +1,8 @@
 """Writes compiled programs to the store in the background.
 
 Any thread calls ``add``. Up to ``_THREADS`` daemon threads ("gracepoint: keeps programs") write, and end when nothing
-is left to write; ``add`` starts one again. ``_changed`` guards all state. ``close`` waits for them, up to its timeout,
-and refuses what is added later. A store that hangs keeps no process from ending.
+is left to write. ``add`` starts another one. ``_changed`` guards all state. ``close`` waits for the threads, up to its
+timeout. What is added later is not written. A store that hangs keeps no process from ending.
 
 Each file appears in the store as a whole, or not at all.
 """
@@ -20,9 +20,9 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 log = logging.getLogger(__name__)
 
 _THREADS = 4
-#: Bytes that may wait for the store. A program that comes when so many wait is not kept.
+#: Most bytes that wait to be written, or are being written. A program that does not fit in is not kept.
 _WAITING_BYTES = 1 << 30
-#: So many files that cannot be written one after the other end all writing.
+#: After this number of failures in a row, nothing more is written.
 _FAILURES = 3
 
 
@@ -43,14 +43,14 @@ class ProgramUploads:
         self._waiting: collections.deque[tuple[StoragePath, int, Callable[[], bytes]]] = collections.deque()
         self._waiting_bytes = 0
         self._threads = 0
-        self._failures = 0  # one after the other
+        self._failures = 0  # in a row
         self._bytes = 0  # written since the last call of on_idle
         self._closed = False
         self._full = False
         self.written = 0
 
     def add(self, path: StoragePath, size_bytes: int, contents: Callable[[], bytes]) -> None:
-        """Writes a file soon, in place of one that has the name already.
+        """Has a file written in the background, in place of one that has the name already.
 
         Args:
             path: The file.
@@ -99,7 +99,7 @@ class ProgramUploads:
                     self._waiting_bytes -= size_bytes
 
     def _take(self) -> tuple[StoragePath, int, Callable[[], bytes]] | None:
-        """Returns what to write next. None if the thread is to end. The last one calls ``on_idle`` before that."""
+        """Returns what to write next. None if the thread must end. The last thread calls ``on_idle`` before it ends."""
         while True:
             with self._changed:
                 if self._waiting:

@@ -1,10 +1,10 @@
 """Multi-process utilities for training code: the process index, barriers, and whether it is time to save.
 
 Everything here may be called without a session, once the JAX cluster is joined or in a single process. Processes are
-identified by ``jax.process_index()``. Barriers use the coordination service's store (``barriers``), not the devices. So
-a timeout names the missing processes, and background threads may use barriers. A collective of the devices must come in
-the same order as those of training, so it must not run in a background thread. For a barrier over the devices, which is
-Orbax's default, pass ``barrier_sync_fn=lambda *, key, timeout_ms: multihost_utils.sync_global_devices(key)``.
+identified by ``jax.process_index()``. Barriers use the coordination service's store, not the devices. So a timeout
+names the missing processes, and background threads may use barriers. A collective of the devices must come in the same
+order as those of training, so it must not run in a background thread. For a barrier over the devices, which is Orbax's
+default, pass ``barrier_sync_fn=lambda *, key, timeout_ms: multihost_utils.sync_global_devices(key)``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a session does about preemptions, from the notice to the exit of the process.
 
-``Coordinator`` owns all threads of the library but those of the checkpoint engine: the receivers', the agreement's,
-the watchdog's. Each module says what its own threads do, and what state they own. All methods belong to the training
-thread; ``end`` ends the threads.
+``Coordinator`` owns all threads that a preemption needs, except those of the checkpoint engine: the receivers', the
+agreement's, the watchdog's, the stall watch's, the substitute's. Each module says what its own threads do, and what
+state they own. All methods belong to the training thread; ``end`` ends the threads.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Coordinator:
         arrive: Passes the next sync point, as ``Agreement.arrive``. It is that method itself: a quiet sync point costs
             one call.
         reporter: Sends reports. The session reports what is not about a preemption.
-        activities: What the process does, for the watch for stalls. The session names the stages.
+        activities: What the process does, for the stall watch. The session names the stages.
     """
 
     def __init__(
@@ -224,8 +224,8 @@ class Coordinator:
         """To be called when a step fails on the devices, as it does when a peer is killed.
 
         Returns:
-            True if that is due to a preemption, which is to be ended then by ``not_saved``. The processes may not have
-            agreed before.
+            True if a preemption is the cause. The caller then ends the preemption by ``not_saved``. The processes may
+            not have agreed on a sync point yet.
         """
         if self._mailbox.current is None:
             return False
@@ -281,10 +281,11 @@ class Coordinator:
             self._stall_watch.stop()
         self._agreement.close()
         self._receivers.stop_listening()
+        # Read only now, after the agreement's reading thread has ended: that thread may have decided the exit code.
         exits = self._exit.decided
         if not exits:
             self._exit.cancel()
-        self._outcome.close(_FLUSH_S)
+        self._outcome.close(_FLUSH_S)  # before the receivers' end, which drops the reports that were not sent
         self._receivers.close()
         all_done = well or (self._alone and not exits)
         if all_done:

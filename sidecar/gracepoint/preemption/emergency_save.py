@@ -1,6 +1,6 @@
 """The agreed sync point: all processes meet, choose what to save, save it, and report. Runs in the training thread.
 
-If a snapshot could be saved in place of the current step, they meet: each process tells what it knows, and all choose
+If a snapshot could be saved in place of the current step, the processes meet: each tells what it knows, and all choose
 alike by that (``deadline_plan``). Otherwise there is nothing to choose, and each begins to save on its own. Every
 wait for other processes ends at the deadline, even if the deadline moves to an earlier time meanwhile:
 ``EpochProgress.waits_at`` names the barrier, and ``PreemptionObserver.looked`` cancels it.
@@ -173,7 +173,7 @@ class EmergencySave:
         if together is not None:
             chosen = plan(Situation.from_json(together))
         else:
-            # All save the current step. A save that was begun since the freeze began is in the way, in all of them.
+            # All save the current step. A save that was begun after the freeze began is stopped first, in all of them.
             chosen = plan(dataclasses.replace(own, snapshot=None))
             if must_choose(snapshot):
                 chosen = dataclasses.replace(chosen, choice=Choice.CANCEL_AND_SAVE)
@@ -221,7 +221,7 @@ class EmergencySave:
             reason = f"{reason}, in place of step {current}: {epoch.plan.reason}"
         if spare_s < 0:
             reason = epoch.with_doubt(reason)
-        # The commit proves for all processes that the step is written and durable; before, each knew it of itself only.
+        # The commit proves that the step is written and durable in all processes. Until then each knew only of itself.
         stages = self._gathered()
         epoch.report(Phase.WRITTEN, step=step, bytes=written_bytes, stages=stages)
         epoch.report(Phase.DURABLE, stages=stages)

@@ -11,6 +11,7 @@ from typing import Protocol
 from gracepoint import deadline_plan
 from gracepoint.deadline_plan import NewestSnapshot, Situation
 
+#: Number of the latest durations that are kept.
 _KEPT = 9
 #: Steps in flight at most; see ``session.run_ahead``.
 LIMIT = 2
@@ -81,7 +82,7 @@ class TrainingPace:
     def passed(self, now_s: float) -> None:
         """Notes that a step was passed.
 
-        The first steps do not count: they are dispatched without a wait, and one of them is compiled.
+        The first steps do not count as the longest: they are dispatched without a wait, and one of them is compiled.
         """
         last_s, self._last_s = self._last_s, now_s
         if last_s is None:
@@ -89,9 +90,8 @@ class TrainingPace:
         took_s = now_s - last_s
         self._passed += 1
         self._durations_s.append(took_s)
-        if (took_s >= LONG_STEP_S) is not (
-            self.run_ahead == 1
-        ):  # the median is computed only if it may have changed sides
+        # The median is computed only if it may have changed sides.
+        if (took_s >= LONG_STEP_S) is not (self.run_ahead == 1):
             self.run_ahead = limit(self.step_s)
         if took_s > self._longest_s and self._passed > 2 * LIMIT:  # not max(): this is part of every quiet step
             self._longest_s = took_s

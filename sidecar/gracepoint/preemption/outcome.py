@@ -156,7 +156,7 @@ class Outcome:
 
     def overdue(self) -> None:
         """Reports that the time is over while the training thread is stuck, and which process holds it up."""
-        # Half of the reserve is for this, and half for the report: a deadline that is near leaves little time.
+        # Half of the reserve is for this question, and half for the report: a near deadline leaves little time.
         most_s = self._budget.reserve_s / 2
         if self._substitute is not None:
             self._substitute.ask(self.epoch.number)

@@ -12,9 +12,9 @@ minutes if one is dead. So after a preemption no process exits regularly:
   swallow the ``SystemExit``, or be stuck in a step.
 
 A process that fails by an error of its own does exit regularly. It would wait in JAX's shutdown for peers that are
-stuck in a step without it, for minutes, while the JobSet could be started again. The watchdog gives that ``FAILED_S``
-(``hurry``). The watchdog is started with the session, as an interpreter that exits starts no threads any more. It times
-nothing before ``watch``, ``decide`` or ``hurry`` is called.
+stuck in a step without it, for minutes, while the JobSet could be started again. So the watchdog ends it after
+``FAILED_S`` (``hurry``). The watchdog is started with the session, as an interpreter that exits starts no threads any
+more. It times nothing before ``watch``, ``decide`` or ``hurry`` is called.
 
 The host's watchdog waits a little longer than the others'. All state is guarded by ``_changed``.
 """
@@ -36,13 +36,13 @@ from gracepoint.multihost import KeyValueStore
 
 log = logging.getLogger(__name__)
 
-#: How long user code may run after Preempted was raised. Not as long as the deadline leaves: the host of the
-#: coordination service waits as long for a peer that was killed, and the job cannot start again before.
+#: How long user code may run after Preempted was raised. It is not all the time until the deadline: the host of the
+#: coordination service waits as long for a peer that was killed, and the job cannot start again before that.
 LINGER_S = 5.0
 #: How long a process that failed by itself may take to exit, counted from its exit handlers on.
 FAILED_S = 15.0
 _HOST_LINGERS_LONGER_S = 2.0
-#: How long a process may take from reporting that it is gone to its exit: a few instructions, on a busy machine this.
+#: Seconds from a process's report that it is gone to its exit: a few instructions, which a busy machine may delay.
 _SETTLE_S = 0.1
 _LOOK_EVERY_S = 0.5
 _JOIN_S = 1.0
@@ -101,7 +101,7 @@ class ProcessExit:
         """Ends the process in time, unless an exit code is decided before.
 
         Args:
-            left_s: Returns the seconds that are left. No ``Deadline``, as notices may give the process more time, too.
+            left_s: Returns the seconds that are left. It is not a ``Deadline``, as a notice may also give more time.
             code: The exit code.
             on_overdue: Called by the watchdog, in a thread of its own, before it ends the process. The watchdog waits
                 for it for a second at most. It may decide another exit code.
@@ -164,7 +164,7 @@ class ProcessExit:
                 self._store.set("left/all", "")
             return
         left_s = self._until_s + _HOST_LINGERS_LONGER_S - self._clock()
-        self._store.get("left/all", timeout_s=max(0.001, left_s))  # the watchdog knows the deadline
+        self._store.get("left/all", timeout_s=max(0.001, left_s))  # the watchdog ends this wait at the deadline
         time.sleep(_SETTLE_S)
 
     def _watch(self) -> None:

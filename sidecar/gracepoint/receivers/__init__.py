@@ -1,6 +1,7 @@
 """How notices arrive and how messages go back: the operator's stream, SIGTERM and the cloud's metadata.
 
-All notices go into one ``Mailbox``. ``preemption`` calls this package; it calls ``wire``. Standard library only.
+All notices go into one ``Mailbox``. ``preemption`` and ``session`` call this package; it calls ``wire``. Standard
+library only.
 """
 
 from gracepoint.receivers.channel import ChannelError, OperatorConnection

@@ -1,7 +1,8 @@
 """HTTPS to the operator with the standard library alone.
 
-An ``OperatorConnection`` belongs to one thread. The token file is read for every request, as the kubelet renews a
-projected token in place. Proxies of the environment are not used, as the operator is inside the cluster.
+An ``OperatorConnection`` belongs to one thread. Other threads may only call ``interrupt`` and ``trust``. The token file
+is read for every request, as the kubelet renews a projected token in place. Proxies of the environment are not used, as
+the operator is inside the cluster.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ STREAM_TIMEOUT_S = 15.0
 
 
 class ChannelError(GracepointError, ConnectionError):
-    """The operator could not be reached, or refused. ``status`` is its HTTP status, None if it gave none."""
+    """The operator could not be reached, or refused. ``status`` is its HTTP status. None if there was no answer."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -107,7 +108,7 @@ class OperatorConnection:
             self._socket.settimeout(timeout_s)
 
     def interrupt(self) -> None:
-        """Ends a read or write in which this object's thread is blocked. The only method for other threads."""
+        """Ends a read or write in which this object's thread is blocked. Callable from any thread."""
         held = self._socket
         if held is not None:
             with contextlib.suppress(OSError):  # not connected any more, so no thread is blocked
@@ -142,8 +143,8 @@ class OperatorConnection:
         context = ssl.create_default_context(cadata=self._ca_certificate)
         connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
         connection.connect()
-        # Not by HTTPSConnection: a server that accepts at once may take long for the handshake, which has its own
-        # timeout.
+        # Not by HTTPSConnection, which has one timeout for both: a server that accepts at once may take long for the
+        # handshake.
         connection.sock.settimeout(handshake_timeout_s)
         try:
             connection.sock = context.wrap_socket(connection.sock, server_hostname=self._host)

@@ -156,7 +156,10 @@ class Mailbox:
             self._keep(origin, disruption)
 
     def drop(self, origin: str) -> Disruption | None:
-        """Removes a notice that is dealt with and returns it. The preemption of that name is over; None if unknown."""
+        """Removes a notice that is dealt with, and returns it. None if there is none.
+
+        If the notice has a name, that preemption is over: receivers' later posts of the name are ignored.
+        """
         with self._lock:
             post = self._posts.pop(origin, None)
             if post is not None and post.disruption.preemption:

@@ -2,19 +2,19 @@
 
 A Python signal handler runs only when the main thread returns from C++, which may take as long as a training step. The
 wakeup fd does not wait: the interpreter's C handler writes the signal's number into it at once. A **reader thread**
-("gracepoint-sigterm", daemon) is blocked on the other end and posts the notice. That C handler exists only while a
-Python handler is installed, so one is. The Python handler writes a byte of its own, in case other code has installed
-another wakeup fd, and calls the handler that was installed before. The bytes are passed on, each once, to the wakeup
-fd that was installed before, for example asyncio's, whose own handlers go on working.
+("gracepoint-sigterm", daemon) is blocked on the other end and posts the notice. The C handler exists only while a
+Python handler is installed. So this module installs one, which writes a byte of its own, in case other code has
+installed another wakeup fd, and calls the handler that was installed before. The bytes are passed on, each once, to the
+wakeup fd that was installed before, for example asyncio's, whose own handlers go on working.
 
-If other code replaces the handler or the fd later, the other of the two is enough. Code that replaces both, as
-asyncio's ``add_signal_handler(SIGTERM)`` does, takes the signal away. Only the main thread can read which fd is
+If other code replaces only the handler or only the fd later, a SIGTERM is still noticed. If it replaces both, as
+asyncio's ``add_signal_handler(SIGTERM)`` does, SIGTERM is no longer noticed. Only the main thread can read which fd is
 installed, so the reader thread checks the handler alone, every few seconds, and logs once that it was replaced.
 
 A forked child inherits all of this: a data loader's worker that is ended with SIGTERM would write into its parent's
 pipe. So the child restores the previous handler and fd at once.
 
-JAX installs a C handler when it joins a cluster. Python sees it as SIG_DFL. Our handler replaces it, and it cannot be
+JAX installs a C handler when it joins a cluster. Python sees it as SIG_DFL. Our handler replaces JAX's, which cannot be
 restored; ``on_signal`` lets the session raise JAX's notice instead. ``close`` restores the handler and the fd that
 Python knows of, and ends the thread. Python allows only the main thread to install handlers: in another thread
 ``install`` logs that and does nothing.
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _JOIN_S = 1.0
 _LOOK_EVERY_S = 5.0
 _END = b"\0"  # no signal has number 0
-_HANDLED = b"\xff"  # nor 255: SIGTERM, by way of the Python handler
+_HANDLED = b"\xff"  # nor number 255; the Python handler writes it for SIGTERM
 
 
 class SigtermReceiver:

@@ -11,7 +11,7 @@ the thread.
 A notice is taken only if it names this pod and this session: a proxy may mix up streams, and a pod may have the name
 and address of an earlier one. It is acknowledged, on the sender's own connection, and posted.
 
-The operator may send other authorities to trust. They replace those before at the next connection, so that a
+The operator may send other authorities to trust. They replace the earlier ones at the next connection, so that a
 certificate of a new authority does not cut off a running pod.
 """
 

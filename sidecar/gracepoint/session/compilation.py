@@ -6,7 +6,7 @@
   in which they were given. The order is the same in all processes. It ends when there is no function left, and is
   started again for the next one. ``Compilations.close`` waits for it: an interpreter must not end while it compiles.
 
-The result is in JAX's own memory. So the call of the jitted function finds its program there, and is what it always is:
+The result is in JAX's own memory, where the call of the jitted function finds it. Otherwise that is an ordinary call:
 other arguments are compiled anew, and static arguments and donation are those of ``jax.jit``. The queue is guarded by
 ``_changed``. Each ``_Job`` is written by the compiling thread before its ``done`` is set, and read afterwards.
 """
@@ -49,7 +49,7 @@ class _Job:
 
 
 class CompiledFunction:
-    """A function that is being compiled. A call waits for the compilation, then it is a call of the jitted function."""
+    """A function that is being compiled. The first call waits for that. Each call is a call of the jitted function."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class CompiledFunction:
         watch: ProgramWatch,
     ) -> None:
         self._jitted = jitted
-        self._job: _Job | None = job  # None once a call has found it well
+        self._job: _Job | None = job  # None after the first call that succeeded
         self._given: tuple[Any, Any] | None = given
         self._stage = stage
         self._watch = watch
@@ -109,7 +109,7 @@ class CompiledFunction:
         result = self._jitted(*args, **kwargs)
         given, self._given, self._job = self._given, None, None
         if given is not None and self._watch.count(job.name) > before:
-            differs = _difference(given, (args, kwargs))  # deleted arrays tell their forms, too
+            differs = _difference(given, (args, kwargs))  # deleted arrays still have shape and dtype
             log.warning(
                 "compiled again, as it was called in another way than compile() was told function=%s: %s",
                 job.name,
@@ -175,7 +175,10 @@ class Compilations:
         return CompiledFunction(jitted, job, (args, named), self._stage, self._watch)
 
     def close(self, timeout_s: float) -> None:
-        """Waits for the function that is being compiled. Calls compile the others. Never raises. Safe to repeat."""
+        """Waits for the function that is being compiled. Never raises. Safe to repeat.
+
+        Functions that wait for their turn are compiled by their first calls.
+        """
         with self._changed:
             self._closed = True
             for job in self._waiting:

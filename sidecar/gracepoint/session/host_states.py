@@ -68,7 +68,7 @@ class HostStates:
         """Registers a data iterator, as ``Session.restore``.
 
         Raises:
-            SettingsError: The name ``data`` is taken, or it is no iterator whose place can be saved.
+            SettingsError: The name ``data`` is taken, or ``iterator`` has no ``get_state`` or no ``set_state``.
         """
         if not (hasattr(iterator, "get_state") and hasattr(iterator, "set_state")):
             raise SettingsError(
@@ -101,7 +101,7 @@ class HostStates:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What is different for the data since the checkpoint, in words; known for ``ElasticData``."""
+        """What is different for the data since the checkpoint, in words. Empty if the data is no ``ElasticData``."""
         said = self._iterator.changed if isinstance(self._iterator, ElasticData) else ""
         return (said,) if said else ()
 

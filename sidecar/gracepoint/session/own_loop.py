@@ -34,10 +34,10 @@ class OwnLoop:
                 manager.save(step, ...); manager.wait_until_finished()
                 session.saved(step)  # ends the process; returns only after a drill
 
-        A second call at the step at which it returned True returns True again, and is no other sync point. As the
-        state is not known here, the host is not kept from running ahead of its devices: the caller's save waits for
-        them. For the same reason it is not known how long a save takes until ``own_save_took`` was called, or a drill
-        was passed. Until then a preemption is acted upon as soon as it is noticed.
+        If it has returned True at a step, another call at that step returns True again, and passes no new sync point.
+        As the state is not known here, the host is not kept from running ahead of its devices: the caller's save waits
+        for them. For the same reason it is not known how long a save takes, until ``own_save_took`` was called or a
+        drill was passed. Until then a preemption is acted upon as soon as it is noticed.
 
         Returns:
             True in all processes at the same step. Save that step now, then call ``saved``.

@@ -29,6 +29,7 @@ class PeriodicSaves:
 
     Attributes:
         restored_step: The step that was restored. None if nothing was.
+        own_step: The newest step that the training loop saved by its own means. None if there is none.
     """
 
     def __init__(self, checkpointer: StepCheckpointer, directory: str, coordinator: Coordinator) -> None:
@@ -62,7 +63,7 @@ class PeriodicSaves:
 
         Raises:
             CheckpointError: The previous save failed.
-            AgreementError: Another process is at another step; names both.
+            AgreementError: Another process is at another step. The message names both.
             BarrierError: The other processes cannot be reached.
         """
         if not self._checkpointer.save_interval.is_due(step):
@@ -78,7 +79,7 @@ class PeriodicSaves:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """The block begins a periodic save, for which ``begins`` has stopped the training. It goes on afterwards."""
+        """The block begins a periodic save, for which ``begins`` has stopped the training. Then training goes on."""
         begun = False
         try:
             with self._coordinator.activities.at("periodic save"):
@@ -103,8 +104,8 @@ class PeriodicSaves:
     def _is_the_save_before_over(self) -> bool:
         """Waits for the previous save, as host memory has room for one snapshot.
 
-        Once the freeze has begun, the other processes wait at the next sync point. So the save under way is stopped as
-        long as there is time to save the current step. When there is not, that save is the best that can be had.
+        Once the freeze has begun, the other processes wait at the next sync point. If there is time to save the current
+        step, the save under way is stopped. Otherwise it goes on, as nothing newer can be committed in time.
 
         Returns:
             False if the save has not ended and a preemption leaves no more time.

@@ -17,7 +17,7 @@ from typing import Any
 from gracepoint import trace
 
 _PREFIX = "/jax/core/compile/"
-#: From the end of JAX's name of an event to what it is in the trace. The last makes the program, or loads it.
+#: The end of JAX's name of an event -> the word for it in the trace. The last event makes the program, or loads it.
 _MAKES = "backend_compile_duration"
 _WORDS = {"jaxpr_trace_duration": "trace", "jaxpr_to_mlir_module_duration": "lower", _MAKES: "compile or load"}
 _FOUND = "/jax/compilation_cache/cache_hits"
@@ -31,7 +31,7 @@ class ProgramCounts:
     Attributes:
         there: Number of programs that were compiled, or loaded from a cache that outlives the process.
         found: Number of programs that were loaded.
-        newest_s: When the newest program was there, on the clock. None: there is none.
+        newest_s: When the newest of these programs was there, on the clock in seconds. None: there is none.
     """
 
     there: int = 0

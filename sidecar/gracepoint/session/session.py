@@ -1,8 +1,8 @@
 """What a training loop holds.
 
 All methods of ``Session`` belong to the training thread and are collective: every process makes the same calls in the
-same order. Everything about preemptions is the ``Coordinator``'s, with its threads. ``close`` ends all threads. If the
-process exits without it, an exit handler does, and tells the other processes that this one broke off.
+same order. The ``Coordinator`` and its threads do everything about preemptions. ``close`` ends all threads. If the
+process exits without ``close``, an exit handler ends them, and tells the other processes that this one broke off.
 
 The sync points are ``step``, ``poll`` and ``reached_preemption``. A loop may pass them at every step or at every k-th,
 as long as all processes do so alike. A preemption is acted upon at the next sync point and not before.
@@ -82,7 +82,7 @@ class Session(OwnLoop):
         self._programs = programs
         self._checkpointer = checkpointer
         self._values = HostStates()
-        self._began = self._own_loop = False  # restore or a sync point was called; reached_preemption was
+        self._began = self._own_loop = False  # see ``OwnLoop``
         self._run_ahead = RunAhead()
         self._hints = Hints(clock)
         self._forecaster = Forecaster(meeting.gang.process_count, checkpointer.throughput, settings.margin, clock)
@@ -250,7 +250,7 @@ class Session(OwnLoop):
                 is False and ``reason`` says why.
             CheckpointError: The previous periodic save failed. Or this is the first step, ``restore`` was not called,
                 and the directory has a step that is as new or newer.
-            AgreementError: A periodic save is due, and another process is at another step; names both.
+            AgreementError: A periodic save is due, and another process is at another step. The message names both.
             SettingsError: ``step`` is no step's number, or the session is closed.
         """
         number = self._points.begin_step(step)
@@ -368,7 +368,8 @@ class Session(OwnLoop):
             return  # the end of a forked child says nothing about its parent
         trace.moment("the interpreter ends")
         self._break_off("the process ended without close()")
-        if self._checkpointer.save_progress is None:  # else a job elsewhere would wait until the lease has expired
+        # Without the release, a job elsewhere waits until the lease has expired. A save under way still needs it.
+        if self._checkpointer.save_progress is None:
             self._checkpointer.access.release()
         self._coordinator.exit_process(uncaught=getattr(sys, "last_value", None) is not None)
         self._compilations.close(_CLOSE_TIMEOUT_S)  # an interpreter must not end while a thread compiles

@@ -17,7 +17,7 @@ from gracepoint.preemption.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
 
-#: A save that took no time by the clock took this many seconds.
+#: A save counts as having taken at least this many seconds: 0 is not a duration that ``own_save_took`` accepts.
 _LEAST_S = 1e-3
 
 
@@ -49,7 +49,7 @@ class SyncPoints:
         self._clock = clock
         self._asked_at_s = 0.0
         self._preempted: Preempted | None = None  # what was raised; raised again if the training loop swallowed it
-        self._grows = True  # no step was passed that is not above the one before
+        self._grows = True  # False once a step was not above the one before
         self.asked: int | None = None
         self.closed = False
 
@@ -163,7 +163,7 @@ class SyncPoints:
 
 
 def checked(step: Any) -> int:
-    """Returns the step as a plain integer: one of numpy or JAX cannot be compared and written in time.
+    """Returns the step as a plain ``int``. One of numpy or JAX cannot be written as JSON, and is slow to compare.
 
     Raises:
         SettingsError: It is no number of steps.

@@ -68,7 +68,7 @@ class Notice(Frame):
         preemption: Name of the Preemption object.
         pod_uid: UID of the pod that is told. The library ignores a notice for another pod.
         session: Session that is told. The library ignores a notice for another session.
-        workload_uid: The JobSet's UID.
+        workload_uid: UID of the JobSet, or of the Job by itself.
         cause: Why, for example ``SpotTermination``; a word of the operator's signal table.
         signal: What was seen, for example "taint cloud.google.com/impending-node-termination".
         confidence: How certain it is that the pod will die.
@@ -76,10 +76,10 @@ class Notice(Frame):
         remaining_s: Seconds until the deadline, at the moment of sending.
         deadline: The deadline in RFC 3339, UTC. For the record: decisions go by ``remaining_s``.
         mode: What the notice asks for.
-        revision: Identifies the deadline: the record's, in milliseconds since 1970 by the operator's clock. It is the
-            same in all replicas and however late the notice is read, so a repeated notice can be told from one whose
-            deadline has moved. It is only compared, never used as a time. Absent: an older operator; then the reader
-            compares ``remaining_s``.
+        revision: Identifies the deadline: in milliseconds since 1970, by the operator's clock. Two that differ by at
+            most ``SAME_REVISION`` mean the same deadline, whichever replica sent them and however late they are read.
+            So a repeated notice can be told from one whose deadline has moved. It is only compared, never used as a
+            time. Absent: an older operator; then the reader compares ``remaining_s``.
     """
 
     type: ClassVar[str] = "notice"
@@ -127,7 +127,7 @@ class Hint(Frame):
             meaning.
         pod_uid: UID of the pod that is told.
         session: Session that is told.
-        workload_uid: The JobSet's UID.
+        workload_uid: UID of the JobSet, or of the Job by itself.
         cause: Why, as in ``Notice``.
         signal: One of the signs, in words.
         nodes: Names of the nodes that are concerned.
@@ -147,8 +147,8 @@ class Hint(Frame):
 class Trust(Frame):
     """The authorities to trust from now on, in place of those before. Sent only if the subscription has ``trust``.
 
-    It comes before the operator's certificate is one of a new authority, and is for the next connections. The open
-    stream goes on.
+    The operator sends it before its own certificate is one of a new authority. The frame counts for connections that
+    are opened later; the open stream goes on.
 
     Attributes:
         authorities: PEM certificates.

@@ -80,7 +80,7 @@ class Subscription(Message):
         pod_name: The pod's name.
         pod_uid: The pod's UID. The operator compares it with the bound token and with its own view of the pod.
         session: Nonce that ``attach`` makes. The library ignores frames for another session.
-        workload_uid: The JobSet's UID.
+        workload_uid: UID of the JobSet, or of the Job by itself.
         restart_attempt: The JobSet's number of restarts when the pod was created; 0 for the first start.
         process_index: ``jax.process_index()``.
         process_count: How many processes train together.
@@ -145,9 +145,9 @@ class Report(Message):
     Attributes:
         pod_uid: UID of the pod that writes.
         session: Session that writes.
-        workload_uid: The JobSet's UID.
+        workload_uid: UID of the JobSet, or of the Job by itself.
         preemption: Name of the Preemption object. Empty if the processes learnt of the preemption without the operator
-            (SIGTERM): the operator then takes the open Preemption of the JobSet, or makes one with ``cause``.
+            (SIGTERM): the operator then takes the workload's open Preemption, or makes one with ``cause``.
         phase: How far the preemption is.
         cause: Why, as in ``Notice``.
         process_count: How many processes train together.
@@ -198,7 +198,7 @@ class Forecast(Message):
     Attributes:
         pod_uid: UID of the pod that writes.
         session: Session that writes.
-        workload_uid: The JobSet's UID.
+        workload_uid: UID of the JobSet, or of the Job by itself.
         state_bytes: Bytes of the state over all processes.
         step_s: Seconds of one training step.
         drain_s: Seconds for the steps in flight.
@@ -240,7 +240,7 @@ class Resumption(Message):
     Attributes:
         pod_uid: UID of the pod that writes.
         session: Session that writes.
-        workload_uid: The JobSet's UID.
+        workload_uid: UID of the JobSet, or of the Job by itself.
         restart_attempt: As in ``Subscription``.
         restored_step: The step that was restored. None if there was no checkpoint, so that training began at step 0.
         training: False after the restore, True after the first step after it.
@@ -271,17 +271,17 @@ class Stall(Message):
     Attributes:
         pod_uid: UID of the pod that writes.
         session: Session that writes.
-        workload_uid: The JobSet's UID.
+        workload_uid: UID of the JobSet, or of the Job by itself.
         over: True if there is progress again. The other fields then say which stall that was.
         stage: What the writer does, in words.
         step: The step that the writer has reached.
         for_s: Seconds for which the writer has made no progress.
         suspects: ``jax.process_index()`` of the processes that hold up the others. Empty if that is not known.
         message: Why they are suspected, in words.
-        stack: Where the first suspect is, as lines of a traceback. Empty if it has not said so. An older writer then
-            says where it is itself.
-        beside: True if a process beside the training process writes it, which looks at that from outside. It is about
-            the writer's pod alone.
+        stack: Where the first suspect is, as lines of a traceback. Empty if it has not said so. An older library then
+            sends the writer's own stack.
+        beside: True if the writer is not the training process but another process of its pod, which watches it from
+            outside. The message is about that pod alone.
         pods: Names of the suspects' pods, as far as they are known. None: the writer is older than this field.
     """
 

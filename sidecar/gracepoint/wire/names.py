@@ -31,7 +31,8 @@ DEFAULT_HEAD_START_S = 60.0
 
 #: Seconds without progress after which a process is reported as stalled, if the policy names none.
 DEFAULT_STALL_AFTER_S = 900.0
-#: What follows from a stall. "report": it is said. "restart": the processes exit, too, so that the job starts again.
+#: What follows from a stall. "report": it is logged and reported. "restart": the processes also exit, so that the job
+#: starts again.
 STALL_REPORT = "report"
 STALL_RESTART = "restart"
 
@@ -117,7 +118,7 @@ class Env:
     STALL_ACTION = "GRACEPOINT_STALL_ACTION"  # STALL_REPORT or STALL_RESTART
     COMPILATION_CACHE = "GRACEPOINT_COMPILATION_CACHE"  # off, on, or URI or path of a directory; absent: off
     COMPILATION_CACHE_BYTES = "GRACEPOINT_COMPILATION_CACHE_BYTES"  # of all compiled programs together
-    COMPILATION_CACHE_DAYS = "GRACEPOINT_COMPILATION_CACHE_DAYS"  # days without use after which one is deleted
+    COMPILATION_CACHE_DAYS = "GRACEPOINT_COMPILATION_CACHE_DAYS"  # days without use before one is deleted
     TRACE = "GRACEPOINT_TRACE"  # path of a folder for traces; absent: none is written
 
 

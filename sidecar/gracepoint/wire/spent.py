@@ -1,4 +1,4 @@
-"""Parts of messages of the primary process: what its time went into, and for what the step that it restored was saved.
+"""Parts of the primary process's messages: what its time went into, and for what the restored step was saved.
 
 The rules of ``messages`` hold here, too.
 """
@@ -28,8 +28,8 @@ class Spent(Message):
         saving_s: Seconds for which saves of all kinds stopped the training.
         saves: Number of periodic saves.
         saves_s: Seconds for which periodic saves stopped the training. They are part of ``saving_s``.
-        passed: For how many seconds this process had trained when it passed some steps, without the time of saves. By
-            the number of the step; the newest of those at which saves began or a message was sent. None: none is known.
+        passed: Seconds for which this process had trained when it passed a step, without the time of saves. The keys
+            are numbers of steps: the newest of those at which a save began or a message was sent. None: none is known.
         saved_s: When the newest step was passed that is known to be committed in this start. None: none is known.
         age_s: For how many seconds the process had run when ``attach`` was called. None: it is not known.
         compiled_s: When the newest of the programs that the first step needs was compiled or loaded. None: not yet, or

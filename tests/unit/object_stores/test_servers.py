@@ -87,7 +87,7 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path, mon
 def test_missing_servers_are_named_with_the_command_that_builds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRACEPOINT_CACHE", str(tmp_path))
+    monkeypatch.setenv("TESTCLUSTER_CACHE", str(tmp_path))
     assert servers.why_not() == (
         "not built: fake-gcs-server, versitygw; run: make servers (which needs Go: https://go.dev/doc/install)"
     )

@@ -13,7 +13,7 @@ from tests.testcluster.api import ClusterError
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRACEPOINT_CACHE", str(tmp_path))
+    monkeypatch.setenv("TESTCLUSTER_CACHE", str(tmp_path))
 
 
 def test_the_environment_moves_it(tmp_path: Path) -> None:

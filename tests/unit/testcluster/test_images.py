@@ -14,7 +14,7 @@ from tests.testcluster import images, parts
 
 
 def test_clusters_that_start_at_once_build_an_image_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRACEPOINT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TESTCLUSTER_CACHE", str(tmp_path / "cache"))
     program = tmp_path / "pause"
     program.write_text("program")
     built: list[str] = []

@@ -70,7 +70,7 @@ class Tools:
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
-    monkeypatch.setenv("GRACEPOINT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TESTCLUSTER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return Tools(tmp_path)
 

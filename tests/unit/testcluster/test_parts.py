@@ -15,7 +15,7 @@ from tests.testcluster.parts import PARTS
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRACEPOINT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TESTCLUSTER_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)

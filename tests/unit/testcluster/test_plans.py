@@ -17,7 +17,7 @@ from tests.testcluster.network import Network
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRACEPOINT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TESTCLUSTER_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,4 @@ def test_programs_that_mount_are_no_need_of_a_cluster(monkeypatch: pytest.Monkey
 
 def test_a_cache_where_nodes_have_their_own_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "folder", lambda *names: Path("/var/lib/x", *names))
-    assert "set GRACEPOINT_CACHE" in system._cache_place().fix
+    assert "set TESTCLUSTER_CACHE" in system._cache_place().fix

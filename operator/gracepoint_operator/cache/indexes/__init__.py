@@ -1,5 +1,5 @@
-"""The known objects, by what is asked of them: pods by node and by workload, marks, devices, Evictions.
+"""The known objects, indexed by how they are looked up: pods by node and by workload, marks, devices, Evictions.
 
-``cluster_cache`` changes it, and the modules beside it read it. ``first_seen`` is also used by ``recording``. It calls
-``model``, ``signals`` and ``preemption_store``.
+``cluster_cache`` changes the indexes, and the other modules of ``cache`` read them. ``recording`` also uses
+``first_seen``. The indexes call ``model``, ``signals`` and ``preemption_store``.
 """

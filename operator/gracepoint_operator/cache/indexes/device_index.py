@@ -17,7 +17,7 @@ from gracepoint_operator.signals import Mark
 _TEXT_LIMIT = 512
 
 
-#: UID of the ResourceSlice or DeviceTaintRule, which devices have the taint, and the taint.
+#: UID of the ResourceSlice or DeviceTaintRule, the selector of the devices that have the taint, and the taint.
 _Taint = tuple[str, DeviceSelector, Mark]
 
 

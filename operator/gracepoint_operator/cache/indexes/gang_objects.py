@@ -41,7 +41,7 @@ class GangObjects:
         self._queued_as: dict[str, set[str]] = collections.defaultdict(set)  # UID of itself or its owner -> UIDs
 
     def put_node(self, node: Node, *, disrupted: bool) -> bool:
-        """Returns whether it changed."""
+        """Stores a node. Returns whether it changed."""
         before = self.nodes.get(node.name)
         self.nodes[node.name] = node
         if disrupted:
@@ -57,7 +57,7 @@ class GangObjects:
             self.disrupted_nodes.discard(name)
 
     def put_workload(self, workload: Workload) -> bool:
-        """Returns whether it changed."""
+        """Stores a workload. Returns whether it changed."""
         if self.workloads.get(workload.uid) == workload:
             return False
         self.drop_workload(workload.uid)
@@ -77,7 +77,7 @@ class GangObjects:
                 discard(self._queued_as, queued, uid)
 
     def put_pod(self, pod: Pod) -> bool:
-        """Returns whether it changed."""
+        """Stores a pod. Returns whether it changed."""
         before = self.pods.get(pod.uid)
         if before == pod:
             return False
@@ -104,7 +104,7 @@ class GangObjects:
         return {pod.workload_uid}
 
     def put_job(self, job: Job) -> bool:
-        """Returns whether it changed."""
+        """Stores a Job. Returns whether it changed."""
         before = self.jobs.get(job.uid)
         if before == job:
             return False

@@ -1,4 +1,4 @@
-"""Lists objects of the API server where waiting for a watch is not enough: at start, now and then, after gaps.
+"""Lists objects of the API server where a watch is not enough: at start, now and then, and after gaps.
 
 The controller, the decider, the watches and ``channel`` call it. It calls ``cluster_cache`` and ``kube``.
 """

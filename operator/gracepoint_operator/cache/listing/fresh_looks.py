@@ -1,4 +1,4 @@
-"""Reads one workload and what it depends on from the API server, to learn why pods were deleted or it is suspended.
+"""Reads a workload and the objects around it afresh, to learn why its pods were deleted or why it is suspended.
 
 A watch shows a past state, and watches of different kinds show different ones. A read that begins after an event sees
 whatever caused the event.

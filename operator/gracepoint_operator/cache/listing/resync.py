@@ -49,7 +49,7 @@ ALWAYS: Set[kinds.Kind] = SELECTORS.keys() - kinds.DEVICES
 OPTIONAL: frozenset[kinds.Kind] = kinds.DEVICES | {kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS, kinds.EVICTIONS}
 
 
-#: How long what changed during a list may take to come from the watch.
+#: How long the watch may take to bring what changed during a list.
 _EVENTS_COME_S = 5.0
 
 
@@ -59,9 +59,10 @@ async def _nothing(kind: kinds.Kind) -> None:
 
 @dataclasses.dataclass
 class Findings:
-    """What was found and nobody was told of yet. A list that fails leaves here what it found before.
+    """What sweeps have found and not reported yet.
 
-    The list after it stores the same objects again, and cannot find what changed: their versions are known by then.
+    If a list fails, what it found before stays here for the next sweep. That sweep cannot find it again: by then the
+    versions of these objects are known, so they do not count as changed.
 
     Attributes:
         affected: UIDs of the workloads to which it matters what was found.
@@ -112,8 +113,8 @@ async def sweep(
         watches: Has the version up to which each kind was watched. Is told of failures.
         wanted: The kinds to list.
         begins: Awaited before a kind is listed.
-        findings: What sweeps that failed have found before. What this one finds is added at once. None: nothing.
-        metadata_only: True: only finds what no longer exists, and which kinds have changed.
+        findings: What sweeps that failed have found. This sweep adds what it finds at once. None: nothing was found.
+        metadata_only: If True, the sweep only finds what no longer exists, and which kinds have changed.
 
     Raises:
         kube.KubeError: The API server cannot be asked for a kind that is not optional.

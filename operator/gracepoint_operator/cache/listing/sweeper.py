@@ -1,12 +1,12 @@
 """Lists the cluster: at start until that succeeds, every five minutes, and a kind when events may have been missed.
 
-No watch repeats a deletion. So after a watch may have missed one, its kind is listed. When a watch begins, it begins
-after a version, and everything before it is listed: so at start, each kind is listed once its watch has begun, or after
-a while without it. The lists every five minutes compare versions only. A kind of which something newer exists is then
+No watch repeats a deletion. So if a watch may have missed one, its kind is listed. A watch shows only what happens
+after the version at which it begins. So at start each kind is listed once its watch has begun, or after a while if it
+has not. The lists every five minutes compare versions only. If something newer of a kind exists, the kind is then
 listed in full.
 
 One task on the controller's event loop, which runs until it is cancelled. An optional kind that cannot be listed is
-left out and tried again. Nothing else waits for it.
+left out and tried again. Nothing else waits for that kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AGAIN_S = 2.0
 _LEFT_OUT_AGAIN_S = 30.0
 #: An outage ends for all kinds at about the same time.
 _GAPS_TOGETHER_S = 1.0
-#: So long the first lists wait for the watches to begin, all together.
+#: How long the first lists wait for the watches to begin, all lists together.
 _WATCHES_BEGIN_S = 10.0
 _LOOK_S = 0.05
 
@@ -71,7 +71,7 @@ class Sweeper:
         self._watched = watched
         self._listed: set[kinds.Kind] = set()
         self._left_out: set[kinds.Kind] = set()  # optional kinds that could not be listed
-        self._gaps: dict[kinds.Kind, bool] = {}  # kinds of which events may have been missed; False: only deletions
+        self._gaps: dict[kinds.Kind, bool] = {}  # kinds whose events may have been missed; False: only deletions
         self._gap = asyncio.Event()
         self._findings = Findings()  # what ``after`` was not told of yet
         self._all_at = 0.0  # when all kinds are listed next, by the loop's clock

@@ -172,7 +172,7 @@ class ChannelConnections:
             accepted.close()
             raise
         if room is _Room.REFUSED:
-            self._closed(address, CloseReason.ADDRESS_FULL)  # who sees the end of the connection finds it counted
+            self._closed(address, CloseReason.ADDRESS_FULL)  # before the close: a peer that sees it finds it counted
             accepted.close()
             return
         loop = asyncio.get_running_loop()

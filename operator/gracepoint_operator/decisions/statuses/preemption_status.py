@@ -239,7 +239,7 @@ def exits_condition(spec: PreemptionSpec) -> Condition:
     breaker = spec.policy.spec.exit_breaker
     if spec.cause == Cause.TIME_LIMIT:
         reason = REASON_TIME_LIMIT
-        message = "the gang saves and trains on: its time is limited, and leaving would begin that anew"
+        message = "the gang saves and trains on: its time is limited, and an exit would start that time again"
     else:
         reason = REASON_EXIT_BREAKER
         message = (

@@ -2,13 +2,13 @@
 
 One task on the controller's event loop looks twice a minute: it counts the pods that run and those that are connected
 to this replica, joins the numbers of the other replicas, which the watch brings with the policies, and hands the result
-to ``PolicyWriter``. It writes this replica's numbers only if they changed, and once a minute.
-``close`` takes them back.
+to ``PolicyWriter``. It writes this replica's numbers if they changed, and otherwise once a minute. ``close`` takes them
+back.
 
-While the API server does not answer, the other replicas' numbers are old. Then nothing is judged. It may also answer
-for all policies but some, for which an admission webhook is down. A replica that cannot write into a policy does not
-judge it, and goes on with the others. One that has nothing to write there does not notice, and may count the pods of
-other replicas as missing. One that can write nowhere judges nothing.
+While the API server does not answer, the other replicas' numbers are old, so nothing is judged. The API server may also
+refuse writes to some policies only, for example while an admission webhook is down. A replica that cannot write into a
+policy does not judge that policy, and goes on with the others. A replica that has nothing to write there does not
+notice, and may count the pods of other replicas as missing. A replica that can write into no policy judges nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ConnectionWriter:
         self._view_age_s = view_age_s
         self._recorded: set[_Key] = set()  # policies whose status has numbers of this replica
         self._unwritten: dict[_Key, client.Unavailable] = {}  # policies whose newest write failed; longest tried first
-        self._answered_at = float("-inf")  # when it answered one last
+        self._answered_at = float("-inf")  # when a write last succeeded, in seconds since the epoch
         self._events = EventRecorder(api, clock, replica)
         self._missing_since: dict[str, float] = {}  # UID of the workload -> since when pods are missing
         self._running_since: dict[str, float] = {}  # UID of the pod -> since when it was seen to run

@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 _ENTRIES = 50
 #: Changes of one account that wait to be written. While the API server is out of reach, more are dropped.
 _WAITING = 1000
-#: A large gang is looked at less often: after so many seconds for each of its pods. While it starts, each of its pods
+#: A large gang is looked at less often: after this many seconds for each of its pods. While it starts, each of its pods
 #: changes several times, and each time the gang is decided about.
 _PER_POD_S = 0.0005
 #: If that is less than this, it is looked at every time.
 _AT_ONCE_S = 0.01
-#: An entry in which nothing has changed is written again after so many seconds, if the status is written anyway.
+#: An entry in which nothing has changed is written again after this time, if the status is written anyway.
 _OLD_S = 300.0
 
 
@@ -64,7 +64,7 @@ class _Account:
         waiting: The changes that are not written, oldest first.
         handed: How many of these are being written.
         known: What was seen of the current life.
-        rests_until: Until when they are not looked at again, in seconds since the epoch.
+        rests_until: Until when the pods are not looked at again, in seconds since the epoch.
     """
 
     begun: GoodputLedger

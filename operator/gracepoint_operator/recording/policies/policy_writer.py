@@ -63,7 +63,7 @@ class PolicyWriter:
         self._protects_pods = protects_pods
         self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
-        self._mended: set[Key] = set()  # nothing is refused any more, which is not written yet
+        self._mended: set[Key] = set()  # policies of which nothing is refused any more, until that is written
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
         self.goodput = GoodputRecorder(cache, self.touch, metrics, clock)
@@ -120,7 +120,7 @@ class PolicyWriter:
     def stalls(self, policy: Key, stalled: Mapping[str, str]) -> None:
         """Takes the stalls of the policy's gangs: by the workload's name, what is known of each.
 
-        That there are none is written once. After that, the other replica may be told of one.
+        An empty mapping is written once, and not again: the other replica may be told of a stall after that.
         """
         self._stalls[policy] = dict(stalled)
         self.touch(*policy)

@@ -33,7 +33,8 @@ from gracepoint_operator.workloads import Workload
 
 log = logging.getLogger(__name__)
 
-# Of one gang, what is shown. Storage that hangs can stop the trainers of all pods. A pod may say anything.
+#: At most this number of stalls of one gang is shown, because storage that hangs can stop the trainers of all pods. At
+#: most this number of characters of a pod's name is shown, because a pod may say anything.
 _SHOWN, _POD_CHARACTERS = 10, 253
 
 
@@ -46,7 +47,7 @@ class _Told:
 
     @property
     def pods(self) -> list[str]:
-        """Names of the pods that hold up the others. Who looks at a pod from outside can tell of that pod alone."""
+        """Names of the pods that hold up the others. A process that looks at one pod from outside tells of it alone."""
         return [self.pod.name] if self.stall.beside else self.stall.pods or []
 
 

@@ -63,10 +63,10 @@ def put_pod_rules(
 
     Args:
         member: The Job.
-        ours: The rules. They have one action.
+        ours: The contract's rules. All have the same action.
         codes: Exit codes of the training container after a save.
-        expected: The action of a rule that is about them, and why.
-        problems: Gets the user's rules that contradict.
+        expected: The action that a user's rule about these codes must have, and why.
+        problems: Gets the user's rules that contradict the contract.
     """
     pod_failure_policy = member.job.get("podFailurePolicy") or {}
     member.job["podFailurePolicy"] = pod_failure_policy

@@ -56,7 +56,7 @@ def allow_restarts_in_place(member: TrainingJob, problems: Problems) -> None:
             expected=f"{BACKOFF_LIMIT}, which JobSet requires with the restart strategy {STRATEGY}",
             fix="Remove it",
         )
-    # JobSet requires these to be written, also if they are the default.
+    # JobSet requires these to be written, even if they are the default.
     if job.get("podReplacementPolicy") is None:
         job["podReplacementPolicy"] = "Failed"
     if job.get("parallelism") is None and job.get("completions") is None:

@@ -27,10 +27,10 @@ from gracepoint_operator.webhooks.contracts.contract_parts import (
 from gracepoint_operator.webhooks.pod_template import check_template
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob
 
-#: The default of Kubernetes, and what it is without one (k8s.io/kubernetes/pkg/apis/batch/v1, defaults).
+#: The default of Kubernetes, and the one beside backoffLimitPerIndex (k8s.io/kubernetes/pkg/apis/batch/v1, defaults).
 _DEFAULT_BACKOFF_LIMIT = 6
 _NO_BACKOFF_LIMIT = 2**31 - 1
-#: Restart policies that are refused, and how they are called. A Job with the default is no valid one either.
+#: Restart policies that are refused, and what messages call them. Kubernetes refuses a Job with the default, too.
 _RESTARTS_IN_PLACE = {"OnFailure": "OnFailure", "Always": "Always (the default where it is not set)"}
 #: Kueue reads it to admit a Job with fewer pods.
 PARTIAL_ADMISSION = "kueue.x-k8s.io/job-min-parallelism"
@@ -121,7 +121,7 @@ def _replace_uncounted(member: TrainingJob, policy: CheckpointPolicySpec, proble
             job["backoffLimit"] = _NO_BACKOFF_LIMIT
     if job.get("podReplacementPolicy") != "Failed":
         job["podReplacementPolicy"] = "Failed"  # Kubernetes allows no other beside a podFailurePolicy
-    expected = "Ignore: whoever leaves, the Job replaces without counting"
+    expected = "Ignore: the Job replaces pods that leave, without counting"
     put_pod_rules(member, own_pod_rules(member, policy), exit_codes(policy), expected, problems)
 
 

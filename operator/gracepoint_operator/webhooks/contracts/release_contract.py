@@ -130,7 +130,7 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems
         member,
         own_pod_rules(member, policy),
         exit_codes(policy),
-        "FailJob: whoever leaves, the gang leaves as a whole and the JobSet restarts it",
+        "FailJob: if one pod leaves, the gang leaves as a whole and the JobSet restarts it",
         problems,
     )
 

@@ -200,7 +200,7 @@ def _filled_in(directory: str) -> str:
 
 
 def _cache_of(policy: CheckpointPolicySpec) -> dict[str, object]:
-    """Returns the settings of the compilation cache. None if it is off, as the library has it off by default."""
+    """Returns the settings of the compilation cache. Empty if it is off, because that is the library's default."""
     cache = policy.compilation_cache
     if not cache.enabled:
         return {}

@@ -2,9 +2,9 @@
 
 The keeper is an init container with ``restartPolicy: Always``. The kubelet starts it before the training container, and
 tells it to end after that, within the pod's grace period. It runs the training container's own image, and sees the same
-volumes and credentials, as it writes the same checkpoints. It has the token for the operator, too: it reports that the
-trainer does not run. Because it is there first, it also has the newest checkpoint
-read into the page cache while the training container starts.
+volumes and credentials, because it writes the same checkpoints. It has the token for the operator, too: it reports that
+the trainer does not run. Because it starts first, it also has the newest checkpoint read into the page cache while the
+training container starts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gracepoint_operator.webhooks.training_jobs import Json
 #: Name of the container and of the volume with its socket. The name is reserved.
 KEEPER = "gracepoint-keeper"
 
-_MEMORY = "512Mi"  # of its own: snapshots are charged to the training container, which touches them first
+_MEMORY = "512Mi"  # for itself: snapshots are charged to the training container, which touches them first
 _CPU = "1"
 # The library's module that reads ahead. A keeper of an older library ignores it.
 _READS_AHEAD = "gracepoint.session.ahead_in_keeper"
-# Of the trainer alone, which tells the keeper where the operator is: the operator's address may change for new pods.
+# Variables that only the trainer has. It tells the keeper where the operator is, whose address may change for new pods.
 _NOT_ITS = frozenset({Env.OPERATOR_URL, Env.CA_CERTIFICATE, Env.TOKEN_FILE})
-# Of the training container, taken over as they are.
+# Fields of the training container that are taken over as they are.
 _SHARED = ("image", "imagePullPolicy", "envFrom", "securityContext", "workingDir")
 
 

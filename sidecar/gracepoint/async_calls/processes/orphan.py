@@ -33,11 +33,12 @@ def run_last() -> None:
 
 
 def is_orphan(connection: socket.socket, trainer: int | None) -> bool:
-    """Returns whether the trainer has died, or has let go of its worker altogether.
+    """Returns whether the trainer has died, or has closed the connection in both directions.
 
     Args:
         connection: The socket to the trainer. A trainer that only says that no more calls come still reads from it.
-        trainer: A file descriptor that is readable once the trainer has ended. None: it has, or cannot be observed.
+        trainer: A file descriptor that is readable once the trainer has ended. None: it has ended already, or cannot be
+            observed from here.
     """
     return _poll(connection, trainer, 0)
 

@@ -6,7 +6,7 @@ for, and which niceness the session is to have.
 
 The kernel lets processes without a privilege change the niceness of sessions once in 0.1 s, all of them together. If it
 refuses, one daemon thread ("gracepoint: niceness") tries again, so that no save waits. It ends when the session has the
-niceness, or ``_TRIES`` after somebody last wanted another one.
+niceness, or after ``_TRIES`` attempts since somebody last asked for a niceness.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _TRIES, _TRY_EVERY_S = 50, 0.11
 _nice = 0
 _lock = threading.Lock()  # protects what follows
 _wanted = 0
-_tries = 0  # that the thread still has. 0: there is no such thread
+_tries = 0  # attempts that the thread still has; 0: there is no thread
 
 
 def give_way(nice: int, *, idle: bool = False) -> None:
     """Leaves the CPU to the training, as far as ``nice`` says, or all of it if ``idle``.
 
-    The kernel must also not prefer this process to a thread of the training that wakes up (``SCHED_BATCH``). Outside of
-    control groups, it weighs sessions against each other and not processes (sched(7), "The autogroup feature"), and
-    this process leads one.
+    With ``SCHED_BATCH``, the kernel does not prefer this process to a thread of the training that wakes up. Outside of
+    control groups, the kernel weighs sessions against each other and not processes (sched(7), "The autogroup feature").
+    This process leads a session, so the niceness of that is set, too.
     """
     global _nice
     _nice = nice

@@ -4,9 +4,8 @@ Run by ``worker_process`` as ``python -m gracepoint.async_calls FD``. The main t
 and answers. It ends when the trainer has closed the connection or has died, but first it runs all calls that were
 handed over. One daemon thread waits for the death of the trainer, and then limits the time that the worker still has.
 
-The worker leads a session of its own and ignores SIGTERM, SIGINT and SIGHUP. Who stops a job sends these to the
-trainer, and the worker must finish what the trainer handed over. It imports no JAX by itself, and JAX finds only the
-CPU here.
+The worker leads a session of its own and ignores SIGTERM, SIGINT and SIGHUP. These signals stop a job, and the worker
+must still finish what the trainer handed over. It imports no JAX by itself, and JAX finds only the CPU here.
 """
 
 from __future__ import annotations
@@ -81,7 +80,8 @@ def _end_after(connection: socket.socket, trainer: int | None, limit_s: float) -
 def _next_call(connection: socket.socket, trainer: int | None) -> tuple[int, int, int, list[int]] | None:
     """Returns the next call. None if no more can come: the connection is closed, or the trainer has ended.
 
-    A process that the trainer forked may hold the connection open after the trainer's end. So its end counts, too.
+    A process that the trainer forked may hold the connection open after the trainer's end. So the trainer's end counts,
+    too.
     """
     waited_for: list[socket.socket | int] = [connection] if trainer is None else [connection, trainer]
     readable, _, _ = select.select(waited_for, [], [])

@@ -38,7 +38,7 @@ _HIDDEN = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", 
 
 
 class CallFailed(GracepointError):
-    """A call failed in this process's worker or thread. The message is the traceback."""
+    """A call failed in this process's worker or thread. The message is the traceback, or how the worker ended."""
 
 
 class WorkerProcess:
@@ -116,7 +116,7 @@ class WorkerProcess:
             return not self._ended
 
     def send(self, number: int, block: Block, header_bytes: int, shared: Sequence[Block] = ()) -> Future[None]:
-        """Hands a call over. Its bytes no longer need this process afterwards.
+        """Hands a call over. Afterwards the worker has all bytes of the call, even if this process dies.
 
         The block goes back to the pool when the call has ended, also if this method raises. The blocks in ``shared``,
         which are among the arguments, stay the caller's.

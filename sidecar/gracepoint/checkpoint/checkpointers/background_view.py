@@ -1,4 +1,4 @@
-"""What the rest of the library sees of the saves of a step checkpointer, as one object (``preemption``)."""
+"""The part of a step checkpointer's saves that ``preemption`` uses, as one object."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ class BackgroundView:
 
     @property
     def newest_snapshot(self) -> NewestSnapshot | None:
-        """The snapshot that host memory holds beside the state. None before the first background save."""
+        """The snapshot of the last background save. None before the first, and once its memory is filled again."""
         return self.executor.background.newest_snapshot
 
     @property
     def save_progress(self) -> SaveProgress | None:
-        """How far the background save is. None if none of a step is under way. Any thread may ask."""
+        """How far the background save is. None if no background save of a step is under way. Any thread may ask."""
         return self.executor.background.progress
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of the save that the caller waits for that this process has written. 0: none. Any thread may ask."""
+        """Bytes of the save in ``save`` or ``promote`` that this process has written. 0: not saving.
+
+        Any thread may ask.
+        """
         return self.executor.written_bytes
 
     @property
@@ -39,7 +42,7 @@ class BackgroundView:
         return self.executor.commit_key
 
     def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has each worker process that writes saves call a function once. Nothing if threads write them."""
+        """Has each worker process that writes saves call a function once. Does nothing if threads write the saves."""
         self.executor.handing.in_every_worker(function, *arguments)
 
     def stop(self, reason: str) -> None:

@@ -1,6 +1,6 @@
-"""Saves to paths of their own: who takes part, where they meet to commit, and what follows a commit.
+"""Saves to paths of their own: which processes take part, where they meet to commit, and what follows a commit.
 
-One thread owns a ``PathSaves``. ``after_commit`` runs in the thread of the save.
+One thread owns a ``PathSaves``. ``after_commit`` runs in the thread that runs the save.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PathSaves:
     """The saves of an ``AsyncCheckpointer``, whose constructor documents the arguments.
 
     Attributes:
-        executor: Runs the saves. None before the processes have come together.
+        executor: Runs the saves. None before the processes have come together, and after the checkpointer was closed.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PathSaves:
         return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
 
     def after_commit(self, save: SaveOperation, paths: Layout) -> None:
-        """Calls the callback, and deletes the replaced checkpoint. Runs in the thread of the save."""
+        """Calls the callback, and deletes the replaced checkpoint. Runs in the thread that runs the save."""
         joined = self._joined  # that of ``begin``
         assert joined is not None
         if self._callback is not None:

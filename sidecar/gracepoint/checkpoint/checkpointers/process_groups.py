@@ -1,6 +1,6 @@
 """Creates process groups for checkpointers without a session, from the processes of any initialised JAX cluster.
 
-Only this module uses the coordination service. All others use a ``ProcessGroup``.
+Of the modules of ``checkpoint``, only this one uses the coordination service. All others use a ``ProcessGroup``.
 
 Checkpointers are numbered in the order of their creation, separately for each set of processes. So the keys of
 checkpointers that are alive at the same time differ, if every process creates those of one set in the same order.
@@ -25,7 +25,8 @@ from gracepoint.multihost import JaxStore, StoreGang
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.wire.names import Env
 
-_lock = threading.Lock()
+_lock = threading.Lock()  # protects the counters
+# How many factories were made for each set of processes (None: all), and for each existing group.
 _made: collections.Counter[tuple[int, ...] | None] = collections.Counter()
 _made_in: weakref.WeakKeyDictionary[ProcessGroup, int] = weakref.WeakKeyDictionary()
 

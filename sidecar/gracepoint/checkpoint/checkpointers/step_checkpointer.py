@@ -1,8 +1,9 @@
 """Saves and restores the steps of one directory. This is the checkpoint engine's interface for the session.
 
 One thread, the training thread, owns a ``StepCheckpointer`` and makes all calls. All processes make the same calls in
-the same order. It uses these threads: those of TensorStore, that of the background save (``save_executor``), and in
-process 0 those that delete old steps (``cleanup``) and renew the lease (``lease``). Every wait has a timeout.
+the same order. A checkpointer uses these threads: those of the writers, that of the background save
+(``save_executor``), and in process 0 those that delete old steps (``cleanup``), renew the lease (``lease``) and write
+the speed of saves to a file (``throughput``). Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class StepCheckpointer(BackgroundView):
             gang: The processes that save together.
             attempt: Unique for each start of the gang, equal in all its processes; letters, digits, '-', '_'.
             processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
-            save_every_steps: A save is due at the first step from each of its multiples on. 0: no save is due for that
-                reason.
+            save_every_steps: A save is due at the first step at or after each multiple of this number. 0: no save is
+                due for that reason.
             save_every_s: Seconds after the last save at which a save is due. 0: no save is due for that reason.
             keep_last: See ``Retention``.
             keep_every_steps: See ``Retention``.
@@ -139,7 +140,8 @@ class StepCheckpointer(BackgroundView):
         )
 
     def refuse(self, step: int, error: Exception) -> None:
-        """Fails the save of this step, which the other processes make: this one has nothing to save. Never raises."""
+        """Fails the save of a step that the other processes begin and this one cannot. Never raises."""
+        # ``begin`` counts the save, so that its key is the one at which the other processes wait.
         self.executor.begin(self._paths, step).fail(error)
 
     @property
@@ -149,7 +151,7 @@ class StepCheckpointer(BackgroundView):
 
     @property
     def newest_snapshot(self) -> NewestSnapshot | None:
-        """As ``BackgroundView.newest_snapshot``. If a step as new is committed, the snapshot counts as committed."""
+        """As ``BackgroundView.newest_snapshot``. If its step or a newer one is committed, its state is COMMITTED."""
         newest, committed = super().newest_snapshot, self._committed.newest
         if newest is None or committed is None or committed < newest.step:
             return newest
@@ -230,6 +232,7 @@ class StepCheckpointer(BackgroundView):
                 return
             self.access.check_lease()
 
+        # Not in ``then``: by then the next save may be due, and other processes may not have read that decision yet.
         asked = self.due_saves.asked
 
         def then() -> None:
@@ -256,9 +259,10 @@ class StepCheckpointer(BackgroundView):
         """Saves now, and returns when the step is committed.
 
         If a background save is under way and was not stopped by ``stop``, this waits for it first, until the deadline.
-        If it has not ended by then, this save fails in all processes. If that save failed, the error is logged, and
-        this save is tried nevertheless. A step that this gang has already committed or restored is not saved again.
-        Chunks go from the devices to the disk without a snapshot.
+        If the background save has not ended by then, this save fails in all processes. If the background save failed,
+        its error is logged, and this save is tried nevertheless. A step that this gang has already committed or
+        restored is not saved again. Chunks go from the devices to the disk without a snapshot, unless a worker process
+        writes them.
 
         Args:
             step: The step that ``state`` is at; the same in all processes.
@@ -290,9 +294,10 @@ class StepCheckpointer(BackgroundView):
         return Saved(step, total_bytes)
 
     def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Saved:
-        """Commits the newest snapshot in host memory, if there is no time to save the state.
+        """Commits the newest snapshot in host memory in place of the current state, for which there is no time.
 
-        If the background save of the snapshot is under way, this waits for it. If it failed, it is written once more.
+        If the background save of the snapshot is under way, this waits for it. If that save failed, the snapshot is
+        written once more.
 
         Args:
             deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
@@ -311,9 +316,10 @@ class StepCheckpointer(BackgroundView):
         return str(self._paths.root)
 
     def wait_until_finished(self) -> None:
-        """Waits for the background save, and in process 0 until the steps that are not kept are no steps any more.
+        """Waits for the background save. After that, process 0 removes the steps that retention does not keep.
 
-        Process 0 waits a minute at most for that, and logs it if they still are.
+        The removed steps are no longer listed. Their files are deleted later. If another thread is removing steps,
+        process 0 waits for it for at most a minute, and then logs a warning.
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.

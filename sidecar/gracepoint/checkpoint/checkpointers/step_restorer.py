@@ -70,7 +70,7 @@ class StepRestorer:
 
     @property
     def is_primary(self) -> bool:
-        """True in the process that tells what concerns all of them."""
+        """True in process 0, which logs what concerns all processes."""
         return self._gang.process_index == 0
 
     def restore(
@@ -112,11 +112,12 @@ class StepRestorer:
                 processes.
             CheckpointError: The newest step cannot be read for another reason.
             BarrierError: Other processes did not take part in time.
+            SaveFailed: The background save under way did not end within ``timeout_s``.
         """
         deadline = Deadline.after(timeout_s, self._clock)
         self._restores += 1
         self._executor.background.wait(deadline.remaining_s())
-        self._committed.settle(deadline.remaining_s())  # so that no step is renamed that is read below
+        self._committed.settle(deadline.remaining_s())  # so that no step is renamed while it is read below
         with donation.telling(like):
             restored = restore_newest(
                 self._paths,

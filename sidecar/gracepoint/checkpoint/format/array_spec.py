@@ -1,4 +1,4 @@
-"""What is stored of a leaf: the description of its array in zarr's terms, and the bytes of its values."""
+"""What is stored of a leaf: its array as zarr describes it, and the bytes of its values."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class ArraySpec:
 
     Attributes:
         name: Name of the leaf.
-        kind: Kind of the leaf.
+        kind: Kind of the leaf: a JAX array, a typed PRNG key, a numpy array, or a scalar of Python or numpy.
         shape: Shape of the whole array.
         dtype: Stored type, as zarr2 names it: "<f4", "bfloat16".
         chunk: Shape of one chunk. It divides the shape of every shard.
         key_impl: Implementation of a typed PRNG key, whose data is uint32 with one more axis. None for other leaves.
-        write_shape: Shape of the part of a shard that one process writes. None if that is one chunk.
-        format: Format of the checkpoint.
+        write_shape: Shape of the part of a shard that one process writes. None if that part is one chunk.
+        format: How all arrays of the checkpoint are stored.
     """
 
     name: str
@@ -186,7 +186,7 @@ _ZERO: dict[str, Any] = {"b": False, "i": 0, "u": 0, "c": [0.0, 0.0]}
 
 @functools.cache
 def _is_known(name: str) -> bool:
-    import tensorstore as ts  # not in the process that writes saves
+    import tensorstore as ts  # imported here, as a worker process that writes saves does not need it
 
     try:
         ts.dtype(name)
@@ -225,7 +225,7 @@ def grid(spec: ArraySpec) -> list[Index]:
 
 
 def chunks_within(region: Index, chunk: Sequence[int]) -> list[Index]:
-    """Returns the indices of the chunks that ``region`` consists of. It must begin at a boundary of chunks."""
+    """Returns the indices of the chunks that ``region`` consists of. ``region`` must begin at a boundary of chunks."""
     axes = [
         [(start, min(start + size, stop)) for start in range(first, stop, size)]
         for (first, stop), size in zip(region, chunk, strict=True)

@@ -14,13 +14,13 @@ class Claim:
     """Stands in place of a step's manifest in a store that cannot rename, while a save or a deletion owns the step.
 
     Attributes:
-        attempt: The attempt of the job that claims.
-        ordinal: Number of the save within the attempt.
-        begun_ns: Time at which the save began, in nanoseconds since the epoch by the store's clock.
-        trash: Name of the trash that the step becomes. None if the step is being written.
+        attempt: The attempt of the job that saves. In the claim of a deletion: ``deletes``.
+        ordinal: Number of the save within the attempt. In the claim of a deletion: 0.
+        begun_ns: When the save or the deletion began, in nanoseconds since the epoch by the store's clock.
+        trash: Name of the trash of a step that is deleted. None in the claim of a save.
         nonce: Makes the contents unique, as some stores tell versions apart by their contents.
-        swept_ns: When the process that deletes the step last said so, in nanoseconds by the store's clock. 0 if no
-            process deletes it yet.
+        swept_ns: When the process that deletes the objects last renewed the claim, in nanoseconds since the epoch by
+            the store's clock. 0 if no process deletes them yet.
     """
 
     attempt: str
@@ -38,7 +38,7 @@ class Claim:
 
     @property
     def note(self) -> str:
-        """What the save leaves with each object that it writes."""
+        """The note that the save leaves with each object that it writes."""
         return f"{self.attempt} {self.ordinal} {self.begun_ns}"
 
     @classmethod

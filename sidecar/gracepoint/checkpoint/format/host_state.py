@@ -1,7 +1,7 @@
 """Encodes the host state, which is per-process state outside of the train state, as JSON. Decoding is exact.
 
 Plain JSON would turn tuples into lists, which ``random.setstate`` and others refuse. It has neither bytes nor arrays.
-These values are written as an object with a special key that names their kind.
+So tuples, bytes and arrays are written as objects with a special key that names their kind.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ Checkpoints of steps, in a root of their own:
     _GRACEPOINT_NOTE                           for which preemption the step was saved; only in such steps
     default/                                   the train state: Orbax's item of that name
       _METADATA, _sharding, array_metadatas/process_0, commit_success.txt
-      <leaf>/.zarray, <leaf>/<chunk>             zarr2, uncompressed, one file per chunk
+      _strings.json                              the leaves that are strings; only if there are some
+      <leaf>/.zarray, <leaf>/<chunk>             by default: zarr2, uncompressed, one file per chunk
+      manifest.ocdbt, d/, ocdbt.process_<N>/     in OCDBT, in place of these: the merged tree, the tree of each process
     host_state/                                the per-process state, a separate item
       metadata, process_<N>.json
     <item>/                                    an item that a handler of the user's wrote
@@ -25,6 +27,10 @@ Checkpoints of steps, in a root of their own:
   .gracepoint-lease                          the job that uses the folder
   .gracepoint-throughput                     the measured throughput of saves
   .gracepoint-*                              probes and marks of readers, which are short-lived
+
+In a store that cannot rename, the objects of a save lie below ``<step>/`` from the beginning, unless another save
+stands there. The step is committed when ``_GRACEPOINT`` is a manifest and not a claim (``steps.object_store``). The
+done-records stay in the folder of the save, ``<step>.gracepoint-tmp.<attempt>.<ordinal>/``.
 
 A checkpoint that has a path of its own is the train state alone, without items. Its folder holds the contents of
 ``default/`` above, and also the marks, the manifest and the done-records. Its temporary folders are its siblings:
@@ -52,7 +58,7 @@ NO_ITEM = ""
 HOST_STATE_ITEM = "host_state"
 #: What Orbax's metadata of this checkpoint has in addition. Only if there is something to add.
 MORE_METADATA = "_GRACEPOINT_MORE_METADATA"
-#: A text of whoever saved the step for whoever restores it. Only if there is one.
+#: A text that the saving job leaves for the job that restores the step. Only if there is one.
 NOTE = "_GRACEPOINT_NOTE"
 #: Which process wrote each chunk. Only if the manifest is in parts.
 CHUNK_WRITERS = "_GRACEPOINT_CHUNK_WRITERS"
@@ -116,7 +122,8 @@ class Layout:
     ) -> None:
         """Makes the layout of the steps below ``root``, with the train state in their item ``item``.
 
-        With ``name``, makes the layout of the checkpoint ``root/name``, which has no items. ``seen``: the root's names.
+        With ``name``, makes the layout of the checkpoint ``root/name``, which has no items. ``seen`` is a listing of
+        the root. None: the root is listed anew each time.
         """
         self.root = root
         self.item = item if name is None else NO_ITEM
@@ -124,10 +131,10 @@ class Layout:
         final = _STEP if name is None else re.escape(name)
         self._final = re.compile(final, re.ASCII)
         self._marked_name = re.compile(f"(?P<final>{final}){_MARK}", re.ASCII)
-        self._seen = seen  # None: the root is listed anew each time
+        self._seen = seen
 
     def seen(self) -> Layout:
-        """Returns this layout as it is now: its methods that list the root all go by one listing.
+        """Returns this layout as it is now. All its methods that need a listing of the root use the same one.
 
         Raises:
             FileNotFoundError: There is no root.
@@ -170,7 +177,7 @@ class Layout:
         return self._named(f"{_HIDDEN}reading.{step}.")
 
     def hidden(self) -> list[StoragePath]:
-        """Returns probes and marks that are in use or were left by a crash."""
+        """Returns the lease, probes and marks, which are in use or were left by a crash. Not the throughput."""
         return [path for path in self._named(_HIDDEN) if path != self.throughput()]
 
     def _final_name(self, step: int | None) -> str:

@@ -53,11 +53,12 @@ class DoneRecord:
             the path that the chunk's file has or would have.
         copies: Checksums of this process's copies of chunks that another process wrote, by path.
         host_state: Names of the host state's values. Equal in all processes.
-        begun_ns: Time at which the save began, in nanoseconds since the epoch by this process's clock.
+        begun_ns: When the save began, in nanoseconds since the epoch by this process's clock. In stores that cannot
+            rename, by the store's clock.
         replaces: Identifies the folder at the target that this save replaces, as ``commit.standing`` returns it. Only
             in process 0's record. None if the save replaces nothing. Older records do not have this field.
-        generations: The generation of each file that lies in the step's folder already, by path. Only in stores that
-            cannot rename; empty in others. Older records do not have this field.
+        generations: The generation of each object that was written below the step's final name, by path. Only in stores
+            that cannot rename; empty in others. Older records do not have this field.
         chunks: Number of chunks that this process wrote, if the manifest is in parts. ``files`` then has the part and
             not the chunks, and ``values`` has only chunks that other processes have copies of. None: not in parts.
         plan: Checksum of which process writes which chunk. None if the manifest is not in parts.
@@ -220,7 +221,7 @@ def _expected_files(first: DoneRecord) -> list[str]:
 def _fields(value: DoneRecord | Manifest) -> dict[str, Any]:
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     fields["files"] = _files_json(value.files)
-    # Older versions do not know these fields.
+    # Older versions do not know these fields. So they are left out if they say nothing.
     if not fields.get("generations", True):
         del fields["generations"]
     for name in ("chunks", "plan"):

@@ -1,12 +1,15 @@
 """Checkpoints in OCDBT, TensorStore's B+tree format: one tree for each process, merged before the commit.
 
 A process writes its chunks into ``ocdbt.process_<N>/`` below the item's folder. Merging writes another tree beside
-these. It refers to their data files and copies no values. Readers open the merged tree.
+these. The merged tree refers to their data files, so no values are copied. Readers open the merged tree.
 
 The manifest of the merged tree is written last, and appears as a whole by a rename. A merge that was interrupted is
 repeated; a completed merge is left as it is. So any number of processes may merge, even at once. If a process finds
-that the folder was renamed meanwhile, another process was faster. It may leave an empty folder of the old name behind,
-which a later start deletes.
+that the folder was renamed meanwhile, another process was faster. The slower process may leave an empty folder of the
+old name behind, which a later start deletes.
+
+In a store that cannot rename, a process writes several small trees, each into a folder ``ocdbt.process_<N>.<hex>/``.
+``merged_apart`` merges them, and ``steps.object_store`` writes the result.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ def merge(item: StoragePath, process_count: int) -> None:
 
     Raises:
         CheckpointCorrupt: A tree cannot be read.
-        FileNotFoundError: ``item`` does not exist any more, as a faster process has renamed it.
+        FileNotFoundError: ``item`` no longer exists, as a faster process has renamed it.
         TimeoutError: The merge took longer than ``MERGE_TIMEOUT_S``.
     """
     with item.staying() as stayed:

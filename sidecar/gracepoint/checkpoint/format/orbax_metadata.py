@@ -38,7 +38,7 @@ def with_custom_metadata(tree_metadata: bytes, custom_metadata: Mapping[str, Any
 
 
 def more_metadata(custom_metadata: Mapping[str, Any], item_handlers: Mapping[str, str]) -> bytes:
-    """Returns what the metadata of a step has in addition: custom metadata, and the handlers of further items."""
+    """Returns the contents of ``layout.MORE_METADATA``: custom metadata, and the handlers of further items."""
     return json.dumps({"item_handlers": item_handlers, "custom_metadata": custom_metadata}).encode()
 
 

@@ -36,17 +36,25 @@ _MAX_NAME_BYTES = 255  # of one part of a path, on common file systems
 class Leaf:
     """One leaf of the state with its data.
 
-    ``spec`` is None if the leaf is not an array: an empty container, None, a string, or a leaf that a type handler
-    saves.
+    Attributes:
+        name: The keys, joined by dots.
+        keys: Each key with Orbax's key type, ``SEQUENCE`` or ``MAPPING``.
+        value_type: Orbax's name of the kind of value. If a type handler saves the leaf, the handler's ``typestr``.
+        spec: What is stored. None if the leaf is not an array: an empty container, None, a string, or a leaf that a
+            type handler saves.
+        data: A ``jax.Array`` (of a typed key: its uint32 data), a numpy array or a string. If a type handler saves the
+            leaf, the value itself. None if the leaf is empty, or if only its form is kept.
+        path: JAX's key path.
+        is_handled: True if a type handler saves the leaf.
     """
 
     name: str
-    keys: tuple[tuple[str, int], ...]  # each key with Orbax's key type
+    keys: tuple[tuple[str, int], ...]
     value_type: str
     spec: ArraySpec | None
-    data: Any = None  # jax.Array (of a typed key: its uint32 data), numpy.ndarray or str
-    path: tuple[Any, ...] = ()  # JAX's key path
-    is_handled: bool = False  # True if a type handler saves it; ``value_type`` is then the handler's
+    data: Any = None
+    path: tuple[Any, ...] = ()
+    is_handled: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -20,7 +20,7 @@ def seal(form: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def is_whole(data: bytes) -> bool:
-    """True if a file in any format matches its own checksum."""
+    """True if the contents of a file, in any format, match the checksum that they carry."""
     body, _, checksum = data.rpartition(_CHECKSUM)
     return checksum == str(crc32(body)).encode() + b"}"
 

@@ -32,7 +32,8 @@ class SingleReplicaArrayHandler(ArrayHandler):
         primary_replica_id: Index along that axis of the replica that reads.
         broadcast_memory_limit_bytes: Most bytes of each device's part that are sent at once. An array that is larger
             is sent alone. None: computed from the free memory of the devices.
-        broadcast_memory_scaling_factor: Part of that memory that is used then, above 0 and at most 1.
+        broadcast_memory_scaling_factor: Fraction of the free memory of the devices that is used if the limit is
+            computed. Above 0 and at most 1.
         gang: The processes of the mesh. None: all processes of the JAX cluster.
         options: The arguments of ``ArrayHandler``.
     """

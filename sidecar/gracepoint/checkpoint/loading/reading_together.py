@@ -1,4 +1,4 @@
-"""Tells all processes how each of them could read, so that all of them go on in the same way."""
+"""Tells all processes whether each of them could read, so that all of them go on in the same way."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import from_word, to_word
 from gracepoint.process_group import ProcessGroup
 
-# Processes whose report an error has, for each kind of error.
+# Most processes whose reports an error has, for each kind of error.
 _SHOWN = 8
 # Kinds of errors (``errors.to_word``) for which an older step is read.
 _DAMAGE = ("corrupt", "not found")
-# All other kinds end the restore. If the processes report different kinds, the first in this order is raised in all.
+# All other kinds end the restore. If the processes report different kinds, all raise the first in this order.
 _RAISED_FIRST = ("error", "save failed", "exists", "invalid sharding", "refused", "too new", "mismatch")
 
 
@@ -53,7 +53,7 @@ def _merged(what: str, answers: list[str]) -> str:
         if answer:
             word, text = answer
             who = "" if len(answers) == 1 else f"process {process}: "
-            failures.setdefault(word, []).append(who + text.removeprefix(f"{what}: "))  # the message names it
+            failures.setdefault(word, []).append(who + text.removeprefix(f"{what}: "))  # the error names it once
     for texts in failures.values():
         if len(texts) > _SHOWN:
             texts[_SHOWN:] = [f"and {len(texts) - _SHOWN} more processes"]

@@ -73,7 +73,7 @@ def check_target(
     """
     target, problem, key = save.temporary.target, None, f"{save.key}/target"
     try:
-        make_way()
+        make_way()  # first, as the previous save may be one to the same path
         if gang.process_index == 0:
             problem = why_not_to(target, force)
     except (OSError, SaveFailed) as error:
@@ -106,7 +106,7 @@ def why_not_to(target: StoragePath, force: bool) -> str | None:
     except CheckpointTooNew as error:
         return str(error)
     except CheckpointCorrupt:
-        pass  # is replaced
+        pass  # a damaged checkpoint may be replaced
     return None
 
 

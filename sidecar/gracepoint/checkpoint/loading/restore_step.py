@@ -57,7 +57,8 @@ class Restored:
         passed_over: Newer steps that are damaged, each with what is wrong.
         items: The items that were asked for, by name.
         changed: What is different from the gang that saved the step, in words: processes, devices, mesh.
-        note: The text that the step was saved with, in process 0 if it reads the host state. None: there is none.
+        note: The text that the step was saved with. None if there is none, if the host state was not read, and in all
+            processes except process 0.
     """
 
     state: Any

@@ -1,8 +1,8 @@
 """Restores the train state of one checkpoint into this process.
 
-This module neither agrees with other processes nor chooses a step. The calling thread decides how each leaf is
-restored, has all of them read at once (``parallel_reader``), and builds the leaves. Every process does this for its own
-devices.
+This module does not choose a step. The calling thread decides how each leaf is restored, has all of them read at once
+(``parallel_reader``), and builds the leaves. Every process does this for its own devices. The processes meet only for
+arrays that one replica reads for all (``replicas``).
 """
 
 from __future__ import annotations

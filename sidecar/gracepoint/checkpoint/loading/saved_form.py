@@ -1,4 +1,4 @@
-"""On what a checkpoint was saved, and on what it is restored: processes, devices, mesh. Nothing is read for it."""
+"""Compares what a checkpoint was saved on with what it is restored on: processes, devices, mesh. Reads no file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def form_of_stored(stored: StoredTree) -> Form:
 
 
 def form_of_state(state: Any, processes: int) -> Form:
-    """Returns what a state or its form lies on."""
+    """Returns what a state, or its form, is placed on."""
     shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(state))
     meshes = [tuple(each.mesh.shape.items()) for each in shardings if isinstance(each, jax.sharding.NamedSharding)]
     return Form(processes, _largest(meshes))

@@ -1,4 +1,4 @@
-"""Restores the items of a step that handlers of the user's wrote beside the state, by these handlers."""
+"""Restores the items that handlers of the user's wrote beside the state of a step. The handlers read them."""
 
 from __future__ import annotations
 

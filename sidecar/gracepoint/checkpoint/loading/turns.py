@@ -2,8 +2,9 @@
 
 Without this, each process reads all that its devices hold. If a state is replicated over n replicas, n times its bytes
 come from the store. Here each array is read by the processes of one replica (``single_replica``), and the replicas read
-about equally many bytes. This is done for arrays that are replicated over processes, in stores where bytes are dear. It
-pays only if many bytes are saved, because the processes then meet twice, and a program is compiled.
+about equally many bytes. This is done for arrays that are replicated over processes, in object stores or if
+``RestoreOptions.read_once`` is True. It pays only if many bytes are saved, because the processes then meet twice, and a
+program is compiled.
 
 All processes come to the same result, as all of it depends on the shardings and the stored tree alone.
 """
@@ -31,7 +32,7 @@ from gracepoint.process_group import ProcessGroup
 LARGEST_BYTES = 256 << 20
 #: Arrays with fewer bytes are read by every process.
 LEAST_BYTES = 256 << 10
-#: How many bytes fewer each process must read on average.
+#: Replicas take turns only if each process then reads at least so many bytes fewer, on average.
 WORTH_BYTES = 32 << 20
 
 
@@ -48,15 +49,15 @@ def limit_bytes() -> int:
 
 
 def taken(targets: Sequence[LeafTarget], largest_bytes: int) -> list[LeafTarget]:
-    """Returns ``targets``, with a replica that reads for all where replicas take turns.
+    """Returns ``targets``. The placements of arrays that replicas read by turns are replaced by ``OnOneReplica``.
 
     Args:
         targets: The leaves to restore.
         largest_bytes: Largest part of an array on one device that may be sent.
     """
     found: dict[int, tuple[OnDevices, int]] = {}
-    meshes: dict[Any, int] = {}  # the bytes that are not read again, by mesh
-    axis_of = functools.cache(_axis_of)  # a state has many arrays, in few ways on few meshes of many devices
+    meshes: dict[Any, int] = {}  # how many bytes fewer are read in all, by mesh
+    axis_of = functools.cache(_axis_of)  # cached, as many arrays have the same mesh and axes
     for position, target in enumerate(targets):
         placement = target.placement
         if not isinstance(placement, OnDevices) or not _may_be_sent(placement, largest_bytes):

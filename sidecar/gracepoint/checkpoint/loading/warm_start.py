@@ -1,6 +1,7 @@
-"""Restores the state of another run: the directory is only read, and its steps count for nothing here.
+"""Restores the state of another run: its directory is only read, and its step numbers have no meaning in this run.
 
-Nothing is locked, salvaged, marked or deleted there: it may be read-only, and its own job may be saving into it.
+Nothing is locked, salvaged, marked or deleted in that directory. It may be read-only, and its own job may be saving
+into it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def restore_base(
 
 
 def _find(paths: Layout) -> tuple[Layout, Listing]:
-    """Returns where the steps are, and which of them count."""
+    """Returns the directory of the steps, and the steps that may be restored."""
     listing = catalog.complete_listing(paths)
     if listing.steps:
         return paths, listing

@@ -12,7 +12,7 @@ from gracepoint.deadline import Deadline
 
 
 class ByteLimiter:
-    """At most ``max_bytes`` are taken at any time. None: no bound."""
+    """At most ``max_bytes`` are taken at any time, unless one operation alone needs more. None: no bound."""
 
     def __init__(self, max_bytes: int | None) -> None:
         self.max_bytes = max_bytes

@@ -1,4 +1,4 @@
-"""Checks how much memory snapshots may take: the memory of the machine, and the limits of containers.
+"""Checks that snapshots fit into the memory of the machine and into the limits of containers.
 
 Linux kills a container that exceeds its memory limit without notice. So the available memory is checked before any is
 reserved. The page cache counts as used memory in a container, but Linux reclaims it on demand, so it counts as
@@ -17,9 +17,9 @@ from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-# Processes that are told of, so that the answer stays small in a large gang.
+# The answer names at most this many processes, so that it stays small in a large gang.
 _SHOWN = 64
-# How long to wait for the other processes to reach this point: their first step may take that much longer.
+# Seconds to wait for the other processes to reach this point. Their first step may take so much longer.
 _MEETING_TIMEOUT_S = 900.0
 
 _WHAT_TO_DO = (

@@ -1,9 +1,9 @@
 """Copies host memory in several threads, as one thread alone does not reach the bandwidth of the memory.
 
-The caller adds copies, and takes part in them at the end of the context. Threads start once the copies are large
-enough to be worth them, and end with the context. If the system does not allow more, those that there are do the work.
-Each takes the next copy from a queue. They only access memory, so the wait for them needs no timeout. The GIL is
-released while bytes are copied.
+The caller adds copies to a queue, and takes part in the copying at the end of the context. Additional threads start
+once there is enough to copy for them, and end with the context. If the system does not allow more threads, those that
+have started do the work. Each thread takes the next copy from the queue. The threads only access memory, so the wait
+for them needs no timeout. The GIL is released while bytes are copied.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Copies:
     def __init__(self, max_threads: int | None = None) -> None:
         """Sets the number of threads, which includes the caller's. No thread starts yet.
 
-        If ``max_threads`` is None, half as many threads as cores are used. The job's other processes on this host save
-        at the same time, and more threads than cores only displace the caller while it adds copies.
+        There are at most ``MAX_THREADS``. If ``max_threads`` is None, half as many threads as cores are used. The job's
+        other processes on this host save at the same time, and more threads than cores only displace the caller while
+        it adds copies.
         """
         cores = machine.available_cores()
         self._helpers = min(MAX_THREADS, max(1, cores // 2) if max_threads is None else max_threads) - 1

@@ -17,7 +17,7 @@ from gracepoint.checkpoint.memory.aligned_memory import JAX_ALIGNMENT_BYTES, pad
 
 
 class SharedArena:
-    """Shared memory of ``size_bytes`` that arrays are reserved from. ``room_for`` says what an array needs.
+    """Shared memory of ``size_bytes`` in which arrays are reserved. ``room_for`` says how much an array needs.
 
     Attributes:
         block: The memory.

@@ -1,5 +1,6 @@
 """The chunk grid of each array, and the process that writes each chunk.
 
-These are pure functions of shapes and shardings, with the same result in every process. The packages that save and
-restore call them. They call only ``format``.
+These are pure functions of shapes and shardings, with the same result in every process. ``local_shards`` says which
+shards this process holds. The packages that save and restore call this one. It calls ``format``, and checksums of
+``storage``.
 """

@@ -46,7 +46,7 @@ def stored_specs(
     save_args: Any = None,
     processes: Sequence[int] | None = None,
 ) -> list[ArraySpec | None]:
-    """Returns what is stored of each leaf.
+    """Returns what is stored of each leaf. None for a leaf that is not an array.
 
     Args:
         leaves: The leaves as they were found in the state.

@@ -1,9 +1,9 @@
 """Which process writes each chunk of a state, in closed form.
 
-The chunks of all leaves are assigned with arrays of numpy, leaf by leaf. Chunks that only one process holds are its
-own. The others follow, leaves with the largest chunks first: the holders of a group of shards share out the chunks of
-the group so that each next chunk goes to the holder with the fewest bytes. Which holder gets how many is computed, and
-not counted chunk by chunk.
+The chunks of all leaves are assigned with arrays of numpy, leaf by leaf. A chunk that only one process holds is written
+by that process. The other chunks are assigned after these, leaves with the largest chunks first. The holders of a group
+of shards share out the chunks of the group: each next chunk goes to the holder with the fewest bytes. How many chunks
+each holder gets is computed at once, not chunk by chunk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class LeafOwners:
     Attributes:
         shards: The shards of the leaf and their holders.
         grid: How many chunks a shard has along each axis.
-        owners: The process that writes each chunk. One row for each shard, in C order, as are the chunks of a row.
+        owners: The process that writes each chunk. One row for each shard, with its chunks. Shards and the chunks of a
+            shard are in C order.
         chunk_bytes: Size of the values of a chunk.
     """
 
@@ -98,14 +99,15 @@ def fill(loads: Numbers, count: int, size: int) -> Numbers:
     if count == 1:
         counts[rows, loads.argmin(axis=1)] = 1
         return counts
-    # If items could be divided, the holders below some level would be filled up to it. Then that is the level for the
-    # smallest number of holders whose next one is not below it. Whole items leave each holder at most one item short
-    # of the level: these last items go to the smallest loads.
+    # If items could be divided, the holders with the smallest loads would be filled up to one level. ``levels`` has
+    # that level for each number of holders that are filled, and ``filled`` is the right number: the next holder is not
+    # below the level. Whole items leave each of these holders at most one item short of the level. The items that are
+    # left go to the smallest loads.
     ordered = np.sort(loads, axis=1)
     numbers = np.arange(1, loads.shape[1] + 1)
     levels = -(-(count * size + np.cumsum(ordered, axis=1)) // numbers)
     filled = np.maximum((levels > ordered).sum(axis=1), 1)
-    # The levels fall as long as the next holder is below them, and ``filled`` is the last one of these.
+    # For up to ``filled`` holders, the level is above the load of the last one of them. For more holders it is not.
     level = levels[rows, filled - 1][:, None]
     counts = np.maximum(-((loads - level + size) // size), 0)
     left = count - counts.sum(axis=1)
@@ -116,7 +118,7 @@ def fill(loads: Numbers, count: int, size: int) -> Numbers:
 
 
 def table(owners: Mapping[int, LeafOwners]) -> bytes:
-    """Returns the owners of all chunks, compressed: of each array in order, in C order of its grid of chunks."""
+    """Returns the owners of all chunks, compressed: array by array, each in C order of its grid of chunks."""
     parts = [found.in_grid_order() for _, found in sorted(owners.items())]
     return zlib.compress(b"".join(np.ascontiguousarray(part, "<u4").tobytes() for part in parts), level=1)
 

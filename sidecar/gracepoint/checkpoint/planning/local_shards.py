@@ -1,9 +1,9 @@
 """The shards of an array that this process holds.
 
-JAX makes the list of an array's shards when somebody asks for one first. If several threads do so at once, the array
-gets too few shards, or some of them twice, and keeps that list. This was seen with JAX 0.10.2, and
-``tests/unit/checkpoint/planning/test_local_shards.py`` shows it without the lock. So all threads of this package ask
-here, one after the other.
+JAX makes the list of an array's shards when a shard is asked for the first time. If several threads ask at once, the
+list can lack shards, or have some of them twice, and the array keeps it. This was seen with JAX 0.10.2, and
+``tests/unit/checkpoint/planning/test_local_shards.py`` shows it without the lock. So all threads of the checkpoint
+engine ask here, one after the other.
 """
 
 from __future__ import annotations

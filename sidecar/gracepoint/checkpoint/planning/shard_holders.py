@@ -24,13 +24,13 @@ from gracepoint.errors import CheckpointRefused
 Shape = tuple[int, ...]
 Numbers = npt.NDArray[np.int64]
 
-# Shardings whose shards are kept. A state has few different ones.
+# Number of shardings whose result is kept. A state has few different ones.
 _KEPT = 256
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HolderGroups:
-    """Groups of shards. All groups have as many shards, and as many holders.
+    """Groups of shards. All groups have the same number of shards, and the same number of holders.
 
     Attributes:
         shards: Numbers of shards in C order of the grid of shards. One row for each group.
@@ -119,7 +119,12 @@ def processes_with(sharding: Any) -> frozenset[int]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Found:
-    """Attributes: groups: see ``ShardHolders``. lost: number of a shard that nobody holds; None if there is none."""
+    """The holders of the shards of a sharding.
+
+    Attributes:
+        groups: See ``ShardHolders``.
+        lost: Number of a shard that no process of the save holds. None if there is none.
+    """
 
     groups: tuple[HolderGroups, ...]
     lost: int | None
@@ -134,7 +139,7 @@ def _copies(shape: Shape, data: Any, process_count: int) -> ShardHolders:
 
 
 def _partitions(sharding: Any, grid: Shape) -> tuple[tuple[str, ...], ...] | None:
-    """Returns the mesh axes over which each array axis is partitioned. None if they do not say all."""
+    """Returns the mesh axes over which each array axis is partitioned. None if they do not describe the sharding."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return None
     spec = sharding.spec
@@ -181,7 +186,7 @@ def _processes_of(mesh: Any) -> Numbers:
 def _of_any_sharding(
     sharding: Any, shape: Shape, process_count: int, processes: tuple[int, ...] | None
 ) -> _Found | None:
-    """Groups the shards by what JAX says of each device. None if they have different shapes."""
+    """Groups the shards by the index that JAX gives for each device. None if the shards have different shapes."""
     shard_shape = sharding.shard_shape(shape)
     grid = tuple(length // size for length, size in zip(shape, shard_shape, strict=True))
     numbers, indices = [], []

@@ -3,9 +3,9 @@
 Every process computes the same plan from the shardings alone, without communication; see ``chunk_owners``. Only its own
 part becomes objects: the whole plan may have millions of chunks.
 
-A leaf that is local to each process (a numpy array, a number, an array on local devices) counts as replicated. One
-process writes it. The others record the checksum of their copy: if copies differ, the save fails, and no value is lost
-silently.
+A leaf that is local to each process (a numpy array, a number, an array on local devices) counts as replicated. Each of
+its chunks is written by one process. The others record the checksum of their copy. If copies differ, the save fails, so
+no value is lost silently.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def part_of(owners: Mapping[int, LeafOwners], leaves: Sequence[pytree.Leaf], pro
 
 
 def _metadata_writer(position: int, found: LeafOwners) -> int:
-    """Returns the process that writes the metadata of an array: of each array the writer of another chunk."""
+    """Returns the process that writes the metadata of an array: the writer of one of its chunks.
+
+    It is another chunk for each array, so that the processes share the work.
+    """
     return int(found.owners.flat[position % found.owners.size]) if found.owners.size else 0
 
 

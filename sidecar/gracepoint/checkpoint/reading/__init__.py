@@ -1,5 +1,5 @@
 """Opens stored checkpoints, and reads their values in parallel.
 
-``loading``, ``metadata`` and ``verification`` call it. It calls ``format``, ``steps`` and ``storage``. It knows
-nothing of devices, or of what the caller does with the values.
+``handlers``, ``loading``, ``metadata``, ``verification`` and the session call it. It calls ``format``, ``planning``,
+``steps`` and ``storage``. It does not know where the caller places the values.
 """

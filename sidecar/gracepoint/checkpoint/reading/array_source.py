@@ -77,7 +77,7 @@ class ChunkFiles:
 
 
 class ChunkKeys:
-    """Raw values under keys of a store, with their checksums in the manifest. Each is read whole, and checked."""
+    """Raw values under keys of an OCDBT tree, with their checksums in the manifest. Each is read whole, and checked."""
 
     def __init__(
         self, where: StoragePath, store: ts.KvStore, specs: Mapping[str, ArraySpec], checksums: ByPath[int]

@@ -1,7 +1,7 @@
 """Sizes and checksums of chunks from a manifest in parts. Each part is read when a chunk in it is first asked for.
 
-Any threads may ask. Each part is read once, by the first thread that needs it; other threads wait for it only if they
-need the same part. What was read is kept in arrays of numpy, because a process that restores much reads many parts.
+Any thread may ask. Each part is read once, by the first thread that needs it. Other threads wait only if they need the
+same part. What was read is kept in arrays of numpy, because a process that restores much reads many parts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ManifestParts:
 
     Attributes:
         files: Size and checksum of the file of each chunk, by path below the train state's folder.
-        values: CRC-32 of the values of each chunk that has no file or an encoded one, by that path.
+        values: CRC-32 of the values of each chunk that has no file, or whose file holds encoded values, by that path.
     """
 
     def __init__(self, folder: StoragePath, manifest: Manifest) -> None:
-        """Reads the table of writers; no part yet.
+        """Reads the table of writers, and no part yet.
 
         Raises:
             CheckpointCorrupt: The table is missing or damaged.
@@ -61,7 +61,7 @@ class ManifestParts:
         self._bytes = np.zeros(total, np.int64)
         self._crc32 = np.zeros(total, np.uint32)
         self._values = np.zeros(total, np.uint32)
-        self._reading = threading.Lock()  # protects the dict alone
+        self._reading = threading.Lock()  # protects ``_locks``
         self._locks: dict[int, threading.Lock] = {}  # by process
         self._known: set[int] = set()  # processes whose part is in the arrays
         self.files = _Chunks(self._file_of)
@@ -109,7 +109,7 @@ class ManifestParts:
             self._bytes[number], self._crc32[number] = file.bytes, file.crc32
         for path, checksum in part.values.items():
             self._values[self._number_of(path[below:])] = checksum
-        self._known.add(process)
+        self._known.add(process)  # last, as other threads then read the arrays without a lock
 
     def _read(self, name: str) -> bytearray:
         file = self._manifest.files[name]

@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 #: Pieces that a process reads at once. There may be more than cores, as readers mostly wait for the disk. There are
 #: not many more, as readers also compute checksums.
 CONCURRENT_READS = min(32, 8 * machine.available_cores())
-#: The same where each takes a round trip, which readers wait for most of the time.
+#: The same if each piece takes a round trip over a network. Readers then mostly wait, however few cores there are.
 FAR_READS = 32
 # An array up to this size is delivered in one call, which takes about as long as delivering one of its regions.
 _TOGETHER_BYTES = 64 << 20
-# But at most this fraction (one in so many) of the bound, so that other arrays are read meanwhile.
+# Its size must also be at most the bound divided by this, so that other arrays are read meanwhile.
 _TOGETHER_PART = 8
-# Small pieces are handed out together, as a hand-out costs about as much as reading one.
+# Small pieces are handed out together, up to so many bytes or pieces: a hand-out costs about as much as reading one.
 _JOB_BYTES = 1 << 20
 _JOB_PIECES = 64
 
@@ -61,7 +61,7 @@ def read_all(
             decoding. A group of regions that needs more is read alone. None: no bound.
         deadline: The deadline for all reads.
         far: Whether each piece takes a round trip over a network, which is longer than the time for a small piece.
-        first: A number of requests.
+        first: Number of requests, from the beginning, that ``then`` waits for.
         then: Called once by the calling thread when the first ``first`` requests are delivered. The others are read
             meanwhile. An error that it raises ends the call.
 
@@ -94,7 +94,8 @@ class _Reading:
         self._deadline = deadline
         self._threads = threads
         self._then: Callable[[], None] | None = then
-        self._first: set[ReadGroup] | None = None  # those that are not delivered. None: not all are handed out
+        # Groups of the first requests that are not delivered yet. None until all of these groups are handed out.
+        self._first: set[ReadGroup] | None = None
         self._taken_bytes = 0
         self._handed_out: dict[ReadGroup, None] = {}  # in order
         self._on_their_way = collections.deque[tuple[ReadGroup, Any]]()
@@ -116,7 +117,7 @@ class _Reading:
             self._threads.hand_out(group, piece)
 
     def first_are_handed_out(self) -> None:
-        """Notes that what is handed out from now on is not awaited by ``then``."""
+        """Notes that ``then`` does not wait for groups that are handed out from now on."""
         self._threads.flush()
         self._first = set(self._handed_out)
 
@@ -151,7 +152,10 @@ class _Reading:
             self._wait(group)
 
     def _go_on(self) -> None:
-        """Calls ``then`` if it is time. Before that, enough was handed out to keep the reading threads busy."""
+        """Calls ``then`` if all groups that it waits for are delivered, and if it was not called yet.
+
+        The caller has handed out all that the bound allows, so that the reading threads have work meanwhile.
+        """
         if self._then is not None and self._first is not None and not self._first:
             then, self._then = self._then, None
             then()
@@ -179,7 +183,7 @@ class _Threads:
 
     Args:
         deadline: The deadline for all reads.
-        count: The most threads.
+        count: Most threads.
         job_bytes: Smaller pieces are handed out together until they have so many bytes.
     """
 
@@ -224,7 +228,7 @@ class _Threads:
             self._threads.append(thread)
 
     def complete(self, *, wait: bool = False) -> list[ReadGroup]:
-        """Returns groups that are complete. Empty if there are none; with ``wait``, if there were none in time.
+        """Returns groups that are complete. Empty if there are none. With ``wait``, waits for some until the deadline.
 
         Raises:
             CheckpointCorrupt: A piece could not be read. Any other error of a read is raised, too, each once.

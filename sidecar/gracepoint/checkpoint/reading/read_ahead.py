@@ -1,10 +1,11 @@
-"""Has the system read the newest step from a file system before it is restored.
+"""Has the operating system read the newest step into the page cache before the step is restored.
 
-A save bypasses the page cache, so a restore finds none of its files there. What a process wrote is what it needs again,
-unless the shardings or the number of processes have changed; then this was of no use, and did no harm. Object stores
-have no page cache: of them only the credentials and a connection are made ready, by listing the steps.
+A save bypasses the page cache, so a restore finds none of its files there. A process needs again what it wrote, unless
+the shardings or the number of processes have changed. If they have, reading ahead is useless and does no harm. Object
+stores have no page cache. There, listing the steps makes the credentials and a connection ready, and nothing more is
+read.
 
-No threads and no state.
+This module has no threads and no state.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart
 from gracepoint.checkpoint.storage.files.posix import PosixBackend
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 
-#: Part of the memory that is left which a trainer may fill: the restore needs memory, too. Processes that share a
-#: machine share the page cache, and the kernel drops what does not fit.
+#: Fraction of the free memory that a trainer may fill. The restore needs memory, too. Processes that share a machine
+#: share the page cache, and the kernel drops what does not fit.
 _TRAINERS_PART = 0.25
 
 
@@ -26,11 +27,12 @@ def read_ahead(directory: UserPath, process_index: int, *, part: float = _TRAINE
 
     Args:
         directory: The directory of the steps.
-        process_index: The process.
-        part: The part of the memory that is left to the caller's container and machine which may be filled: 0 to 1.
+        process_index: Index of the process.
+        part: Fraction of the free memory of the caller's container and machine that may be filled, 0 to 1.
 
     Returns:
-        How many bytes are being read. 0 if there is no step, or no file system.
+        How many bytes are being read. 0 if there is no step, if the newest step has no record of this process, or if
+        ``directory`` is not in a file system.
 
     Raises:
         OSError: A file cannot be opened.

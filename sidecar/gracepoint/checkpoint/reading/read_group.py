@@ -35,8 +35,8 @@ class ReadRequest:
         shape: Shape of the stored array.
         dtype: Type of the stored array.
         regions: The regions, in coordinates of the array. Values outside of the stored array are zero.
-        deliver: The requesting thread calls it with the values of regions, each region once. It takes over their
-            memory. It returns a tree of the JAX arrays that the values are copied to.
+        deliver: Called in the requesting thread with the values of some regions, each region once. It takes over the
+            memory of the values, and returns a tree of the JAX arrays that they are copied to.
         cast: The type to deliver. None: the stored type.
     """
 

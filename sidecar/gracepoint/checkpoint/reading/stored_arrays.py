@@ -1,7 +1,7 @@
 """Opens the arrays of a checkpoint of Gracepoint or Orbax: their specs, and the source of their values.
 
-For a checkpoint with a manifest, the manifest has the specs and the checksums. Otherwise they are read from zarr's
-metadata and from what Orbax records beside it.
+For a checkpoint with a manifest, the manifest has the specs and the checksums. Otherwise the specs are read from zarr's
+metadata and from what Orbax records beside it, and there are no checksums.
 """
 
 from __future__ import annotations

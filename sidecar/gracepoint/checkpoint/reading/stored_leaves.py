@@ -28,7 +28,7 @@ def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Dea
         TimeoutError: The deadline passed.
     """
     has_files = any((folder / leaf.name / name).is_value() for leaf in leaves for name in (".zarray", "zarr.json"))
-    in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_value()  # the tree of other handlers may be there
+    in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_value()  # files first: other handlers' tree may be there
     files = ocdbt.kvstore(folder) if in_ocdbt else folder.kvstore_spec()
     store = ts.KvStore.open(files, context=ocdbt.context()).result(timeout=deadline.remaining_s())
     zarr3 = store.read(f"{leaves[0].name}/zarr.json").result(timeout=deadline.remaining_s()).state == "value"

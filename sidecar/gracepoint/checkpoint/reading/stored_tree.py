@@ -113,8 +113,8 @@ def open_tree(
 ) -> StoredTree:
     """Opens the checkpoint of a step, or a checkpoint that has a path of its own.
 
-    In a store that cannot rename, each file takes a round trip. There the small files are read at once, by the names
-    that they usually have.
+    In a store that cannot rename, each file takes a round trip. There the small files are read in parallel, by the
+    names that they usually have.
 
     Args:
         folder: The folder of the checkpoint.

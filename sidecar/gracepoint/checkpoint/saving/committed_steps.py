@@ -1,7 +1,7 @@
 """The steps that this gang knows to be committed, and what a commit leaves to remove: old steps and keys.
 
-The owner of the checkpointer and the thread of the background save call it, never both at a time: the owner waits for
-that save before it saves, restores or closes.
+The owner of the checkpointer and the thread of the background save call the methods, never both at a time: the owner
+waits for that save before it saves, restores or closes. The owner may read ``newest`` at any time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CommittedSteps:
             self._has_tidied = True
 
     def settle(self, timeout_s: float = SETTLES_S) -> None:
-        """Has what ``tidy`` was asked for done, except for the deletion of trash; see ``StepCleaner.settle``."""
+        """Does what ``tidy`` was asked for, except for the deletion of trash; see ``StepCleaner.settle``."""
         if self._gang.process_index == 0:
             self._cleaner.settle(timeout_s)
 

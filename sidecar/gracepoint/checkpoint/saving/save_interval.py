@@ -1,7 +1,7 @@
 """Decides when a periodic save is due, at the same step in all processes.
 
-An interval in steps needs no communication. Sync points may be passed at every k-th step only. So a save is due at the
-first step, from each multiple of the interval on, that ``is_due`` is called with.
+An interval in steps needs no communication. A loop may call ``is_due`` at every k-th step only. So a save is due at
+the first of these steps at or after each multiple of the interval.
 
 An interval in seconds needs communication. Clocks and speeds differ between processes, and a process that saves alone
 waits for the others in vain. So the clock of process 0 decides, and all processes learn the decision before they need
@@ -55,8 +55,8 @@ class SaveInterval:
     """Decides at which steps to save.
 
     Args:
-        every_steps: A save is due at the first step, from each of its multiples on, that ``is_due`` is called with. 0:
-            no save is due for that reason.
+        every_steps: A save is due at the first step that ``is_due`` is called with at or after each multiple of this
+            number. 0: no save is due for that reason.
         every_s: Seconds after the last save, or after the first call, at which a save is due, by the clock of process
             0. 0: no save is due for that reason.
         gang: The processes that save together.

@@ -29,7 +29,7 @@ class SyncFnBarrier:
         self._commits_here = commits_here
 
     def __call__(self, key: str, *, timeout_s: float, on_last: Callable[[], None]) -> None:
-        """See ``save_operation.Barrier``. Each of the two calls has the whole timeout."""
+        """See ``save_operation.Barrier``. Each of the two calls of the barrier has the whole timeout."""
         timeout_ms = max(1, int(timeout_s * 1000))
         try:
             self._wait(f"{key}/write_complete", timeout_ms)

@@ -1,12 +1,13 @@
 """Deletes old steps, unfinished saves and trash. Only process 0 does this.
 
-One background thread, the sweeper, looks at the steps, renames to trash what is not kept, and deletes the trash. It
-ends when nothing is left to do. A save only notes what is due, as an emergency save may wait for that save: how long
-the sweeper takes grows with the steps that are kept. Whoever must see the outcome does what is due by ``settle``. A
-lock has one thread at a time do so. The next start deletes what a process leaves behind.
+One background thread, the sweeper, looks at the steps, renames the steps that are not kept to trash, and deletes the
+trash. It ends when nothing is left to do. A save only notes that this is due. It does not wait for the sweeper, which
+takes longer the more steps are kept, as an emergency save may be waiting for the save. A caller that must see the
+outcome calls ``settle``, which does in its own thread what is due. A lock keeps two threads from doing so at once. If
+the process ends before all is done, the next start does the rest.
 
-After a restore, the caller's thread does this in a file system. In an object store the sweeper does, as each look takes
-a round trip.
+After a restore from a file system, the calling thread marks and renames steps, and the sweeper deletes the trash. In an
+object store each look takes a round trip. So there the sweeper does all of it, unless a step must be marked as damaged.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 #: Seconds without a change after which an unfinished save is deleted.
 UNFINISHED_KEPT_S = 3600.0
-#: The same if a newer step can be restored. A job that is disrupted often would else fill the store with them.
+#: The same if a newer step can be restored. Otherwise a job that is disrupted often would fill the store with them.
 OVERTAKEN_KEPT_S = 600.0
 #: Seconds to wait for another thread that tidies up.
 SETTLES_S = 60.0
-#: Seconds in which the sweeper's thread ends once it has nothing more to do.
+#: Seconds to wait for the thread of a sweeper that has nothing more to do. It ends at once, if it can run.
 _ENDS_S = 5.0
 
 
@@ -62,7 +63,7 @@ class StepCleaner:
     def tidy(self, newest_good: int | None, *, ordinal: int, give_up_old: bool = False) -> None:
         """Has the sweeper rename old steps to trash and delete the trash. Does not wait for it.
 
-        What is due while the sweeper deletes trash is done after that, or by ``settle``.
+        What becomes due while the sweeper deletes trash is done after that, or by ``settle``.
 
         Args:
             newest_good: The step just committed or restored. None: no step is deleted.
@@ -75,8 +76,8 @@ class StepCleaner:
     def settle(self, timeout_s: float) -> None:
         """Renames the steps to trash that are due, in this thread. An OSError is logged, not raised.
 
-        If the sweeper does so already, this waits for it, at most ``timeout_s``. What is due stays so if that is too
-        short. What is begun has no time limit but that of each request.
+        If the sweeper does so already, this waits for the sweeper, at most ``timeout_s`` seconds. If that is too short,
+        what is due stays due. Once the work has begun, only the timeouts of single requests bound it.
         """
         if not self._settling.acquire(timeout=timeout_s):
             logger.warning("%s was not tidied up within %.1f s", self._paths.root, timeout_s)
@@ -158,12 +159,16 @@ class StepCleaner:
         self._tell_error()
 
     def _sweep(self, first: Callable[[], None] = lambda: None) -> None:
+        """Starts the sweeper, which calls ``first`` before all else. Does nothing if the sweeper runs already.
+
+        If no thread can be started, this thread does the work. The trash is then left to the next start.
+        """
         with self._ending:
             if self._sweeps:
                 return
             self._sweeps = True
         try:
-            self._sweeper.wait(_ENDS_S)  # the sweeper before has nothing more to do
+            self._sweeper.wait(_ENDS_S)  # the previous sweeper has nothing more to do, but its thread may still run
             self._tell_error()
             self._sweeper.start("deletion of trash", functools.partial(self._sweep_all, first))
         except (RuntimeError, SaveFailed) as error:  # for example at the interpreter's end: no reason to fail a save
@@ -178,6 +183,7 @@ class StepCleaner:
             while True:
                 self.settle(SETTLES_S)
                 commit.empty_trash(self._paths)
+                # Under the lock of ``_sweep``: what is added before is seen here, and later calls start a new sweeper.
                 with self._ending:
                     if not self._due:
                         self._sweeps = False
@@ -193,7 +199,7 @@ class StepCleaner:
 
 
 def tidy_beside(temporary: Temporary, paths: Layout) -> None:
-    """Deletes what older saves left beside a checkpoint that has its own path. An OSError is logged, not raised."""
+    """Deletes what earlier saves left beside a checkpoint that has its own path. An OSError is logged, not raised."""
     try:
         commit.give_up_old(paths, attempt=temporary.attempt, older_than_s=UNFINISHED_KEPT_S)
         commit.empty_trash(paths)

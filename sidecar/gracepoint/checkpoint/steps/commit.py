@@ -1,7 +1,7 @@
 """Commits durable saves, and discards saves that will never be finished.
 
-A save is **durable** when the done-records of all its processes exist. Then no process writes any more, and no process
-is needed to finish the save. A save is **committed** when its folder has its final name, which one atomic rename gives.
+A save is **durable** when the done-records of all its processes exist. From then on no process writes values to it, and
+any process can finish it. A save is **committed** when its folder has its final name, which one atomic rename gives.
 Between the two states only small files are added. Any number of processes may run the commit at the same time, may stop
 anywhere, and may repeat it:
 
@@ -13,7 +13,7 @@ anywhere, and may repeat it:
   damaged, or it is the one that the save found there and was to replace.
 
 Stores that cannot rename (``gs://``, ``s3://``) commit in another way, which ``manifest_commit`` describes. This module
-chooses: its callers need not know.
+chooses the way by the store. Its callers need not know which one it is.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Writing:
 
     Attributes:
         folder: The folder that the process's files are written to.
-        stayed: Returns whether it is still the same folder.
-        begun_ns: When the save began, in nanoseconds since the epoch. By the store's clock, if the store cannot rename:
-            there it decides which of two saves is the later one.
+        stayed: Returns whether ``folder`` is still the folder that had this name at the beginning.
+        begun_ns: When the save began, in nanoseconds since the epoch. If the store cannot rename, by the store's clock:
+            there this time decides which of two saves is the later one.
         generations: See ``DoneRecord``. It grows while the files are written.
     """
 
@@ -62,7 +62,7 @@ class Writing:
 
 @contextlib.contextmanager
 def writing(temporary: Temporary, begun_ns: int, *, process_index: int) -> Iterator[Writing]:
-    """Begins this process's part of a save. ``begun_ns`` is the time by this process's clock."""
+    """Begins this process's part of a save. ``begun_ns`` is when the save began, by this process's clock."""
     if not temporary.path.backend.renames:
         begun_ns = int(temporary.path.now_s() * 1e9)
         folder, placement = manifest_commit.begin(temporary, begun_ns, marks=process_index == 0)
@@ -106,8 +106,11 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Calla
         has another folder that must not be replaced.
 
     Raises:
-        CheckpointCorrupt: The done-records contradict each other.
+        CheckpointCorrupt: The done-records contradict each other. In a store that cannot rename, also: an object is no
+            longer the one that this save wrote.
         CheckpointTooNew: A newer Gracepoint wrote the existing step.
+        SaveFailed: In a store that cannot rename: the step has objects that Gracepoint did not write, or a later save
+            has claimed it.
     """
     target = temporary.target
     if not target.backend.renames:
@@ -119,7 +122,7 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Calla
         _complete(temporary.path, merge(records), target)
         if replace:
             _make_way(paths, temporary, target)
-        temporary.path.publish(target)
+        temporary.path.publish(target)  # last: what the folder holds must be durable when it has its final name
         paths.root.sync()
     except FileNotFoundError:
         # The folder was renamed meanwhile. Only a process that commits the save may do that.
@@ -150,14 +153,16 @@ def give_up_old(
 ) -> None:
     """Renames unfinished saves of other attempts to trash, if they have not changed for ``older_than_s`` seconds.
 
-    A durable save is kept until another save of its step is committed. Also deletes hidden files of that age.
+    A durable save is kept until another save of its step is committed. Also deletes Gracepoint's hidden files in the
+    root (``Layout.hidden``) that have not changed for so long.
 
     Args:
         paths: The folder of checkpoints.
         attempt: The attempt whose own saves stay.
-        older_than_s: The age, in seconds.
-        newest_good: The newest step that can be restored. None: it is not known.
-        overtaken_for_s: The age of unfinished saves of steps before ``newest_good``, which no restore would choose.
+        older_than_s: Seconds without a change.
+        newest_good: The newest step that can be restored. None: it is not known, and ``overtaken_for_s`` has no use.
+        overtaken_for_s: Seconds without a change that are enough for a save of a step before ``newest_good``. No
+            restore would choose such a save.
     """
     left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
     if not left and not probes:
@@ -172,7 +177,8 @@ def give_up_old(
     for temporary in left:
         overtaken = temporary.step is not None and newest_good is not None and temporary.step < newest_good
         kept_s = overtaken_for_s if overtaken else older_than_s
-        if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(temporary):  # 0: committed or deleted
+        # The time is 0 if the save was committed or deleted meanwhile.
+        if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(temporary):
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, kept_s)
             if not paths.root.backend.renames:
                 manifest_deletion.give_up(paths, temporary)
@@ -181,7 +187,7 @@ def give_up_old(
 
 
 def _must_stay(temporary: Temporary) -> bool:
-    """Returns whether a save is durable and its step is not another save's, or a newer Gracepoint wrote it."""
+    """Returns whether a save is durable and its step has no other good checkpoint, or a newer Gracepoint wrote it."""
     try:
         return done_records(temporary.path) is not None and not standing(temporary.target)
     except CheckpointTooNew:
@@ -198,15 +204,16 @@ def last_change_s(temporary: Temporary) -> float:
 
 
 def is_unfinished(folder: StoragePath) -> bool:
-    """Returns whether the folder of a step holds a save that nobody has finished. Never, if saves are renamed."""
+    """Returns whether the folder of a step holds an unfinished save. False in stores that rename finished saves."""
     return not folder.backend.renames and manifest_commit.is_unfinished(folder)
 
 
 def discard(folder: StoragePath, trash: StoragePath, *, only: str | None = None) -> None:
     """Renames ``folder`` to ``trash``, durably, so that a crash never leaves a partly deleted checkpoint.
 
-    In a store that cannot rename, the step ``folder`` becomes invisible, and its objects are found by ``trash``. There,
-    ``only`` is the checkpoint (see ``standing``) that is discarded. Nothing happens if another one has taken its place.
+    In a store that cannot rename, the step ``folder`` counts as deleted from then on, and ``trash`` names the step
+    whose objects ``empty_trash`` deletes. There, ``only`` identifies the checkpoint that is discarded (see
+    ``standing``). If another checkpoint has taken its place, nothing happens. None: whichever is there is discarded.
     """
     if not folder.backend.renames:
         manifest_deletion.discard(folder, trash, only)
@@ -256,7 +263,8 @@ def _replace(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
 def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
     """Moves a folder that already exists at ``target``, so that a durable save can take the name.
 
-    Only the process that came last to its gang's barrier does so. Two processes could move each other's folders.
+    Only one process of a gang may call it, the one that came last to the barrier. Two processes could move each other's
+    folders.
 
     Raises:
         CheckpointTooNew: A newer Gracepoint wrote the folder, which stays.

@@ -1,4 +1,4 @@
-"""Who may use a checkpoint directory: all processes share it, no other job uses it, and it has no newer step."""
+"""Checks that a job may use a directory: all its processes share it, no other job uses it, and no step is newer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DirectoryAccess:
     Args:
         paths: The directory.
         gang: The processes that use it together.
-        key: Prefix of the keys of these calls. Nothing else uses it.
+        key: Prefix of the keys of the collective calls. Nothing else uses it.
         attempt: Unique for each start of the gang; the same in all its processes.
         clock: Returns monotonic seconds.
     """
@@ -84,7 +84,7 @@ class DirectoryAccess:
 
         Args:
             job: Unique to the job; the same in all its attempts. For example the UID of a JobSet.
-            timeout_s: Seconds for the call. It waits for another job's lease for less than a minute.
+            timeout_s: Seconds for the call. It waits at most ``lease.PATIENCE_S`` of them for another job's lease.
             start: The part of the attempt up to the last "-", which all attempts of one start of the job share. Two
                 clusters of one start must not use the directory. None: this is not checked.
 

@@ -45,8 +45,8 @@ EXPIRES_S = 35.0
 #: Seconds to wait for another holder. Longer than EXPIRES_S, so that a killed job never keeps another one out.
 PATIENCE_S = 45.0
 _LOOK_EVERY_S = 0.5
-_END_S = 1.0
-_UNIQUE = 32
+_END_S = 1.0  # to wait for the lease's thread
+_UNIQUE = 32  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,9 @@ class Lease:
                 return
             if self._path.backend.renames:
                 self._path.delete()
-            else:  # a request can reach the store twice, the second time when another process holds the lease
+            else:
+                # Only this version: a request can reach the store twice, the second time when another process holds
+                # the lease.
                 cast(FlatBackend, self._path.backend).delete_version(self._path.key, found[1])
 
     def _beat(self) -> None:
@@ -135,7 +137,7 @@ class Lease:
                 if found is not None and found[0] != self._mine:
                     self._lost_to(found[0])
                     return
-                # If another process has written the lease meanwhile, the next beat reads its name.
+                # Conditional: if another process has written the lease meanwhile, the next beat reads its name.
                 _written(self._path, self._mine, None if found is None else found[1])
             except (OSError, CheckpointError) as error:
                 logger.warning("the lease of %s was not renewed: %s", self._path.parent, error)
@@ -240,7 +242,7 @@ def _written(path: StoragePath, mine: Holder, found: Generation | None) -> bool:
 
     ``found`` is None if there was no lease. The file is not synced, as a lease has no use after a crash of the machine.
     """
-    # White space that differs each time: some stores take a version's contents for its generation.
+    # White space that differs each time: in some stores the generation is a digest of the contents.
     unique = "".join(secrets.choice(" \t\r\n") for _ in range(_UNIQUE))
     data = (json.dumps(dataclasses.asdict(mine)) + unique).encode()
     try:

@@ -1,4 +1,4 @@
-"""Recognizes checkpoints in formats of the past, which are refused by their name.
+"""Recognizes checkpoints in old formats. They are refused with an error that names the format.
 
 Flax's ``flax.training.checkpoints`` wrote a checkpoint as one file of msgpack. Orbax before its version 0.2 wrote the
 tree, with the values of small leaves, to a msgpack file ``checkpoint`` beside the arrays. Neither has metadata.
@@ -14,7 +14,7 @@ _AGGREGATE = "checkpoint"
 
 
 def check(path: StoragePath) -> None:
-    """Raises CheckpointRefused if there is a checkpoint in a format of the past at ``path``, or in its state's item."""
+    """Raises CheckpointRefused if there is a checkpoint in an old format at ``path``, or in its ``default`` item."""
     if path.is_value():
         raise CheckpointRefused(
             f"{path} is a file: expected the folder of a checkpoint. If flax.training.checkpoints wrote it, it is "

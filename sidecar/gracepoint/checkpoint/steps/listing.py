@@ -22,7 +22,7 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTo
 
 #: Seconds without a change after which the writer of a save counts as dead.
 QUIET_S = 5.0
-#: The same for stores in which nothing of a file is seen before all of it is written.
+#: The same for stores that cannot rename. They show an object only when all of it is written.
 FLAT_QUIET_S = 15.0
 _POLL_S = 0.1
 _UNFINISHED = ".orbax-checkpoint-tmp"  # part of the name of a folder that Orbax is still writing
@@ -61,8 +61,8 @@ def list_steps(
     """Salvages durable saves, waits for saves that are still being written, and then lists the steps.
 
     Waits for an incomplete save of another attempt if it is newer than all complete steps. The wait ends when the save
-    has not changed for ``QUIET_S`` seconds, as its writer is then dead, and at ``deadline`` at the latest.
-    ``holds_lease``: see ``settle``.
+    has not changed for ``QUIET_S`` seconds (``FLAT_QUIET_S`` in a store that cannot rename), as its writer is then
+    dead, and at ``deadline`` at the latest. ``holds_lease``: see ``settle``.
 
     Raises:
         CheckpointRefused: The directory is the folder of one step.
@@ -135,7 +135,7 @@ def settle(
     Args:
         paths: Layout of the directory.
         attempt: The current attempt. Its own saves are not waited for.
-        awaited: Returns which of some incomplete saves to wait for, if others are still writing them.
+        awaited: Is given the incomplete saves. Returns those to wait for, if another process still writes them.
         deadline: When the wait must have ended.
         sleep: Waits for a number of seconds.
         holds_lease: Whether this process holds the lease, so that it can write. A refused write is then raised.
@@ -176,7 +176,8 @@ def _newer_than_complete(paths: Layout, saves: list[Temporary]) -> list[Temporar
 def why_not(paths: Layout, step: int) -> str | None:
     """Returns why the folder of ``step`` is not a complete checkpoint of it. None if it looks like one.
 
-    A checkpoint that a newer Gracepoint wrote counts as complete, though it cannot be read. So a restore reports it.
+    A checkpoint that a newer Gracepoint wrote counts as complete, though this version cannot read it. So a restore
+    reports it.
     """
     folder = paths.step(step)
     try:
@@ -237,7 +238,7 @@ def is_ours(folder: StoragePath, step: int) -> bool:
 
 
 def ours(folder: StoragePath, step: int) -> str | None:
-    """Returns which checkpoint ``folder`` is (see ``commit.standing``). None if it is none, as ``is_ours`` says."""
+    """Returns the identifier of the checkpoint in ``folder`` (``commit.standing``). None if ``is_ours`` is False."""
     try:
         manifest = commit.manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
@@ -246,7 +247,7 @@ def ours(folder: StoragePath, step: int) -> str | None:
 
 
 def _sort_out(paths: Layout) -> tuple[list[int], list[str], list[str]]:
-    """Returns the complete steps, reasons against others, and remarks on steps that nobody has finished."""
+    """Returns the complete steps, why other folders are no checkpoints, and remarks on steps that are not finished."""
     steps: list[int] = []
     refused: list[str] = []
     unfinished: list[str] = []
@@ -261,6 +262,7 @@ def _sort_out(paths: Layout) -> tuple[list[int], list[str], list[str]]:
 
 
 def _is_live(paths: Layout, temporary: Temporary) -> bool:
+    """Returns whether a process may still be writing a save."""
     try:
         if commit.done_records(temporary.path) is not None:
             return False  # all processes have finished, and salvage did not commit it

@@ -1,4 +1,4 @@
-"""Lets process 0 do for all processes what only one should do, such as to look at a directory or to claim it."""
+"""Lets process 0 do for all processes what only one should do, such as listing a directory or taking its lease."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def by_process_zero(act: Callable[[], str], *, gang: ProcessGroup, key: str, dea
     try:
         text = act()
     except Exception as error:
+        # Before it is raised here: the other processes wait for this key, until their deadline.
         gang.broadcast(key, json.dumps(_told(error)), timeout_s=deadline.remaining_s())
         raise
     gang.broadcast(key, json.dumps([None, text]), timeout_s=deadline.remaining_s())

@@ -18,7 +18,7 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
 logger = logging.getLogger(__name__)
 
-# Parts of a manifest that are in memory at once when all files are gone through.
+# Parts of a manifest that ``all_files`` holds in memory at once.
 _PARTS_AT_ONCE = 64
 # If a step is restored without arguments, Orbax finds the handler of each item by these names.
 _STATE_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
@@ -64,7 +64,7 @@ def standing(folder: StoragePath) -> str | None:
     """Returns an identifier of the checkpoint in ``folder``, unique among Gracepoint's checkpoints.
 
     Empty if the folder has no manifest, or a damaged one. None if there is no folder, or if a newer Gracepoint wrote
-    it; such a folder is not replaced.
+    it; such a folder is not replaced. In a store that cannot rename, a folder without a manifest counts as no folder.
     """
     if folder.backend.renames and not folder.is_folder():
         return None
@@ -92,7 +92,7 @@ def read_manifest(folder: StoragePath) -> Manifest | None:
 
 
 def manifest_in(data: bytes, folder: StoragePath) -> Manifest | None:
-    """Returns the manifest that was read from ``folder``. None if it is a claim. Raises the errors of the above."""
+    """Returns the manifest that was read from ``folder``. None if it is a claim. Raises as ``read_manifest`` does."""
     return None if is_claim(data) else Manifest.from_bytes(data, str(folder / layout.MANIFEST))
 
 
@@ -110,7 +110,7 @@ def manifest_fields(folder: StoragePath) -> dict[str, Any] | None:
 
 
 def all_files(folder: StoragePath, manifest: Manifest) -> Iterator[tuple[str, StoredFile]]:
-    """Yields every file that a manifest has, with its path. Files of chunks come from the parts of the manifest.
+    """Yields every file of a checkpoint, with its path. If the manifest is in parts, the parts are read for the chunks.
 
     Raises:
         CheckpointCorrupt: A part is missing or damaged.
@@ -142,7 +142,7 @@ def manifest_bytes(folder: StoragePath) -> bytes | None:
 
 
 def orbax_metadata(manifest: Manifest, folder: StoragePath) -> bytes:
-    """Returns the contents of Orbax's metadata of a step in ``folder`` that is committed now."""
+    """Returns the contents of Orbax's metadata file for the step in ``folder``. Its commit time is the present time."""
     more: dict[str, Any] = {"item_handlers": {}, "custom_metadata": {}}
     if layout.MORE_METADATA in manifest.files:
         more = json.loads((folder / layout.MORE_METADATA).read_bytes())

@@ -2,7 +2,7 @@
 
 Any number of processes may do so at the same time, and may stop anywhere. ``commit`` explains why this is safe.
 
-If a save has many files, additional threads look at their sizes. They have ended when the calling thread goes on.
+If a save has many files, additional threads look at their sizes. They end before the call returns.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SaveFailed
 
 logger = logging.getLogger(__name__)
 
-# So many files are looked at by the calling thread alone.
+# The calling thread alone looks at the first files, up to this number.
 _FEW_FILES = 256
-# Otherwise so many threads look at them, which mostly wait for the storage, and take so many files at a time.
+# This number of threads looks at the others, in batches of this size. The threads mostly wait for the storage.
 _THREADS = 32
 _FILES_AT_ONCE = 4096
 
@@ -40,10 +40,10 @@ def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
 
     First, a folder that a process had moved away when it died gets its name back. A save is committed only in three
     cases: its step has no folder, the folder is damaged, or the folder is the one that the save was to replace. Saves
-    with missing done-records are left as they are. If this process may only read the directory, all saves are.
+    with missing done-records are left as they are. If this process may only read the directory, it leaves all saves.
 
-    ``holds_lease`` says that this process has written to the directory. Then a refused write is raised: it may succeed
-    a minute later, and a start without the save would lose it.
+    ``holds_lease`` says that this process has written to the directory. Then a refused write is an error and not a
+    remark: the write may succeed a minute later, and a start without the save would lose the save.
     """
     remarks: list[str] = []
     for aside in paths.set_aside() if paths.root.backend.renames else ():
@@ -55,7 +55,8 @@ def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
         remarks += of_it
         if records is not None and not is_committed:
             durable.append((temporary, records))
-    # If several starts saved to one place, the last save counts: the others were to replace what it has replaced.
+    # If several starts saved the same step, the last save counts, so it comes first. The others were to replace the
+    # checkpoint that it replaces. When that one is gone, they are left as they are.
     for temporary, records in sorted(durable, key=lambda found: found[1][0].begun_ns, reverse=True):
         with _remarking(temporary.path, remarks, holds_lease):
             if _finish(paths, temporary, records):
@@ -75,7 +76,8 @@ def _look(
         if records is None:
             remarks.append(f"{temporary.path} is incomplete: not all processes finished writing")
         elif not paths.root.backend.renames:
-            is_committed = commit.is_committed(paths, temporary)  # then its folder has not been deleted yet
+            # A committed save keeps its folder until ``empty_trash`` deletes it.
+            is_committed = commit.is_committed(paths, temporary)
     return records, is_committed, remarks
 
 
@@ -148,7 +150,7 @@ def _remarking(folder: StoragePath, remarks: list[str], holds_lease: bool) -> It
 def is_damaged(folder: StoragePath) -> bool:
     """Returns whether the checkpoint in ``folder`` is known to be damaged.
 
-    It is if its manifest is damaged, or if a restore has marked it. A checkpoint that another version wrote, and that
+    It is damaged if its manifest is, or if a restore has marked it. A checkpoint that another version wrote, and that
     this version cannot read, is not damaged.
     """
     manifest = commit.manifest_bytes(folder)
@@ -187,7 +189,7 @@ def _take_its_place(paths: Layout, temporary: Temporary, replaces: str | None) -
 
 
 def _put_back(aside: Temporary) -> None:
-    """Gives a folder that was moved away its name back, if Gracepoint wrote it, it is good, and the name is free."""
+    """Moves a folder back to its name, if Gracepoint wrote the folder, it is not damaged, and the name is free."""
     if not (aside.path / layout.MANIFEST).exists() or is_damaged(aside.path):
         return
     try:

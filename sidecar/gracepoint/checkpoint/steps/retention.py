@@ -10,7 +10,7 @@ There are two marks, which are small files:
   count as one of the newest, so that no good step is deleted because of it.
 * **reading**, hidden in the root: a process of this or another job is reading the step, which must not be deleted.
 
-One thread writes a mark of the second kind in a store that cannot rename, and ends before the mark is deleted.
+In a store that cannot rename, a thread of its own writes the reading mark. It ends before the mark is deleted.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Retention:
 
         Args:
             ages_s: Complete steps that Gracepoint wrote, each with the seconds since its commit.
-            newest_good: The step just committed or restored. A restore went back from newer steps: they neither count
-                as kept nor are deleted.
+            newest_good: The step just committed or restored. Newer steps are those that a restore went back from. They
+                do not count as kept, and are not deleted.
             damaged: Steps that a restore went back from. No rule keeps them. They are deleted once the newest
                 ``keep_last`` good steps are all newer.
         """
@@ -86,7 +86,8 @@ class Retention:
     def _is_special(self, step: int, age_s: float, damaged: frozenset[int]) -> bool:
         if step in damaged:
             return False
-        # Without ``keep_for_s``, no age counts: a step's age is negative if the store's clock was told a second late.
+        # If ``keep_for_s`` is 0, the age must not count: it is negative if this process's view of the store's clock is
+        # a second behind.
         is_young = self.keep_for_s > 0 and age_s < self.keep_for_s
         return is_young or (self.keep_every_steps > 0 and step % self.keep_every_steps == 0)
 
@@ -110,8 +111,8 @@ def apply(
         newest_good: See ``Retention.to_delete``.
         attempt: The current attempt, which is part of the name of the trash.
         ordinal: Ordinal of its newest save, which is part of that name, too.
-        known: What an earlier call found of the older steps that it kept, and this call of those that it keeps. They
-            are looked at again only before they are deleted. None: all steps are looked at.
+        known: What the previous call found out about the older steps that it kept. This call brings it up to date. Such
+            steps are looked at again only before they are deleted. None: all steps are looked at.
     """
     known = {} if known is None else known
     there = paths.steps()
@@ -138,7 +139,13 @@ def apply(
 
 @dataclasses.dataclass(frozen=True)
 class StepLook:
-    """A complete step of Gracepoint: which checkpoint it is, when it was committed, whether it is marked as damaged."""
+    """A complete step that Gracepoint wrote.
+
+    Attributes:
+        standing: Identifier of the checkpoint, as ``commit.standing`` returns it.
+        committed_s: When the step was committed, in seconds since the epoch by the store's clock.
+        is_damaged: Whether a restore has marked the step as damaged.
+    """
 
     standing: str
     committed_s: float
@@ -146,6 +153,7 @@ class StepLook:
 
 
 def _look(paths: Layout, step: int) -> StepLook | None:
+    """Returns what is known of a step. None if it is not a complete step that Gracepoint wrote."""
     folder = paths.step(step)
     standing = listing.ours(folder, step)
     committed_s = 0.0 if standing is None else _committed_s(folder)
@@ -172,7 +180,8 @@ def unmark_damaged(paths: Layout, step: int) -> None:
 def reading(paths: Layout, step: int) -> Iterator[None]:
     """Keeps retention from deleting a step while it is read. Has no effect in a directory that is read-only.
 
-    In a store that cannot rename, the mark takes a round trip. There the block begins while it is written.
+    In a store that cannot rename, writing the mark takes a round trip. There the block begins while the mark is
+    written.
     """
     mark, limit = paths.reading_mark(step), time_limit.current()
 
@@ -206,6 +215,6 @@ def _is_read(paths: Layout, step: int, now_s: float) -> bool:
 
 
 def _committed_s(folder: StoragePath) -> float:
-    """Returns when a step was committed, in seconds by the file system's clock. 0 if the step does not exist."""
+    """Returns when a step was committed, in seconds since the epoch by the store's clock. 0 if it was not."""
     entry = (folder / layout.COMMIT_SUCCESS).entry()
     return 0.0 if entry is None else entry.changed_s

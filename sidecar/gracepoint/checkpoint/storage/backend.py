@@ -1,4 +1,4 @@
-"""The interface of a store for the checkpoint engine. File systems and object stores can implement it.
+"""The interface of a store for the checkpoint engine. File systems and object stores implement it.
 
 A store keeps **values** under keys, which are names joined by slashes. A **folder** is all values whose keys begin with
 the folder's key and a slash. A file system has real directories for this; an object store has only prefixes.
@@ -33,9 +33,10 @@ class StaleGeneration(OSError):
 
 
 class NotAdmitted(OSError):
-    """A store does not know who this process is: its credentials are missing, wrong or expired. Or they may not read.
+    """A store does not know who this process is, or the process may not read there.
 
-    It says nothing of what may be written, and is not an error that ``checks.must_not_write`` is true for.
+    Its credentials are missing, wrong, expired or not sufficient. The error says nothing about what may be written:
+    ``checks.must_not_write`` is False for it.
     """
 
 
@@ -89,8 +90,8 @@ class Reader(Protocol):
 
     Attributes:
         size_bytes: Size of the value when it was opened.
-        best_bytes: How many bytes a caller of ``read_into`` best asks for. More than a few MiB only if they are read in
-            parallel.
+        best_bytes: How many bytes a caller of ``read_into`` should ask for at once. It is more than a few MiB only if
+            the bytes are read in parallel.
     """
 
     size_bytes: int
@@ -134,7 +135,7 @@ class Backend(Protocol):
     def create(self, key: str, data: bytes) -> Generation:
         """Writes a value if the key has none. If several callers do so at once, one succeeds.
 
-        The value becomes visible immediately and as a whole. It survives a crash only after ``sync``.
+        The value becomes visible immediately and as a whole. In a file system, a crash of the machine may lose it.
 
         Raises:
             FileExistsError: The key already has a value.
@@ -150,7 +151,7 @@ class Backend(Protocol):
     def replace(self, key: str, data: bytes, generation: Generation) -> Generation:
         """Replaces a value if it still has ``generation``. If several callers do so at once, one succeeds.
 
-        The value becomes visible immediately and as a whole. It survives a crash only after ``sync``.
+        The value becomes visible immediately and as a whole. In a file system, a crash of the machine may lose it.
 
         Raises:
             StaleGeneration: The value has another generation, or was deleted.
@@ -159,8 +160,8 @@ class Backend(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Writes a value, even if the key has one already. It becomes visible as a whole, and is durable on return.
 
-        Several processes may write the same value at once. The folder may be published meanwhile: the value stays in
-        it.
+        Several processes may write the same value at once. The folder may be published meanwhile. The value is then in
+        the published folder.
 
         Raises:
             FileNotFoundError: The folder does not exist, and the store has real directories.
@@ -190,8 +191,8 @@ class Backend(Protocol):
             buffer: Aligned memory for data that cannot be written in place.
             go_on: Called before each block. An error that it raises ends the write.
             direct: True to bypass the caches of this machine. Allowed only if ``has_direct_io`` returns True.
-            later: Stores that sync call it with the file in place of the sync. It is called once or not at all, in
-                the calling thread. None: the value is durable on return.
+            later: Stores that sync files do not sync this one, but call ``later`` with it, once and in the calling
+                thread. Other stores do not call ``later``. None: the value is durable on return.
         """
 
     def has_direct_io(self, key: str) -> bool:
@@ -285,7 +286,7 @@ class Backend(Protocol):
         """
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Makes the entries of these folders durable, with the values that were created or replaced in them."""
+        """Makes the entries of these folders durable: which names they have, and which files these names refer to."""
 
     def now_s(self, key: str) -> float:
         """Returns the time by the clock that dates the values in a folder. It may differ from this machine's clock."""

@@ -13,7 +13,7 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt
 
 _LOOK_EVERY_S = 0.1
-_BLOCK_BYTES = 4 << 20  # large enough that the threads that compute checksums seldom meet in Python
+_BLOCK_BYTES = 4 << 20  # large enough that the threads that compute checksums seldom wait for the GIL
 
 
 def must_not_write(error: OSError) -> bool:

@@ -94,7 +94,7 @@ class UnsyncedFile:
         os.close(self._descriptor)
 
 
-#: Is called with a file that is written, and has it synced.
+#: Called with a file that is written. Has the file synced later.
 Later = Callable[[UnsyncedFile], None]
 
 
@@ -141,7 +141,7 @@ def write_file(
         go_on: Called before each block. An error that it raises ends the write.
         direct: True to use direct I/O if the file is large enough. The file system must have it. False to write
             through the page cache.
-        later: Is called with the file in place of the sync. None: the file is synced.
+        later: Called with the file in place of the sync. None: the file is synced.
 
     Returns:
         The CRC-32 of ``data``.

@@ -44,7 +44,7 @@ class FlatBackend(Backend, Protocol):
             data: Bytes of the value.
             checksum: Their CRC-32.
             only_if: The generation that the value must have. None: there must be no value.
-            note: What ``noted`` returns for this value, followed by more.
+            note: The note. The store may add more at its end, so ``noted`` returns a note that begins with this one.
             go_on: Called again and again. An error that it raises ends the write. None: there is a timeout.
 
         Raises:
@@ -56,7 +56,11 @@ class FlatBackend(Backend, Protocol):
         """Returns the generation and the note of a value. None if it does not exist."""
 
     def delete_version(self, key: str, generation: Generation | None) -> bool:
-        """Deletes a value if it has ``generation``, or that is None. Returns False if it has another one."""
+        """Deletes a value if it has ``generation``, or ``generation`` is None. Another version is never deleted.
+
+        Returns False if the store answers that the value has another generation. Not all stores say so: ``gs://``
+        answers as if there were no value, and the result is True.
+        """
 
     def delete_all(self, entries: Iterable[Entry], go_on: Callable[[], None] | None = None) -> None:
         """Deletes values, each only if it has the generation of its entry. The keys of the entries are complete.

@@ -1,8 +1,8 @@
 """Checkpoints in this process's memory, in TensorStore's ``memory://`` store, with conditional writes and no files.
 
-It has the features of an object store: there are no directories, renames, links or locks. A folder is a prefix of
-keys. An empty value whose key ends with a slash marks a folder that may be empty. ``publish`` is one TensorStore
-transaction, which fails if another process was faster.
+TensorStore's store has no directories, renames, links or locks. A folder is a prefix of keys. An empty value whose key
+ends with a slash marks a folder that may be empty. ``publish`` moves all values in one TensorStore transaction, which
+fails if another thread was faster. So ``renames`` is True, and steps are committed as in a file system.
 
 TensorStore's threads do the work. The values belong to ``tensorstore_context.SHARED`` and live as long as the process.
 TensorStore keeps no times of values, so they are kept in a dict under a lock.

@@ -210,7 +210,7 @@ def sync_folders(folders: Iterable[StoragePath]) -> None:
 def storage_path(path: UserPath | StoragePath) -> StoragePath:
     """Returns the location that a user gave: an absolute path, or a URI.
 
-    Known are ``file://``, ``gs://bucket/name``, ``s3://bucket/name``, and ``memory://`` within one process.
+    Known URIs are ``file://``, ``gs://bucket/name``, ``s3://bucket/name``, and ``memory://`` within one process.
 
     Raises:
         SettingsError: The location is another kind of URI, is not absolute, or its extra is not installed.

@@ -17,7 +17,7 @@ _limits = threading.local()
 def ended_by(go_on: Callable[[], None] | None) -> Iterator[None]:
     """Within the block, requests of this thread call ``go_on`` again and again. An error that it raises ends them.
 
-    Requests are repeated until then. The limit of an outer block holds, too. None changes nothing.
+    Until then, requests that fail are repeated. The limit of an outer block holds, too. None sets no further limit.
     """
     outer = current()
     if go_on is None or outer is None:

@@ -1,6 +1,6 @@
 """Numpy views of JAX arrays on CPU devices whose memory layout is not the usual row-major one.
 
-JAX itself would copy such an array as a whole into row-major order. It would keep the copy as long as the array lives.
+JAX itself would copy such an array as a whole into row-major order, and keep the copy as long as the array lives.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The transfers from one device: several are under way, and their values are taken in order.
+"""The transfers from one device. Several are under way at once, and their values are taken in order.
 
-Also sorts shards by device, and says how many bytes may be under way. This module has no threads.
+Also groups shards by device, and says how many bytes may be under way. This module has no threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def transfers(
 ) -> Iterator[tuple[Pull, Any]]:
     """Yields the transfers of ``shards`` in order. As many are started ahead as ``has_room`` allows.
 
-    It may wait for room only if no other transfer of these shards is under way.
+    ``has_room`` may wait only if no other transfer of these shards is under way. Otherwise it could wait for the room
+    of a transfer that is not yielded yet.
     """
     waiting = collections.deque(shards)
     pulls, started = collections.deque[Pull](), collections.deque[tuple[Pull, Any]]()

@@ -1,10 +1,10 @@
 """Runs one thread for each device, so that the values of all devices are on their way to the host at once.
 
-Each thread advances an iterator. The calling thread yields what they all yield, in the order in which it comes. The
-threads begin with the first value that is asked for. They end with their iterators, with the first error of one of
-them, when the caller stops, or when the deadline passes. A thread that waits for a device cannot be interrupted.
+Each thread advances one iterator. The calling thread yields the values of all of them, in the order in which they come.
+The threads start when the first value is asked for. They end with their iterators, with the first error of one of them,
+when the caller stops, or when the deadline passes. A thread that waits for a device cannot be interrupted.
 
-One iterator alone is advanced by the calling thread.
+If there is only one iterator, the calling thread advances it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def merged(makes: Sequence[Make[T]], deadline: Deadline, *, join: bool) -> Gener
         makes: One function for each device.
         deadline: When all must have ended.
         join: Whether to wait for the threads even if the iteration fails or stops. Needed if they write to memory that
-            is used again. Waits without a timeout, but only for devices.
+            is used again. The wait has no timeout: a thread that must stop waits for nothing but its device.
 
     Raises:
         SaveFailed: The deadline passed, or was cancelled.

@@ -58,9 +58,9 @@ class Pull(NamedTuple):
 
 
 def is_far(data: Any, options: WriteOptions) -> bool:
-    """True if a copy is needed to have the values in host memory.
+    """True if the values must be copied to be in host memory.
 
-    These are arrays on accelerators, and all JAX arrays if ``pinned_host_transfer`` is set.
+    This is so for arrays on accelerators, and for all JAX arrays if ``pinned_host_transfer`` is set.
     """
     if isinstance(data, np.ndarray):
         return False
@@ -68,7 +68,7 @@ def is_far(data: Any, options: WriteOptions) -> bool:
 
 
 def whole(shard: Shard) -> Pull:
-    """Returns the transfer of a whole shard, as it is used for values in host memory."""
+    """Returns the transfer of a whole shard."""
     return Pull(shard, shard.chunks, shard.index, shard.bytes)
 
 

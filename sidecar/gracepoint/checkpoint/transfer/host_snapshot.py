@@ -5,15 +5,14 @@ Each save has one ``Transfer``. The training thread makes it. In doing so it cop
 The remaining values (in a save that streams, all of them) are copied from the devices when the writer asks for them.
 
 The values of each accelerator are copied by a thread of its own (``device_threads``), through pinned memory where the
-device has it. So all devices are copied from at once. The values of CPU devices are host memory: several threads copy
-them (``parallel_copy``), or nobody does.
+device has it. So all devices are copied from at once. The values of CPU devices are in host memory already. Several
+threads copy them into the snapshot (``parallel_copy``), or the writer reads them in place.
 
 Transfers run ahead of the writer up to ``device_host_max_bytes``, or up to ``Devices.ahead_bytes`` if that is not set.
 Bytes count from the start of their transfer until they are written; the writer's threads report this. Values that are
-in host memory anyway count only if ``device_host_max_bytes`` is set. This bounds all devices together.
+in host memory anyway count only if ``device_host_max_bytes`` is set. The limit is for all devices together.
 
-The buffers of the snapshot are reserved and touched once, by several threads: the first touch of memory is an order of
-magnitude slower than a copy into it.
+``snapshot_memory`` reserves the buffers of the snapshot.
 """
 
 from __future__ import annotations
@@ -47,7 +46,8 @@ from gracepoint.errors import SaveFailed
 logger = logging.getLogger(__name__)
 
 
-# Seconds for the copies from devices before a save returns. A link with 1 GB/s copies the memory of eight devices.
+# Seconds for the copies from devices before a save returns. In this time a link of 1 GB/s copies the memory of eight
+# devices.
 _COPY_TIMEOUT_S = 900.0
 
 _Piece = tuple[Chunk, npt.NDArray[Any]]
@@ -82,7 +82,7 @@ class Transfer:
             options: The options of the save.
             snapshot: Memory that was reserved for the same form of state and plan, and for the priorities of this
                 save. None: everything stays on the devices until it is written.
-            deadline: When the copies into ``snapshot`` must have ended. None: the time that a link may need.
+            deadline: When the copies into ``snapshot`` must have ended. None: ``_COPY_TIMEOUT_S`` seconds from now.
         """
         self._specs = specs
         self._paths = [leaf.path for leaf in leaves]
@@ -105,7 +105,9 @@ class Transfer:
         self._copy(shards_of[TransferPriority.SYNCHRONOUS], snapshot, ByteLimiter(ahead_bytes), deadline)
         self._left = [shards_of[priority] for priority in LATER if shards_of[priority]]
         left = {shard.leaf for shards in self._left for shard in shards}
-        for index in left:  # while the training waits, as its threads may ask for shards of these arrays later
+        # JAX makes the list of an array's shards at the first request, and two threads must not make it at once
+        # (``local_shards``). Here the training waits. Later its threads may ask for shards of these arrays, too.
+        for index in left:
             if not isinstance(self._data[index], np.ndarray):
                 local_shard(self._data[index], 0)
         if options.device_host_max_bytes is not None:
@@ -129,7 +131,8 @@ class Transfer:
         The arrays may be views of JAX's own memory, in any memory order. They are valid until the state is donated.
 
         Raises:
-            SaveFailed: The yielded chunks were not written in time to make room for more.
+            SaveFailed: The chunks were not copied in time, or the yielded ones were not written in time to make room
+                for more.
         """
         yield from self._copied
         self._copied = []

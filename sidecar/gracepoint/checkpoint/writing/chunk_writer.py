@@ -67,7 +67,7 @@ class ChunkWriter:
     def warm(self, folder: StoragePath, deadline: Deadline) -> None:
         """Writes and removes a tiny array below ``folder`` with each writer that a save may use.
 
-        Then code is loaded, threads run and memory is reserved before the first save.
+        So code is loaded, threads have run and memory is reserved before the first save.
         """
         folder.parent.check_usable()
         folder.make_folder()

@@ -1,4 +1,4 @@
-"""How many threads a ``WriteCrew`` has, and what they are given to do. There is no state here."""
+"""How many threads a ``WriteCrew`` has, and what they are given to do. This module has no state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Writes compressed chunks, and chunks in OCDBT, to stores that cannot rename.
 
-TensorStore encodes them in this process's memory. The results are then written as every other file of the save, with
+TensorStore encodes them in this process's memory. The results are then written like every other file of the save, with
 conditions and with checksums. TensorStore's own writes to such stores have no conditions and no deadline.
 
 In OCDBT, a process collects chunks up to ``_TREE_BYTES``, and makes a small tree of them. Each tree has a folder of its
@@ -35,6 +35,7 @@ from gracepoint.deadline import Deadline
 
 # A tree is in memory several times while it is made. With all threads at work, this bounds the extra memory.
 _TREE_BYTES = 4 << 20
+# Most bytes of chunks that are handed to the threads and not yet written.
 _IN_FLIGHT_BYTES = 64 << 20
 
 _Piece = tuple[Chunk, npt.NDArray[Any]]
@@ -92,7 +93,10 @@ def _put(folders: Folders, written: WrittenFiles, crew: WriteCrew, path: str, da
 
 
 def _groups(job: WriteJob, deadline: Deadline, written: WrittenFiles, group_bytes: int) -> Iterator[list[_Piece]]:
-    """Yields the chunks that this process writes, several at once. Notes the checksums of all chunks' values."""
+    """Yields the chunks that this process writes, in groups of at least ``group_bytes``, the last one excepted.
+
+    Notes the checksums of the values of all chunks in ``written``.
+    """
     group: list[_Piece] = []
     for chunk, given in job.source.chunks(deadline):
         values = stored_values(given, job.specs[chunk.leaf].numpy_dtype)

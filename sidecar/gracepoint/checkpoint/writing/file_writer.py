@@ -46,7 +46,7 @@ class FileWriter:
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._buffers: list[Buffer] = []  # that no thread uses
-        self._direct: dict[int, bool] = {}  # by file system
+        self._direct: dict[int, bool] = {}  # by volume: whether it has direct I/O
 
     def reserve(self, folder: StoragePath) -> None:
         """Prepares for saves into ``folder``: finds out whether it has direct I/O, and allocates the buffers.
@@ -85,6 +85,7 @@ class FileWriter:
                 crew.add(size_bytes, act)
                 chunk_bytes += size_bytes
             crew.wait()
+            # After all files are made: the sync of a folder makes durable the names that the folder has then.
             for folder in folders.made:
                 crew.add(0, functools.partial(_sync, folder))
             crew.wait()
@@ -101,7 +102,7 @@ class FileWriter:
 
 
 class Folders:
-    """The folders of one save. Any thread makes them when they are needed.
+    """The folders of one save. The thread that first needs a folder makes it.
 
     Attributes:
         direct: True if their file system has direct I/O.
@@ -144,7 +145,7 @@ def _write(
     buffer: Buffer,
     then: Callable[[], None],
 ) -> Finish | None:
-    """Writes one file. Calls ``then`` if the file is durable. Otherwise returns what is left to do."""
+    """Writes one file. Calls ``then`` if the file is durable on return. Otherwise returns what is left to do."""
     place = folders.place(path)
     unsynced: list[UnsyncedFile] = []
     checksum = place.backend.write_large(
@@ -158,7 +159,7 @@ def _write(
 
 
 def _nothing() -> None:
-    """Is called after the sync of a small file: nothing of it is reported."""
+    """Called after the sync of a small file. Only chunks are reported as written."""
 
 
 def _write_small(

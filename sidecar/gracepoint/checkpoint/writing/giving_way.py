@@ -5,14 +5,15 @@ wakes up and no core is idle, the kernel has it wait until a writer has used up 
 the writer is. So the writers of a save that nobody waits for run as ``SCHED_IDLE``. The kernel counts a core with only
 such threads as idle, and other threads of the same container take it at once.
 
-If other threads keep all cores busy, such a thread gets next to nothing: the kernel weighs it as 3, and a thread of
-niceness 0 as 1024. So threads no longer give way in two cases: the save is urgent, or the threads are starved
+If other threads keep all cores busy, a thread of ``SCHED_IDLE`` gets next to nothing: the kernel weighs it as 3, and a
+thread of niceness 0 as 1024. So threads stop giving way in two cases: the save is urgent, or the threads are starved
 (``Starvation``). A thread cannot leave ``SCHED_IDLE`` without a privilege. So new threads take the work over, and the
 old ones end.
 
 * The thread that makes a ``WriteCrew`` calls ``begin`` and ``end``.
-* One daemon thread ("gracepoint: watches writers") looks when the time has come. It ends then, or with ``end``.
-* The threads call ``run`` and ``must_end``.
+* One daemon thread ("gracepoint: watches writers") watches whether one of the two cases has come. It ends when it has
+  started the new threads, or with ``end``.
+* The threads that write and sync call ``run`` and ``must_end``.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ logger = logging.getLogger(__name__)
 
 #: Seconds without enough processor time after which threads are starved.
 PATIENCE_S = 5.0
-# With less than this part of one core, all threads together are starved.
+# The threads are starved if all of them together get less than this part of one core.
 _ENOUGH_CORES = 0.1
 _LOOK_EVERY_S = 0.05
-# Looks for starvation within the patience.
+# Number of looks for starvation within the patience.
 _LOOKS = 10
 
 
 class Starvation:
     """Decides when threads are starved. Pure: the times are given to it.
 
-    They are, if all of them together got less than a tenth of a core for ``patience_s`` seconds, and at more than half
-    of the looks in this time, one of them at least was ready to run. Threads that wait for the disk are not ready.
+    Threads are starved if two things hold for the last ``patience_s`` seconds. All threads together got less than a
+    tenth of a core. And at more than half of the looks, at least one of them was ready to run. A thread that waits for
+    the disk is not ready.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -67,24 +69,24 @@ class GivingWay:
     """The threads of one save that give way.
 
     Args:
-        is_urgent: Returns whether somebody waits for the save. Then it is never asked again.
+        is_urgent: Returns whether somebody waits for the save. It is not called again after it has returned True.
         patience_s: See ``Starvation``.
     """
 
     def __init__(self, is_urgent: Callable[[], bool], *, patience_s: float = PATIENCE_S) -> None:
         self._is_urgent = is_urgent
         self._patience_s = patience_s
-        self._threads: set[int] = set()  # by the number that the kernel gives a thread
+        self._threads: set[int] = set()  # the kernel's numbers of the threads that give way
         self._over = self._ended = False
         self._wake = threading.Event()
         self._watching: threading.Thread | None = None
 
     def begin(self, take_over: Callable[[], bool]) -> bool:
-        """Returns whether threads give way from now on. They do not if the save is urgent.
+        """Returns whether threads give way from now on. They do not if the save is urgent, or if no thread can watch.
 
         Args:
-            take_over: Starts threads that do not give way, and returns whether they are there. Called once at most,
-                in another thread.
+            take_over: Starts threads that do not give way, and returns whether all of them were started. Called once at
+                most, in another thread.
         """
         if self._is_urgent():
             return False
@@ -110,7 +112,7 @@ class GivingWay:
         function()
 
     def must_end(self) -> bool:
-        """Returns whether the calling thread gives way, and another one takes over."""
+        """Returns whether the calling thread gives way and must end, as other threads have taken over."""
         return self._over and threading.get_native_id() in self._threads
 
     def end(self) -> None:
@@ -130,7 +132,7 @@ class GivingWay:
             self._over = take_over()
 
     def _wait(self) -> str:
-        """Returns why the threads must not give way any more, once it is so. Empty: the save has ended."""
+        """Waits until the threads must not give way any more, and returns why. Empty: the save has ended."""
         starvation, look_at_s = Starvation(self._patience_s), 0.0
         while not self._ended:
             if self._is_urgent():

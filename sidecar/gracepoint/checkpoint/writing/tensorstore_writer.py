@@ -92,7 +92,8 @@ class TensorStoreWriter:
         in_flight.wait()
         if not form.files_hold_values:
             written.files.update(_sizes_and_checksums(folder, store.files(written.values)))
-        # TensorStore synced each file and its folder; folders above those hold the entries of new folders.
+        # TensorStore has synced each file and its folder. The folders above have the names of new folders, and are
+        # synced here.
         folders = {(folder / path).parent for path in written.files}
         sync_folders(itertools.chain.from_iterable((path / "_").folders_up_to(folder.parent) for path in folders))
         return dataclasses.replace(written, chunk_bytes=chunk_bytes)

@@ -1,18 +1,18 @@
 """The threads that write the files of one save.
 
-Writers take calls from a queue, each with a buffer of its own. What is left to do of a file after its last write is
-``Finish``: it is synced, and then reported. Syncers do that, so that no writer waits for a sync. A sync takes about as
-long as the writes of a chunk, and the disk syncs several files in the time of one. Without syncers, the writers spend
-half of their time in syncs, and the disk often has nothing to write.
+Writers take calls from a queue, each with a buffer of its own. After its last write, a file must be synced, and then
+reported (``Finish``). Syncers do both, so that no writer waits for a sync. A sync takes about as long as the writes of
+a chunk, and the disk syncs several files in the time of one. Without syncers, the writers spend half of their time in
+syncs, and the disk often has nothing to write.
 
 Every file is synced by its own ``fsync``, and a save waits for all of them.
 
-At most ``_MOST_UNSYNCED`` files are open and wait for a sync. Beyond that, the writers sync. Stores that do not sync
-have no syncers.
+At most ``_MOST_UNSYNCED`` files are open and wait for a sync. If there are more, the writers sync. For stores that do
+not sync there are no syncers.
 
-The threads of a save to a file system may give way to the training (``GivingWay``). Then there are no more of them than
-cores. When they must not give way any more, new threads take over, as many as write fastest. The old ones end, and a
-file that one of them was writing is written again.
+The threads of a save to a file system may give way to the training (``GivingWay``). Then their number depends on the
+cores (``size_beside_training``). When they must not give way any more, new threads take over, as many as write fastest.
+The old ones end, and a file that one of them was writing is written again.
 
 The thread that makes the crew calls ``begin``, ``add``, ``wait``, ``close`` and ``join``. All threads end after
 ``close``, or with the first error.
@@ -35,8 +35,8 @@ from gracepoint.errors import SaveFailed
 
 logger = logging.getLogger(__name__)
 
-# Bounds on files that are handed out and not started. They keep all threads busy, and hold little memory if the values
-# are copies from a device.
+# Bounds on files that wait in the queue. So many keep all threads busy. They hold little memory, even if the values are
+# copies from a device.
 _WAITING_BYTES = 16 << 20
 _WAITING_FILES = 64
 # Far below the usual limit on open files of a process, which is 1024.
@@ -44,18 +44,18 @@ _MOST_UNSYNCED = 64
 
 
 class _TakenOver(Exception):
-    """Another thread writes the file."""
+    """This thread must end. Another thread writes the file again."""
 
 
 class WriteCrew:
     """The threads of one save.
 
     Args:
-        buffers: Each writer takes one of them, and puts it back at its end.
-        limit_bytes: Most bytes that are being written at once. None: no limit.
+        buffers: Each writer takes one of them, and puts it back when it ends.
+        limit_bytes: Most bytes that are handed out and not yet durable. None: no limit.
         folder: Folder of the save.
-        deadline: When the threads end.
-        giving_way: Until when the threads give way to the training. None: they do not.
+        deadline: When the threads must have ended.
+        giving_way: Decides until when the threads give way to the training. None: they do not give way.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class WriteCrew:
         deadline: Deadline,
         giving_way: GivingWay | None = None,
     ) -> None:
-        # Requests to object stores start threads that serve later requests, too. These could never work fast again.
+        # Not in an object store: requests start threads that would give way, too. These threads also serve later
+        # requests, and could never stop giving way.
         self._giving_way = giving_way if folder.backend.renames else None
         self._size = size_for(folder)
         self._buffers = buffers
@@ -132,7 +133,7 @@ class WriteCrew:
     def close(self) -> None:
         """Has the threads end. Calls that have not started are dropped."""
         if self._giving_way is not None:
-            self._giving_way.end()
+            self._giving_way.end()  # first: after this no thread is started any more
         with self._lock:
             self._closed = True
             self._has_work.notify_all()
@@ -287,7 +288,7 @@ class WriteCrew:
 
 
 def _start(threads: list[threading.Thread], wanted: int, run: Callable[[], None], what: str) -> bool:
-    """Adds so many threads to ``threads``. Returns False if the system does not allow all of them."""
+    """Starts ``wanted`` threads, and adds them to ``threads``. Returns False if the system does not allow all."""
     for number in range(wanted):
         thread = threading.Thread(target=run, name=f"gracepoint: {what} {number}", daemon=True)
         try:

@@ -40,7 +40,8 @@ class WriteJob:
         source: Supplies the chunks.
         small_files: Contents of other files by path below ``folder``.
         tree_numbers: Candidate numbers for the chunks' tree in OCDBT. The job uses the first number whose tree does
-            not exist yet, so that nobody else writes that tree. A job that writes no array has no tree.
+            not exist yet, so that nobody else writes that tree. In a store that cannot rename, it uses the first
+            number, and its trees have random names besides. A job that writes no array has no tree.
         is_urgent: Returns whether somebody waits for the save. Until then, threads that write plain values to a file
             system leave the CPU to other threads. None: they do not.
     """
@@ -61,7 +62,7 @@ class WrittenFiles:
 
     Attributes:
         files: Size and checksum of each file, by path below the checkpoint's folder.
-        values: CRC-32 of the values of each chunk that has no file or whose file holds encoded values, by path.
+        values: CRC-32 of the values of each chunk that has no file (in OCDBT), or whose file is compressed, by path.
         copies: CRC-32 of the values of each chunk that another process writes, by path.
         chunk_bytes: Size of the values of all chunks that were written.
     """

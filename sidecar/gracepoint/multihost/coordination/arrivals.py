@@ -6,7 +6,7 @@ a group joins the marks of the group, adds the result to the group's slot one le
 completes the counter at the top is the last of all, and knows the joined mark of all.
 
 The keys below the folder are ``<level>/<group>``. With 4,096 processes there are 139 of them if marks have one bit, and
-456 if they have three. So one small answer tells who has arrived.
+685 if they have four. So one small answer tells who has arrived.
 
 No thread and no state: everything is in the store.
 """

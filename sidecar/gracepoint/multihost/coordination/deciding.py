@@ -12,7 +12,7 @@ from typing import Any
 from gracepoint.multihost.coordination.released import read_released
 from gracepoint.multihost.coordination.store import KeyTimeout, KeyValueStore
 
-#: Turns before all processes look that still wait: several have hung, so what they look at is slow, or gone.
+#: After so many turns, all processes that still wait look: several have hung, so what they look at is slow, or gone.
 _TURNS = 3
 
 

@@ -25,10 +25,10 @@ _STACK_CHARACTERS = 3000
 
 @dataclasses.dataclass(frozen=True)
 class StalledAt:
-    """Where a part of a process is that makes no progress.
+    """Where a part of a process is if it makes no progress.
 
     Attributes:
-        stage: What it does, in words.
+        stage: What the part does, in words.
         order: How far it is, as numbers that can be compared with those of other processes: less is further back. The
             first one is the same in all processes that stall together, as a rule.
         reached: The same in words.
@@ -57,7 +57,7 @@ class Suspicion:
 
 
 def host_is_silent(host: int, pods: Pods, why: str = "does not answer") -> Suspicion:
-    """Returns that the process that hosts the store is suspected, as the store does not answer."""
+    """Returns the suspicion for a store that does not answer: the process that hosts it is suspected."""
     return Suspicion([host], f"{named([host], pods)}, which hosts the coordination service, {why}", "")
 
 
@@ -110,7 +110,7 @@ class StallBoard:
         self._store.delete_folder(self._place(part))
 
     def suspicion(self, part: str, names: Pods = ()) -> Suspicion:
-        """Reads where this part of all processes is. Returns which of them hold up the others.
+        """Reads where this part is in each process. Returns which processes hold up the others.
 
         Raises:
             StoreUnavailable: The store cannot be reached.

@@ -59,7 +59,7 @@ class Waiting:
 
     @contextlib.contextmanager
     def expecting(self, key: str) -> Iterator[None]:
-        """Notes that this process has come to a point of its own, at which code of others waits for all processes.
+        """Notes that this process has come to a point at which other code, such as JAX's, waits for all processes.
 
         Within the block this process waits for those that have not come to that point. Every process has such a block.
 

@@ -46,7 +46,7 @@ class Meeting:
     me: ProcessNames
     client: Any | None  # JAX's coordination-service client; None for a single process
     host: int = 0  # process_index of the process that hosts the store
-    last_started_unix_s: float | None = None  # when the last process was started; None if one does not know
+    last_started_unix_s: float | None = None  # when the last process was started; None: not known
 
     @property
     def start(self) -> str:
@@ -119,7 +119,7 @@ def meet(
         settings: This process's settings.
         on_gang: Called with the processes, by their ids in the coordination service, before this process waits for
             them.
-        started_unix_s: When this process was started. None: it is not known.
+        started_unix_s: When this process was started, in seconds since the epoch. None: it is not known.
 
     Raises:
         AgreementError: JAX's processes are not those of the coordination service, or their number is not the one that

@@ -39,10 +39,14 @@ def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
 
 
 def next_pause_s(pause_s: float, waited_s: float) -> float:
-    """Returns how long to pause before the next look for process 0, after a pause and after waiting for some time.
+    """Returns how many seconds to pause before the next look for process 0.
 
-    Most processes come just before or after process 0, so pauses begin short and grow to 0.1 s. A gang that waits for
-    long would ask the cluster's DNS thousands of times in a second then: each look is up to ten requests. So pauses
-    are a twentieth of the time that was waited, and at most a second.
+    Most processes come just before or after process 0, so pauses begin short and grow to 0.1 s. Each look is up to ten
+    requests to the cluster's DNS, so a large gang would send thousands of them in a second. Therefore a pause in a long
+    wait is a twentieth of the time waited so far, and at most a second.
+
+    Args:
+        pause_s: The pause before, in seconds.
+        waited_s: Seconds waited so far.
     """
     return min(pause_s * 1.5, max(0.1, waited_s / 20), 1.0)

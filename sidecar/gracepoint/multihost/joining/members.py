@@ -1,8 +1,8 @@
-"""The names of the processes. Every process can look up the names of any other, and none reads those of all unasked.
+"""The names of the processes. Every process can look up the names of any other, and reads only those that it needs.
 
 When the processes meet, the last to arrive writes the names of all to the store, in blocks. A process reads a block
-when a name in it is needed, as by an error that names a missing process. All know the names of the process that hosts
-the store: they are needed if the store does not answer.
+when a name in it is needed, for example for an error that names a missing process. From the start, all know the names
+of the process that hosts the store: they are needed if the store does not answer.
 
 The names of the blocks that were read are kept. Any thread may read.
 """
@@ -38,7 +38,8 @@ class ProcessNames:
 class Members(Sequence[ProcessNames]):
     """The processes by ``process_index``.
 
-    Reading one but the host raises ``StoreUnavailable`` if the store cannot be reached.
+    Reading any but the host raises ``StoreUnavailable`` if the store cannot be reached, and ``KeyTimeout`` if it does
+    not answer in time.
 
     Args:
         store: Has the names.
@@ -96,11 +97,13 @@ class Introduced:
     """What all processes learn when they meet.
 
     Attributes:
-        nonce: The word of service process 0.
+        nonce: The nonce of the process with id 0 in the coordination service.
         members: The processes.
-        host: The process that hosts the store, service process 0. It may have another ``process_index``.
+        host: The process that hosts the store: the one with id 0 in the coordination service. Its ``process_index`` may
+            be another number.
         miscounted: An injected number of processes that is not the real one. None if all are right.
-        last_started_unix_s: When the last of them was started, by its machine's clock. None if one does not know.
+        last_started_unix_s: When the last of them was started, in seconds since the epoch, by its machine's clock. None
+            if a process does not know when it was started.
     """
 
     nonce: str
@@ -125,8 +128,8 @@ def introduce(
     Args:
         me: This process.
         injected: The number of processes that was injected into this process. None if none was.
-        nonce: A word. That of service process 0 counts.
-        started_unix_s: When this process was started. None: it is not known.
+        nonce: A random text. Only that of the process with id 0 in the coordination service counts.
+        started_unix_s: When this process was started, in seconds since the epoch. None: it is not known.
         gang: The processes, by their ids in the coordination service.
         store: Takes the names.
         timeout_s: Seconds to wait for the others.

@@ -191,8 +191,8 @@ class Agreement:
             has a snapshot that could be saved instead.
 
         Raises:
-            AgreementError: Two processes are at different steps, or ``merge`` raised this error. The message names
-                both. Raised in all processes.
+            AgreementError: Two processes are at different steps, which the message names. Or ``merge`` raised this
+                error. Raised in all processes.
             BarrierTimeout: A process did not arrive in time. The message names it.
             BarrierFailed: A process broke off.
         """

@@ -13,8 +13,8 @@ together ask at most 400 times a second.
 
 Entries are removed after all processes have read them, one **page** of ``_PAGE`` entries at a time. Each reader counts
 itself when it has read a page, and the last one removes the page. A process counts itself only when none of its threads
-is writing that began in that page or before it. Such a thread looks for the first free number, and must not find a
-number that all processes have already read.
+is in a write that began in that page or an earlier one. Such a thread looks for the first free number, and must not
+find a number that all processes have already read.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Bell:
                 retry_s = min(2 * retry_s, _RETRY_AT_MOST_S)
 
     def try_next(self) -> tuple[int, Entry] | None:
-        """Returns the number of the next entry and the entry. None if it is not written yet."""
+        """Returns the next entry and its number, without a wait. None if it is not written yet."""
         found = self._store.try_get(f"bell/{self._next}")
         return None if found is None else self._read(found)
 

@@ -5,7 +5,7 @@ an epoch is open, and what was agreed. The processes do not negotiate. A process
 an entry, and the order of the log decides:
 
 * A ``StartEntry`` opens an epoch if a notice stands, no epoch is open, and its writer had read the newest notice or
-  retraction. Otherwise it has no effect. A process for which it is still time to freeze writes another one.
+  retraction. Otherwise it has no effect, and a process that finds that the freeze must still begin writes another one.
 * A ``NoticeEntry`` that ``starts_at`` an ordinal is a notice and a start in one, which has read everything before it.
 * A ``NoticeEntry`` that repeats a standing notice, by its revision, has no effect. Two processes that are told at the
   same time may both write it, and a ``StartEntry`` between the two entries stays valid.

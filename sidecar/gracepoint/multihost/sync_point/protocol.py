@@ -118,6 +118,7 @@ class Seat:
 
     def end_epoch(self) -> None:
         """Ends the epoch. Training goes on, and the next epoch may be opened."""
+        # ``agreed`` first: once ``epoch`` is None, the reading thread may open the next epoch and write ``agreed``.
         self.agreed = None
         self.epoch = None
 
@@ -143,8 +144,8 @@ class Member:
 
     Attributes:
         frozen: How ordinals are published. The upper bits of a mark are 1 plus the sync points by which a process is
-            ahead of the epoch's ordinal; if they are all set, ``ahead`` has the ordinals of some processes. The lowest
-            bit says that the process asks for a meeting.
+            ahead of the epoch's ordinal. If they are all set, the process's ordinal is a key in the folder ``ahead``.
+            The lowest bit says that the process asks for a meeting.
     """
 
     frozen = Arrivals(4, 7, join_marks)
@@ -178,6 +179,7 @@ class Member:
             self._be_seated(event)
         yield
         opened = any(isinstance(event, Opened) for event in events)
+        # The ordinal is read only now, after the epoch was opened: the protocol depends on this order (see the module).
         frozen, position = self.seat.ordinal, self._position() if opened else (0, False)
         for event in events:
             self._tell(event)
@@ -250,7 +252,7 @@ class Member:
 
     @property
     def _far(self) -> int:
-        """The distance that says: see the keys."""
+        """The distance that stands for itself and all larger ones. The exact ordinals are in the folder ``ahead``."""
         return self.frozen.most >> 1
 
     def _decide(self, decision: Agreed | Failed) -> None:
@@ -260,13 +262,13 @@ class Member:
 
     @staticmethod
     def point(latest: int) -> int:
-        """Returns the first sync point that no process has begun, from the latest that one has begun."""
+        """Returns the first sync point that no process has begun, given the latest that any process has begun."""
         return latest + 1
 
     # The training thread.
 
     def leave(self) -> Iterator[None]:
-        """Leaves a drill, at the agreed point or because it failed in this process. The last one ends it for all."""
+        """Leaves a drill, at the agreed point or because it failed here. The last process to leave ends it for all."""
         epoch = self.seat.epoch
         if epoch is None:
             return

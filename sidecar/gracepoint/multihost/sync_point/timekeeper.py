@@ -59,9 +59,8 @@ class Timekeeper:
         self._member = member
         self._observer = observer
         self._me = process_index
-        self._turn_s = turns.after_s(
-            process_index
-        )  # the first processes do for all what is due; others if they have not
+        # The first processes do for all what is due, and the others only if these have not.
+        self._turn_s = turns.after_s(process_index)
         self._started_for: int | None = None  # the ledger's ``changed`` when this process last wrote a start
         self._looks = 0  # number of looks at an open epoch
 

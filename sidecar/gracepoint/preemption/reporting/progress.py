@@ -17,7 +17,8 @@ from gracepoint.wire.messages import Phase, StageTiming
 
 #: In the order in which they come.
 STAGES = ("frozen", "agreed", "drained", "written", "durable", "committed")
-#: Ends that are reported even if process 0 does not run. Of a commit, the next start tells if nobody else has.
+#: Ends that are reported even if process 0 does not run. A commit is not among them: if nobody has reported it, the
+#: next start does.
 _ENDS = frozenset({Phase.FAILED, Phase.PROMOTED})
 
 
@@ -94,6 +95,10 @@ class EpochProgress:
         substitute: Has the end reported if process 0 does not run. None: there are no other processes.
 
     Attributes:
+        number: As given.
+        drill: As given.
+        stages: As given.
+        progress: What reports say beside the phase, as far as it is known.
         doubt: Why the save will probably not be done in time. Empty if nothing says so.
         waits_at: Key of the barrier at which training waits for the other processes. None while it does not wait.
         plan: What all processes chose to do at the agreed sync point. None before they have chosen.

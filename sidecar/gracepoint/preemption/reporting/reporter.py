@@ -58,7 +58,7 @@ class Reporter:
         session: The session's nonce.
         gang: The processes that train together. Process 0 is the primary process.
         mailbox: Says how long a report is worth sending.
-        time_spent: What the time of this process goes into. It is part of each message but stalls.
+        time_spent: What the time of this process goes into. It is part of all messages except stalls.
 
     Attributes:
         session: As given.
@@ -162,7 +162,7 @@ class Reporter:
             self._sender.send(message, within_s=_UNHURRIED_S)
 
     def follow_interval(self, follow: Callable[[float], None]) -> None:
-        """``follow`` is called by another thread with the seconds between two saves that the operator suggests."""
+        """Has ``follow`` called, by another thread, with the seconds between two saves that the operator suggests."""
         if self._sender is not None:
             self._sender.on_interval = follow
 
@@ -192,7 +192,7 @@ class Reporter:
         if note is not None:
             try:
                 self._saved_for = SavedFor.from_json(note)
-            except WireError as error:  # of a newer library
+            except WireError as error:  # a newer library wrote it
                 log.warning("it is not known for which preemption the step was saved error=%s", error)
         if training:
             self.time_spent.trains()
@@ -214,7 +214,7 @@ class Reporter:
             self._sender.send(message, within_s=_UNHURRIED_S)
 
     def own_loop(self, step: int) -> None:
-        """Reports that a loop trains that saves by its own means. ``step`` is the first one that it has passed."""
+        """Reports that a loop trains, which saves by its own means. ``step`` is the first one that it has passed."""
         self.time_spent.trains(step)
         self.resumption(None, training=True)
 

@@ -16,8 +16,8 @@ All threads are daemons:
 * "gracepoint-asks-primary", in the others: asks. The store may never answer; the thread then ends with the process.
 * "gracepoint-substitute": waits for the answer and reports. In process 0, it says that process 0 itself reports.
 
-``_lock`` guards ``_question``. The agreement's reading thread calls ``opened``, and the training thread calls ``close``
-once that one has ended. Any thread may call everything else.
+``_lock`` guards ``_question``. The agreement's reading thread calls ``opened``. The training thread calls ``close``
+once the reading thread has ended. Any thread may call everything else.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from gracepoint.multihost.naming import Pods, named
 
 log = logging.getLogger(__name__)
 
-#: How long all of this may take: this part of the reserve, as the report needs the rest; more if the deadline is not so
-#: near; but not as long as a process takes that exits for another reason.
+#: Seconds for the question and its answer. At least ``_LEAST_S``, and at least ``_PART`` of the reserve, as the report
+#: needs the rest. If the deadline is further away, up to ``_MOST_S``, which is less than a process has to exit once its
+#: exit code is decided (``process_exit.LINGER_S``).
 _PART, _LEAST_S, _MOST_S = 0.35, 0.2, 1.5
 #: The part of that time in which process 0 must answer. The rest is for the store.
 _ANSWER_PART = 0.8
@@ -103,7 +104,7 @@ class Substitute:
         """Has process 0 answer from now on. Does nothing in the others. To be called when an epoch opens."""
         if not self.is_primary:
             return
-        self._forget_answer()  # of the epoch before, a drill
+        self._forget_answer()  # to the question of the epoch before, which was a drill
         closing, folder = threading.Event(), _folder(epoch)
         thread = threading.Thread(target=self._answer, args=(epoch, closing), name="gracepoint-answers", daemon=True)
         try:

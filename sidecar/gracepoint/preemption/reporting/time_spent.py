@@ -1,8 +1,8 @@
-"""What the time of this process goes into: joining, restoring, compiling, training, saving. It is told to the operator.
+"""What the time of this process goes into: joining, restoring, compiling, training, saving. The operator is told.
 
-The training thread calls ``restored``, ``trains`` and ``stops``. A thread that ends an epoch may call ``goes_on`` and
-``left``. Any thread may call ``spent``. Between two saves nothing is called, so that a step costs nothing. Each value
-is replaced as a whole; there is no lock.
+The training thread calls ``restored``, ``trains``, ``stops``, ``passed`` and ``committed``. A thread that ends an epoch
+may call ``goes_on`` and ``left``. Any thread may call ``spent``. Between two saves nothing is called, so that a step
+costs nothing. Each value is replaced as a whole; there is no lock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from gracepoint.wire.messages import Spent
 
-#: Of how many steps it is told when they were passed. A restart restores one of the newest.
+#: For how many of the newest steps the operator is told when they were passed: a restart restores one of them.
 _STEPS = 8
 
 
@@ -39,7 +39,7 @@ class ProcessStart:
 
 
 class TimeSpent:
-    """See the module. Its time begins when it is made: all processes have joined.
+    """See the module. To be made when all processes have joined, as it notes that time.
 
     Args:
         clock: Returns monotonic seconds.

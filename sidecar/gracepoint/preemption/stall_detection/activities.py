@@ -1,4 +1,4 @@
-"""What the parts of this process do, for the watch for stalls.
+"""What the parts of this process do, for the stall watch.
 
 The training thread sets the stage; the stall thread calls the object.
 """

@@ -1,8 +1,8 @@
 """Looks at the training process from its worker process, which may be in the keeper's container.
 
 A training process that is stopped, or hangs in C code that holds the interpreter lock, cannot say so. The other
-processes of the gang name it, but they do not see what it does. Its worker does: it says so in its log and to the
-operator.
+processes of the gang name it, but they do not see what it does. Its worker process sees that, and says so in its log
+and to the operator.
 
 ``watched`` is called in the training process, and ``begin`` in each of its workers. There, one daemon thread
 ("gracepoint-beside") looks every few seconds for progress of the pulse. It ends with the worker. A worker whose trainer
@@ -39,7 +39,7 @@ _PART = "process"
 
 
 class Workers(Protocol):
-    """Who has worker processes."""
+    """An object that has worker processes."""
 
     def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
         """Has every worker process call a function once, also those that are started later."""
@@ -66,7 +66,7 @@ def watched(workers: Workers, settings: Settings, session: str, index: int, step
     """Has the workers of this process look at it. To be called in the training thread.
 
     Args:
-        workers: Who has them, if there are any.
+        workers: Has the worker processes, if there are any.
         settings: The settings of this process.
         session: The session's nonce.
         index: Index of this process.

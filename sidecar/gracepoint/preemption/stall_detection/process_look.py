@@ -1,8 +1,8 @@
 """What another process does, as the kernel and py-spy say. There is no state here; any thread may call everything.
 
-py-spy reads the memory of the process while that is stopped, or hangs in C code. It is not a dependency. It is used if
-it is installed in the image, and if the kernel lets this process trace the other one: ``ptrace(2)``. If it does not end
-in time, it is killed, and a daemon thread ("gracepoint-py-spy") waits for its end.
+py-spy can read the stack of a process that is stopped or hangs in C code. It is not a dependency. It is used if it is
+installed in the image, and if the kernel lets this process trace the other one (``ptrace(2)``). If it does not end in
+time, it is killed, and a daemon thread ("gracepoint-py-spy") waits for its end.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ProcessAt:
     """Where a process is, for processes in other containers.
 
     Attributes:
-        process_id: As the process sees it itself.
-        namespace: The namespace of that number. 0: it is not known.
+        process_id: The process's PID in its own PID namespace.
+        namespace: Inode number of that namespace. 0: it is not known.
         thread_id: The kernel's number of its training thread.
     """
 
@@ -55,7 +55,7 @@ class ProcessAt:
 
     @property
     def visible(self) -> bool:
-        """Whether this process sees that one."""
+        """Whether this process sees that one: both are in the same PID namespace."""
         return self.namespace != 0 and self.namespace == _namespace()
 
 
@@ -98,7 +98,7 @@ def _state(at: ProcessAt) -> str:
 
 
 def _stack(at: ProcessAt) -> tuple[str, str]:
-    """Returns the stack of the training thread, and why there is none."""
+    """Returns the stack of the training thread, and why there is none. One of the two is empty."""
     program = shutil.which(_PY_SPY) or shutil.which(_PY_SPY, path=str(Path(sys.executable).parent))
     if program is None:
         return "", f"{_PY_SPY} is not installed in this image"

@@ -1,7 +1,7 @@
-"""A page of memory in which the training process says that it runs, and its worker process reads that.
+"""A page of shared memory in which the training process says that it runs. Its worker process reads that.
 
-In the training process, the stall thread alone writes. The worker's thread "gracepoint-beside" reads, and writes its
-process ID, so that the training process can allow it to read its stack.
+In the training process, the stall thread alone writes. In the worker, the main thread once writes the worker's process
+ID, so that the training process can allow the worker to read its stack, and the thread "gracepoint-beside" reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Pulse:
     """See the module.
 
     Args:
-        block: Its memory. None: it is made.
+        block: The memory. None: it is made.
         step: Returns the step that training has reached. The training process knows it.
     """
 
@@ -82,4 +82,4 @@ class Pulse:
 def _allow_tracing_by(process_id: int) -> None:
     """Lets a process and its children read the stack of this one. Yama may otherwise allow that to parents alone."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(process_id), 0, 0, 0)  # an error: there is no Yama
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(process_id), 0, 0, 0)  # fails if there is no Yama

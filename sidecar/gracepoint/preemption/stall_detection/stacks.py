@@ -42,5 +42,5 @@ def dump_all_stacks() -> None:
     """Writes the stacks of all threads to the standard error stream."""
     try:
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-    except (io.UnsupportedOperation, AttributeError, ValueError, OSError):  # a stream that is no file, or none
+    except (io.UnsupportedOperation, AttributeError, ValueError, OSError):  # the stream is no file, or there is none
         log.info("the stacks of all threads cannot be written to the standard error stream")

@@ -53,12 +53,12 @@ class StallReports:
         """Begins to watch this process, also from its worker processes. Called in the training thread.
 
         Args:
-            workers: Who has the worker processes.
+            workers: Has the worker processes.
             group: The processes.
-            activities: See ``StallWatch``, also for the next three.
-            board: See there.
-            pods: See there.
-            clock: See there.
+            activities: As ``StallWatch``.
+            board: As ``StallWatch``.
+            pods: As ``StallWatch``.
+            clock: As ``StallWatch``.
 
         Returns:
             The watch. None: the settings do not want one.

@@ -26,8 +26,8 @@ from gracepoint.preemption.stall_detection.stall_detector import Activity
 
 log = logging.getLogger(__name__)
 
-#: How long process 0 waits for what the others say. All deadlines are the same but for the time that messages take, and
-#: process 0 comes a moment later than the others.
+#: How long process 0 waits for what the others say. The deadline is the same in all processes, except for the time that
+#: messages take, and process 0 comes a moment later than the others.
 _OTHERS_PART, _OTHERS_S = 0.4, 0.14
 #: How long all of this may take. The substitute of process 0 needs most of it.
 _ANSWER_S = 0.45
@@ -62,7 +62,7 @@ class Suspects:
 
         Args:
             epoch: Number of the preemption, the same in all processes.
-            most_s: Seconds that it may take, counted from now. It takes a fraction of a second at most.
+            most_s: Seconds that it may take, counted from now. It never takes longer than ``_ANSWER_S``.
         """
         answers = queue.SimpleQueue[str]()
         within_s = min(most_s, _ANSWER_S)
@@ -101,7 +101,7 @@ class Suspects:
         if self._substitute.is_primary:
             time.sleep(others_s)
         elif not self._substitute.reason(epoch):
-            return ""  # if all read what all have said, a thousand processes would be too slow
+            return ""  # one process reads what all have said: if a thousand did, the store would be too slow
         return _in_words(self._board.suspicion(f"preemption {epoch}", self._pods))
 
     def _without_answer(self, why: str) -> str:

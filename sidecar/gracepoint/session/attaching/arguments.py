@@ -7,7 +7,7 @@ from typing import Any
 
 from gracepoint.errors import SettingsError
 
-#: What the operator fills in where a policy's directory has it.
+#: Placeholders in the directory of a policy, which the operator replaces.
 _PLACEHOLDERS = ("{namespace}", "{jobset}")
 
 

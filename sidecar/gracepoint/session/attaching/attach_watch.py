@@ -1,6 +1,6 @@
 """Says when ``attach`` makes no progress, and for which processes this one waits: in the log, and to the operator.
 
-The stall watch of a session begins once the processes have met (``stall_detection.stall_watch``). Before that there is:
+The stall watch of a session (``preemption.stall_detection``) begins once the processes have met. Before that there is:
 
 * The **attach thread** ("gracepoint-attach", daemon), which looks every few seconds. It owns the detectors, and ends
   with ``close``.
@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 #: After so many seconds in one stage, the log says for whom this process waits.
 _SLOW_S = 30.0
 _MOST_LOOK_EVERY_S = 5.0
-#: How long the store may take to answer. Less than what the detectors take for a stop of this process.
+#: How long the store may take to answer. Shorter than the gap between two looks from which the detectors conclude that
+#: this process was stopped.
 _STORE_S = 5.0
 _TOLD_S = 10.0
 _JOIN_S = 1.0
@@ -93,7 +94,7 @@ class AttachWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._told = False  # nothing goes on
+            self._told = False  # attach has failed, so the operator is not told that it goes on
         self._closed.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
@@ -191,7 +192,7 @@ class AttachWatch:
 
     def _tells(self, awaited: list[int] | None) -> bool:
         """Returns whether this process tells the operator for all: the first one of those that wait."""
-        if self._gang is None:  # process 0 waits for any other, or process 1 for process 0
+        if self._gang is None:  # nobody is known yet: process 0 waits for another one, or process 1 for process 0
             return self._settings.process_count is None or self._settings.process_id in (0, 1)
         waiting = (index for index in range(self._gang.process_count) if index not in (awaited or []))
         return not awaited or self._gang.process_index == next(waiting, 0)
@@ -201,7 +202,7 @@ class AttachWatch:
         self._report(lambda reporter: reporter.stall_over("attach", 0))
 
     def _report(self, say: Callable[[Reporter], None]) -> None:
-        """Has a reporter of this moment say something: the session, which has the connection, is not open yet."""
+        """Has a reporter made for this one message say it: the session, which has the connection, is not open yet."""
         operator = self._operator()
         sender = None if operator is None else operator.sender
         mailbox, time_spent = Mailbox(self._clock), TimeSpent(self._clock)

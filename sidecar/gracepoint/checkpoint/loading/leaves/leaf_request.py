@@ -24,11 +24,22 @@ NUMBERS = (bool, int, float)
 
 @dataclasses.dataclass(frozen=True)
 class LeafRequest:
-    """How one leaf must be restored. ``restore_type`` is a type, or "scalar" for the matching number type of Python."""
+    """How one leaf must be restored.
+
+    Attributes:
+        restore_type: The type of the leaf: ``jax.Array``, ``numpy.ndarray``, ``numpy.generic``, ``str`` or a number
+            type of Python; or "scalar" for the number type of Python that matches ``dtype``.
+        shape: Shape of the array; of typed PRNG keys, in keys.
+        dtype: Type of the values. None for typed PRNG keys and strings.
+        key_impl: Implementation of typed PRNG keys. None for all other leaves.
+        sharding: A JAX sharding, a recorded one (a mapping), or ``ANYWHERE``. None: none is known or needed.
+        layout: Layout on the devices. None: the default one.
+        weak: Whether the array of ``like`` has a weak type.
+    """
 
     restore_type: Any
     shape: tuple[int, ...] = ()
-    dtype: Any = None  # None for typed keys
+    dtype: Any = None
     key_impl: str | None = None
     sharding: Any = None
     layout: Any = None
@@ -128,7 +139,7 @@ def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, a
     if restore_type is not None and restore_type is not wanted.restore_type:
         if restore_type not in (jax.Array, np.ndarray, str, *NUMBERS):
             raise CheckpointRefused(f"leaf {stored.name!r}: cannot restore into a {restore_type!r}")
-        if wanted.key_impl and as_saved and stored.spec is not None:  # its data
+        if wanted.key_impl and as_saved and stored.spec is not None:  # the keys' data is restored
             wanted = dataclasses.replace(
                 wanted, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None, sharding=None
             )

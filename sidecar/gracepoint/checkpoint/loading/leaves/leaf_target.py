@@ -50,7 +50,7 @@ class LeafTarget:
         dtype: Type that the values are cast to. None: they are not cast.
         placement: Where the array's values go. None if the leaf is not an array.
         finish: Builds the leaf from the array.
-        from_file: Whether the sharding is the saved one, which names devices by their ids at that time.
+        from_file: Whether the sharding is the saved one, which names devices by the ids that they had at the save.
     """
 
     stored: StoredLeaf
@@ -107,7 +107,7 @@ def target_of(
         wanted = dataclasses.replace(wanted, dtype=found.dtype)  # Python's numbers have no width
     _check(stored, wanted, found, args)
     assert stored.spec is not None
-    says_nothing = wanted.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array is on a device
+    says_nothing = wanted.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array has a device
     if says_nothing and wanted.shape == found.shape and sharding_file.fits(found.sharding):
         wanted = dataclasses.replace(wanted, sharding=found.sharding)
     shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())

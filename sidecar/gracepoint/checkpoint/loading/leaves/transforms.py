@@ -40,7 +40,7 @@ class Origin:
 
     Attributes:
         name: Name of the stored leaf. None: the leaf keeps its value from ``like``.
-        function: Computes the leaf from the stored one. None: it is restored as it is.
+        function: Computes the leaf from the stored one. None: the stored leaf is restored as it is.
         is_asked_for: Whether a transformation names the stored leaf, which must then exist.
     """
 

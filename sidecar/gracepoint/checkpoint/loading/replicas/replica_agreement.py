@@ -96,7 +96,7 @@ class ReplicaAgreement:
 
 
 def raise_failure_in(told: Sequence[ReplicaAnswer]) -> None:
-    """Raises an error if a process reported one: of its class, if all that failed reported the same kind."""
+    """Raises an error if a process reported one. If all reported the same kind of error, this one is of that kind."""
     failed = [(process, said) for process, said in enumerate(told) if said.word is not None]
     if failed:
         text = "; ".join(f"process {process} could not read its part: {said.failure}" for process, said in failed)

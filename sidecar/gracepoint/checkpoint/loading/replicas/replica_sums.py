@@ -1,8 +1,9 @@
 """The programs that give the values of primary replicas to all replicas, as a sum over them (``single_replica``).
 
-The caller lowers them, if it asks for that, because what JAX lowers by may be set for its thread alone (such as x64). A
-thread ("gracepoint: compiling", a daemon) compiles them while the caller reads. Until ``wait`` returns, only the thread
-uses what it has compiled. A compilation cannot be ended: if it takes too long, the thread outlives the call.
+``compile`` lowers the programs in the caller's thread, because settings that JAX lowers by, such as x64, may hold for
+that thread alone. Another thread ("gracepoint: compiling", a daemon) then compiles them while the caller reads. Until
+``wait`` returns, only that thread uses the compiled programs. A compilation cannot be ended: if it takes too long, its
+thread outlives the call.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gracepoint.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
+# Most seconds to wait for a compilation whose result is not needed.
 _END_S = 10.0
 
 
@@ -42,7 +44,7 @@ class Summed(Protocol):
         """Bytes of each device's part."""
 
     def form(self) -> jax.ShapeDtypeStruct:
-        """Returns the form of what is summed, along its first axis."""
+        """Returns the shape, type and sharding of the array that is summed along its first axis."""
 
 
 class Sums:
@@ -90,7 +92,7 @@ class Sums:
                 raise CheckpointError("the program that sends arrays to other replicas was not compiled in time")
 
     def end(self) -> None:
-        """Waits a little for a compilation of which nobody needs the result: no interpreter must end beside it."""
+        """Waits for the thread, for some seconds at most. The interpreter must not end while the thread compiles."""
         if self._thread is not None:
             self._thread.join(_END_S)
 

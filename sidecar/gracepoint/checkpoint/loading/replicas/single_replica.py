@@ -37,7 +37,7 @@ from gracepoint.errors import CheckpointError, InvalidSharding
 
 logger = logging.getLogger(__name__)
 
-# Copies of an array that a device holds meanwhile: the replica's values or zeros, their sum, and the result.
+# Copies of an array that a device holds during the sum: the replica's values or zeros, their sum, and the result.
 _COPIES = 3
 
 
@@ -138,7 +138,7 @@ class OnOneReplica:
     def build(self, parts: Sequence[Any], zeros: Zeros | None = None) -> jax.Array:
         """Returns the bits of all replicas, with zeros in all replicas but the primary one.
 
-        ``zeros`` has zeros that were made before. Those that are missing are added.
+        ``zeros`` has the zeros that earlier calls made. Zeros that are missing are made and added to it.
         """
         zeros = {} if zeros is None else zeros
         held = {
@@ -151,7 +151,8 @@ class OnOneReplica:
         inner = (1, *self._shard_shape, *form.shape[1 + len(self.shape) :])
         for device in self._local:
             key = (device, inner, form.dtype)
-            if device not in held and key not in zeros:  # no program is compiled for them, and equal ones are shared
+            # A copy from the host needs no program to be compiled. Arrays of equal shape and type share their zeros.
+            if device not in held and key not in zeros:
                 zeros[key] = jax.device_put(np.zeros(inner, form.dtype), self._on(device))
         arrays = [held[d] if d in held else zeros[d, inner, form.dtype] for d in self._local]
         return jax.make_array_from_single_device_arrays(form.shape, form.sharding, arrays)

@@ -30,8 +30,8 @@ class BackgroundSave:
         thread: Runs the saves.
 
     Attributes:
-        newest: The newest snapshot, whose save the thread ran last. None before the first, and while the snapshot's
-            memory is filled again.
+        newest: The newest snapshot, whose save the thread ran last. None before the first, and once the snapshot's
+            memory is filled for another save, until that save has begun in the background.
     """
 
     def __init__(self, thread: BackgroundThread) -> None:
@@ -50,12 +50,12 @@ class BackgroundSave:
 
     @property
     def newest_snapshot(self) -> NewestSnapshot | None:
-        """The snapshot that host memory holds beside the state. None before the first background save."""
+        """What is known of ``newest``. None if there is none, or if it is not a step."""
         return None if self.newest is None else self.newest.seen(busy=self.busy)
 
     @property
     def progress(self) -> SaveProgress | None:
-        """How far the background save is. None if none of a step is under way. Any thread may ask."""
+        """How far the background save is. None if no background save of a step is under way. Any thread may ask."""
         newest = self.newest
         step = None if newest is None else newest.save.temporary.step
         if newest is None or step is None or not self.busy:
@@ -66,12 +66,12 @@ class BackgroundSave:
     def hangs(self) -> bool:
         """True while a background save runs that should have ended, most likely because a file system call hangs.
 
-        Nothing can interrupt such a call. It may still read the snapshot, so no other snapshot is taken meanwhile.
+        Nothing can interrupt such a call. The save may still read the snapshot, so no other one is taken meanwhile.
         """
         return self.busy and self._may_take_s() == 0
 
     def is_busy(self, after_s: float) -> bool:
-        """Waits up to ``after_s`` seconds for the background save; returns True if it still runs."""
+        """Waits up to ``after_s`` seconds for the background save. Returns True if it still runs."""
         self._hurry()
         with contextlib.suppress(SaveFailed):
             self._thread.wait(after_s)
@@ -87,7 +87,7 @@ class BackgroundSave:
         self._thread.wait(timeout_s)
 
     def wait_until(self, deadline: Deadline) -> None:
-        """Waits for the background save until a deadline that may move. Does not wait for one that was stopped.
+        """Waits for the background save until a deadline that may move. Does not wait if the save was stopped.
 
         Raises:
             SaveFailed: It still ran at the deadline.
@@ -137,9 +137,9 @@ class BackgroundSave:
     def stop(self, reason: str) -> None:
         """Stops the background save, and waits at most one second for its thread. Collective.
 
-        The thread ends between two chunks. The folder of the save stays and is deleted later. If the save is already
-        durable in all processes, it is committed. If only some processes made this call, the save would fail in the
-        others.
+        The thread ends between two chunks. The folder of the save stays, and is deleted later. If the save is already
+        durable in all processes, it is committed nevertheless. If only some processes made this call, the save would
+        fail in the others.
         """
         if self.newest is None or not self.busy:
             return
@@ -164,7 +164,7 @@ class BackgroundSave:
             logger.error("the background save failed: %s", error)
 
     def _hurry(self) -> None:
-        # Until somebody waits for it, a worker process leaves the CPU to the training.
+        # Until somebody waits for the save, a worker process that writes it leaves the CPU to the training.
         if self.newest is not None:
             self.newest.hurry()
 

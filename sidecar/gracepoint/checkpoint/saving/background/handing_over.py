@@ -42,7 +42,7 @@ class HandingOver:
         return [] if self._worker is None else self._worker.process_ids
 
     def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has each worker process call a function once, also those that are started later. Nothing if there is none."""
+        """Has each worker process call a function once, also those that are started later. An error is logged."""
         if self._worker is not None:
             try:
                 self._worker.in_every_worker(function, *arguments)
@@ -72,7 +72,7 @@ class HandingOver:
         *,
         urgent: bool,
     ) -> HandedOver | None:
-        """Hands a save to the worker. When this returns, it is written even if this process dies.
+        """Hands a save to the worker. When this returns a ``HandedOver``, it is written even if this process dies.
 
         Args:
             save: The save, described.

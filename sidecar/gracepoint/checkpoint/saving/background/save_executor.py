@@ -2,8 +2,8 @@
 
 One thread owns a ``SaveExecutor``: the training thread, or the one that owns the checkpointer. A background save runs
 in a thread of its own (``BackgroundThread``), which ends with the save. That thread reads the snapshot, and the owner
-fills the snapshot only while no background save runs. The writers' threads end with each save.
-Every wait for another process has a timeout.
+fills the snapshot only while no background save runs. The writers' threads end with each save. Every wait for another
+process has a timeout.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ WARM_UP_TIMEOUT_S = 60.0
 class SaveExecutor:
     """Saves states, and knows which save is under way.
 
-    ``begin``, ``in_background``, ``now`` and ``promote`` are collective: all processes make them in one order.
+    ``begin``, ``in_background``, ``now`` and ``promote`` are collective: all processes make these calls in the same
+    order.
 
     Args:
         gang: The processes that save together.
@@ -93,7 +94,9 @@ class SaveExecutor:
         self.last_save: SaveStats | None = None
 
     def warm(self, paths: Layout, *, timeout_s: float = WARM_UP_TIMEOUT_S) -> None:
-        """Writes and removes a file below ``paths`` as a save does.
+        """Starts the worker process if the options ask for one, and writes and removes a file below ``paths``.
+
+        The file is written in the same way as those of a save.
 
         Raises:
             OSError: The directory cannot be written to.
@@ -175,7 +178,7 @@ class SaveExecutor:
             stats = SaveStats(
                 save.temporary.step, save.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s
             )
-            self.last_save = stats
+            self.last_save = stats  # before ``then``, which may read it
             then()
             total_s = self._clock() - began_s if self._gang.process_index == 0 else None
             chunks = sum(chunk.mine for chunk in prepared.plan.chunks)

@@ -132,7 +132,8 @@ class SnapshotSave:
 
     def has_ended(self) -> None:
         """Says that the save is committed. The save's thread calls it."""
-        if self.handed is not None and self.source.written_bytes == 0:  # else a thread has written it
+        # The worker has written the chunks, unless it died and a thread of this process wrote and counted them.
+        if self.handed is not None and self.source.written_bytes == 0:
             for chunk, _ in self.chunks or ():
                 self.source.written(chunk)
         self.committed = True

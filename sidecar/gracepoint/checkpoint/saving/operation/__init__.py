@@ -1,5 +1,5 @@
 """One save in one process: planned, written, made durable, and committed together with the other processes.
 
-``background``, the checkpointers and ``loading.restore_path`` call it. It calls ``process_part``, ``planning``,
-``transfer``, ``writing`` and ``steps``.
+``background``, the checkpointers and ``loading`` call it. It calls ``process_part``, ``planning``, ``transfer``,
+``writing`` and ``steps``.
 """

@@ -16,11 +16,11 @@ from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-#: Seconds at least that the requests of a process have, and that other processes wait for what one of them finds.
+#: Seconds that the requests of a process have at least. The other processes wait for its result for so long.
 SECONDS = 10.0
 _DURABLE = "durable"
 _COMMITTED = "committed"
-# With more processes a message says less, as each of them would read the records of all.
+# With more processes, the error does not say whether the save was durable too late: each would read all records.
 _FEW = 16
 
 
@@ -29,9 +29,9 @@ def commit_apart(
 ) -> None:
     """Ends a save whose processes did not meet at the barrier.
 
-    A missing process may have died after its part was durable. If a process is only late, it could find the save
-    durable after the others found that it is not. So the first process that checks decides for all. Checking reads the
-    record of each process, and so does the commit. So one process at a time does so, and the others wait for it.
+    A missing process may have died after its part was durable. A process that is only late could find the save durable
+    after the others found that it is not. So the first process that checks decides for all. The check and the commit
+    read the record of each process. So one process at a time does this, and the others wait for it.
 
     Args:
         paths: Where the checkpoint goes.

@@ -27,7 +27,8 @@ class SaveExtras:
         custom_metadata: JSON values of the user's, by name.
         items: The arguments that each item's handler gets, by the item's name.
         handlers: The handlers of these items, and maybe of others.
-        note: A text for whoever restores the step; ``Restored.note``. Process 0's counts. None: there is none.
+        note: A text for the restore of the step; see ``Restored.note``. Only process 0's text is saved. None: there is
+            none.
     """
 
     custom_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)

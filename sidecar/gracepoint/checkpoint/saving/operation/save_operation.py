@@ -50,7 +50,7 @@ class Barrier(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SaveStages:
-    """When a save reached each stage in this process, seconds after it began."""
+    """When a save reached each stage in this process, in seconds after it began."""
 
     written_s: float
     durable_s: float
@@ -58,7 +58,7 @@ class SaveStages:
 
 
 class SaveOperation:
-    """A save of one step by this process: ``describe``, then ``run``, each once.
+    """One save in this process. The caller calls ``describe``, then ``run``, each once.
 
     If it fails in this process, it fails in all processes. The others are told, even if they do not wait yet.
     """
@@ -185,7 +185,7 @@ class SaveOperation:
 
     @property
     def has_handled_parts(self) -> bool:
-        """True if handlers of the user's write a part, which is not in the snapshot."""
+        """True if handlers of the user's write a part of the save. That part is not in the snapshot."""
         return bool(self._handled)
 
     def run(

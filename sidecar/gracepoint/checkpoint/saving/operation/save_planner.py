@@ -31,7 +31,8 @@ from gracepoint.process_group import ProcessGroup, SingleProcess
 
 logger = logging.getLogger(__name__)
 
-#: From this number of chunks on, each process writes a part of the manifest. Below it, older versions can read it.
+#: From this number of chunks on, each process writes a part of the manifest. Older versions of Gracepoint cannot read
+#: a manifest in parts.
 MANY_CHUNKS = 4096
 
 
@@ -185,7 +186,7 @@ class SavePlanner:
         plan = part_of(owners, stored, index)
         has_many = plan.total_chunks >= MANY_CHUNKS
         metadata = {}
-        if index == 0:  # which writes them
+        if index == 0:  # this process writes them
             metadata = orbax_metadata.metadata_files(
                 stored,
                 store_sharding=self._options.store_sharding,

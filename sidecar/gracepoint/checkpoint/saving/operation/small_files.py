@@ -16,7 +16,7 @@ from gracepoint.process_group import ProcessGroup
 def is_in_parts(prepared: PreparedSave, temporary: Temporary) -> bool:
     """Returns whether the manifest of a save is in parts. It is the same in all processes.
 
-    In a store that cannot rename, the commit needs every chunk's generation in any case.
+    In a store that cannot rename, it is never in parts: the commit needs the generation of every chunk anyway.
     """
     return prepared.has_many_chunks and temporary.path.backend.renames
 

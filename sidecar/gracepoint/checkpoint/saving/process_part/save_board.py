@@ -1,4 +1,4 @@
-"""What a training process and the worker that writes its save tell each other while the save runs: a page of memory.
+"""What a training process and the worker that writes its save tell each other while it runs, in shared memory.
 
 The trainer's thread of the save sets ``cancelled``, its training thread sets ``urgent``, and both read the rest. The
 worker's main thread and the threads of its writer set the rest. Each number has one writer, or a lock in the one
@@ -70,7 +70,7 @@ class SaveBoard:
         if len(data) > _BYTES - _TEXT_AT:
             data = json.dumps({"error": str(outcome.get("error", ""))[: (_BYTES - _TEXT_AT) // 8]}).encode()
         self.block.memory[_TEXT_AT : _TEXT_AT + len(data)] = data
-        self._words[_ENDED] = len(data)
+        self._words[_ENDED] = len(data)  # last: the trainer reads the text as soon as this is not 0
 
     @property
     def outcome(self) -> dict[str, Any] | None:

@@ -1,9 +1,9 @@
 """Hands a process's part of a save to a worker process, which writes it even if this process dies.
 
-The thread that owns the ``SaveExecutor`` hands saves over: when ``hand_over`` returns, the worker needs this process no
-more. The thread of the save waits for the worker (``HandedOver``). The worker is a ``PersistentAsyncCaller``'s: one
-process that stays, started by ``start`` or by a keeper. It ends after its last save when this object is closed or
-deleted, or when this process dies.
+The thread that owns the ``SaveExecutor`` hands saves over: when ``hand_over`` returns, the worker no longer needs this
+process. The thread of the save waits for the worker (``HandedOver``). A ``PersistentAsyncCaller`` runs the worker: one
+process that stays, started by this process or by a keeper. The worker ends after its last save when this object is
+closed or deleted, or when this process dies.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HandedOver:
     """A part that a worker process writes.
 
     Args:
-        board: What the worker says.
+        board: What the worker reports.
         ended: Done when the worker has ended the call.
         what: Names the save, for messages.
         kill: Ends the worker process at once.
@@ -89,7 +89,7 @@ class HandedOver:
         """
         told = 0
         while True:
-            ended = self._ended.done()
+            ended = self._ended.done()  # before the stages are read, so that none is missed once the call has ended
             for stage in self._board.reached[told:]:
                 on_stage(stage)
                 told += 1
@@ -206,7 +206,7 @@ class SaveWorker:
         self._caller.kill()
 
     def _form_of(self, part: SavePart, chunks: Sequence[tuple[Chunk, npt.NDArray[Any]]], arena: SharedArena) -> bytes:
-        # An arena is reserved for states of one form.
+        # An arena is reserved for states of one form, so its entry never changes.
         if arena not in self._forms:
             places = [(chunk, arena.offset_of(array)) for chunk, array in chunks]
             form = worker_side.StagedForm(places, part.specs, part.arrays, part.copied)

@@ -93,8 +93,8 @@ def write_handed(
 
 
 def _is_urgent(told: SaveBoard) -> bool:
-    """Returns whether somebody waits for the save. Then this process counts as much as others from now on."""
-    # No training is left once the trainer has died, and its pod may have little time.
+    """Returns whether the save is urgent. If it is, this process stops leaving the CPU to the training."""
+    # Once the trainer has died, no training is left, and the pod may have little time.
     if not told.urgent and not trainer_has_died():
         return False
     priority.hurry()

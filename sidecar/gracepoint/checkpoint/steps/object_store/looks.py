@@ -1,4 +1,4 @@
-"""Looks at several steps or saves of a directory, at once where each look waits for an object store."""
+"""Looks at several steps or saves of a directory: in an object store several at once, elsewhere one by one."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""Commits and deletes steps in stores that cannot rename: a step is committed when it has a manifest.
+"""Commits steps in stores that cannot rename: a step is committed when it has a manifest.
 
 The objects of a save lie below the step's final name, where Orbax expects them. Its done-records lie in a folder of the
 save beside it, and hold the generation of each object. ``placement`` says who may write which object.
 
 To **commit**, a process lists the step once. If each object is of the generation in the records, it creates the
-manifest ``_GRACEPOINT``, or replaces a claim by it. Both are conditional, so one process wins. Orbax's marks follow;
-salvage adds them if they are missing. Any number of processes may do so at once, may stop anywhere, and may repeat it.
+manifest ``_GRACEPOINT``, or replaces a claim by it. Both are conditional, so one process wins. Orbax's marks follow. If
+the process dies before, the next salvage adds them. Any number of processes may do so at once, may stop anywhere, and
+may repeat it.
 
-To **replace** a committed step, a save writes its objects into its own folder first. Once it is durable, it claims the
-step, which takes the place of the old manifest, removes Orbax's mark, moves its objects into place and commits. If the
-process dies meanwhile, the next salvage goes on: the save is durable.
+To **replace** a committed step, a save writes its objects into its own folder first. Once the save is durable, a
+process puts the save's claim in the place of the old manifest, removes Orbax's mark, moves the objects into place and
+commits. If the process dies meanwhile, the next salvage goes on, as the save is durable.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StorageP
     Args:
         temporary: The save.
         begun_ns: When it began, by the store's clock.
-        marks: Whether this process leaves a mark, by which the save is found if it never ends.
+        marks: Whether this process writes an empty object into the folder of the save. A later start finds the save by
+            it, even if the save never gets done-records.
 
     Raises:
         SaveFailed: The step has objects that Gracepoint did not write.
@@ -69,7 +71,8 @@ def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StorageP
             staged = not is_claim(data) or Claim.from_bytes(data, str(temporary.target)).trash is not None
     else:
         try:
-            # Orbax's marks are there from the beginning. What else is not Gracepoint's is found before the commit.
+            # Only what is directly in the step is looked at. That is enough to find a step of Orbax, whose marks are
+            # there from its beginning. Other objects that are not Gracepoint's are found before the commit.
             refuse_foreign(temporary.target, [name for name, is_folder in names.items() if not is_folder])
         except SaveFailed:
             temporary.path.delete_folder()
@@ -84,7 +87,7 @@ def finalize(temporary: Temporary, may_replace: Callable[[], bool], go_on: Calla
 
     Args:
         temporary: The save.
-        may_replace: Returns whether it replaces another save of the step that is committed.
+        may_replace: Returns whether this save may replace another committed save of the step. What it raises is raised.
         go_on: Called again and again. An error that it raises ends the commit. None: each request has a timeout.
 
     Raises:
@@ -176,7 +179,7 @@ def _take_over(
             if other.is_later(claim) and not other.is_same(claim):
                 return False
             if other.is_same(claim):
-                # The mark was there before the claim was seen, so it is not of this save.
+                # The mark was read before the claim, so it is of the save that stood here before.
                 if marked is not None:
                     store_of(success).delete_version(success.key, marked.generation)
                 return True
@@ -186,7 +189,7 @@ def _take_over(
 
 
 def _refuse_foreign_beside(target: StoragePath) -> None:
-    """Raises SaveFailed if a step has objects that Gracepoint did not write. Those of a manifest need no look."""
+    """Raises SaveFailed if a step has objects that Gracepoint did not write. Those in its manifest need no look."""
     known: Collection[str] = ()
     with contextlib.suppress(CheckpointCorrupt):
         manifest = manifest_fields(target)
@@ -241,7 +244,7 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
 
 
 def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
-    """Adds Orbax's marks to a committed step. Without ``manifest``, the step's own is read."""
+    """Adds Orbax's marks to a committed step. ``manifest`` is that of the step. None: it is read."""
     if manifest is None:
         manifest = Manifest.from_bytes((temporary.target / layout.MANIFEST).read_bytes(), str(temporary.target))
     success = orbax_success(temporary.target) + f" by {temporary.attempt}.{temporary.ordinal}".encode()
@@ -261,7 +264,7 @@ def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
 
 
 def put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
-    """Writes a small object, whatever is there. ``go_on`` is called again and again, and may end it by an error."""
+    """Writes a small object in place of any that is there. ``go_on``: as in ``finalize``."""
     store, found = store_of(where), None
     body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
     for _ in range(_TRIES):
@@ -275,7 +278,7 @@ def put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
 
 
 def is_unfinished(folder: StoragePath) -> bool:
-    """Returns whether a step is being written or deleted, or what is left of that: nobody has finished it."""
+    """Returns whether a step is being written or deleted, or was left so by a process that ended."""
     try:
         return is_claim((folder / layout.MANIFEST).read_bytes())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Deletes steps and unfinished saves in stores that cannot rename. ``manifest_commit`` says what a step is there.
 
-To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step is not
-there. The objects are deleted later (``sweeping``), and the claim last. Objects that Gracepoint did not write stay.
+To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step counts as
+deleted. Its objects are deleted later (``sweeping``), and the claim last. Objects that Gracepoint did not write stay.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gracepoint.errors import SaveFailed
 
 logger = logging.getLogger(__name__)
 
-_TOMBSTONE = "deletes"
+_TOMBSTONE = "deletes"  # an object in the trash: the name of the step that is deleted, and of the folder of its save
 
 
 def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
-    """Makes a step disappear. ``empty_trash`` deletes its objects later.
+    """Marks a step as deleted. ``empty_trash`` deletes its objects later.
 
     ``only`` is the checkpoint to discard, as ``standing`` returns it. None: whichever is there.
     """
@@ -53,12 +53,13 @@ def _condemn(folder: StoragePath, trash: StoragePath, generation: Generation | N
             place.replace(claim.to_bytes(), generation)
     except (FileExistsError, StaleGeneration):
         return  # another process was faster
+    # If this process ends here, ``find_condemned`` writes the tombstone.
     of_save = "" if save is None else f"{folder.name}.gracepoint-tmp.{save.attempt}.{save.ordinal}"
     (trash / _TOMBSTONE).put(f"{folder.name}\n{of_save}".encode())
 
 
 def give_up(paths: Layout, temporary: Temporary) -> None:
-    """Deletes what is left of a save that nobody finishes. First makes sure that nobody can commit it."""
+    """Deletes what is left of an unfinished save. First makes sure that no process can commit it any more."""
     trash = paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
     place = temporary.target / layout.MANIFEST
     try:
@@ -73,7 +74,8 @@ def give_up(paths: Layout, temporary: Temporary) -> None:
                 refuse_foreign(temporary.target, names)
                 _condemn(temporary.target, trash, None)
             except SaveFailed:
-                # A claim would hide another program's step. No save is committed beside its objects either.
+                # A claim would hide the step of another program. Without it the save cannot be committed either: no
+                # save is committed beside objects of others.
                 delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
     temporary.path.delete_folder()
 
@@ -95,7 +97,7 @@ def empty_trash(paths: Layout) -> None:
 
 
 def find_condemned(paths: Layout) -> None:
-    """Makes the trash known again of steps whose deletion ended before it was known."""
+    """Writes the tombstones of condemned steps that have none, as the deleting process ended before it wrote them."""
 
     def look(step: int) -> None:
         folder = paths.step(step)
@@ -104,7 +106,8 @@ def find_condemned(paths: Layout) -> None:
             if is_claim(data):
                 trash = Claim.from_bytes(data, str(folder)).trash
                 if trash is not None:
-                    with contextlib.suppress(FileExistsError):  # what is there may also name the save's folder
+                    # One that exists stays, as it may also name the folder of the save.
+                    with contextlib.suppress(FileExistsError):
                         (paths.root / trash / _TOMBSTONE).create(folder.name.encode())
 
     look_at(paths.root, paths.steps(), look)

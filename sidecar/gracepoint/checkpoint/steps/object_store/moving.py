@@ -1,7 +1,7 @@
 """Moves the objects of a durable save from its own folder into its step, in a store that cannot rename.
 
-This happens only if the step has another save, or was being deleted. One process moves all objects, through its
-memory. This module has no threads of its own and no state.
+This happens only if the step had another save, or was being deleted, while the save was written. One process moves all
+objects, through its memory. This module has no threads of its own and no state.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _batches(files: Mapping[str, StoredFile]) -> Iterator[list[str]]:
 
 
 def merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest, go_on: Callable[[], None] | None) -> bool:
-    """Merges the trees of all processes into one. Returns False if the step was committed meanwhile."""
+    """Merges the OCDBT trees of all processes into one. Returns False if the step was committed meanwhile."""
     below = layout.in_item(manifest.item, "")
     trees = [
         path.removeprefix(below).removesuffix(f"/{ocdbt.MANIFEST}")

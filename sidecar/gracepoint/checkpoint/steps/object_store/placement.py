@@ -65,7 +65,7 @@ class Placement:
         self.generations: dict[str, str] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)  # all that does not write
+        return getattr(self._store, name)  # all methods that do not write
 
     def write_large(
         self,
@@ -103,7 +103,7 @@ class Placement:
         for _ in range(_TRIES):
             try:
                 self._store.write_if(where.key, data, checksum, found, self._claim.note, go_on)
-            except (FileExistsError, StaleGeneration):  # of an earlier run of this save
+            except (FileExistsError, StaleGeneration):  # an earlier run of this save wrote it
                 noted = self._store.noted(where.key)
                 found = None if noted is None else noted.generation
             else:
@@ -113,7 +113,9 @@ class Placement:
     def put_in_place(
         self, name: str, data: ArrayBytes, checksum: int, go_on: Callable[[], None] | None
     ) -> Generation | None:
-        """Writes the object ``name`` of the step. Returns its generation; None if the step is committed meanwhile.
+        """Writes the object ``name`` of the step. Returns its generation.
+
+        Returns None if the step has got the manifest of a save meanwhile, or is being deleted.
 
         Raises:
             SaveFailed: A later save writes the step, or something that is not Gracepoint's is in the way.

@@ -1,18 +1,19 @@
 """Deletes the objects of a condemned step in a store that cannot rename.
 
 A step is condemned when its manifest is replaced by a claim that names the trash (``manifest_deletion``). One process
-at a time **sweeps** such a step. It writes the time into the claim, and renews it before each batch of deletions. The
-renewal is conditional, so a process that has lost the claim notices and ends.
+at a time **sweeps** such a step. It writes the time into the claim. Before a batch of deletions it writes the time
+again if ``RENEWED_S`` have passed. This renewal is conditional, so a process that has lost the claim notices and ends.
 
 Some stores tell versions apart by their contents. There, the condition of a late deletion would also hold for an object
 of a later save that has the same bytes. Therefore:
 
 * A sweeper makes no request later than ``LAST_REQUEST_S`` after it has renewed the claim.
 * Another process takes the claim over ``FREE_S`` after its renewal at the earliest. The last request has ended by then.
-* No save takes the step over while the claim stands (``placement``). It waits for the sweep, or sweeps itself.
+* No save takes the step over while the claim stands (``placement``). A save waits for the sweep, or sweeps itself.
 
-Only objects with a note of Gracepoint's are deleted, if the save in the note began before the step was condemned. This
-module has no threads and no state.
+An object is deleted only if it has a note of Gracepoint's, and if the save in the note began before the step was
+condemned. The mark of a damaged step has no note, and is deleted with the step. This module has no state, and no
+threads but those of the store.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 
-#: Seconds after which a sweeper renews its claim, before its next batch.
+#: Seconds after which a sweeper renews its claim before the next batch.
 RENEWED_S = 10.0
 #: Seconds after the renewal in which a sweeper makes requests.
 LAST_REQUEST_S = 60.0
-#: Seconds after the renewal from which another process may sweep. The difference is time for one request.
+#: Seconds after the renewal from which another process may sweep. The time between is enough for one request to end.
 FREE_S = 150.0
 _BATCH = 64
-# Two processes, or two looks, may differ by a few seconds about the store's time. A save that begins while the claim
-# stands writes nothing into the step.
+# A save that began so much after the condemnation still counts as before it: two processes may differ by a few seconds
+# about the store's time. This is safe, as a save that begins while the claim stands writes nothing into the step.
 _CLOCKS_DIFFER_NS = 60 * 10**9
 _WITHOUT_NOTE = (layout.MANIFEST, layout.DAMAGE_MARK)
 
@@ -79,7 +80,7 @@ def delete_of_save(folder: StoragePath, save: Claim) -> None:
 def sweep(folder: StoragePath, trash: str) -> bool:
     """Deletes the objects of a step that was condemned to ``trash``, and its claim.
 
-    Returns False if another process does so now, or this process was too slow. Then a later call goes on.
+    Returns False if another process does so now, or if this process was too slow. Then a later call does the rest.
     """
     store, place = store_of(folder), folder / layout.MANIFEST
     entries = folder.entries()  # before the claim is read: what a later save writes is not among them
@@ -92,6 +93,7 @@ def sweep(folder: StoragePath, trash: str) -> bool:
         return True
     if claim.swept_ns and folder.now_s() - claim.swept_ns / 1e9 < FREE_S:
         return False
+    # Orbax's mark goes first, so that Orbax never takes a step without some of its objects for a finished one.
     success = [entry for entry in entries if entry.key == layout.COMMIT_SUCCESS]
     others = [entry for entry in entries if entry.key not in (layout.COMMIT_SUCCESS, layout.MANIFEST)]
     try:
@@ -155,7 +157,7 @@ def _condemned(data: bytes, place: StoragePath) -> Claim | None:
 
 
 def _noted(folder: StoragePath, entries: Collection[Entry], wanted: Callable[[Claim], bool]) -> Iterator[Entry]:
-    """Yields the entries of which the note is ``wanted``, with complete keys."""
+    """Yields the entries whose note is ``wanted``, and the mark of a damaged step. Their keys are complete."""
     store = store_of(folder)
     wanted_keys: set[str] = set()
 

@@ -1,7 +1,7 @@
-"""Whether a mounted file system can hold checkpoints: a commit is one rename of a folder.
+"""Checks whether a mounted file system can hold checkpoints: a commit is one rename of a folder.
 
-There are no threads here, and no state. Linux tells which file system is mounted where; elsewhere only the renames are
-tried.
+Linux tells which file system is mounted where. On other systems only the renames are tried. This module has no threads
+and no state.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def mounted_at(folder: str) -> tuple[str, str]:
     real = Path(os.path.realpath(folder))
     for line in lines:
         fields, _, rest = line.partition(" - ")
-        # Spaces and the like stand there as octal numbers.
+        # Spaces and some other characters are escaped as octal numbers.
         point = fields.split()[4].encode().decode("unicode_escape")
         if real.is_relative_to(point) and len(point) >= longest:  # of two at one point, the later hides the other
             kind, source = rest.split()[:2]

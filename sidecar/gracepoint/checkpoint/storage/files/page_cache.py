@@ -1,6 +1,6 @@
-"""The system's page cache: has a file read into it before it is needed.
+"""Has the system read a file into its page cache before the file is needed.
 
-No threads and no state.
+This module has no threads and no state.
 """
 
 from __future__ import annotations

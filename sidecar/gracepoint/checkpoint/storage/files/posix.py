@@ -45,7 +45,7 @@ class PosixBackend:
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
             partial.write_bytes(data)
-            # Before it has its name: another process may replace it right after. Its inode stays the same.
+            # Read before the file has its name: another process may replace it right after. The inode stays the same.
             generation = _generation(os.stat(partial))
             _put_first(partial, path)
             return generation
@@ -217,8 +217,8 @@ class PosixBackend:
                 os.close(descriptor)
 
     def now_s(self, key: str) -> float:
-        # The clock of the file server dates its files. A hidden file shows the time. If a crash leaves it, retention
-        # deletes it.
+        # The clock of the file server dates its files. A hidden file shows the time. If a crash leaves it, a later
+        # start deletes it (``steps.cleanup``).
         probe = Path(key) / f".gracepoint-now.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}"
         try:
             probe.write_bytes(b"")

@@ -1,5 +1,5 @@
 """Object stores: ``gs://`` and ``s3://``.
 
-``connection`` makes HTTP requests, ``persistence`` repeats and hedges them, ``gcs`` and ``s3`` speak the stores' APIs,
-and ``object_backend`` implements ``Backend`` with them. ``open_bucket`` chooses by the scheme of a URI.
+``http`` makes requests, and repeats and hedges them. ``providers`` speaks the stores' APIs. ``object_backend``
+implements ``Backend`` with them. ``open_bucket`` chooses the API by the scheme of a URI.
 """

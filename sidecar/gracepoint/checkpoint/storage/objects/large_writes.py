@@ -1,8 +1,8 @@
 """Writes a large object in parts.
 
 The parts go to the store several at a time (``several``), straight from memory. If anything fails, the upload is
-aborted, so that the store keeps no parts. A process that dies leaves them: a rule of the bucket for incomplete uploads
-deletes them.
+aborted, so that the store keeps no parts. A process that dies leaves its parts in the store. A lifecycle rule of the
+bucket for incomplete multipart uploads can delete them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ABORTS_EVERY_S = 0.2
 
 
 class Run(Protocol):
-    """``Persistence.run``, with what ends it."""
+    """``Persistence.run``, to which ``go_on`` and ``patient`` are given already."""
 
     def __call__(self, what: str, act: Any, *, kind: str, size_bytes: int = 0, hedge: bool = True) -> Any: ...
 
@@ -56,8 +56,8 @@ def write(
     """Writes an object, and returns its generation. See ``ObjectBackend.write``.
 
     Raises:
-        ConditionFailed: The object has another generation, or the first reply to the last request was lost. Then the
-            note of the object tells.
+        ConditionFailed: The object has another generation. Or the object was written, and the reply to that was lost;
+            then the object has the note ``note``.
         OSError: The object was not written.
     """
     run: Run = functools.partial(persistence.run, go_on=go_on or (lambda: None), patient=go_on is not None)
@@ -75,6 +75,8 @@ def write(
 
 
 class _Upload:
+    """One upload that has begun. The threads of ``several`` send its parts."""
+
     def __init__(self, uploads: Uploads, run: Run, url: str, key: str, upload: str) -> None:
         self._uploads = uploads
         self._run = run
@@ -114,8 +116,8 @@ class _Upload:
 def _abort(uploads: Uploads, persistence: Persistence, url: str, key: str, upload: str) -> None:
     """Has the store delete the parts. The caller's time may be over, so this takes a few seconds at most.
 
-    A part that is on its way arrives after the upload has ended, and is kept. So this is repeated until the store does
-    not know the upload any more.
+    A part that is still on its way can arrive after the upload has ended, and is then kept. So this is repeated until
+    the store no longer knows the upload.
     """
     until_s = time.monotonic() + _ABORT_S
 

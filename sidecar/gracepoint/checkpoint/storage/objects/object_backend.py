@@ -2,11 +2,11 @@
 
 A write is visible and durable as a whole when its reply has arrived. If the reply is lost, the request is made again.
 The store may then answer that the condition does not hold, as the first request has changed the object. So each write
-leaves a note of its own with the object, and a write whose condition failed reads that note. If it is its own, it has
-won.
+leaves a note of its own with the object, and a write whose condition failed reads the object's note. If that is its own
+note, the write has succeeded.
 
 A folder is a prefix of names, so making a folder does nothing, and an empty folder does not exist. ``publish`` and
-``make_folder(exclusive=True)`` are not available: steps are committed by a manifest (``steps/manifest_commit``).
+``make_folder(exclusive=True)`` are not available: steps are committed by a manifest (``steps.object_store``).
 
 Keys are the names of objects in the bucket. Threads are those of ``persistence`` and ``several``.
 """
@@ -37,8 +37,8 @@ from gracepoint.checkpoint.storage.objects.object_reader import ObjectReader
 from gracepoint.checkpoint.storage.objects.providers.api import ABSENT, Found, GoOn, ObjectApi
 
 _LISTED_AT_ONCE = 1000
-_AT_ONCE = 16
-_MORE_STREAMS = 16
+_AT_ONCE = 16  # requests of ``at_once``
+_MORE_STREAMS = 16  # additional streams of all readers together (``object_reader``)
 
 
 class ObjectBackend:
@@ -116,7 +116,7 @@ class ObjectBackend:
             body: Its bytes.
             checksum: Their CRC-32.
             only_if: The generation that the object must have, or ``ABSENT``. None: there is no condition.
-            says: Begin of the note that is left with the object.
+            says: First part of the note that is left with the object. The rest is random.
             go_on: Called again and again. An error that it raises ends the write. None: there is a timeout.
 
         Raises:
@@ -205,7 +205,7 @@ class ObjectBackend:
         self.delete_version(key, None)
 
     def delete_version(self, key: str, generation: Generation | None, go_on: GoOn | None = None) -> bool:
-        """Deletes an object if it is of ``generation``, or None. Returns False if it is of another one."""
+        """Does as ``FlatBackend.delete_version``. ``go_on``: as in ``write``."""
         try:
             self._persistence.run(
                 f"DELETE {self.url(key)}",
@@ -289,7 +289,7 @@ class ObjectBackend:
 
     def now_s(self, key: str) -> float:
         if not self._api.clock.is_known:
-            self.is_folder(key)
+            self.is_folder(key)  # any request will do: its reply tells the store's time
         return self._api.clock.now_s()
 
     def check_usable(self, key: str) -> None:
@@ -298,7 +298,7 @@ class ObjectBackend:
     def _pages(
         self, prefix: str, *, flat: bool, limit: int | None = None
     ) -> Iterator[tuple[tuple[Entry, ...], tuple[str, ...]]]:
-        """Yields the parts of a listing that are not empty; the first only, if there is a limit."""
+        """Yields the pages of a listing that are not empty. With ``limit``, only the first page, of so many names."""
         token: str | None = None
         while True:
 

@@ -1,9 +1,9 @@
 """An object that is open for reading.
 
 All ranges are of one generation of the object. A reader belongs to one thread. What that thread asks for in order is
-read as one stream. A large range is read by several streams: the thread's own goes on from the start of the range, and
-additional threads ("gracepoint: ranges", daemons) read parts from its end. They end with the call. The store bounds how
-many of them there are.
+read as one stream. A large range is read by several streams: the thread's own stream goes on from the start of the
+range, and additional threads ("gracepoint: ranges", daemons) read parts from its end. They end with the call. All
+readers of a store share a bound on the number of these threads.
 
 If a stream breaks or stalls, another request goes on where it ended.
 """
@@ -47,7 +47,7 @@ class ObjectReader:
         self.best_bytes = HOT_BYTES
 
     def begin(self) -> None:
-        """Opens the stream at the begin of the object.
+        """Opens the stream at the start of the object.
 
         Raises:
             FileNotFoundError: The object does not exist.
@@ -114,7 +114,7 @@ class ObjectReader:
 
 
 class _RangeStream:
-    """One request after the other for a generation of an object: a new one where the position jumps or one breaks."""
+    """Reads one generation of an object. Makes a new request if the position jumps, or if a request breaks."""
 
     def __init__(self, api: ObjectApi, persistence: Persistence, key: str) -> None:
         self._api = api
@@ -138,7 +138,7 @@ class _RangeStream:
         return stream
 
     def read(self, out: memoryview, offset: int, stop: int | None) -> None:
-        """Fills ``out`` with bytes from ``offset``. A new request is for bytes up to ``stop``, or all if it is None."""
+        """Fills ``out`` with bytes from ``offset``. New requests are for bytes up to ``stop``. None: up to the end."""
         done, until_s, pauses = 0, time.monotonic() + self._persistence.patience_s, RequestPauses()
         while done < len(out):
             if self._exchange is None or self._position != offset + done:
@@ -164,10 +164,10 @@ class _RangeStream:
             self._exchange = None
 
     def open(self, first: int, stop: int | None) -> None:
-        """Asks for the bytes from ``first`` to ``stop``, or all of the rest if it is None.
+        """Asks for the bytes from ``first`` to ``stop``. None: to the end of the object.
 
         Raises:
-            FileNotFoundError: The object does not exist.
+            FileNotFoundError: The object does not exist. On ``gs://`` also: it was replaced since the first request.
             OSError: The object was replaced.
         """
         self.close()

@@ -13,7 +13,7 @@ from gracepoint.checkpoint.storage.objects.providers.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.providers.s3 import S3Api
 
 _APIS: dict[str, Callable[[str], ObjectApi]] = {"gs": GcsApi, "s3": S3Api}
-# Another value of these is another server, or another user.
+# Environment variables that say which server is used, and as which user. With another value, another back end is made.
 _SETTINGS = (
     "STORAGE_EMULATOR_HOST",
     "TENSORSTORE_GCS_HTTP_URL",
@@ -39,7 +39,7 @@ def open_bucket(scheme: str, bucket: str) -> ObjectBackend:
         SettingsError: A setting is missing, or the extra of the scheme is not installed.
     """
     if scheme == "gs":
-        gcs.name_for_tensorstore(os.environ)  # changes the settings
+        gcs.name_for_tensorstore(os.environ)  # before the settings are read, as it changes them
     settings = (scheme, bucket, *(os.environ.get(name) for name in _SETTINGS))
     with _lock:
         if settings not in _opened:

@@ -48,7 +48,7 @@ def check(store: ObjectBackend, key: str) -> None:
         if found is None or found.generation != replaced:
             raise _ignored(store, key, "which version of an object a deletion is for")
     finally:
-        # A store that does not answer would keep the caller, who is told so, as long again.
+        # With a limit: if the store does not answer, the caller gets that error now, not after a second timeout.
         with contextlib.suppress(OSError), time_limit.ended_by(_after(_CLEANUP_S)):
             store.delete_version(probe, None)
 

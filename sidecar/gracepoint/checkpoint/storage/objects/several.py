@@ -14,7 +14,7 @@ from gracepoint.checkpoint.storage import time_limit
 
 
 def run(acts: Sequence[Callable[[], object]], *, threads: int) -> None:
-    """Calls all of ``acts``. Raises the first error, after which no more functions are called."""
+    """Calls all of ``acts``. After an error no more of them are called. Raises it when those that run have ended."""
     numbers = itertools.count()  # each call takes one number, in any thread
     errors: list[BaseException] = []
     limit = time_limit.current()

@@ -31,7 +31,7 @@ class ArrayBody:
         return self._stop - self._first
 
     def part(self, first: int, stop: int) -> ArrayBody:
-        """Returns a part of the body. It begins and ends at boundaries of values."""
+        """Returns the part from ``first`` to ``stop``, which must be boundaries of values."""
         return ArrayBody(self._data, self._first + first, self._first + stop)
 
     def crc32(self) -> int:

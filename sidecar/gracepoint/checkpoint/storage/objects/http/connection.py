@@ -3,8 +3,8 @@
 An ``Exchange`` is one request and its reply. It belongs to the thread that made it, which alone sends and reads. Other
 threads may call only ``abort``. It shuts the socket down, so that the owner returns at once with an error.
 
-A connection without any progress for ``STALL_S`` ends. What makes slow progress ends when ``go_on`` raises an error: it
-is called about every ``LOOK_EVERY_S``, also while the request connects, sends and waits (``wire``).
+A connection without any progress for ``STALL_S`` ends. A request that makes slow progress ends when ``go_on`` raises an
+error. ``go_on`` is called about every ``LOOK_EVERY_S``, also while the request connects, sends and waits (``wire``).
 
 This module has no threads.
 """
@@ -133,7 +133,8 @@ class Exchange:
             except (OSError, http.client.HTTPException) as error:
                 if not reused or self._is_aborted or not _is_closed(error):
                     raise
-                # The server had closed the connection, which was idle. The other idle ones are about as old.
+                # The server had closed the connection, which was idle. The other idle ones are about as old, so a new
+                # connection is made.
                 self._connection.close()
                 self._connection = self._connections.new()
                 self._send(self._connection, request)

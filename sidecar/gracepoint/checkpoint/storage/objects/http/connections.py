@@ -17,6 +17,7 @@ import time
 import urllib.request
 from urllib.parse import SplitResult, unquote, urlsplit
 
+#: Bytes of one send or read.
 BLOCK_BYTES = 1 << 18
 _CONNECT_S = 3.0  # for one address: a server can have several, of which some do not answer
 # Servers close connections that are idle for longer. A request on a closed connection costs a round trip.

@@ -1,8 +1,9 @@
 """Credentials that expire, and are renewed before they do.
 
 A thread ("gracepoint: credentials", a daemon) finds and renews them, one at a time for each ``Renewed``. It lives as
-long as the call into the cloud's library, which can take minutes, and which nothing can end. A request waits for it
-only if there are no valid credentials, and not for longer than it has time. The lock guards all attributes.
+long as the call into the cloud's library, which can take minutes, and which nothing can interrupt. A request waits for
+the thread only if there are no valid credentials, and only as long as the request has time. The lock guards all
+attributes.
 """
 
 from __future__ import annotations

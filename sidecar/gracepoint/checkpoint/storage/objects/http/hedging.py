@@ -43,7 +43,7 @@ class Race(Generic[T]):
             return True
 
     def decide(self, hedge: Exchange, outcome: Callable[[], T]) -> None:
-        """A hedge ended with a result, or an error, that counts whatever becomes of the other requests."""
+        """Notes that a hedge ended with a result or an error that ends the race: the other requests are aborted."""
         with self._changed:
             self._hedges.discard(hedge)
             if self._outcome is None:
@@ -54,7 +54,7 @@ class Race(Generic[T]):
             self._changed.notify_all()
 
     def fail(self, hedge: Exchange, error: BaseException) -> None:
-        """A hedge failed; another request may still succeed."""
+        """Notes that a hedge failed. Another request may still succeed."""
         with self._changed:
             self._hedges.discard(hedge)
             if not isinstance(error, Transient | Unreachable):
@@ -62,7 +62,7 @@ class Race(Generic[T]):
             self._changed.notify_all()
 
     def end(self) -> None:
-        """The caller has its result: what is still under way is aborted."""
+        """Notes that the caller has its result. Hedges that are still under way are aborted."""
         with self._changed:
             self._ended = True
             self._abort_hedges()

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 #: Seconds for a request and its repetitions, if the caller has no deadline of its own.
 PATIENCE_S = 60.0
-#: Not the generator of ``random`` itself: whoever trains may have seeded that one.
+#: A generator of its own: the training script may have seeded the one of the module ``random``.
 _chance = random.Random()
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
@@ -42,7 +42,7 @@ _HEDGE_FIRST_S = 2.0
 _HEDGE_FIRST_BYTES_PER_S = 5e6
 _HEDGE_SOONEST_S = 0.3
 _HEDGES_AT_ONCE = 4
-#: A hedge can meet a slow connection as well. The third is the last: then it is not the connections.
+#: Most hedges of one request. A hedge can meet a slow connection as well. After the third, the cause must be another.
 _HEDGES_OF_ONE = 3
 _REMEMBERED = 128
 _KNOWN_FROM = 16
@@ -114,8 +114,8 @@ class Persistence:
             kind: Requests of one kind take about equally long for equally many bytes.
             size_bytes: Bytes that the request sends or gets.
             go_on: Called before each request and while waiting. An error that it raises ends the call.
-            patient: Whether there is no timeout for all repetitions, as ``go_on`` ends the call. With a limit of the
-                thread (``time_limit``) there is no other timeout either.
+            patient: If True, there is no timeout for all repetitions together, as ``go_on`` ends the call. If the
+                thread has a limit (``time_limit``), that limit takes the place of the timeout, too.
             hedge: Whether the request is made a second time if it is slow.
 
         Raises:
@@ -152,7 +152,7 @@ class Persistence:
         raise AssertionError
 
     def keep(self, what: str, act: Callable[[Exchange], Exchange]) -> Exchange:
-        """Does as ``run``, and leaves the exchange open, so that the caller can read the reply. It is not hedged.
+        """Does as ``run``, but leaves the exchange open, so that the caller can read the reply. There are no hedges.
 
         Raises:
             TimeoutError: The request did not succeed in time.
@@ -228,8 +228,8 @@ class _Hedging:
     """Starts hedges of one request, the next after twice as long, until it is cancelled.
 
     Args:
-        after_s: When the first is started, in seconds from now.
-        hedge: Starts one. Returns False if that was not possible.
+        after_s: When the first hedge is started, in seconds from now.
+        hedge: Starts a hedge. Returns False if that was not possible.
     """
 
     def __init__(self, after_s: float, hedge: Callable[[], bool]) -> None:
@@ -291,7 +291,7 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
 
 
 def wait(seconds: float, go_on: Callable[[], None]) -> None:
-    """Waits. Calls ``go_on`` meanwhile."""
+    """Waits for a number of seconds. Calls ``go_on`` meanwhile, whose error ends the wait."""
     until_s = time.monotonic() + seconds
     while (left_s := until_s - time.monotonic()) > 0:
         go_on()

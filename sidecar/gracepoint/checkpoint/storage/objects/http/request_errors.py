@@ -1,4 +1,4 @@
-"""How a request fails that the store has answered."""
+"""The errors of a request that the store has answered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Transient(OSError):
     """The store did not carry the request out, and may do so later.
 
     Attributes:
-        after_s: Seconds to wait at least, as the store says. 0 if it does not say.
+        after_s: Seconds to wait at least, as the store asks. 0 if it does not ask.
     """
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
@@ -18,7 +18,7 @@ class Transient(OSError):
 
 
 class ConditionFailed(OSError):
-    """The object is not of the generation that a request asked for, or the upload is over that it was to end."""
+    """The object does not have the generation that a request asked for. Or the upload of the request has ended."""
 
 
 class UploadConflict(OSError):

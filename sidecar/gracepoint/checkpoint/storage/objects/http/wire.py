@@ -4,10 +4,10 @@ A ``Wire`` stands where ``http.client`` expects a socket. It belongs to one ``Ex
 thread sends and reads. Another thread may call ``abort`` only. Sends and reads are slices of ``LOOK_EVERY_S``: between
 them the user is asked whether to go on (``look``). Without any progress for ``stall_s`` they raise TimeoutError.
 
-``connected`` looks the server's name up, connects and agrees on keys in a thread of its own ("gracepoint: connecting",
-a daemon), as some of these calls cannot be ended. If the caller no longer waits, that thread closes the connection, and
-ends when the system's calls return. The lock guards closing against ``abort``, as the system may give the number of a
-closed socket to another one.
+``connect`` looks the server's name up, connects and does the TLS handshake in a thread of its own ("gracepoint:
+connecting", a daemon), as some of these calls cannot be interrupted. If the caller no longer waits, that thread closes
+the connection, and ends when the system's calls return. The lock keeps ``abort`` from a socket that is being closed:
+the system may give the number of a closed socket to another one.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Wire:
         return time.monotonic()
 
     def _look(self, since_s: float | None) -> None:
-        """Asks the user whether to go on. ``since_s`` is since when there was no progress, if there was none."""
+        """Asks the user whether to go on. ``since_s`` is when the last progress was made. None: just now."""
         assert self.user is not None
         self.user.look()
         if since_s is not None and time.monotonic() - since_s >= self.stall_s:

@@ -1,6 +1,6 @@
-"""What an object store's API offers, as one request each. ``gcs`` and ``s3`` implement it.
+"""What an object store's API offers. Each method makes one request. ``gcs`` and ``s3`` implement it.
 
-This module also turns error replies into exceptions, which is alike for both.
+This module also turns error replies into exceptions, in the same way for both.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ class ObjectApi(Protocol):
     ) -> Generation:
         """Writes an object. Returns its generation.
 
-        ``only_if`` is the generation that it must have, or ``ABSENT``. None: there is no condition. ``crc32`` is the
-        CRC-32 of the bytes, for stores that compare it. Others compare a checksum that is computed here.
+        ``only_if`` is the generation that the object must have, or ``ABSENT``. None: there is no condition. ``crc32``
+        is the CRC-32 of the bytes, for stores that check it. For other stores the method computes a checksum that they
+        check.
 
         Raises:
             ConditionFailed: The object has another generation.
@@ -100,7 +101,7 @@ class ObjectApi(Protocol):
         The caller reads the bytes from ``exchange``. The note is not filled in.
 
         Raises:
-            FileNotFoundError: The object does not exist.
+            FileNotFoundError: The object does not exist. Some stores also say so if it has another generation.
             ConditionFailed: The object has another generation.
         """
 
@@ -111,10 +112,10 @@ class ObjectApi(Protocol):
         """Lists the objects whose names begin with ``prefix``; if not ``flat``, up to the next slash."""
 
     def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
-        """Deletes an object, if it has ``generation`` or that is None. Does nothing if it does not exist.
+        """Deletes an object, if it has ``generation`` or ``generation`` is None. Does nothing if it does not exist.
 
         Raises:
-            ConditionFailed: The object has another generation.
+            ConditionFailed: The object has another generation. Some stores do not say so, and delete nothing.
         """
 
 
@@ -131,7 +132,7 @@ class Uploads(Protocol):
         """Begins an upload. Returns its identifier. ``note`` will be left with the object."""
 
     def put(self, exchange: Exchange, key: str, upload: str, number: int, body: Body, crc32: int) -> str:
-        """Writes a part, of which ``number`` counts from 1. Returns its entity tag."""
+        """Writes a part. ``number`` counts the parts from 1. Returns the part's entity tag."""
 
     def complete(
         self, exchange: Exchange, key: str, upload: str, parts: Sequence[tuple[str, int]], only_if: Generation | None
@@ -147,20 +148,21 @@ class Uploads(Protocol):
         """Ends an upload. The store deletes its parts."""
 
 
-#: Two answers of a clock differ by this at least: more than what a float of seconds since the epoch can tell apart.
+#: Two answers of a clock differ by at least this. It is large enough to show in a float of seconds since the epoch.
 _LEAST_STEP_S = 1e-6
 
 
 class StoreClock:
     """The store's clock, as its replies tell it, to a second. Any thread uses it.
 
-    If this machine's clock agrees with all replies, it is used, as it is finer. The clock never goes back, also if a
-    reply corrects it: of two saves of this process, the later one has the later time.
+    If this machine's clock agrees with all replies, it is used, as it is finer. The answers never go back, even if a
+    reply corrects the clock: of two saves of this process, the later one has the later time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._least_s, self._most_s = float("-inf"), float("inf")  # how far the store's clock is ahead
+        # Bounds on the seconds by which the store's clock is ahead of this machine's.
+        self._least_s, self._most_s = float("-inf"), float("inf")
         self._last_s = 0.0  # the latest answer
 
     def told(self, date: str | None, sent_s: float) -> None:
@@ -229,7 +231,7 @@ EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequi
 _QUOTA = frozenset(
     {"QuotaExceeded", "quotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
 )
-# S3 does not know who asks.
+# S3's codes for a request whose sender it does not know.
 _UNKNOWN = EXPIRED | {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity", "AuthorizationHeaderMalformed"}
 _MISSING = frozenset({"", "notFound", "NotFound", "NoSuchKey", "NoSuchVersion"})
 _AGAIN = frozenset({"RequestTimeout", "SlowDown", "rateLimitExceeded", "userRateLimitExceeded", "InternalError"})
@@ -257,7 +259,7 @@ def total_bytes(exchange: Exchange, first: int) -> int:
 
     Raises:
         ValueError: The reply is of another range.
-        KeyError: It does not tell.
+        KeyError: The reply does not tell the size.
     """
     unit, _, told = exchange.headers.get("content-range", "").partition(" ")
     got, _, total = told.partition("/")
@@ -271,7 +273,7 @@ def total_bytes(exchange: Exchange, first: int) -> int:
 
 
 def changed_s(exchange: Exchange) -> float:
-    """Returns the time in the header ``Last-Modified``."""
+    """Returns the time in the header ``Last-Modified``, in seconds since the epoch. 0 if there is none."""
     try:
         return email.utils.parsedate_to_datetime(exchange.headers.get("last-modified", "")).timestamp()
     except (ValueError, TypeError):

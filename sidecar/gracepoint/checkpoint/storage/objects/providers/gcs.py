@@ -4,8 +4,8 @@ Credentials are Google's application default credentials: workload identity on G
 that ``GOOGLE_APPLICATION_CREDENTIALS`` names. ``google-auth`` finds and renews them (``credentials``).
 
 ``TENSORSTORE_GCS_HTTP_URL`` names another server, such as an endpoint of Private Service Connect. An access token is
-sent there, too, unless the URL begins with ``http://``. ``STORAGE_EMULATOR_HOST`` names an emulator. It gets only
-``GOOGLE_AUTH_TOKEN_FOR_TESTING``, if that is set.
+sent there, too, unless the URL begins with ``http://``. ``STORAGE_EMULATOR_HOST`` names an emulator. An emulator, or a
+server at ``http://``, gets only ``GOOGLE_AUTH_TOKEN_FOR_TESTING``, if that is set.
 
 This module has no threads.
 """
@@ -39,7 +39,7 @@ _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
 def name_for_tensorstore(environ: MutableMapping[str, str]) -> None:
-    """Gives TensorStore its own names of the emulator."""
+    """Sets the environment variables by which TensorStore finds the emulator, if there is one."""
     if host := environ.get("STORAGE_EMULATOR_HOST"):
         environ.setdefault("TENSORSTORE_GCS_HTTP_URL", connections_to(_with_scheme(host)).url)
         environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "testing")
@@ -128,7 +128,7 @@ class GcsApi:
             return Page(entries, found.get("prefixes") or (), found.get("nextPageToken") or None)
 
     def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
-        # With a generation, only that version is deleted. If another one is there now, there is nothing to delete.
+        # With a generation, only that version is deleted. If another one is there now, the store answers 404.
         query = "" if generation is None else f"?{urlencode({'generation': generation})}"
         try:
             self._send(exchange, "DELETE", f"{self._place(key)}{query}", key)
@@ -159,7 +159,7 @@ class GcsApi:
         self.clock.told(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
             code, message = _error(exchange.read())
-            # What is written and what is listed need only the bucket.
+            # Writes and listings need only the bucket. If one of them gets a 404, the bucket is missing.
             of_bucket = method == "POST" or target.startswith(f"{self._objects}?") or "bucket" in message.lower()
             if exchange.status == 404 and of_bucket:
                 code = "NoSuchBucket"
@@ -223,7 +223,7 @@ class _GoogleTokens:
 def _checksum(body: Body) -> dict[str, str]:
     """Returns the field of the object's metadata with the checksum that the store compares.
 
-    It is the CRC-32C if that is computed by compiled code, or the MD5, which takes longer.
+    It is the CRC-32C, if compiled code for that is installed. Otherwise it is the MD5, which takes longer.
     """
     with contextlib.suppress(ImportError):
         import google_crc32c

@@ -33,7 +33,7 @@ from gracepoint.checkpoint.storage.objects.providers.api import Found, Page, Sto
 from gracepoint.checkpoint.storage.objects.providers.s3_uploads import NOTE_HEADER, S3Uploads, conditions
 from gracepoint.errors import SettingsError
 
-# The checksum of the body is signed in its stead.
+# The body is not signed. Where a header has its checksum, that header is signed.
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
@@ -142,7 +142,7 @@ class S3Api:
         headers: Mapping[str, str],
         body: Body | None = None,
     ) -> None:
-        """Sends a request, and waits for the head of its reply. Raises an error if that is not a success."""
+        """Sends a request, and waits for the head of its reply. Raises an error if the status is not a success."""
         keys = self._credentials.get(exchange.go_on)
         path = f"{self._base}/{quote(key, safe='/-_.~')}"
         encoded = "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted(query.items()))
@@ -195,7 +195,7 @@ class _AwsKeys:
         self._found: Any = None
 
     def region(self) -> str | None:
-        """Returns the region that botocore's own settings name. None: they name none."""
+        """Returns the region that botocore finds in its own settings. None if it finds none."""
         found = self._opened().get_config_variable("region")
         return None if found is None else str(found)
 

@@ -1,7 +1,8 @@
 """Multipart uploads of S3, for objects that are larger than one request may write.
 
 Nothing is visible before an upload is completed, which is one conditional request. S3 answers 409 to that request if
-another writer interfered; then the upload cannot be completed any more, and is made again. This module has no threads.
+another writer interfered. Then this upload cannot be completed any more, and another one must be made. This module has
+no threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gracepoint.checkpoint.storage.objects.providers import api
 if TYPE_CHECKING:
     from gracepoint.checkpoint.storage.objects.providers.s3 import S3Api
 
-#: The header of the field in which a writer leaves a note.
+#: The header for the metadata field in which a writer leaves a note.
 NOTE_HEADER = f"x-amz-meta-{api.NOTE}"
 
 
@@ -71,7 +72,7 @@ class S3Uploads:
         with api.parsing(what):
             found = ElementTree.fromstring(exchange.read())
             tag = _text(found, "ETag").strip('"')
-            # S3 sends the head of its reply before it knows the outcome.
+            # S3 may send the status 200 before it knows the outcome. Then the body tells the error.
             if not tag:
                 raise Transient(f"{what}: {_text(found, 'Code')} {_text(found, 'Message')}")
             return Generation(tag)
@@ -82,7 +83,7 @@ class S3Uploads:
 
 
 def conditions(only_if: Generation | None) -> dict[str, str]:
-    """Returns the headers of a write that is only made if the object has ``only_if``, or is ``ABSENT``. None: none."""
+    """Returns the headers of a write with the condition ``only_if``: a generation or ``ABSENT``. Empty for None."""
     if only_if is None:
         return {}
     return {"If-Match": f'"{only_if}"'} if only_if else {"If-None-Match": "*"}
