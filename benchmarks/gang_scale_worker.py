@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.gang_scale_epochs import RUN_AHEAD, STEP_S, Epoch, Times
 from gracepoint.deadline import Deadline
-from gracepoint.multihost import Agreement, StoreGang
+from gracepoint.multihost import Agreement, StoreProcessGroup
 from gracepoint.multihost.coordination.store import JaxStore
 from gracepoint.multihost.sync_point import timekeeper
 from gracepoint.multihost.sync_point.ledger import Broken, Closed, Event, Noticed, Opened, Retracted
@@ -102,7 +102,7 @@ class _Process:
         self.error: str | None = None
         self._began = (0, 0, 0)
         self.store = CountingStore(client, "gracepoint/scale")
-        self.gang = StoreGang(self.store, index, count)
+        self.gang = StoreProcessGroup(self.store, index, count)
         self.agreement = Agreement(self.store, self.gang, self)
         threading.Thread(target=self.run, daemon=True).start()
 

@@ -22,7 +22,7 @@ from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.saving.process_part.save_worker import SaveWorker
 from gracepoint.deadline import Deadline
-from gracepoint.multihost import JaxStore, StoreGang
+from gracepoint.multihost import JaxStore, StoreProcessGroup
 from tests.multiprocess.launcher import here
 
 _LEAVES = 8
@@ -40,7 +40,7 @@ def main(root: str, attempt: str, notes: str, mib: str) -> None:
     from jax._src import distributed
 
     store = JaxStore(distributed.global_state.client, f"kills/{attempt}")
-    gang = StoreGang(store, here().process_index, here().process_count)
+    gang = StoreProcessGroup(store, here().process_index, here().process_count)
     engine = StepCheckpointer(root, gang=gang, attempt=attempt, keep_last=2, options=WriteOptions(writer="worker"))
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from demo.records import Step
 from demo.timeline import Stage
 from gracepoint_cli.timeline import page, picture
-from gracepoint_cli.timeline.model import Kind, Loss, Moment, Span, Timeline
+from gracepoint_cli.timeline.model import Loss, Span, SpanKind, Timeline, TimelineMoment
 from gracepoint_cli.timeline.of_preemption import time_of, timeline_of
 
 #: Training before the signal, and after it has begun again, is shown for so many seconds.
@@ -37,7 +38,7 @@ def timeline(
     seen_unix_s = time_of(preemption["spec"]["observedAt"]).timestamp()
     node = made.lanes[0]
     moments = [
-        Moment(node, zero_unix_s + stage.seconds - seen_unix_s, stage.text)
+        TimelineMoment(node, zero_unix_s + stage.seconds - seen_unix_s, stage.text)
         for stage in observed
         if stage.name == "nodeGone"
     ]
@@ -47,17 +48,18 @@ def timeline(
             f"process {process}",
             max(first_s - seen_unix_s, -_AROUND_S),
             min(end_s - seen_unix_s, last_s + _AROUND_S),
-            Kind.TRAINING,
+            SpanKind.TRAINING,
             f"trains, attempt {attempt}",
         )
         for (process, attempt), (first_s, end_s) in sorted(_trained(disturbed).items())
     ]
     step = made.saved_step
-    return made.with_more(
-        lanes=list(dict.fromkeys(span.lane for span in spans)),
-        spans=[span for span in spans if span.start_s < span.end_s],
-        moments=moments,
-        losses=[*_losses("undisturbed", undisturbed), *_losses(f"preempted at step {step}", disturbed)],
+    return dataclasses.replace(
+        made,
+        lanes=(*made.lanes, *dict.fromkeys(span.lane for span in spans)),
+        spans=(*made.spans, *(span for span in spans if span.start_s < span.end_s)),
+        moments=(*made.moments, *moments),
+        losses=(*_losses("undisturbed", undisturbed), *_losses(f"preempted at step {step}", disturbed)),
     )
 
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gracepoint.settings import Settings
-from gracepoint.wire.names import ENV_PREFIX
+from gracepoint.settings import VARIABLES, Settings
+from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX
 from gracepoint_operator.decisions.statuses.event_notes import STORY
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources.crds import definitions
@@ -95,7 +95,8 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Variables that the library reads, once, in `attach`. In a cluster, the operator's webhook writes them.",
+        "Variables that the library reads, once, in `attach`. In a cluster, the operator's webhook writes them,",
+        f"except for `{ENV_JOB_COMPLETION_INDEX}`, which the Job controller sets.",
         "[The training loop](../training-loop.md) says what they mean and which field of a policy sets them.",
         "",
         "| variable | type | default |",
@@ -104,7 +105,7 @@ def settings() -> str:
     for field in dataclasses.fields(Settings):
         default = "" if field.default in (None, ()) else f"`{field.default}`"
         kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
-        lines.append(f"| `{ENV_PREFIX}{field.name.upper()}` | `{kind.replace(' | None', '')}` | {default} |")
+        lines.append(f"| `{VARIABLES[field.name]}` | `{kind.replace(' | None', '')}` | {default} |")
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gracepoint_cli.errors import CommandError, ExitCode
+from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads import MAKERS, TYPES, Workload, WorkloadMaker, WorkloadType
 
 Json = dict[str, Any]
@@ -36,7 +37,7 @@ class Named:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class WorkloadMatch:
     """A workload of the cluster.
 
     Attributes:
@@ -59,8 +60,15 @@ class Found:
         return f"{self.type.name} {self.name}" + (f" of the {self.maker} {self.name}" if self.maker else "")
 
     def read(self) -> Workload:
-        """Returns what the operator reads of it."""
-        return self.type.read(self.body)
+        """Returns what the operator reads of it.
+
+        Raises:
+            CommandError: A part of it is not of the schema.
+        """
+        try:
+            return self.type.read(self.body)
+        except Unreadable as error:
+            raise CommandError(f"the {self.title} cannot be read: {error}") from error
 
 
 def parse(text: str) -> Named:

@@ -40,7 +40,7 @@ _STYLES = {
 }
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """Forms of an answer."""
 
     TABLE = "table"

@@ -13,7 +13,7 @@ from gracepoint_cli.naming import called, made_by
 from gracepoint_operator.decisions.statuses.connectivity import STALE_S
 from gracepoint_operator.kube.fields import read_labels
 from gracepoint_operator.resources import CheckpointPolicy, Training
-from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.unreadable import Unreadable, reading
 from gracepoint_operator.webhooks.training_jobs import Problems, gang
 from gracepoint_operator.workloads import BY_NAME, membership_of
 
@@ -25,6 +25,8 @@ _DEFAULT_GRACE_S = 30
 class JobOverview:
     """One workload that names a policy.
 
+    If it cannot be read, ``problems`` says why. Its mode is then empty, and what is counted is 0, False or None.
+
     Attributes:
         kind: Its kind in the API, for example JobSet.
         maker: The kind of the object that made it, for example TrainJob. Empty if its user created it.
@@ -34,7 +36,7 @@ class JobOverview:
         running: Number of its running pods.
         connected: Number of its pods that are connected to the operator. None if no replica has reported.
         needed_s: Predicted duration of an emergency save with its margin, in seconds. None if it has reported none.
-        grace_s: The shortest grace period of its pods, in seconds.
+        grace_s: The shortest grace period of its pods, in seconds. None if it cannot be read.
         restarts: How often it has restarted as a whole. A Job replaces its pods one by one, so it has none.
         finished: Whether it has ended.
         last: Name and phase of its newest Preemption. None if there is none.
@@ -51,7 +53,7 @@ class JobOverview:
     running: int
     connected: int | None
     needed_s: float | None
-    grace_s: int
+    grace_s: int | None
     restarts: int
     finished: bool
     last: tuple[str, str] | None
@@ -59,8 +61,8 @@ class JobOverview:
 
     @property
     def fits(self) -> bool | None:
-        """Whether an emergency save fits into the grace period. None if its duration is not known."""
-        return None if self.needed_s is None else self.needed_s <= self.grace_s
+        """Whether an emergency save fits into the grace period. None if one of the two times is not known."""
+        return None if self.needed_s is None or self.grace_s is None else self.needed_s <= self.grace_s
 
     @property
     def called(self) -> str:
@@ -154,19 +156,27 @@ def jobs(
             uid = body["spec"]["jobSet"]["uid"]
             if uid not in newest or body["spec"]["epoch"] > newest[uid]["spec"]["epoch"]:
                 newest[uid] = body
-    found = [
-        _job(body, known, running.get(body["metadata"]["uid"], 0), newest.get(body["metadata"]["uid"]), now)
-        for body in workloads
-        if LABEL_POLICY in (body["metadata"].get("labels") or {})
-    ]
+    found = []
+    for body in workloads:
+        if LABEL_POLICY in (body["metadata"].get("labels") or {}):
+            pods_running, record = running.get(body["metadata"]["uid"], 0), newest.get(body["metadata"]["uid"])
+            try:
+                found.append(_job(body, known, pods_running, record, now))
+            except Unreadable as error:
+                found.append(_unreadable_job(body, pods_running, record, error))
     return sorted(found, key=lambda item: (item.namespace, item.name, item.kind))
 
 
 def _grace_s(body: Json, training: Training) -> int:
-    """Returns the shortest grace period of the gang's pods, in seconds."""
-    pods = [member.template["spec"] for member in gang(copy.deepcopy(body), training, Problems())]
-    found = [pod.get("terminationGracePeriodSeconds") for pod in pods]
-    return min((_DEFAULT_GRACE_S if value is None else int(value) for value in found), default=_DEFAULT_GRACE_S)
+    """Returns the shortest grace period of the gang's pods, in seconds.
+
+    Raises:
+        Unreadable: The pod templates are not of the schema.
+    """
+    with reading("its pod templates"):
+        pods = [member.template["spec"] for member in gang(copy.deepcopy(body), training, Problems())]
+        found = [pod.get("terminationGracePeriodSeconds") for pod in pods]
+        return min((_DEFAULT_GRACE_S if value is None else int(value) for value in found), default=_DEFAULT_GRACE_S)
 
 
 def _policy(body: Json) -> PolicyOverview:
@@ -196,6 +206,11 @@ def _policy(body: Json) -> PolicyOverview:
 def _job(
     body: Json, known: Mapping[tuple[str, str], Json], running: int, newest: Json | None, now: datetime.datetime
 ) -> JobOverview:
+    """Returns what is known of one workload.
+
+    Raises:
+        Unreadable: A part of it is not of the schema.
+    """
     workload = BY_NAME[body["kind"]].read(body)
     problems = []
     policy: CheckpointPolicy | None = None
@@ -228,9 +243,35 @@ def _job(
         grace_s=grace,
         restarts=workload.restarts,
         finished=workload.finished,
-        last=None if newest is None else (newest["metadata"]["name"], (newest.get("status") or {}).get("phase") or ""),
+        last=_last(newest),
         problems=tuple(problems),
     )
+
+
+def _unreadable_job(body: Json, running: int, newest: Json | None, error: Unreadable) -> JobOverview:
+    meta = body["metadata"]
+    return JobOverview(
+        namespace=meta["namespace"],
+        kind=body["kind"],
+        name=meta["name"],
+        maker=made_by(body),
+        policy=meta["labels"][LABEL_POLICY],
+        mode="",
+        injected=False,
+        running=running,
+        connected=None,
+        needed_s=None,
+        grace_s=None,
+        restarts=0,
+        finished=False,
+        last=_last(newest),
+        problems=(f"cannot be read: {error}",),
+    )
+
+
+def _last(newest: Json | None) -> tuple[str, str] | None:
+    """Returns name and phase of a Preemption."""
+    return None if newest is None else (newest["metadata"]["name"], (newest.get("status") or {}).get("phase") or "")
 
 
 def _reported(policy: CheckpointPolicy, uid: str, now: datetime.datetime) -> tuple[int | None, float | None]:

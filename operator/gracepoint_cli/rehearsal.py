@@ -8,7 +8,7 @@ from typing import Any
 
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint.wire.names import API_VERSION, GROUP, LABEL_POLICY
-from gracepoint_cli.naming import Found
+from gracepoint_cli.naming import WorkloadMatch
 from gracepoint_operator.resources import RequestPhase
 from gracepoint_operator.resources.base import OfWorkload
 
@@ -28,7 +28,7 @@ def request(kind: str, name: str, namespace: str, deadline_s: float) -> Json:
     }
 
 
-def why_in_vain(job: Found, policy: Json | None) -> str:
+def why_in_vain(job: WorkloadMatch, policy: Json | None) -> str:
     """Returns why a drill of the workload cannot work, and what to do. Empty if nothing speaks against it."""
     workload, title = job.read(), job.title
     label = workload.policy
@@ -50,7 +50,7 @@ def why_in_vain(job: Found, policy: Json | None) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class DrillOutcome:
     """How a drill ended.
 
     Attributes:
@@ -106,7 +106,7 @@ class Outcome:
         }
 
 
-def outcome(asked: Json, record: Json | None) -> Outcome | None:
+def outcome(asked: Json, record: Json | None) -> DrillOutcome | None:
     """Returns how a drill ended. None if it has not ended.
 
     Args:
@@ -121,11 +121,11 @@ def outcome(asked: Json, record: Json | None) -> Outcome | None:
         said = status.get("phase")
         # A request without a Preemption ends by itself, for example as Superseded.
         if said and RequestPhase(said).ended and not status.get("preemption"):
-            return Outcome(name, "", said, str(status.get("message") or ""))
+            return DrillOutcome(name, "", said, str(status.get("message") or ""))
         return None
     timings = {item["stage"]: float(item["seconds"]) for item in found.get("timings") or ()}
     acknowledgements = found.get("acknowledgements") or {}
-    return Outcome(
+    return DrillOutcome(
         request=name,
         preemption=record["metadata"]["name"],
         phase=str(phase),

@@ -7,7 +7,7 @@ from typing import Any
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_cli.cluster import Cluster
 from gracepoint_cli.errors import CommandError, ExitCode, NotAllowed
-from gracepoint_cli.naming import Found, Named, called, made_by, owner, parse
+from gracepoint_cli.naming import Named, WorkloadMatch, called, made_by, owner, parse
 from gracepoint_operator.kube.fields import owner_uid, read_labels, true_conditions
 from gracepoint_operator.kube.kinds import PODS
 from gracepoint_operator.workloads import (
@@ -27,7 +27,7 @@ _ENDED = {"Complete", "Failed"}
 _TO_LIST = "To see the jobs there are: kubectl gracepoint status -A"
 
 
-def find(cluster: Cluster, namespace: str, text: str, *, todo: str = _TO_LIST) -> Found:
+def find(cluster: Cluster, namespace: str, text: str, *, todo: str = _TO_LIST) -> WorkloadMatch:
     """Returns the workload that a user names.
 
     Args:
@@ -42,7 +42,7 @@ def find(cluster: Cluster, namespace: str, text: str, *, todo: str = _TO_LIST) -
     named = parse(text)
     refused: list[NotAllowed] = []
     found = [
-        Found(known, {**body, "kind": known.name}, made_by(body))
+        WorkloadMatch(known, {**body, "kind": known.name}, made_by(body))
         for known in TYPES
         if named.kind in (None, known.name)
         if (body := _look(cluster, known, namespace, named, refused)) is not None
@@ -134,7 +134,7 @@ def _look(
         return None
 
 
-def _belongs_to_no_other(found: Found) -> None:
+def _belongs_to_no_other(found: WorkloadMatch) -> None:
     """Raises if a part of a workload was named, such as a Job of a JobSet."""
     meta = found.body["metadata"]
     belongs = membership_of(read_labels(meta)).workload_uid
@@ -147,7 +147,7 @@ def _belongs_to_no_other(found: Found) -> None:
     )
 
 
-def _made_by(cluster: Cluster, maker: WorkloadMaker, body: Json) -> Found:
+def _made_by(cluster: Cluster, maker: WorkloadMaker, body: Json) -> WorkloadMatch:
     meta, known = body["metadata"], maker.makes
     found = cluster.find(known.kind, meta["namespace"], meta["name"])
     if found is None or owner_uid(found["metadata"]) != meta["uid"]:
@@ -155,4 +155,4 @@ def _made_by(cluster: Cluster, maker: WorkloadMaker, body: Json) -> Found:
             f"the {maker.name} {meta['name']} has no {known.name} yet",
             f"Its controller says why: kubectl describe {maker.name.lower()} {meta['name']} -n {meta['namespace']}",
         )
-    return Found(known, {**found, "kind": known.name}, maker.name)
+    return WorkloadMatch(known, {**found, "kind": known.name}, maker.name)

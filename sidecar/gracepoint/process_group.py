@@ -80,7 +80,7 @@ class ProcessGroup(Protocol):
         """Returns the ``value`` of process ``source`` in all processes. The others pass None. The source does not wait.
 
         Raises:
-            BarrierTimeout: The source did not publish its value in time.
+            BarrierTimeout: The source did not publish its value in time. The process may call again with the same key.
             BarrierFailed, BarrierCancelled, BarrierReused, ValueError: As ``barrier``.
         """
 
@@ -135,10 +135,14 @@ class ProcessGroup(Protocol):
         If ``find`` raises, this process raises that error, and the others go on.
         """
 
-    def leave(self, folder: str) -> None:
+    def leave(self, folder: str, *, processes: Collection[int] | None = None) -> None:
         """Says that this process is done with the keys below ``folder``. The last process to say so removes them.
 
         Collective, once for each folder. Does not wait.
+
+        Args:
+            folder: The folder. No key outside of it is removed.
+            processes: The processes that use these keys, and call this. None for all.
         """
 
     def retire(self, folder: str) -> None:
@@ -208,7 +212,7 @@ class SingleProcess:
     def decide_in_turn(self, key: str, find: Callable[[], str], *, timeout_s: float) -> str:
         return find()
 
-    def leave(self, folder: str) -> None:
+    def leave(self, folder: str, *, processes: Collection[int] | None = None) -> None:
         pass
 
     def retire(self, folder: str) -> None:

@@ -171,7 +171,7 @@ class Settings:
         value = getattr(self, field)
         if value is None:
             raise SettingsError(
-                f"{_NAMES[field]}: expected a value, as {because or self._gang_because()}, found none. In a cluster "
+                f"{VARIABLES[field]}: expected a value, as {because or self._gang_because()}, found none. In a cluster "
                 f"the operator's webhook sets all {ENV_PREFIX} variables; do not set some of them by hand"
             )
         return value
@@ -306,5 +306,6 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.COMPILATION_CACHE_DAYS: ("compilation_cache_days", _integer(1)),
     Env.TRACE: ("trace", _text),
 }
-_NAMES = {field: name for name, (field, _) in _READERS.items()}
+#: Field -> environment variable.
+VARIABLES = {field: name for name, (field, _) in _READERS.items()}
 _BY_FIELD = dict(_READERS.values())

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from gracepoint.wire import names
 from gracepoint.wire.frames import Frame, Notice
-from gracepoint.wire.messages import Acknowledgement, Phase, Report, StageTiming, Subscription
+from gracepoint.wire.messages import Acknowledgement, Phase, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import client, kinds
@@ -20,6 +21,7 @@ from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.testcluster.api_server import ApiServer
+from tests.unit.operator.fakes.replica import report
 
 Body = dict[str, Any]
 
@@ -227,26 +229,14 @@ class Replica:
     async def report(self, phase: Phase, preemption: str) -> None:
         """The gang's primary process reports."""
         pod = self._pod(0)
-        await self.core.reports.take(
-            pod,
-            Report(
-                pod_uid=pod.uid,
-                session=f"s-{self.gang.attempt}",
-                workload_uid=self.gang.workload_uid,
-                preemption=preemption,
-                phase=phase,
-                cause="SpotTermination",
-                process_count=2,
-                participants=[0, 1],
-                ordinal=41,
-                step=40,
-                steps_lost=0 if phase is Phase.COMMITTED else None,
-                bytes=1024,
-                seconds_to_spare=5.0 if phase is Phase.COMMITTED else None,
-                stages={"frozen": StageTiming(p50_s=0.1, max_s=0.2)},
-                message="",
-            ),
+        said = dataclasses.replace(
+            report(phase, preemption=preemption),
+            pod_uid=pod.uid,
+            session=f"s-{self.gang.attempt}",
+            workload_uid=self.gang.workload_uid,
+            message="",
         )
+        await self.core.reports.take(pod, said)
 
     def _pod(self, index: int) -> Pod:
         pod = self.core.cache.objects.pod_named(self.gang.name, self.gang.pod(index))

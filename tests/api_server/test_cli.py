@@ -14,7 +14,7 @@ import pytest
 from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_cli.commands import drill
-from gracepoint_cli.doctor.checks import State
+from gracepoint_cli.doctor.checks import CheckState
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.api_server.gang import Gang, Replica, running, told, until
@@ -112,7 +112,7 @@ async def test_a_timeline_is_text_json_a_picture_or_a_page(gang: Gang, replica: 
     assert (await waits).code == 0, (await waits).err
     text = await ask(gang, "timeline", name)
     assert text.code == 0, text.err
-    assert "Committed in mode Drill; step 40 saved; 0 steps lost; 5.0 s to spare" in text.out
+    assert "Committed in mode Drill; step 40 saved; 0 steps lost; 9.5 s to spare" in text.out
     assert "deadline" in text.out
     lanes = (await ask(gang, "timeline", name, "-o", "json")).json["lanes"]
     assert lanes[-2:] == [f"pod {gang.pod(0)}", f"pod {gang.pod(1)}"]
@@ -174,9 +174,9 @@ async def test_doctor_names_what_is_missing_and_ends_with_one(gang: Gang) -> Non
     done = await ask(gang, "doctor", "-o", "json")
     states = {check["name"]: check["state"] for check in done.json}
     assert done.code == 1
-    assert {states[name] for name in ("Kubernetes", "definitions", "JobSet")} == {State.OK}, done.out
-    assert {states[name] for name in ("operator", "webhooks")} == {State.FAILED}
-    assert states["policy careful"] == State.FAILED  # no operator has seen it
+    assert {states[name] for name in ("Kubernetes", "definitions", "JobSet")} == {CheckState.OK}, done.out
+    assert {states[name] for name in ("operator", "webhooks")} == {CheckState.FAILED}
+    assert states["policy careful"] == CheckState.FAILED  # no operator has seen it
 
 
 async def test_doctors_pod_is_accepted_and_read(gang: Gang) -> None:

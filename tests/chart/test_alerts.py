@@ -49,11 +49,15 @@ def counter(
 
 
 LAG = "gracepoint_loop_lag_seconds_bucket"
+PHASES = "gracepoint_preemption_phases_total"
 EXPIRY = f'gracepoint_certificate_expiry_timestamp_seconds{{{_A},certificate="server"}}'
 
 CASES: dict[str, Case] = {
     "GracepointPreemptionLost": Case(
-        *counter("gracepoint_preemption_phases_total", 'phase="Expired",cause="Drain"'), 22, {"cause": "Drain"}
+        {f'{PHASES}{{{_A},phase="Expired",cause="Drain",mode="{mode}"}}': "0x20 1x39" for mode in ("Observe", "Drill")},
+        {f'{PHASES}{{{_A},phase="Expired",cause="Drain",mode="Enforce"}}': "0x20 1x39"},
+        22,
+        {"cause": "Drain"},
     ),
     "GracepointSaveTooLate": Case(*counter("gracepoint_spare_seconds_bucket", 'le="0.0"'), 22),
     "GracepointNoticesUndelivered": Case(*counter("gracepoint_notices_undelivered_total"), 22),

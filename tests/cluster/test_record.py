@@ -58,7 +58,7 @@ def test_a_preemption_reads_well_and_is_counted_once(run: TrainingRun) -> None:
         return operator.counted(cluster).get(metric, 0.0) - before.get(metric, 0.0)
 
     for phase in ("Noticed", "Committed"):
-        metric = f'gracepoint_preemption_phases_total{{cause="SpotTermination",phase="{phase}"}}'
+        metric = f'gracepoint_preemption_phases_total{{cause="SpotTermination",mode="Enforce",phase="{phase}"}}'
         assert since(metric) == 1, phase
     for metric in (
         'signal_lead_seconds_count{cause="SpotTermination"}',

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.session.attaching.attach_watch import AttachWatch
 from tests.contract.fakes.replicas import Replica
 from tests.unit.operator.fakes.api import MemoryApi
@@ -26,7 +26,7 @@ def test_the_policy_names_the_process_that_does_not_come(replica: Replica, resta
         before.next()
         before.close()
     settings = replica.settings(stall_after_s=0.3)
-    gang = StoreGang(InMemoryStore(), 0, 2)
+    gang = StoreProcessGroup(InMemoryStore(), 0, 2)
     with AttachWatch(settings) as watch, watch.at("meeting of the processes"):
         watch.met(gang, ["pod-0-0", "pod-0-1"])
         with gang.waiting.expecting("backend"):

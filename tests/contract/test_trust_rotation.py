@@ -34,6 +34,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backoff, "next_s", lambda self: 0.05)
 
 
+@pytest.mark.timeout(300)  # two thousand handshakes, both sides of each in this process
 def test_a_thousand_pods_stay_connected_through_new_certificate_and_authority(
     start: Callable[..., Replica], api: MemoryApi, tmp_path: Path, authority: trustme.CA
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_thousand_pods_stay_connected_through_new_certificate_and_authority(
         until(
             lambda: len(after := set(replica.core.subscribers.all())) == PODS and not after & before,
             "every pod to connect anew, with the new authority",
+            timeout_s=150.0,
         )
         replica.taint()
         until(lambda: all(pod.told == [NAME] for pod in connected), "the notice")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gracepoint.wire.messages import Phase
+from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.listing.resync import ALWAYS
 from gracepoint_operator.channel.authentication import AuthenticationFailure
 from gracepoint_operator.channel.endpoint.connections import CloseReason
@@ -129,7 +129,7 @@ class _Replica:
 
     def begins(self, found: _Disruption) -> None:
         metrics, chance = self._metrics, self._chance
-        metrics.phases.labels(phase=Phase.NOTICED, cause=found.cause).inc()
+        metrics.phases.labels(phase=Phase.NOTICED, cause=found.cause, mode=Mode.ENFORCE).inc()
         metrics.lead_s.labels(cause=found.cause).observe(found.lead_s)
         for _ in range(16):
             metrics.signal_to_notice_s.observe(chance.uniform(0.01, 0.2))
@@ -139,7 +139,7 @@ class _Replica:
 
     def ends(self, found: _Disruption) -> None:
         metrics, chance = self._metrics, self._chance
-        metrics.phases.labels(phase=found.end, cause=found.cause).inc()
+        metrics.phases.labels(phase=found.end, cause=found.cause, mode=Mode.ENFORCE).inc()
         if found.end in (Phase.COMMITTED, Phase.PROMOTED):
             for part, seconds in zip(outcome_metrics.PARTS, (0.3, 0.8, 9.0, 0.2), strict=True):
                 metrics.emergency_s.labels(part=part).observe(seconds * chance.uniform(0.5, 1.5))

@@ -14,7 +14,7 @@ def main() -> None:
     place = here()
     place.initialize_jax()
     from gracepoint.async_calls import AsyncCallFailed, AsyncCallsQueue, AsyncRequest
-    from tests.unit.async_calls import functions
+    from tests.unit.async_calls.fakes import functions
 
     folder, index = Path(sys.argv[1]), place.process_index
     queue, answers = AsyncCallsQueue(persistent=True), list[list[int]]()

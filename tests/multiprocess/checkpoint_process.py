@@ -33,7 +33,7 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing import chunk_writer, file_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
-from gracepoint.multihost import StoreGang
+from gracepoint.multihost import StoreProcessGroup
 from gracepoint.process_group import ProcessGroup
 from tests.multiprocess.launcher import here
 
@@ -166,13 +166,13 @@ def main(root: str, attempt: str, *actions: str) -> None:
 
 def do_kill(engine: StepCheckpointer, gang: ProcessGroup, root: str, point: str, processes: str) -> None:
     if "1" in processes:
-        assert isinstance(gang, StoreGang)
+        assert isinstance(gang, StoreProcessGroup)
         before_the_end.append(functools.partial(let_process_1_die_first, gang))
     if str(gang.process_index) in processes:
         POINTS[point]()
 
 
-def let_process_1_die_first(gang: StoreGang) -> None:
+def let_process_1_die_first(gang: StoreProcessGroup) -> None:
     """With process 0 it would be ended by JAX, before its point perhaps."""
     if gang.process_index == 1:
         gang._store.set("dying", str(os.getpid()))
@@ -184,7 +184,7 @@ def let_process_1_die_first(gang: StoreGang) -> None:
 
 def do_last(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: str) -> None:
     def wait(each: save_operation.SaveOperation, *_: Any) -> bool:
-        assert isinstance(gang, StoreGang)
+        assert isinstance(gang, StoreProcessGroup)
         # One counter for up to 31 processes, with a bit for each that has arrived.
         while (
             sum(int(n).bit_count() for n in gang._store.list(f"{each.key}/.arrived").values()) < gang.process_count - 1

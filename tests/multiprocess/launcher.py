@@ -65,14 +65,14 @@ class Here:
 
     def gang(self, attempt: str) -> ProcessGroup:
         """The processes of the test as a group, over JAX's coordination service; joined to that before."""
-        from gracepoint.multihost import JaxStore, StoreGang
+        from gracepoint.multihost import JaxStore, StoreProcessGroup
 
         if self.process_count == 1:
             return SingleProcess()
         from jax._src import distributed
 
         store = JaxStore(distributed.global_state.client, f"test/{attempt}")
-        return StoreGang(store, self.process_index, self.process_count)
+        return StoreProcessGroup(store, self.process_index, self.process_count)
 
 
 def here() -> Here:

@@ -245,8 +245,9 @@ def broadcast() -> None:
     with pytest.raises(TypeError, match="that this process holds wholly"):
         multihost.broadcast_one_to_all([spread])
     multihost.sync_global_processes("done")  # whoever came last to a meeting has removed its keys by now
-    left = [key for key in everybody().store.list("local") if not key.endswith(("/released", "/all"))]
-    assert not any("/data" in key or "/who" in key for key in left), left
+    left = multihost.JaxStore(multihost.global_state.client, "gracepoint/everybody").list("local")
+    refused = ("/who/released", "/tree/released")
+    assert [key for key in left if not key.endswith(refused)] == []
     multihost.sync_global_processes("end")
     if me != count - 1:  # the last one never comes to this one
         with pytest.raises(BarrierTimeout) as caught:
@@ -401,7 +402,7 @@ def permuted() -> None:
         Settings(), process_count=count, pods_per_job=count, completion_index=pod_index, pod_name=f"gpt-w-0-{pod_index}"
     )
     meeting = multihost.meet(settings)
-    expected = multihost.ProcessNames(process_index, service_id, pod_index, f"gpt-w-0-{pod_index}")
+    expected = multihost.ProcessNames(process_index, service_id, f"gpt-w-0-{pod_index}")
     assert meeting.me == meeting.members[process_index] == expected
     assert [m.process_index for m in meeting.members] == list(range(count))
     assert multihost.process_index() == process_index != multihost.global_state.process_id == service_id

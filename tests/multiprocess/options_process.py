@@ -31,7 +31,7 @@ from gracepoint.checkpoint import (
     WriteOptions,
 )
 from gracepoint.checkpoint.saving.operation import save_planner
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps.records import done_records, read_manifest
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
 from gracepoint.errors import CheckpointError, SettingsError
@@ -81,11 +81,11 @@ def check_formats(folder: Path) -> None:
                 assert_same_here(checkpointer.restore(folder / f"{name} in parts", state), state)
             with ocp.StandardCheckpointer() as orbax:
                 assert_same_here(orbax.restore(folder / f"{name} in parts", state), state)
-            manifest = commit.read_manifest(storage_path(folder / f"{name} in parts"))
+            manifest = read_manifest(storage_path(folder / f"{name} in parts"))
             assert manifest is not None
             assert manifest.is_in_parts
     for name, expected in (("files", [1, 1]), ("one", [1, 0])):
-        records = commit.done_records(storage_path(folder / name))
+        records = done_records(storage_path(folder / name))
         assert records is not None
         chunks = [
             sum(path.startswith("replicated/") and not path.endswith(".zarray") for path in record.files)

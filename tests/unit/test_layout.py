@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ WORDS_LIMIT = 12
 ROOM_SIZES = range(3, 13)
 #: Packages of the product, by the folder of their unit tests.
 PACKAGES = {
+    "async_calls": "sidecar/gracepoint/async_calls",
     "checkpoint": "sidecar/gracepoint/checkpoint",
     "cli": "operator/gracepoint_cli",
     "compile_cache": "sidecar/gracepoint/compile_cache",
@@ -94,9 +96,30 @@ def test_rooms_have_three_to_twelve_modules() -> None:
 def test_unit_tests_stand_in_the_folders_of_their_modules(folder: str) -> None:
     package, tests = ROOT / PACKAGES[folder], TESTS / "unit" / folder
     assert package.is_dir()
-    # A room for the helpers that several tests of the package share.
-    rooms = {path.parent.relative_to(tests) for path in tests.rglob("*.py")} - {Path("fakes")}
+    rooms = {path.parent.relative_to(tests) for path in tests.rglob("*.py") if path.parent.name != "fakes"}
     assert not {str(room) for room in rooms if not (package / room).is_dir()}, f"no such package in {PACKAGES[folder]}"
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_the_test_named_for_a_module_stands_in_its_folder(folder: str) -> None:
+    package, tests = ROOT / PACKAGES[folder], TESTS / "unit" / folder
+    files = sorted(package.rglob("*.py"))
+    # Of a name that several modules and packages have, nobody can tell which of them is meant.
+    names = collections.Counter(path.parent.name if path.name == "__init__.py" else path.stem for path in files)
+    rooms = {path.stem: path.parent.relative_to(package) for path in files if names[path.stem] == 1}
+    wrong = {
+        f"{path.relative_to(ROOT)}: the module is in {PACKAGES[folder] / rooms[module]}"
+        for path in tests.rglob("test_*.py")
+        if (module := path.stem.removeprefix("test_")) in rooms and path.parent.relative_to(tests) != rooms[module]
+    }
+    assert not wrong
+
+
+def test_what_unit_tests_share_stands_in_folders_named_fakes() -> None:
+    unit = [path for path in modules() if path.is_relative_to("tests/unit") and path.parent.name != "fakes"]
+    of_pytest = ("test_*.py", "conftest.py", "__init__.py")
+    outside = {str(path) for path in unit if not any(path.match(pattern) for pattern in of_pytest)}
+    assert not outside
 
 
 def test_a_unit_test_that_starts_a_process_is_told_its_marker() -> None:

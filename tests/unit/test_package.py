@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,9 +173,35 @@ def test_preempted_ends_a_script_with_the_policys_code_and_passes_except_excepti
 
 def test_no_class_name_occurs_twice() -> None:
     places: dict[str, list[str]] = {}
-    for package in ("sidecar/gracepoint", "operator/gracepoint_operator"):
+    for package in ("sidecar/gracepoint", "operator/gracepoint_operator", "operator/gracepoint_cli"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+@pytest.fixture(scope="module")
+def import_contracts() -> dict[str, dict[str, Any]]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return {contract["name"]: contract for contract in settings["tool"]["importlinter"]["contracts"]}
+
+
+def top_modules(package: Path) -> set[str]:
+    found = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
+    return {f"{package.name}.{name}" for name in found - {"__init__"}}
+
+
+def test_contract_of_the_operator_forbids_all_of_the_library_but_the_wire(
+    import_contracts: dict[str, dict[str, Any]],
+) -> None:
+    contract = import_contracts["The operator knows of the library only the wire, and no JAX"]
+    forbidden = {name for name in contract["forbidden_modules"] if name.startswith("gracepoint.")}
+    assert top_modules(ROOT / "sidecar/gracepoint") - forbidden == {"gracepoint.wire"}
+
+
+def test_contract_about_kopf_holds_for_all_rooms_but_the_watches(import_contracts: dict[str, dict[str, Any]]) -> None:
+    contract = import_contracts["Only the watches import kopf"]
+    rooms = top_modules(ROOT / "operator/gracepoint_operator")
+    free = {"gracepoint_operator.__main__", "gracepoint_operator.watches"}
+    assert rooms - set(contract["source_modules"]) == free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from gracepoint.settings import Settings
+from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX
 from gracepoint_operator.observability.metrics import Metrics
 from website import reference
 
@@ -96,6 +99,13 @@ def test_the_reference_begins_with_what_a_training_loop_calls(site: Path) -> Non
     text = (site / "reference" / "python.html").read_text(encoding="utf-8")
     places = [text.index(f'id="gracepoint.{name}"') for name in ("attach", "Session", "Preempted", "checkpoint.save")]
     assert places == sorted(places)
+
+
+def test_settings_of_the_reference_are_those_that_the_library_reads() -> None:
+    listed = re.findall(r"^\| `(\w+)` ", reference.settings(), re.M)
+    assert len(listed) == len(dataclasses.fields(Settings))
+    Settings.from_environment(dict.fromkeys(listed, ""))  # raises if it does not know one
+    assert ENV_JOB_COMPLETION_INDEX in listed
 
 
 def test_pages_of_the_reference_have_a_title() -> None:

@@ -13,7 +13,7 @@ import typer
 
 from gracepoint_cli.commands.options import Output
 from gracepoint_cli.errors import CommandError, ExitCode
-from gracepoint_cli.output import Format, progress, put, put_json, put_table, say
+from gracepoint_cli.output import OutputFormat, progress, put, put_json, put_table, say
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -41,11 +41,11 @@ Location = Annotated[
 
 
 @app.command("ls")
-def list_checkpoints(uri: Location, output: Output = Format.TABLE) -> None:
+def list_checkpoints(uri: Location, output: Output = OutputFormat.TABLE) -> None:
     """Lists the complete checkpoints, newest first."""
     with _reading(uri):
         rows = [_summary(folder) for folder in _folders(uri)]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json(rows)
         return
     put_table(
@@ -66,7 +66,7 @@ def list_checkpoints(uri: Location, output: Output = Format.TABLE) -> None:
 
 
 @app.command("show")
-def show(uri: Location, output: Output = Format.TABLE) -> None:
+def show(uri: Location, output: Output = OutputFormat.TABLE) -> None:
     """Shows what a checkpoint holds, leaf by leaf: shape, type and sharding.
 
     If the folder has several steps, shows the newest one.
@@ -91,7 +91,7 @@ def show(uri: Location, output: Output = Format.TABLE) -> None:
         }
         for leaf in leaves
     ]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json({**summary, "customMetadata": dict(found.custom_metadata), "leaves": described})
         return
     size = "" if summary["bytes"] is None else f", {_size(summary['bytes'])} in {summary['files']} files"
@@ -112,7 +112,7 @@ def show(uri: Location, output: Output = Format.TABLE) -> None:
 
 
 @app.command("verify")
-def verify(uri: Location, output: Output = Format.TABLE) -> None:
+def verify(uri: Location, output: Output = OutputFormat.TABLE) -> None:
     """Reads every file and compares it with its checksum.
 
     Exit code 1: a checkpoint is damaged. Exit code 3: one cannot be checked, because Orbax records no checksums.
@@ -135,9 +135,9 @@ def verify(uri: Location, output: Output = Format.TABLE) -> None:
             damage = [{"file": d.file, "array": d.array, "problem": d.problem} for d in report.damage]
             about = {"path": str(report.path), "step": report.step, "files": report.files, "bytes": report.bytes}
             reports.append({**about, "ok": report.ok, "damage": damage})
-            if output is Format.TABLE:
+            if output is OutputFormat.TABLE:
                 put(str(report), style="green" if report.ok else "red")
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json(reports)
     if any(report["ok"] is False for report in reports):
         raise typer.Exit(ExitCode.BAD)
@@ -202,9 +202,9 @@ def _folders(uri: str) -> list[StoragePath]:
 
 
 def _summary(folder: StoragePath) -> Json:
-    from gracepoint.checkpoint.steps import commit
+    from gracepoint.checkpoint.steps import records
 
-    manifest = commit.read_manifest(folder)
+    manifest = records.read_manifest(folder)
     if manifest is None:
         step = int(folder.name) if folder.name.isdigit() else None
         nothing = dict.fromkeys(("begun", "bytes", "files", "processes"))

@@ -11,11 +11,11 @@ import typer
 
 from gracepoint_cli.commands.options import WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
 from gracepoint_cli.errors import CommandError, ExitCode
-from gracepoint_cli.output import Format, progress, put, put_json, put_table, say
+from gracepoint_cli.output import OutputFormat, progress, put, put_json, put_table, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
-    from gracepoint_cli.doctor.checks import Check
+    from gracepoint_cli.doctor.checks import CheckResult
 
 Json = dict[str, Any]
 _POD_WITHIN_S = 180.0
@@ -33,7 +33,7 @@ def doctor(
         ),
     ] = None,
     namespace: Namespace = None,
-    output: Output = Format.TABLE,
+    output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
@@ -43,7 +43,7 @@ def doctor(
     it reaches the operator, trusts its certificate, and may write where checkpoints go. Exit code 1: a check failed.
     """
     from gracepoint_cli.cluster import Cluster
-    from gracepoint_cli.doctor.checks import State
+    from gracepoint_cli.doctor.checks import CheckState
     from gracepoint_cli.naming import parse
 
     if workload is not None:
@@ -53,39 +53,39 @@ def doctor(
         checks = list(_installation(cluster, where))
         if workload is not None:
             checks += _from_a_pod(cluster, where, workload)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json([check.to_json() for check in checks])
     else:
         put_table(["CHECK", "RESULT", "FOUND"], [[check.name, check.state, check.message] for check in checks])
         if workload is None:
             put()
             put("To check channel and storage from a pod like those of a job: kubectl gracepoint doctor JOB")
-    if any(check.state is State.FAILED for check in checks):
+    if any(check.state is CheckState.FAILED for check in checks):
         raise typer.Exit(ExitCode.BAD)
 
 
-def _installation(cluster: Cluster, namespace: str) -> Iterable[Check]:
+def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
     from gracepoint_cli.doctor import installation
-    from gracepoint_cli.doctor.checks import Check, State
+    from gracepoint_cli.doctor.checks import CheckResult, CheckState
     from gracepoint_operator.kube.kinds import CRDS, MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS, Kind
     from gracepoint_operator.resources.crds import definitions
     from gracepoint_operator.webhooks.contracts.installed_api import CRD_NAME
 
-    def version() -> Iterable[Check]:
+    def version() -> Iterable[CheckResult]:
         return [installation.kubernetes_version(cluster.path("/version"))]
 
-    def own() -> Iterable[Check]:
+    def own() -> Iterable[CheckResult]:
         names = {name: body["metadata"]["name"] for name, body in definitions().items()}
         return [installation.own_definitions({key: cluster.find(CRDS, None, name) for key, name in names.items()})]
 
-    def jobset() -> Iterable[Check]:
+    def jobset() -> Iterable[CheckResult]:
         return [installation.jobset_api(cluster.find(CRDS, None, CRD_NAME))]
 
-    def operator() -> Iterable[Check]:
+    def operator() -> Iterable[CheckResult]:
         labels = "app.kubernetes.io/part-of=gracepoint"
         return installation.operator(cluster.list(Kind("/apis/apps/v1", "deployments"), None, labels=labels))
 
-    def webhooks() -> Iterable[Check]:
+    def webhooks() -> Iterable[CheckResult]:
         found = [
             {**body, "kind": kind}
             for kind, plural in (
@@ -96,10 +96,10 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[Check]:
         ]
         return installation.webhooks(found, now=datetime.datetime.now(datetime.UTC))
 
-    def policies() -> Iterable[Check]:
+    def policies() -> Iterable[CheckResult]:
         return _policies(cluster, namespace)
 
-    named: dict[str, Callable[[], Iterable[Check]]] = {
+    named: dict[str, Callable[[], Iterable[CheckResult]]] = {
         "Kubernetes": version,
         "definitions": own,
         "JobSet": jobset,
@@ -114,29 +114,31 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[Check]:
             if "does not answer" in str(error):
                 raise
             # A user of a namespace may not read objects of the cluster.
-            yield Check(name, State.UNKNOWN, str(error))
+            yield CheckResult(name, CheckState.UNKNOWN, str(error))
 
 
-def _policies(cluster: Cluster, namespace: str) -> Iterable[Check]:
+def _policies(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
     from gracepoint_cli import overview
-    from gracepoint_cli.doctor.checks import Check, State
+    from gracepoint_cli.doctor.checks import CheckResult, CheckState
     from gracepoint_operator.kube.kinds import POLICIES
 
     found = overview.policies(cluster.list(POLICIES, namespace))
     if not found:
-        yield Check("policies", State.OK, f"there is none in the namespace {namespace!r}")
+        yield CheckResult("policies", CheckState.OK, f"there is none in the namespace {namespace!r}")
     for policy in found:
         problems = [*([policy.error] if policy.error else []), *policy.problems]
-        state = State.FAILED if policy.error or policy.conditions.get("Ready") != "True" else State.WARNING
+        state = CheckState.FAILED if policy.error or policy.conditions.get("Ready") != "True" else CheckState.WARNING
         if problems:
-            yield Check(f"policy {policy.name}", state, "; ".join(problems))
+            yield CheckResult(f"policy {policy.name}", state, "; ".join(problems))
         else:
-            yield Check(f"policy {policy.name}", State.OK, f"{policy.workloads} job{'s' * (policy.workloads != 1)}")
+            yield CheckResult(
+                f"policy {policy.name}", CheckState.OK, f"{policy.workloads} job{'s' * (policy.workloads != 1)}"
+            )
 
 
-def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[Check]:
+def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[CheckResult]:
     from gracepoint_cli.doctor import probe_pod
-    from gracepoint_cli.doctor.checks import Check, State
+    from gracepoint_cli.doctor.checks import CheckResult, CheckState
     from gracepoint_cli.workloads import find
     from gracepoint_operator.kube.kinds import PODS, POLICIES
     from gracepoint_operator.resources import CheckpointPolicy, Training
@@ -147,7 +149,7 @@ def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[Check]:
     try:
         body = probe_pod.probe_pod(job.body, CheckpointPolicy.of(found).spec.training if found else Training())
     except ValueError as error:
-        return [Check("pod", State.FAILED, str(error))]
+        return [CheckResult("pod", CheckState.FAILED, str(error))]
     pod = cluster.create(PODS, namespace, body)
     name = pod["metadata"]["name"]
     try:
@@ -157,7 +159,7 @@ def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[Check]:
                 if time.monotonic() - began_s > _POD_WITHIN_S:
                     why = probe_pod.waits_for(pod) or (pod.get("status") or {}).get("phase", "")
                     text = f"the pod {name} did not end within {_POD_WITHIN_S:.0f} s: {why}"
-                    return [Check("pod", State.FAILED, text)]
+                    return [CheckResult("pod", CheckState.FAILED, text)]
                 time.sleep(_LOOK_EVERY_S)
                 pod = cluster.get(PODS, namespace, name, todo="Somebody deleted the pod of the check")
         return list(probe_pod.results(pod))

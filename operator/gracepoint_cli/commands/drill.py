@@ -9,11 +9,11 @@ import typer
 
 from gracepoint_cli.commands.options import NO_VALUE, WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
 from gracepoint_cli.errors import CommandError, ExitCode
-from gracepoint_cli.output import Format, progress, put, put_json, say
+from gracepoint_cli.output import OutputFormat, progress, put, put_json, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
-    from gracepoint_cli.rehearsal import Outcome
+    from gracepoint_cli.rehearsal import DrillOutcome
 
 Json = dict[str, Any]
 _LOOK_EVERY_S = 0.5
@@ -37,7 +37,7 @@ def drill(
     ] = 60.0,
     wait: Annotated[bool, typer.Option(metavar=NO_VALUE, help="Wait for the end, and report it.")] = True,
     namespace: Namespace = None,
-    output: Output = Format.TABLE,
+    output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
@@ -62,7 +62,7 @@ def drill(
         name = asked["metadata"]["name"]
         say(f"Requested the drill {name} with a notice of {deadline:g} s.")
         if not wait:
-            if output is Format.JSON:
+            if output is OutputFormat.JSON:
                 put_json({"request": name})
             else:
                 put(f"kubectl get preemption {name} -n {where} -o yaml")
@@ -73,7 +73,7 @@ def drill(
         except KeyboardInterrupt:
             say(f"Interrupted. The drill goes on; to withdraw it: kubectl delete preemption {name} -n {where}")
             raise
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json(found.to_json())
     else:
         _report(found)
@@ -81,7 +81,7 @@ def drill(
         raise typer.Exit(ExitCode.BAD)
 
 
-def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> Outcome:
+def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> DrillOutcome:
     """Waits for the end, and says on stderr which stages were reached."""
     from gracepoint_cli import rehearsal
     from gracepoint_cli.timeline.stages import STAGES
@@ -120,7 +120,7 @@ def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> Outcome:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _report(found: Outcome) -> None:
+def _report(found: DrillOutcome) -> None:
     good = "The rehearsal went well" if found.good else "The rehearsal did NOT go well"
     put(f"{good}: {found.phase}. {found.message}".rstrip(), style="green" if found.good else "red")
     lines = {

@@ -18,7 +18,7 @@ from gracepoint_cli.commands.options import (
     workload_names,
 )
 from gracepoint_cli.errors import CommandError
-from gracepoint_cli.output import Format, put, put_json, put_table
+from gracepoint_cli.output import OutputFormat, put, put_json, put_table
 
 if TYPE_CHECKING:
     from gracepoint_cli.accounts import Account
@@ -33,7 +33,7 @@ def goodput(
     ] = None,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
-    output: Output = Format.TABLE,
+    output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
@@ -57,7 +57,7 @@ def goodput(
                 f"found no account of a {named.of_workload or ANY_NAME} {named.name!r} {place}",
                 "The operator begins one when it sees the job under a policy. Run: kubectl gracepoint status",
             )
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json([account.to_json() for account in found])
     elif not found:
         put(f"There are no accounts. The operator begins one for each {ANY_NAME} under a policy.")

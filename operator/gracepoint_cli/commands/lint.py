@@ -11,11 +11,11 @@ import typer
 
 from gracepoint_cli.commands.options import NO_VALUE, WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
 from gracepoint_cli.errors import CommandError, ExitCode
-from gracepoint_cli.output import Format, put, put_json, say
+from gracepoint_cli.output import OutputFormat, put, put_json, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
-    from gracepoint_cli.lint.workloads import Report
+    from gracepoint_cli.lint.workloads import LintReport
     from gracepoint_operator.resources import CheckpointPolicy
 
 Json = dict[str, Any]
@@ -41,7 +41,7 @@ def lint(
         bool, typer.Option("--offline", metavar=NO_VALUE, help="Do not ask a cluster for what a file lacks.")
     ] = False,
     namespace: Namespace = None,
-    output: Output = Format.TABLE,
+    output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
@@ -52,7 +52,7 @@ def lint(
         reports = _of_file(what, namespace, None if offline else (kubeconfig, context))
     else:
         reports = _of_cluster(what, namespace, kubeconfig, context)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json([report.to_json() for report in reports])
     else:
         for report in reports:
@@ -62,7 +62,7 @@ def lint(
         raise typer.Exit(ExitCode.BAD)
 
 
-def _of_cluster(name: str, namespace: str | None, kubeconfig: str | None, context: str | None) -> list[Report]:
+def _of_cluster(name: str, namespace: str | None, kubeconfig: str | None, context: str | None) -> list[LintReport]:
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.lint.workloads import check
     from gracepoint_cli.naming import parse
@@ -80,7 +80,7 @@ def _of_cluster(name: str, namespace: str | None, kubeconfig: str | None, contex
         return [check(job.body, policy, _claims(cluster, where), maker=job.maker)]
 
 
-def _of_file(name: str, namespace: str | None, reached: _Reached) -> list[Report]:
+def _of_file(name: str, namespace: str | None, reached: _Reached) -> list[LintReport]:
     from gracepoint_cli.lint import trainjobs
     from gracepoint_cli.lint.manifests import named, objects, to_check
     from gracepoint_cli.lint.workloads import report
@@ -111,7 +111,7 @@ def _of_file(name: str, namespace: str | None, reached: _Reached) -> list[Report
 
 def _checked(
     workload: Json, file: str, items: list[Json], namespace: str | None, reached: _Reached, *, maker: str = ""
-) -> Report:
+) -> LintReport:
     """Checks a workload of a file with the policy and the claims of the file, or else of the cluster."""
     from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_cli.lint.manifests import named, of_kind
@@ -181,7 +181,7 @@ def _claims(cluster: Cluster, namespace: str) -> dict[str, Json]:
     }
 
 
-def _put(report: Report) -> None:
+def _put(report: LintReport) -> None:
     put(f"{report.kind} {report.name}" + (f" (paths: {report.paths_of})" if report.paths_of else ""), style="bold")
     for finding in report.findings:
         put(f"  {finding.severity:7}  {finding.rule}", style=_STYLES[finding.severity])

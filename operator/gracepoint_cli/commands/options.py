@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gracepoint_cli.errors import CommandError
-from gracepoint_cli.output import Format
+from gracepoint_cli.output import OutputFormat
 
 #: An option that takes no value shows this in the help instead of a type.
 NO_VALUE = ""
@@ -33,7 +33,7 @@ Context = Annotated[
         "--context", metavar="NAME", help="Context of the kubeconfig. Default: its current one.", show_default=False
     ),
 ]
-Output = Annotated[Format, typer.Option("--output", "-o", help="Form of the answer.")]
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form of the answer.")]
 
 
 #: How the help calls the argument that names a workload.

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gracepoint_cli.commands.options import Context, Kubeconfig, Output
-from gracepoint_cli.output import Format, put, put_json, put_table
+from gracepoint_cli.output import OutputFormat, put, put_json, put_table
 
 _OWN_ROWS = "Rows of your own are in the chart's value signals.rows"
 
@@ -24,7 +24,7 @@ def signals(
     node: Annotated[
         str | None, typer.Option(metavar="NAME", help="Not the rows, but the signals that this node shows now.")
     ] = None,
-    output: Output = Format.TABLE,
+    output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
@@ -46,7 +46,7 @@ def signals(
     rows = [row for row in rows if provider is None or row.provider.lower() == provider.lower()]
     if not rows:
         raise CommandError(*_no_row(name, provider), ExitCode.USAGE)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json([row.to_json() for row in rows])
     elif name is not None:
         put(page.listing(rows).replace("*", "").replace("`", "").strip())
@@ -75,7 +75,7 @@ def _no_row(name: str | None, provider: str | None) -> tuple[str, str]:
     return f"found no row named {name!r}{of}", f"{hint}To list all: kubectl gracepoint signals. {_OWN_ROWS}"
 
 
-def _of_node(name: str, output: Format, kubeconfig: str | None, context: str | None) -> None:
+def _of_node(name: str, output: OutputFormat, kubeconfig: str | None, context: str | None) -> None:
     from gracepoint_cli.cluster import Cluster
     from gracepoint_operator.kube.kinds import NODES
     from gracepoint_operator.signals import BUILT_IN, On, marks
@@ -86,7 +86,7 @@ def _of_node(name: str, output: Format, kubeconfig: str | None, context: str | N
     def time(seconds: float | None) -> str | None:
         return None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
 
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json(
             [
                 {

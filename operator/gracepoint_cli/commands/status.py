@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gracepoint_cli.commands.options import AllNamespaces, Context, Kubeconfig, Namespace, Output
-from gracepoint_cli.output import Format, put, put_json, put_table, say
+from gracepoint_cli.output import OutputFormat, put, put_json, put_table, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.overview import JobOverview, PolicyOverview
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def status(
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
-    output: Output = Format.TABLE,
+    output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
@@ -43,7 +43,7 @@ def status(
         )
     for reason in refused:
         say(f"warning: {reason}")
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json({"policies": [item.to_json() for item in policies], "workloads": [item.to_json() for item in jobs]})
         return
     if not policies and not jobs and not unmade:
@@ -90,7 +90,7 @@ def _put_jobs(jobs: Sequence[JobOverview], with_namespace: bool) -> None:
             job.mode or "-",
             "ended" if job.finished else connected,
             "unknown" if job.needed_s is None else f"{job.needed_s:.1f} s",
-            f"{job.grace_s} s",
+            "unknown" if job.grace_s is None else f"{job.grace_s} s",
             fits,
             job.restarts,
             last,

@@ -9,7 +9,7 @@ import typer
 
 from gracepoint_cli.commands.options import Context, Kubeconfig, Namespace, Output, preemption_names
 from gracepoint_cli.errors import CommandError
-from gracepoint_cli.output import Format, console, put_json, say
+from gracepoint_cli.output import OutputFormat, console, put_json, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
@@ -34,7 +34,7 @@ def timeline(
         typer.Option(metavar="FILE", help="Write a page to this file. It loads nothing else.", dir_okay=False),
     ] = None,
     namespace: Namespace = None,
-    output: Output = Format.TABLE,
+    output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
@@ -57,7 +57,7 @@ def timeline(
             except OSError as error:
                 raise CommandError(f"cannot write {path}: {error.strerror}") from error
             say(f"Wrote {path}")
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         put_json(made.to_json())
     elif svg is None and html is None:
         out = console()

@@ -6,7 +6,7 @@ import dataclasses
 from enum import StrEnum
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """How a check ended."""
 
     OK = "ok"
@@ -16,7 +16,7 @@ class State(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class CheckResult:
     """One check.
 
     Attributes:
@@ -25,7 +25,7 @@ class Check:
     """
 
     name: str
-    state: State
+    state: CheckState
     message: str
 
     def to_json(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from cryptography import x509
 
 from gracepoint.version import __version__
-from gracepoint_cli.doctor.checks import Check, State
+from gracepoint_cli.doctor.checks import CheckResult, CheckState
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.contracts.installed_api import read_installed_api
 
@@ -30,38 +30,39 @@ _JOBSETS_OWN = "jobset-mutating-webhook-configuration"
 _SOON_DAYS = 7
 
 
-def kubernetes_version(version: Mapping[str, Any]) -> Check:
+def kubernetes_version(version: Mapping[str, Any]) -> CheckResult:
     """Checks the answer of ``/version``."""
     found = str(version.get("gitVersion", "?"))
     numbers = re.match(r"v?(\d+)\.(\d+)", found)
     if numbers is None:
-        return Check("Kubernetes", State.WARNING, f"found the version {found!r}, which cannot be read")
+        return CheckResult("Kubernetes", CheckState.WARNING, f"found the version {found!r}, which cannot be read")
     if (int(numbers[1]), int(numbers[2])) < _OLDEST:
-        return Check("Kubernetes", State.FAILED, f"found {found}, expected {'.'.join(map(str, _OLDEST))} or newer")
-    return Check("Kubernetes", State.OK, found)
+        text = f"found {found}, expected {'.'.join(map(str, _OLDEST))} or newer"
+        return CheckResult("Kubernetes", CheckState.FAILED, text)
+    return CheckResult("Kubernetes", CheckState.OK, found)
 
 
-def own_definitions(crds: Mapping[str, Json | None]) -> Check:
+def own_definitions(crds: Mapping[str, Json | None]) -> CheckResult:
     """Checks Gracepoint's own CRDs. ``crds``: each by its file name (see ``definitions``). None: not found."""
     differ = []
     for name, wanted in definitions().items():
         found = crds.get(name)
         if found is None:
-            return Check(
+            return CheckResult(
                 "definitions",
-                State.FAILED,
+                CheckState.FAILED,
                 f"found no {wanted['metadata']['name']}: install the chart (charts/gracepoint), or apply crds/",
             )
         if _fields(found) != _fields(wanted):
             differ.append(str(wanted["metadata"]["name"]))
     if differ:
-        return Check(
+        return CheckResult(
             "definitions",
-            State.WARNING,
+            CheckState.WARNING,
             f"{', '.join(differ)}: the fields are not those of version {__version__}, the version of this command. "
             "Upgrade the chart, or this command",
         )
-    return Check("definitions", State.OK, f"those of version {__version__}")
+    return CheckResult("definitions", CheckState.OK, f"those of version {__version__}")
 
 
 def _fields(crd: Json) -> set[str]:
@@ -77,28 +78,29 @@ def _fields(crd: Json) -> set[str]:
     return set(walk(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], ""))
 
 
-def jobset_api(crd: Json | None) -> Check:
+def jobset_api(crd: Json | None) -> CheckResult:
     """Checks the definition of JobSets."""
     if crd is None:
         text = "found no definition of JobSets: only Jobs can be used. For JobSets and TrainJobs, install JobSet v0.10"
-        return Check("JobSet", State.WARNING, f"{text} or newer")
+        return CheckResult("JobSet", CheckState.WARNING, f"{text} or newer")
     try:
         found = read_installed_api(crd)
     except LookupError as error:
-        return Check("JobSet", State.FAILED, str(error))
+        return CheckResult("JobSet", CheckState.FAILED, str(error))
     if found.missing:
-        return Check(
-            "JobSet", State.FAILED, f"found no {', no '.join(found.missing)}: upgrade JobSet to v0.10 or newer"
+        return CheckResult(
+            "JobSet", CheckState.FAILED, f"found no {', no '.join(found.missing)}: upgrade JobSet to v0.10 or newer"
         )
     if found.warning is not None:
-        return Check("JobSet", State.WARNING, found.warning)
-    return Check("JobSet", State.OK, "has all that a restart after a save needs")
+        return CheckResult("JobSet", CheckState.WARNING, found.warning)
+    return CheckResult("JobSet", CheckState.OK, "has all that a restart after a save needs")
 
 
-def operator(deployments: Sequence[Json]) -> list[Check]:
+def operator(deployments: Sequence[Json]) -> list[CheckResult]:
     """Checks the operator's Deployments."""
     if not deployments:
-        return [Check("operator", State.FAILED, "found no Deployment: helm install gracepoint charts/gracepoint")]
+        text = "found no Deployment: helm install gracepoint charts/gracepoint"
+        return [CheckResult("operator", CheckState.FAILED, text)]
     checks = []
     for body in deployments:
         meta, status = body["metadata"], body.get("status") or {}
@@ -107,22 +109,22 @@ def operator(deployments: Sequence[Json]) -> list[Check]:
         version = (meta.get("labels") or {}).get("app.kubernetes.io/version", "")
         if ready == 0:
             why = f"kubectl -n {meta['namespace']} describe pods -l app.kubernetes.io/name=gracepoint"
-            checks.append(
-                Check("operator", State.FAILED, f"{name}: none of {wanted} replicas is ready. Look at: {why}")
-            )
+            text = f"{name}: none of {wanted} replicas is ready. Look at: {why}"
+            checks.append(CheckResult("operator", CheckState.FAILED, text))
         elif ready < wanted:
-            checks.append(Check("operator", State.WARNING, f"{name}: {ready} of {wanted} replicas are ready"))
+            text = f"{name}: {ready} of {wanted} replicas are ready"
+            checks.append(CheckResult("operator", CheckState.WARNING, text))
         else:
-            checks.append(Check("operator", State.OK, f"{name}: {ready} of {wanted} replicas are ready"))
+            checks.append(CheckResult("operator", CheckState.OK, f"{name}: {ready} of {wanted} replicas are ready"))
         if version != __version__:
             text = f"{name} has version {version or 'unknown'}, and this command {__version__}"
-            checks.append(Check("versions", State.WARNING, text))
+            checks.append(CheckResult("versions", CheckState.WARNING, text))
         else:
-            checks.append(Check("versions", State.OK, f"operator, library and this command: {__version__}"))
+            checks.append(CheckResult("versions", CheckState.OK, f"operator, library and this command: {__version__}"))
     return checks
 
 
-def webhooks(configurations: Sequence[Json], *, now: datetime.datetime) -> list[Check]:
+def webhooks(configurations: Sequence[Json], *, now: datetime.datetime) -> list[CheckResult]:
     """Checks the webhook configurations of the cluster, and the authorities that they trust."""
     found = {
         webhook["name"]: (body["metadata"]["name"], webhook)
@@ -131,33 +133,35 @@ def webhooks(configurations: Sequence[Json], *, now: datetime.datetime) -> list[
     }
     missing = [f"{name} ({cost})" for name, cost in _WEBHOOKS.items() if name not in found]
     if missing:
-        return [Check("webhooks", State.FAILED, f"found no {', no '.join(missing)}. Install or upgrade the chart")]
-    checks = [Check("webhooks", State.OK, f"{len(_WEBHOOKS)} are configured")]
+        text = f"found no {', no '.join(missing)}. Install or upgrade the chart"
+        return [CheckResult("webhooks", CheckState.FAILED, text)]
+    checks = [CheckResult("webhooks", CheckState.OK, f"{len(_WEBHOOKS)} are configured")]
     first = found["jobsets.gracepoint.dev"][0]
     names = [
         body["metadata"]["name"] for body in configurations if body.get("kind") != "ValidatingWebhookConfiguration"
     ]
     if _JOBSETS_OWN in names and first > _JOBSETS_OWN:
         text = f"{first} comes after {_JOBSETS_OWN}: JobSets without restartPolicy: Never are refused. Rename it"
-        checks.append(Check("webhooks", State.WARNING, text))
+        checks.append(CheckResult("webhooks", CheckState.WARNING, text))
     for name in _WEBHOOKS:
         bundle = (found[name][1].get("clientConfig") or {}).get("caBundle")
         checks.append(_authorities(name, bundle, now))
     return checks
 
 
-def _authorities(name: str, bundle: str | None, now: datetime.datetime) -> Check:
+def _authorities(name: str, bundle: str | None, now: datetime.datetime) -> CheckResult:
     what = f"certificate authority of {name}"
     if not bundle:
         text = "found none: the operator has not started, or may not write the configuration. See its log"
-        return Check(what, State.FAILED, text)
+        return CheckResult(what, CheckState.FAILED, text)
     try:
         certificates = x509.load_pem_x509_certificates(base64.b64decode(bundle))
     except ValueError as error:
-        return Check(what, State.FAILED, f"cannot be read: {error}")
+        return CheckResult(what, CheckState.FAILED, f"cannot be read: {error}")
     last = max(certificate.not_valid_after_utc for certificate in certificates)
     left_days = (last - now).total_seconds() / 86400
     if left_days < 0:
-        return Check(what, State.FAILED, f"expired {-left_days:.0f} days ago. See docs/operations.md, “Certificates”")
-    state = State.OK if left_days >= _SOON_DAYS else State.WARNING
-    return Check(what, state, f"valid for {left_days:.0f} days")
+        text = f"expired {-left_days:.0f} days ago. See docs/operations.md, “Certificates”"
+        return CheckResult(what, CheckState.FAILED, text)
+    state = CheckState.OK if left_days >= _SOON_DAYS else CheckState.WARNING
+    return CheckResult(what, state, f"valid for {left_days:.0f} days")

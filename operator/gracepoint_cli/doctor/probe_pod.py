@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gracepoint.wire.names import Env
-from gracepoint_cli.doctor.checks import Check, State
+from gracepoint_cli.doctor.checks import CheckResult, CheckState
 from gracepoint_operator.resources import Training
 from gracepoint_operator.webhooks.training_jobs import Problems, gang
 
@@ -108,7 +108,7 @@ def waits_for(pod: Json) -> str:
     return ""
 
 
-def results(pod: Json) -> Sequence[Check]:
+def results(pod: Json) -> Sequence[CheckResult]:
     """Returns what the pod has found."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
     late = f"the pod {name} {_LATE}" if status.get("reason") == "DeadlineExceeded" else ""
@@ -116,7 +116,7 @@ def results(pod: Json) -> Sequence[Check]:
         terminated = (item.get("state") or {}).get("terminated") or {}
         try:
             found = [
-                Check(f"pod: {check['name']}", State(check["state"]), str(check["message"]))
+                CheckResult(f"pod: {check['name']}", CheckState(check["state"]), str(check["message"]))
                 for check in json.loads(terminated.get("message") or "")
             ]
         except (ValueError, KeyError, TypeError):
@@ -124,6 +124,6 @@ def results(pod: Json) -> Sequence[Check]:
                 f"the pod {name} ended with exit code {terminated.get('exitCode')} and no result. The image needs "
                 "python3 and this version of the library (python3 -m gracepoint check)"
             )
-            return [Check("pod", State.FAILED, text)]
-        return [*found, *([Check("pod", State.FAILED, late)] if late else [])]
-    return [Check("pod", State.FAILED, late or f"the pod {name}: {status.get('message') or _NO_CONTAINER}")]
+            return [CheckResult("pod", CheckState.FAILED, text)]
+        return [*found, *([CheckResult("pod", CheckState.FAILED, late)] if late else [])]
+    return [CheckResult("pod", CheckState.FAILED, late or f"the pod {name}: {status.get('message') or _NO_CONTAINER}")]

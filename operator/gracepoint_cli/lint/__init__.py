@@ -8,4 +8,6 @@
 * ``workloads``: puts these together with the checks that the operator makes at creation;
 * ``effects``: what a preemption would do to the workload, in sentences;
 * ``manifests``: the objects of a file.
+
+Only ``commands.lint`` calls it.
 """

@@ -29,6 +29,8 @@ RUNTIMES = {
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _TRAINER = "trainer"
 _CONTAINER = "node"
+#: Fields of its metadata that a TrainJob shares with its JobSet. A file may leave the name to the API server.
+_IDENTITY = ("name", "generateName", "namespace")
 #: Fields by which the items of a list are merged. Other lists of an override replace those of the runtime.
 _KEYS = {
     "volumes": "name",
@@ -101,7 +103,7 @@ def _jobset_of(trainjob: Json, runtime: Json) -> Json:
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {
-            **{key: value for key, value in trainjob["metadata"].items() if key in ("name", "namespace")},
+            **{key: value for key, value in trainjob["metadata"].items() if key in _IDENTITY},
             "labels": {**(meta.get("labels") or {}), **(job.get("labels") or {})},
             "annotations": {**(meta.get("annotations") or {}), **(job.get("annotations") or {})},
         },

@@ -25,7 +25,7 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class LintReport:
     """What was found about one workload.
 
     Attributes:
@@ -57,7 +57,9 @@ class Report:
         }
 
 
-def check(workload: Json, policy: CheckpointPolicy | None, claims: Mapping[str, Json], *, maker: str = "") -> Report:
+def check(
+    workload: Json, policy: CheckpointPolicy | None, claims: Mapping[str, Json], *, maker: str = ""
+) -> LintReport:
     """Checks a JobSet or a Job.
 
     Args:
@@ -78,11 +80,11 @@ def check(workload: Json, policy: CheckpointPolicy | None, claims: Mapping[str, 
 
 def report(
     body: Json, findings: Sequence[Finding], sentences: Sequence[str] = (), *, kind: str, paths_of: str = ""
-) -> Report:
+) -> LintReport:
     """Returns the report about an object, with the worst finding first."""
     meta = body.get("metadata") or {}
     name = str(meta.get("name") or f"{meta.get('generateName', '')}...")
-    return Report(
+    return LintReport(
         kind, name, paths_of, tuple(sorted(findings, key=lambda item: _ORDER[item.severity])), tuple(sentences)
     )
 

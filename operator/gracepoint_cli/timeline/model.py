@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
 
-class Kind(StrEnum):
+class SpanKind(StrEnum):
     """What happens in a span. Each kind has a colour."""
 
     TRAINING = "training"
@@ -32,12 +31,12 @@ class Span:
     lane: str
     start_s: float
     end_s: float
-    kind: Kind
+    kind: SpanKind
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class TimelineMoment:
     """Something that happens at one time."""
 
     lane: str
@@ -71,7 +70,7 @@ class Timeline:
     facts: tuple[str, ...]
     lanes: tuple[str, ...]
     spans: tuple[Span, ...]
-    moments: tuple[Moment, ...]
+    moments: tuple[TimelineMoment, ...]
     deadline_s: float | None
     losses: tuple[Loss, ...] = ()
     saved_step: int | None = None
@@ -87,30 +86,13 @@ class Timeline:
         return first - room, last + room
 
     @property
-    def events(self) -> list[Moment]:
+    def events(self) -> list[TimelineMoment]:
         """Returns what happened, in order: moments, ends of spans with how long they took, the deadline."""
         found = list(self.moments)
-        found += [Moment(s.lane, s.end_s, f"{s.text} ({s.end_s - s.start_s:.3f} s)") for s in self.spans]
+        found += [TimelineMoment(s.lane, s.end_s, f"{s.text} ({s.end_s - s.start_s:.3f} s)") for s in self.spans]
         if self.deadline_s is not None:
-            found.append(Moment("", self.deadline_s, "deadline"))
+            found.append(TimelineMoment("", self.deadline_s, "deadline"))
         return sorted(found, key=lambda event: event.at_s)
-
-    def with_more(
-        self,
-        *,
-        lanes: Sequence[str] = (),
-        spans: Sequence[Span] = (),
-        moments: Sequence[Moment] = (),
-        losses: Sequence[Loss] = (),
-    ) -> Timeline:
-        """Returns the timeline with more lanes below its own, and more in them."""
-        return dataclasses.replace(
-            self,
-            lanes=(*self.lanes, *(lane for lane in lanes if lane not in self.lanes)),
-            spans=(*self.spans, *spans),
-            moments=(*self.moments, *moments),
-            losses=(*self.losses, *losses),
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the timeline as JSON."""

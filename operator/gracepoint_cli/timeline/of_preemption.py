@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gracepoint.wire.names import JOBSET_LABEL_JOB_INDEX, JOBSET_LABEL_RESTART_ATTEMPT
-from gracepoint_cli.timeline.model import Kind, Moment, Span, Timeline
+from gracepoint_cli.timeline.model import Span, SpanKind, Timeline, TimelineMoment
 from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX
 
 Json = Mapping[str, Any]
@@ -22,20 +22,20 @@ _PODS = 16
 
 #: What the gang does until it reaches a stage.
 _UNTIL = {
-    "frozen": (Kind.TRAINING, "trains until all are frozen"),
-    "agreed": (Kind.FREEZE, "agrees on the step to save"),
-    "drained": (Kind.DRAIN, "finishes the queued steps"),
-    "written": (Kind.SAVE, "writes the shards"),
-    "durable": (Kind.SAVE, "waits for stable storage"),
-    "committed": (Kind.COMMIT, "commits the checkpoint"),
-    "exited": (Kind.EXIT, "leaves"),
-    "podsBack": (Kind.PODS, "new pods start"),
-    "started": (Kind.PODS, "new processes start"),
-    "attaching": (Kind.IMPORTS, "imports modules"),
-    "joined": (Kind.JOIN, "joins the other processes"),
-    "restored": (Kind.RESTORE, "restores the state"),
-    "compiled": (Kind.COMPILE, "compiles or loads programs"),
-    "training": (Kind.TRAINING, "does the first step"),
+    "frozen": (SpanKind.TRAINING, "trains until all are frozen"),
+    "agreed": (SpanKind.FREEZE, "agrees on the step to save"),
+    "drained": (SpanKind.DRAIN, "finishes the queued steps"),
+    "written": (SpanKind.SAVE, "writes the shards"),
+    "durable": (SpanKind.SAVE, "waits for stable storage"),
+    "committed": (SpanKind.COMMIT, "commits the checkpoint"),
+    "exited": (SpanKind.EXIT, "leaves"),
+    "podsBack": (SpanKind.PODS, "new pods start"),
+    "started": (SpanKind.PODS, "new processes start"),
+    "attaching": (SpanKind.IMPORTS, "imports modules"),
+    "joined": (SpanKind.JOIN, "joins the other processes"),
+    "restored": (SpanKind.RESTORE, "restores the state"),
+    "compiled": (SpanKind.COMPILE, "compiles or loads programs"),
+    "training": (SpanKind.TRAINING, "does the first step"),
 }
 
 
@@ -56,12 +56,12 @@ def timeline_of(preemption: Json, pods: Iterable[Json] = ()) -> Timeline:
             end = max(at[stage], reached)
             spans.append(Span(GANG, reached, end, kind, text))
             reached = end
-    moments = [Moment(node, 0.0, str(spec["signal"]))]
+    moments = [TimelineMoment(node, 0.0, str(spec["signal"]))]
     if "noticeSent" in at:
-        moments.append(Moment(OPERATOR, at["noticeSent"], "notice sent"))
+        moments.append(TimelineMoment(OPERATOR, at["noticeSent"], "notice sent"))
     if "firstAck" in at and "lastAck" in at:
         first, last = at["firstAck"], max(at["firstAck"], at["lastAck"])
-        spans.append(Span(OPERATOR, first, last, Kind.NOTICE, "acknowledgements arrive"))
+        spans.append(Span(OPERATOR, first, last, SpanKind.NOTICE, "acknowledgements arrive"))
     observed_at = time_of(spec["observedAt"])
     lanes, pod_spans = _pod_lanes(pods, observed_at)
     deadline = time_of(spec["deadline"]) if spec.get("deadline") else None
@@ -119,11 +119,11 @@ def _pod_lanes(pods: Iterable[Json], observed_at: datetime.datetime) -> tuple[li
         ended = [seconds(s["finishedAt"]) for state in states for s in state.values() if s.get("finishedAt")]
         where = f" on {pod['spec']['nodeName']}" if (pod.get("spec") or {}).get("nodeName") else ""
         if not began:
-            spans.append(Span(lane, created_s, float("inf"), Kind.PODS, f"attempt {attempt} starts{where}"))
+            spans.append(Span(lane, created_s, float("inf"), SpanKind.PODS, f"attempt {attempt} starts{where}"))
             continue
-        spans.append(Span(lane, created_s, min(began), Kind.PODS, f"attempt {attempt} starts{where}"))
+        spans.append(Span(lane, created_s, min(began), SpanKind.PODS, f"attempt {attempt} starts{where}"))
         last_s = max(ended) if ended and len(ended) == len(states) else float("inf")
-        spans.append(Span(lane, min(began), last_s, Kind.TRAINING, f"attempt {attempt} runs{where}"))
+        spans.append(Span(lane, min(began), last_s, SpanKind.TRAINING, f"attempt {attempt} runs{where}"))
     return lanes, spans
 
 

@@ -9,7 +9,7 @@ import html
 import json
 from collections.abc import Iterable
 
-from gracepoint_cli.timeline.model import Kind, Timeline
+from gracepoint_cli.timeline.model import SpanKind, Timeline
 from gracepoint_cli.timeline.picture import COLOURS, CONFIG, Chart, charts_of
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif"
@@ -27,7 +27,7 @@ def page(timeline: Timeline) -> str:
         f'<section><h2>{html.escape(_heading(c))}</h2>{{0}}<div id="c{i}"></div></section>'
         for i, c in enumerate(charts)
     ]
-    legend = _legend(kind for kind in Kind if any(span.kind is kind for span in timeline.spans))
+    legend = _legend(kind for kind in SpanKind if any(span.kind is kind for span in timeline.spans))
     # A text of a Kubernetes object must not end the script, nor begin another.
     data = json.dumps(specs).replace("<", "\\u003c")
     return _PAGE.format(
@@ -45,7 +45,7 @@ def _heading(chart: Chart) -> str:
     return str(chart["title"]["text"])
 
 
-def _legend(kinds: Iterable[Kind]) -> str:
+def _legend(kinds: Iterable[SpanKind]) -> str:
     colours = "".join(f'<li><i style="background: {COLOURS[kind]}"></i>{html.escape(kind)}</li>' for kind in kinds)
     return f'<ul class="legend">{colours}</ul>'
 

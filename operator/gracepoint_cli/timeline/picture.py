@@ -10,25 +10,25 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gracepoint_cli.timeline.model import Kind, Span, Timeline
+from gracepoint_cli.timeline.model import Span, SpanKind, Timeline
 from gracepoint_cli.timeline.of_preemption import GANG
 
 Chart = dict[str, Any]
 
 #: The save has colours that people with any colour vision tell apart (Okabe and Ito). The rest has lighter ones.
 COLOURS = {
-    Kind.TRAINING: "#9ad0b5",
-    Kind.NOTICE: "#b8b8b8",
-    Kind.FREEZE: "#56b4e9",
-    Kind.DRAIN: "#0072b2",
-    Kind.SAVE: "#e69f00",
-    Kind.COMMIT: "#d55e00",
-    Kind.EXIT: "#a05195",
-    Kind.PODS: "#e8d174",
-    Kind.IMPORTS: "#c9b458",
-    Kind.JOIN: "#8fbfe0",
-    Kind.RESTORE: "#cc79a7",
-    Kind.COMPILE: "#7f6fb0",
+    SpanKind.TRAINING: "#9ad0b5",
+    SpanKind.NOTICE: "#b8b8b8",
+    SpanKind.FREEZE: "#56b4e9",
+    SpanKind.DRAIN: "#0072b2",
+    SpanKind.SAVE: "#e69f00",
+    SpanKind.COMMIT: "#d55e00",
+    SpanKind.EXIT: "#a05195",
+    SpanKind.PODS: "#e8d174",
+    SpanKind.IMPORTS: "#c9b458",
+    SpanKind.JOIN: "#8fbfe0",
+    SpanKind.RESTORE: "#cc79a7",
+    SpanKind.COMPILE: "#7f6fb0",
 }
 _DEADLINE = "#c00000"
 _SVG_WIDTH = 860
@@ -57,7 +57,7 @@ CONFIG: Chart = {
     },
 }
 #: The stages that the enlarged chart of the save shows.
-_OF_THE_SAVE = (Kind.FREEZE, Kind.DRAIN, Kind.SAVE, Kind.COMMIT)
+_OF_THE_SAVE = (SpanKind.FREEZE, SpanKind.DRAIN, SpanKind.SAVE, SpanKind.COMMIT)
 
 
 def svg(timeline: Timeline) -> str:
@@ -81,14 +81,14 @@ def charts_of(timeline: Timeline) -> list[Chart]:
     charts = [_lanes(timeline)]
     save = [span for span in timeline.spans if span.lane == GANG and span.kind in _OF_THE_SAVE]
     if save:
-        charts.append(_enlarged(timeline, save))
+        charts.append(_enlarged(save))
     if timeline.losses:
         charts.append(_losses(timeline))
     return charts
 
 
-def _colours(kinds: set[Kind]) -> Chart:
-    shown = [kind for kind in Kind if kind in kinds]
+def _colours(kinds: set[SpanKind]) -> Chart:
+    shown = [kind for kind in SpanKind if kind in kinds]
     return {
         "field": "kind",
         "type": "nominal",
@@ -200,7 +200,7 @@ def _moments(timeline: Timeline) -> list[Chart]:
     return layers
 
 
-def _enlarged(timeline: Timeline, save: Sequence[Span]) -> Chart:
+def _enlarged(save: Sequence[Span]) -> Chart:
     begin_s, end_s = min(span.start_s for span in save), max(span.end_s for span in save)
     steps = [
         Span(span.text, (span.start_s - begin_s) * 1000, (span.end_s - begin_s) * 1000, span.kind, span.text)

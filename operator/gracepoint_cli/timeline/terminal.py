@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from gracepoint_cli.timeline.model import Kind, Timeline
+from gracepoint_cli.timeline.model import SpanKind, Timeline
 
 _COLOURS = {
-    Kind.TRAINING: "green",
-    Kind.NOTICE: "bright_black",
-    Kind.FREEZE: "cyan",
-    Kind.DRAIN: "blue",
-    Kind.SAVE: "magenta",
-    Kind.COMMIT: "bright_magenta",
-    Kind.EXIT: "red",
-    Kind.PODS: "yellow",
-    Kind.IMPORTS: "bright_yellow",
-    Kind.JOIN: "bright_cyan",
-    Kind.RESTORE: "bright_blue",
-    Kind.COMPILE: "bright_red",
+    SpanKind.TRAINING: "green",
+    SpanKind.NOTICE: "bright_black",
+    SpanKind.FREEZE: "cyan",
+    SpanKind.DRAIN: "blue",
+    SpanKind.SAVE: "magenta",
+    SpanKind.COMMIT: "bright_magenta",
+    SpanKind.EXIT: "red",
+    SpanKind.PODS: "yellow",
+    SpanKind.IMPORTS: "bright_yellow",
+    SpanKind.JOIN: "bright_cyan",
+    SpanKind.RESTORE: "bright_blue",
+    SpanKind.COMPILE: "bright_red",
 }
 _LETTERS = {
-    Kind.TRAINING: "=",
-    Kind.NOTICE: "-",
-    Kind.FREEZE: "f",
-    Kind.DRAIN: "d",
-    Kind.SAVE: "s",
-    Kind.COMMIT: "c",
-    Kind.EXIT: "x",
-    Kind.PODS: "p",
-    Kind.IMPORTS: "i",
-    Kind.JOIN: "j",
-    Kind.RESTORE: "r",
-    Kind.COMPILE: "o",
+    SpanKind.TRAINING: "=",
+    SpanKind.NOTICE: "-",
+    SpanKind.FREEZE: "f",
+    SpanKind.DRAIN: "d",
+    SpanKind.SAVE: "s",
+    SpanKind.COMMIT: "c",
+    SpanKind.EXIT: "x",
+    SpanKind.PODS: "p",
+    SpanKind.IMPORTS: "i",
+    SpanKind.JOIN: "j",
+    SpanKind.RESTORE: "r",
+    SpanKind.COMPILE: "o",
 }
 _NARROWEST = 20
 
@@ -95,7 +95,7 @@ def _shortened(text: str, limit: int) -> str:
 
 def _legend(timeline: Timeline, *, colours: bool) -> Text:
     legend = Text()
-    for kind in sorted({span.kind for span in timeline.spans}, key=list(Kind).index):
+    for kind in sorted({span.kind for span in timeline.spans}, key=list(SpanKind).index):
         legend.append("█ " if colours else f"{_LETTERS[kind]} ", style=_COLOURS[kind]).append(f"{kind}   ")
     if timeline.moments:
         legend.append("◆ " if colours else "! ", style="bold").append("event   ")

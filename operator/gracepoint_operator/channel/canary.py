@@ -30,9 +30,11 @@ from gracepoint_operator.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two notices.
 EVERY_S = 10.0
 #: The replica is not ready when no notice arrived for this time.
 SILENT_S = 45.0
+#: Seconds for a connection, and for a notice to arrive.
 _WITHIN_S = 5.0
 #: After this many notices the canary connects anew, so that the handshake is tried as well.
 _NOTICES_A_STREAM = 30
@@ -45,21 +47,11 @@ class Canary:
     Args:
         metrics: Gets the latency and the failures.
         authorities: Returns the PEM certificates that pods are told to trust.
-        every_s: Seconds between two notices. None: ``EVERY_S``.
-        within_s: Seconds for a connection, and for a notice to arrive. None: five.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        authorities: Callable[[], str],
-        every_s: float | None = None,
-        within_s: float | None = None,
-    ) -> None:
+    def __init__(self, metrics: Metrics, authorities: Callable[[], str]) -> None:
         self._metrics = metrics
         self._authorities = authorities
-        self._every_s = EVERY_S if every_s is None else every_s
-        self._within_s = _WITHIN_S if within_s is None else within_s
         self._token = secrets.token_urlsafe(32)
         self._subscriber: Subscriber | None = None
         self._heard_at: float | None = None
@@ -97,22 +89,22 @@ class Canary:
                 if said != self._said:
                     log.error("the canary was not notified", extra=about(error=said, silent_s=self.silent_s))
                 self._said = said
-                await asyncio.sleep(self._every_s)
+                await asyncio.sleep(EVERY_S)
 
     async def _stream(self, host: str, port: int, server_name: str) -> None:
         context = ssl.create_default_context(cadata=self._authorities())
-        async with asyncio.timeout(self._within_s):
+        async with asyncio.timeout(_WITHIN_S):
             reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=server_name)
         try:
-            async with asyncio.timeout(self._within_s):
+            async with asyncio.timeout(_WITHIN_S):
                 await self._subscribe(reader, writer)
             for number in range(_NOTICES_A_STREAM):
-                async with asyncio.timeout(self._within_s):
+                async with asyncio.timeout(_WITHIN_S):
                     await self._notice(reader, f"canary-{number}")
                 if self._said:
                     log.info("the canary is notified again")
                 self._said = ""
-                await asyncio.sleep(self._every_s)
+                await asyncio.sleep(EVERY_S)
         finally:
             writer.transport.abort()
             self._subscriber = None

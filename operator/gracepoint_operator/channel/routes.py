@@ -23,9 +23,8 @@ from typing import Any, TypeVar
 from aiohttp import web
 from pydantic import ValidationError
 
-from gracepoint.errors import WireError
 from gracepoint.wire import names
-from gracepoint.wire.codec import Message, json_key
+from gracepoint.wire.codec import Message, WireError, json_key
 from gracepoint.wire.frames import Frame, Hello
 from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, SaveEvery, Stall, Subscription
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused

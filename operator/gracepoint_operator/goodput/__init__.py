@@ -8,4 +8,6 @@ the account how often to save, ``exposure`` says whether the newest checkpoint i
 disruption, and ``stored`` keeps the account in the status of a policy.
 
 Times are whole milliseconds since the epoch (``_ms``), so that sums are exact.
+
+``recording`` and the command line call it. It calls ``model``, ``workloads``, ``resources`` and ``kube``.
 """

@@ -82,7 +82,7 @@ class Metrics:
         self.phases = prometheus.Counter(
             "gracepoint_preemption_phases",
             "Preemptions that this replica recorded in a phase. Each phase of each is counted by one replica.",
-            ["phase", "cause"],
+            ["phase", "cause", "mode"],
             registry=self.registry,
         )
         self.preemptions_deleted = prometheus.Counter(

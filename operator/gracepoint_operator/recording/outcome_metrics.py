@@ -7,7 +7,7 @@ replicas are right. It has no state.
 
 from __future__ import annotations
 
-from gracepoint.wire.messages import Phase
+from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator import signals
 from gracepoint_operator.decisions.statuses import preemption_status
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
@@ -25,10 +25,10 @@ PARTS = {
 
 
 def begin(metrics: Metrics) -> None:
-    """Shows the phases that alerts use as 0. Prometheus sees no increase in a series that begins with 1."""
+    """Shows the series that an alert uses as 0: Prometheus sees no increase in a series that begins with 1."""
     for cause in (*signals.Cause, REQUESTED):
         for phase in (Phase.EXPIRED, Phase.FAILED):
-            metrics.phases.labels(phase=phase, cause=cause)
+            metrics.phases.labels(phase=phase, cause=cause, mode=Mode.ENFORCE)
 
 
 def count(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *, pods_live: bool) -> None:
@@ -40,12 +40,12 @@ def count(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *
         after: The record that was written, in another phase.
         pods_live: True if a pod that the signals were about still runs.
     """
-    cause, phase = _cause(after), after.phase
+    cause, phase, mode = _cause(after), after.phase, after.spec.mode
     if phase is not Phase.NOTICED:
-        metrics.phases.labels(phase=phase, cause=cause).inc()
+        metrics.phases.labels(phase=phase, cause=cause, mode=mode).inc()
     if before.status.phase is None:
         # Every preemption begins as Noticed, also one that is written for the first time in a later phase.
-        metrics.phases.labels(phase=Phase.NOTICED, cause=cause).inc()
+        metrics.phases.labels(phase=Phase.NOTICED, cause=cause, mode=mode).inc()
         lead_s = (after.spec.deadline - after.spec.observed_at).total_seconds()
         metrics.lead_s.labels(cause=cause).observe(max(lead_s, 0.0))
     if not phase.ended:

@@ -8,6 +8,8 @@
 * ``page``: the list in the docs.
 
 Rows of confidence "hint" tell a gang to prepare, and start no epoch.
+
+``model``, the rooms above it and the command line call it. It calls ``resources`` and ``kube``.
 """
 
 from gracepoint_operator.signals.catalogue import BUILT_IN

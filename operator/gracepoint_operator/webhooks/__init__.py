@@ -3,6 +3,9 @@
 ``contracts``, ``pods`` and ``updates`` have pure functions on plain dicts. ``routes`` reads an AdmissionReview, calls
 them and answers with a JSON patch. No webhook writes to the API, so dry runs and repeated calls are harmless.
 ``eviction_hold`` decides whether an eviction waits.
+
+The server serves the routes, the controller calls ``eviction_hold``, and the command line calls the pure functions.
+They call ``cache``, ``model`` and ``resources``.
 """
 
 from gracepoint_operator.webhooks.contracts.installed_api import InstalledApi, read_installed_api

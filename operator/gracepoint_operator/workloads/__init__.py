@@ -1,7 +1,7 @@
 """Workloads: the objects that run gangs, each kind behind one protocol.
 
-``cache``, ``channel``, ``recording``, ``decisions`` and ``model`` call it to read workloads and their pods. It calls
-``kube`` alone, and is pure.
+``model``, the rooms above it and the command line call it to read workloads and their pods. It calls ``kube`` alone,
+and is pure.
 """
 
 from gracepoint_operator.workloads.registry import (

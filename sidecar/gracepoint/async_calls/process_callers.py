@@ -160,19 +160,21 @@ class _ProcessAsyncCaller(AsyncCaller):
         """As ``AsyncCaller.close``.
 
         Raises:
-            AsyncCallFailed: A worker has not ended in time. It is killed then.
+            AsyncCallFailed: A worker has not ended in time. It is killed then; that of a keeper is disconnected.
         """
-        workers = self._take_workers()
+        workers, wait_s = self._take_workers(), _KILLED_S if abort else self._timeout_s
         for worker in workers:
             worker.kill() if abort else worker.close()
-        late = [w for w in workers if not w.wait(_KILLED_S if abort else self._timeout_s)]
+        late = [worker for worker in workers if not worker.wait(wait_s)]
         for worker in late:
             worker.kill()
         self._pool.close()
         if late:
             raise AsyncCallFailed(
-                f"the worker processes {[w.process_id for w in late]} did not end within {self._timeout_s:g} s after "
-                "their calls, and were killed"
+                "; ".join(
+                    f"{w.name} did not end within {wait_s:g} s, and was {'killed' if w.process_id else 'disconnected'}"
+                    for w in late
+                )
             )
 
     def _take_workers(self) -> list[WorkerProcess]:

@@ -2,7 +2,8 @@
 
 One thread owns this object and starts functions. The thread of a function ends with the function. After that, the owner
 reads its outcome by ``wait`` or ``take_error``. An error that was not read is logged when this object is deleted. The
-thread is a daemon: a save that hangs never keeps a process from ending.
+thread is a daemon: a save that hangs never keeps a process from ending. Any thread may ask ``busy`` and ``thread_id``,
+also while the owner's wait ends.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ class BackgroundThread:
 
     @property
     def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        thread = self._thread  # read once: the owner may set it to None meanwhile
+        return thread is not None and thread.is_alive()
 
     @property
     def thread_id(self) -> int | None:
         """Identifier of the thread of the function that was started last. None if a wait has seen that thread end."""
-        return None if self._thread is None else self._thread.ident
+        thread = self._thread
+        return None if thread is None else thread.ident
 
     def wait(self, timeout_s: float) -> None:
         """Waits until no function runs. ``take_error`` then returns its error.

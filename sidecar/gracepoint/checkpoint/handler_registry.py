@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
 
 from gracepoint.checkpoint.options import RestoreArgs, SaveArgs
 from gracepoint.errors import SettingsError
-from gracepoint.machine import LocalPath
+
+if TYPE_CHECKING:
+    from gracepoint.machine import LocalPath
 
 # Types of leaves that checkpointers save without a handler, and the names of these types in a checkpoint's metadata.
 _OWN_TYPES = (jax.Array, np.ndarray, np.generic, bool, int, float, str)

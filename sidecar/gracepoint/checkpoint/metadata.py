@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -14,9 +14,12 @@ from gracepoint.checkpoint.loading.handled_restore import handled_metadata
 from gracepoint.checkpoint.loading.restore_tree import in_time
 from gracepoint.checkpoint.reading.stored_arrays import json_object
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
-from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from gracepoint.machine import LocalPath
 
 
 @dataclasses.dataclass(frozen=True)

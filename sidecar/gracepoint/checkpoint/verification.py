@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,11 +19,14 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Index, grid
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
 from gracepoint.checkpoint.reading.stored_tree import open_tree
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps import records
 from gracepoint.checkpoint.storage.checks import check_contents
-from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath, UserPath, storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
+
+if TYPE_CHECKING:
+    from gracepoint.machine import LocalPath
 
 # Most files that are read at once. May exceed the number of cores, as readers mostly wait for the disk.
 _MAX_THREADS = 16
@@ -96,7 +100,7 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
         OSError: A file cannot be read for a reason other than damage.
     """
     folder = storage_path(path)
-    manifest = commit.read_manifest(folder)
+    manifest = records.read_manifest(folder)
     if manifest is None:
         if any((folder / item / layout.TREE_METADATA).is_value() for item in (layout.STATE_ITEM, layout.NO_ITEM)):
             raise CannotKnow(
@@ -104,7 +108,7 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
             )
         raise CheckpointNotFound(f"{folder} is no committed checkpoint: it has no {layout.MANIFEST}")
     try:
-        files = dict(commit.all_files(folder, manifest))
+        files = dict(records.all_files(folder, manifest))
     except CheckpointCorrupt:
         files = dict(manifest.files)  # the damaged part of the manifest is one of them
     total_bytes = sum(file.bytes for file in files.values())

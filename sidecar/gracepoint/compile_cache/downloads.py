@@ -56,9 +56,14 @@ class ProgramDownloads:
         """
         file, is_new = self._file(path)
         if is_new:
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._read, args=(path, file), name="gracepoint: reads a program", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # also raised to those who wait for this file
+                file.error = error
+                file.done.set()
         if not file.done.wait(self._timeout_s):
             raise TimeoutError(f"the store did not return it within {self._timeout_s:g} s")
         with self._lock:

@@ -75,15 +75,17 @@ class ProgramUploads:
         try:
             threading.Thread(target=self._run, name="gracepoint: keeps programs", daemon=True).start()
         except RuntimeError as error:  # no more threads, or the interpreter ends
-            log.debug("compiled programs are not kept: %s", error)
+            log.debug("no thread keeps compiled programs until another one is added: %s", error)
             with self._changed:
                 self._threads -= 1
+                self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Waits until everything is written. Nothing is added afterwards. Never raises."""
+        """Waits until everything is written, or no thread writes. Nothing is added afterwards. Never raises."""
         with self._changed:
             self._closed = True
-            if not self._changed.wait_for(lambda: not self._waiting and not self._threads, timeout_s):
+            # The threads end when nothing is left. If none of them could start, nobody would write what is left.
+            if not self._changed.wait_for(lambda: not self._threads, timeout_s) or self._waiting:
                 log.info("compiled programs not written in time count=%d", len(self._waiting) + self._threads)
             self._waiting.clear()
 

@@ -4,7 +4,7 @@ Importing this package does not load JAX. Its functions load JAX when they are c
 """
 
 from gracepoint.multihost.broadcast import broadcast_one_to_all
-from gracepoint.multihost.coordination.barriers import StoreGang
+from gracepoint.multihost.coordination.barriers import StoreProcessGroup
 from gracepoint.multihost.coordination.store import (
     InMemoryStore,
     JaxStore,
@@ -44,7 +44,7 @@ __all__ = [
     "Observer",
     "ProcessNames",
     "State",
-    "StoreGang",
+    "StoreProcessGroup",
     "StoreUnavailable",
     "broadcast_one_to_all",
     "failing_together",

@@ -123,7 +123,7 @@ def _exchange(
     import numpy as np
 
     cluster = everybody()
-    gang, store, me = cluster.gang, cluster.store, cluster.gang.process_index
+    gang, me = cluster.gang, cluster.gang.process_index
     participants = sorted(set(processes)) if processes is not None else list(range(gang.process_count))
     key = cluster.keys.next(f"broadcast-{group_name(participants, gang.process_count)}")  # each group has a counter
     mine = me == min(participants, default=me) if is_source is None else bool(is_source)
@@ -153,12 +153,8 @@ def _exchange(
             stretch[:] = part
     elif views:
         _through_devices(views, source, participants)
-
-    def forget() -> None:
-        for name in ("who", "data"):
-            store.delete_folder(f"{key}/{name}")
-
-    gang.barrier(f"{key}/done", timeout_s=timeout_s, processes=processes, on_last=forget)
+    gang.barrier(f"{key}/done", timeout_s=timeout_s, processes=processes)
+    gang.leave(key, processes=processes)
     return received
 
 

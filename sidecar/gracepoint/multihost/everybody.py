@@ -12,8 +12,8 @@ import threading
 from typing import Any
 
 from gracepoint.errors import NoCluster
-from gracepoint.multihost.coordination.barriers import StoreGang
-from gracepoint.multihost.coordination.store import JaxStore, KeyValueStore
+from gracepoint.multihost.coordination.barriers import StoreProcessGroup
+from gracepoint.multihost.coordination.store import JaxStore
 from gracepoint.multihost.joining.state import global_state
 from gracepoint.multihost.keys import BarrierKeys
 from gracepoint.wire.names import Env
@@ -24,8 +24,7 @@ class Everybody:
     """All processes of the JAX cluster."""
 
     client: Any
-    gang: StoreGang
-    store: KeyValueStore
+    gang: StoreProcessGroup
     keys: BarrierKeys
 
 
@@ -52,5 +51,5 @@ def everybody() -> Everybody:
             # The service, and so its store, belongs to one attempt. The job and the attempt are in the keys only for
             # people who read them.
             keys = BarrierKeys(os.environ.get(Env.JOBSET_UID) or "local", os.environ.get(Env.RESTART_ATTEMPT) or 0)
-            _last = Everybody(client, StoreGang(store, index, count), store, keys)
+            _last = Everybody(client, StoreProcessGroup(store, index, count), keys)
         return _last

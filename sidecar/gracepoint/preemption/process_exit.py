@@ -9,7 +9,9 @@ minutes if one is dead. So after a preemption no process exits regularly:
   service report that they are gone and call ``os._exit``. The host waits for the last of them, then does the same.
 * A **watchdog** thread ("gracepoint-watchdog", daemon) does the same if the main thread does not get there:
   shortly before the deadline, or ``LINGER_S`` after the exit code was decided. User code may hang in a ``finally``,
-  swallow the ``SystemExit``, or be stuck in a step.
+  swallow the ``SystemExit``, or be stuck in a step. ``stop`` ends the watchdog.
+* When the watchdog ends the process, it has its last log lines and reports written by a thread of their own
+  ("gracepoint-last-words", daemon), which may hang. It waits a second for that thread, which ends with the process.
 
 A process that fails by an error of its own does exit regularly. It would wait in JAX's shutdown for peers that are
 stuck in a step without it, for minutes, while the JobSet could be started again. So the watchdog ends it after

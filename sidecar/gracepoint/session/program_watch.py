@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from gracepoint import trace
@@ -31,7 +30,7 @@ class ProgramCounts:
     Attributes:
         there: Number of programs that were compiled, or loaded from a cache that outlives the process.
         found: Number of programs that were loaded.
-        newest_s: When the newest of these programs was there, on the clock in seconds. None: there is none.
+        newest_s: When the newest of these programs was there, in monotonic seconds. None: there is none.
     """
 
     there: int = 0
@@ -45,16 +44,11 @@ class ProgramCounts:
 
 
 class ProgramWatch:
-    """See the module. Begins to count when it is made.
+    """See the module. Begins to count when it is made."""
 
-    Args:
-        clock: Returns monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         import jax.monitoring
 
-        self._clock = clock
         self._lock = threading.Lock()
         self._programs = ProgramCounts()
         self._named = collections.Counter[str]()
@@ -96,4 +90,4 @@ class ProgramWatch:
             with self._lock:
                 before = self._programs
                 self._named[str(about.get("fun_name", ""))] += 1
-                self._programs = ProgramCounts(before.there + 1, before.found, self._clock())
+                self._programs = ProgramCounts(before.there + 1, before.found, time.monotonic())

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
-from gracepoint.errors import WireError
+from gracepoint.errors import WireError as WireError  # the operator imports it from here
 
 VERSION = 1
 

@@ -29,7 +29,7 @@ from gracepoint.async_calls.processes import worker_process
 from gracepoint.async_calls.processes.shared_memory import Block, BlockPool
 from gracepoint.async_calls.processes.worker_process import CallFailed, WorkerProcess
 from tests.leftovers import is_alive
-from tests.unit.async_calls import functions
+from tests.unit.async_calls.fakes import functions
 from tests.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -163,7 +163,7 @@ def test_one_worker_runs_all_calls_in_order_and_reuses_memory(made: Callable[...
     for n in range(5):
         caller.schedule_async_call(request(functions.append, str(tmp_path / "a"), f"{n} "))
         workers |= set(caller.worker_process_ids)
-    while caller._asked:
+    for _ in range(5):
         assert caller.is_current_async_call_done(blocking=True)
     assert (tmp_path / "a").read_text() == "0 1 2 3 4 "
     assert len(workers) == 1
@@ -193,7 +193,7 @@ def test_an_array_that_a_function_keeps_is_not_overwritten(made: Callable[..., A
         request(functions.write_sum, str(tmp_path / "b"), preload_fn=lambda: {"x": np.zeros(1000)})
     )
     caller.schedule_async_call(request(functions.write_kept_sum, str(tmp_path / "a")))
-    while caller._asked:
+    for _ in range(2):
         assert caller.is_current_async_call_done(blocking=True)
     assert (tmp_path / "a").read_text() == "3000.0"
 
@@ -250,6 +250,28 @@ def test_an_aborted_call_ends_at_once_and_fails(
     with pytest.raises(AsyncCallFailed, match="killed by SIGKILL"):
         caller.is_current_async_call_done(blocking=True)
     assert not Path(f"/proc/{worker}").exists()
+
+
+@pytest.mark.parametrize(
+    ("abort", "waited"), [pytest.param(False, "0.1 s", id="close"), pytest.param(True, "30 s", id="abort")]
+)
+def test_a_worker_that_does_not_end_is_named_with_the_seconds_waited(
+    abort: bool, waited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = PersistentAsyncCaller(timeout_s=0.1)
+    caller.schedule_async_call(request(functions.wait_for, str(tmp_path / "never")))
+    (worker,) = caller.worker_process_ids
+    real = WorkerProcess.wait
+
+    def too_early(process: WorkerProcess, timeout_s: float) -> bool:
+        return real(process, timeout_s) and not abort  # a killed process always ends in time
+
+    monkeypatch.setattr(WorkerProcess, "wait", too_early)
+    with pytest.raises(
+        AsyncCallFailed, match=f"^the worker process {worker} did not end within {waited}, and was killed$"
+    ):
+        caller.close(abort=abort)
+    until(lambda: not Path(f"/proc/{worker}").exists(), "the worker to end")
 
 
 @PROCESSES
@@ -317,13 +339,13 @@ def test_a_worker_logs_from_the_level_of_its_trainer_on(
     caller.schedule_async_call(request(functions.log, "from the worker"))
     assert caller.is_current_async_call_done(blocking=True)
     caller.close()
-    assert ("INFO tests.unit.async_calls.functions from the worker" in capfd.readouterr().err) is said
+    assert ("INFO tests.unit.async_calls.fakes.functions from the worker" in capfd.readouterr().err) is said
 
 
 _TRAINER = """
 import sys, time
 from gracepoint.async_calls import AsyncRequest, PersistentAsyncCaller, TemporalAsyncCaller
-from tests.unit.async_calls import functions
+from tests.unit.async_calls.fakes import functions
 kind = {"persistent": PersistentAsyncCaller, "temporal": TemporalAsyncCaller}[sys.argv[1]]
 caller = kind(orphan_limit_s=float(sys.argv[4]))
 for text in "abc":

@@ -16,7 +16,7 @@ import pytest
 
 from gracepoint.async_calls import AsyncCallFailed, AsyncRequest, PersistentAsyncCaller
 from tests.leftovers import is_alive
-from tests.unit.async_calls import functions
+from tests.unit.async_calls.fakes import functions
 from tests.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 TRAINER = """
 import sys, time
 from gracepoint.async_calls import AsyncRequest, PersistentAsyncCaller
-from tests.unit.async_calls import functions
+from tests.unit.async_calls.fakes import functions
 caller = PersistentAsyncCaller(keeper=sys.argv[1])
 caller.schedule_async_call(AsyncRequest(functions.wait_for, (sys.argv[2],), []))
 caller.schedule_async_call(AsyncRequest(functions.write, (sys.argv[3],), [], {"text": "kept"}))
@@ -101,6 +101,18 @@ def test_a_worker_of_a_keeper_that_is_killed_fails_its_calls(
     caller.schedule_async_call(AsyncRequest(functions.write, (os.devnull, "goes on"), []))
     assert caller.is_current_async_call_done(blocking=True)
     caller.close()
+
+
+def test_a_worker_of_a_keeper_that_does_not_end_is_disconnected(
+    keeper: subprocess.Popen[bytes], socket_path: Path, tmp_path: Path
+) -> None:
+    caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=0.1)
+    caller.schedule_async_call(AsyncRequest(functions.wait_for, (str(tmp_path / "go on"),), []))
+    with pytest.raises(AsyncCallFailed, match=r"^the keeper's worker process did not end within 0.1 s, and was discon"):
+        caller.close()
+    assert children(keeper.pid), "it goes on with its call"
+    (tmp_path / "go on").touch()
+    until(lambda: not children(keeper.pid), "the worker to end")
 
 
 def test_a_keeper_that_has_no_room_for_a_worker_goes_on(socket_path: Path, tmp_path: Path) -> None:

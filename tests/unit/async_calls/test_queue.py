@@ -19,9 +19,9 @@ from gracepoint.async_calls import (
     ThreadAsyncCaller,
 )
 from gracepoint.errors import BarrierError
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
-from tests.unit.async_calls import functions
+from tests.unit.async_calls.fakes import functions
 from tests.unit.checkpoint.fakes.engine import in_gang, outcomes_in_gang
 
 
@@ -262,7 +262,7 @@ def test_many_saves_leave_no_keys_in_the_store() -> None:
 
 
 def test_keys_that_cannot_be_removed_do_not_fail_a_call(caplog: pytest.LogCaptureFixture) -> None:
-    class Full(StoreGang):
+    class Full(StoreProcessGroup):
         def retire(self, folder: str) -> None:
             raise BarrierError("the store is full")
 
@@ -281,7 +281,7 @@ def test_keys_that_cannot_be_removed_do_not_fail_a_call(caplog: pytest.LogCaptur
 
 
 def test_a_meeting_that_breaks_fails_only_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Flaky(StoreGang):
+    class Flaky(StoreProcessGroup):
         broken = True
 
         def gather(self, *arguments: Any, **keywords: Any) -> list[str]:
@@ -289,8 +289,8 @@ def test_a_meeting_that_breaks_fails_only_its_own_call(monkeypatch: pytest.Monke
                 raise ZeroDivisionError("a defect")
             return super().gather(*arguments, **keywords)
 
-    gang = Flaky(InMemoryStore(), 0, 2)
-    other = StoreGang(gang._store, 1, 2)
+    store = InMemoryStore()
+    gang, other = Flaky(store, 0, 2), StoreProcessGroup(store, 1, 2)
     queue = in_threads(gang)
     queue.schedule_async_request(request(None))
     with pytest.raises(AsyncCallFailed, match="a defect"):

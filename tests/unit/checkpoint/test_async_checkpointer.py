@@ -39,7 +39,7 @@ from gracepoint.errors import (
     SaveFailed,
     SettingsError,
 )
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -432,7 +432,7 @@ def test_keys_in_the_store_do_not_grow_with_saves(tmp_path: Path) -> None:
 
     def run(process: int) -> None:
         with AsyncCheckpointer(
-            gang=StoreGang(store, process, 2), post_finalization_callback=lambda: None
+            gang=StoreProcessGroup(store, process, 2), post_finalization_callback=lambda: None
         ) as checkpointer:
             for number in range(8):
                 checkpointer.save(tmp_path / str(number), small_state(number))
@@ -610,6 +610,14 @@ def test_first_process_records_the_total_duration_for_any_primary_host(tmp_path:
 def test_arguments_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said), AsyncCheckpointer(**options) as checkpointer:
         checkpointer.save(tmp_path / "a", small_state())
+
+
+def test_a_wrong_primary_process_is_refused_each_time(tmp_path: Path) -> None:
+    gang = StoreProcessGroup(InMemoryStore(), 0, 1)
+    with AsyncCheckpointer(gang=gang, primary_host=3) as checkpointer:
+        for _ in range(2):
+            with pytest.raises(SettingsError, match="primary_host is process 3"):
+                checkpointer.save(tmp_path / "a", small_state())
 
 
 # Restoring.

@@ -14,7 +14,7 @@ import pytest
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.saving.background import background_save
 from gracepoint.errors import CheckpointError, CheckpointMismatch, SaveFailed, SettingsError
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -306,7 +306,7 @@ def test_an_abandoned_save_does_not_wait_for_peers_that_never_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_save, "_ABANDONED_ENDS_S", 60.0)  # the thread syncs files first, on a busy disk
-    checkpointer = engine(tmp_path, StoreGang(InMemoryStore(), 0, 2))
+    checkpointer = engine(tmp_path, StoreProcessGroup(InMemoryStore(), 0, 2))
     checkpointer.save_in_background(1, small_state(), {})
     checkpointer.abandon("training broke off", timeout_s=0.1)
     assert not [t.name for t in threading.enumerate() if t.name.startswith("gracepoint: the save")]

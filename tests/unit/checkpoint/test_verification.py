@@ -13,7 +13,7 @@ import pytest
 
 from gracepoint.__main__ import main
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps import records
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
@@ -38,14 +38,14 @@ def test_a_checkpoint_that_is_as_it_was_saved_is_good(step: Path) -> None:
     report = verify(step)
     assert report.ok
     assert report.step == 4
-    manifest = commit.read_manifest(storage_path(step))
+    manifest = records.read_manifest(storage_path(step))
     assert manifest is not None
     assert report.files == len(manifest.files) > 10
     assert str(report) == f"{step}: good: {report.files} files, {report.bytes} bytes"
 
 
 def test_a_flipped_bit_is_found_in_every_file(step: Path) -> None:
-    manifest = commit.read_manifest(storage_path(step))
+    manifest = records.read_manifest(storage_path(step))
     assert manifest is not None
     for file in manifest.files:
         flip_bit(step / file)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from typing import Any
 
 import pytest
 
 from gracepoint_cli import overview
+from gracepoint_cli.errors import CommandError
+from gracepoint_cli.naming import WorkloadMatch
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.workloads import BY_NAME
+from gracepoint_operator.workloads.jobset import JOBSETS
+from tests.command_line import command
 from tests.unit.operator.fakes.samples import jobset, pod_of, policy_spec
 
 Json = dict[str, Any]
@@ -144,3 +151,50 @@ def test_a_policy_that_cannot_be_read_is_shown_with_the_reason() -> None:
     broken["spec"] = {"checkpoint": {"directory": "relative"}}
     (found,) = overview.policies([broken])
     assert "directory" in found.error
+
+
+def unreadable(part: str) -> Json:
+    body = stored()
+    body["metadata"] |= {"name": "broken", "uid": "b"}
+    if part == "status":
+        body["status"] = {"restarts": "many"}
+    else:
+        pod_of(body)["terminationGracePeriodSeconds"] = "long"
+    return body
+
+
+@pytest.mark.parametrize("part", ["status", "pod template"])
+def test_a_job_that_cannot_be_read_is_shown_beside_the_others(part: str) -> None:
+    policies, pods = [a_policy(**connected(2), **forecast(9))], running(2)
+    broken, whole = overview.jobs([stored(), unreadable(part)], policies, pods, [], now=NOW)
+    assert (broken.called, broken.grace_s, broken.fits, broken.mode) == ("jobset/broken", None, None, "")
+    assert "cannot be read: " in broken.problems[0]
+    assert (whole.called, whole.connected, whole.problems) == ("jobset/llm", 2, ())
+
+
+def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {kinds.POLICIES: [a_policy(**connected(2))], JOBSETS: [stored(), unreadable("status")]}
+
+    class Cluster(contextlib.nullcontext[Any]):
+        """A cluster with these objects."""
+
+        namespace = "team"
+
+        def __init__(self, *where: object) -> None:
+            super().__init__(self)
+
+        def list(self, kind: kinds.Kind, namespace: str, *, labels: str | None = None) -> list[Json]:
+            return found.get(kind, [])
+
+    monkeypatch.setattr("gracepoint_cli.cluster.Cluster", Cluster)
+    done = command("status")
+    assert (done.code, done.err) == (0, "")
+    assert "jobset/broken: cannot be read: " in done.out
+    assert "jobset/llm " in done.out
+    (broken, _) = command("status", "-o", "json").json["workloads"]
+    assert (broken["name"], broken["gracePeriodSeconds"], len(broken["problems"])) == ("broken", None, 1)
+
+
+def test_command_for_one_job_says_that_it_cannot_be_read() -> None:
+    with pytest.raises(CommandError, match="the JobSet broken cannot be read: expected a number"):
+        WorkloadMatch(BY_NAME["JobSet"], unreadable("status")).read()

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gracepoint_cli import rehearsal
-from gracepoint_cli.naming import Found
+from gracepoint_cli.naming import WorkloadMatch
 from gracepoint_operator.resources import PreemptionRequest
 from gracepoint_operator.resources.preemption import RECORD_NAME_END
 from gracepoint_operator.webhooks import inject_workload
 from gracepoint_operator.workloads import BY_NAME
-from tests.unit.cli.samples import preemption
+from tests.unit.cli.fakes.samples import preemption
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.samples import SETTINGS, jobset, pod_of, policy_spec
 
@@ -53,7 +53,7 @@ def test_a_drill_in_vain_is_said_before_it_is_asked_for(change: Json, policy: Js
         body["metadata"]["labels"] = change["labels"]
     if "ended" in change:
         body["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
-    why = rehearsal.why_in_vain(Found(BY_NAME["JobSet"], body), policy)
+    why = rehearsal.why_in_vain(WorkloadMatch(BY_NAME["JobSet"], body), policy)
     assert words in why
     assert bool(why) is bool(words)
 
@@ -67,7 +67,7 @@ def test_a_drill_in_vain_is_said_before_it_is_asked_for(change: Json, policy: Js
     ],
 )
 def test_a_drill_of_a_job_by_itself_is_judged_alike(body: Json, words: str) -> None:
-    why = rehearsal.why_in_vain(Found(BY_NAME["Job"], body), POLICY)
+    why = rehearsal.why_in_vain(WorkloadMatch(BY_NAME["Job"], body), POLICY)
     assert words in why
     assert bool(why) is bool(words)
 

@@ -8,7 +8,7 @@ import pytest
 
 from demo import install
 from tests.testcluster.api import ClusterError
-from tests.unit.demo.fakes import Answers
+from tests.unit.demo.fakes.answers import Answers
 
 
 class Webhooks(Answers):

@@ -10,7 +10,7 @@ from demo import picture
 from demo.records import Step
 from demo.timeline import Stage
 from gracepoint_cli.timeline.model import Timeline
-from tests.unit.cli.samples import preemption
+from tests.unit.cli.fakes.samples import preemption
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ import pytest
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
 from tests.testcluster.api import Cluster, ClusterError
-from tests.unit.demo.fakes import Answers
+from tests.unit.demo.fakes.answers import Answers
 
 
 def jobset(**status: object) -> dict[str, Any]:

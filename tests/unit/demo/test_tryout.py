@@ -10,7 +10,7 @@ import pytest
 
 from demo import tryout
 from tests.command_line import command
-from tests.unit.demo.fakes import Answers
+from tests.unit.demo.fakes.answers import Answers
 
 
 class TwoNodes(Answers):

@@ -1,6 +1,9 @@
-"""What a broadcast takes and refuses, in a single process; several are in tests/multiprocess/test_multihost.py."""
+"""What a broadcast takes, refuses and leaves. Several JAX processes are in tests/multiprocess/test_multihost.py."""
 
 from __future__ import annotations
+
+import functools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +11,10 @@ import numpy as np
 import pytest
 
 from gracepoint.errors import AgreementError
-from gracepoint.multihost import broadcast_one_to_all
+from gracepoint.multihost import BarrierKeys, InMemoryStore, StoreProcessGroup, broadcast, broadcast_one_to_all
 from gracepoint.multihost.broadcast import _difference, _overlaps
+from gracepoint.multihost.everybody import Everybody
+from tests.unit.multihost.fakes.gangs import gangs, together
 
 
 def test_a_single_process_gets_its_own_values_as_numpy_arrays() -> None:
@@ -58,3 +63,23 @@ def test_a_difference_names_the_first_leaf_where_trees_part() -> None:
         "expected no such leaf, found b: int32[3]"
     )
     assert _difference(["a: int32[]"], ["a: int32[]"]) == ""
+
+
+@pytest.mark.parametrize("processes", [[0, 1, 2], [1, 2]], ids=["all", "some"])
+def test_a_broadcast_leaves_no_keys_behind(processes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    store, here = InMemoryStore(), threading.local()
+    members = gangs(3, store)
+    monkeypatch.setattr(broadcast, "takes_part_alone", lambda processes: False)
+    monkeypatch.setattr(broadcast, "everybody", lambda: here.everybody)
+
+    def run(gang: StoreProcessGroup) -> list[int]:
+        found = []
+        for _ in range(2):  # of the same key, which a process that remembered it would refuse
+            here.everybody = Everybody(None, gang, BarrierKeys("job", 0))
+            found.append(int(broadcast_one_to_all(gang.process_index, processes=processes)))
+            gang.barrier(f"round {len(found)}", timeout_s=60, processes=processes)
+        return found
+
+    found = together(*(functools.partial(run, members[process]) for process in processes))
+    assert found == [[processes[0]] * 2] * len(processes)
+    assert store.list("job") == {}

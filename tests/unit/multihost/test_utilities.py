@@ -13,7 +13,7 @@ import pytest
 
 from gracepoint import multihost
 from gracepoint.errors import CannotKnow, ClusterError
-from gracepoint.multihost import InMemoryStore, StoreGang, utilities
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup, utilities
 from gracepoint.multihost.current import set_reached_preemption_hook
 from gracepoint.multihost.everybody import everybody
 
@@ -93,7 +93,7 @@ def test_several_processes_without_a_cluster_are_a_value_error_as_in_orbax(monke
 
 
 def test_barrier_function_skips_inactive_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    gang = StoreGang(InMemoryStore(), 0, 2)
+    gang = StoreProcessGroup(InMemoryStore(), 0, 2)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(utilities, "everybody", lambda: types.SimpleNamespace(gang=gang))
     with pytest.raises(ValueError, match=r"expected this process, 0, to be among those taking part, found \[1\]"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.preemption.reporting.reporter import Reporter
 from gracepoint.preemption.reporting.time_spent import TimeSpent
 from gracepoint.receivers import ChannelError, Disruption, Mailbox, OperatorConnection, OperatorSubscriber, Sender
@@ -21,29 +21,12 @@ from gracepoint.wire.frames import Ping, Retraction
 from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Resumption, SaveEvery, Spent, Subscription
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_RESUMPTION, PATH_SUBSCRIBE
 from tests.unit.receivers.fakes.heard import Heard
-from tests.unit.receivers.fakes.server import OperatorServer, notice
+from tests.unit.receivers.fakes.server import WHO, OperatorServer, notice
 from tests.waiting import until
 
 pytestmark = pytest.mark.integration
 
-WHO = Subscription(
-    namespace="default",
-    pod_name="gpt-workers-0-0",
-    pod_uid="pod-uid-0",
-    session="session-0",
-    workload_uid="jobset-uid",
-    restart_attempt=0,
-    process_index=0,
-    process_count=2,
-    library_version="0.1.0",
-)
 RECEIPT = Acknowledgement(pod_uid="pod-uid-0", session="session-0", preemption="gpt-1", process_index=0)
-
-
-@pytest.fixture
-def server() -> Iterator[OperatorServer]:
-    with OperatorServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -412,7 +395,7 @@ def test_delayed_message_is_overtaken_and_sent_when_due(
 
 def test_receipts_come_after_the_whole_gang_was_told_and_one_after_another() -> None:
     def after_s(index: int, count: int) -> float:
-        return receipt_after_s(StoreGang(InMemoryStore(), index, count))
+        return receipt_after_s(StoreProcessGroup(InMemoryStore(), index, count))
 
     assert after_s(0, 2) < after_s(1, 2) < 0.01
     assert after_s(0, 1000) >= 1.0  # the goal: all of them are told by then
@@ -426,7 +409,7 @@ def test_a_flush_sends_what_is_held_back_at_once(server: OperatorServer, sender:
 
 
 def test_leaving_process_sends_its_acknowledgement_at_once(server: OperatorServer, sender: Sender) -> None:
-    gang = StoreGang(InMemoryStore(), 1, 2)
+    gang = StoreProcessGroup(InMemoryStore(), 1, 2)
     reporter = Reporter(sender, Settings(), "session-0", gang, Mailbox(time.monotonic), TimeSpent(time.monotonic))
     sender.send(RECEIPT, within_s=7200, after_s=3600)
     reporter.flush(10)

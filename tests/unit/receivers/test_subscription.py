@@ -16,25 +16,14 @@ import trustme
 from gracepoint.receivers import OperatorConnection, OperatorSubscriber, subscription
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.wire.frames import Ping
-from gracepoint.wire.messages import Acknowledgement, Subscription
+from gracepoint.wire.messages import Acknowledgement
 from gracepoint.wire.names import PATH_SUBSCRIBE
 from tests.unit.receivers.fakes.heard import Heard
-from tests.unit.receivers.fakes.server import OperatorServer, notice
+from tests.unit.receivers.fakes.server import WHO, OperatorServer, notice
 from tests.waiting import until
 
 pytestmark = pytest.mark.integration
 
-WHO = Subscription(
-    namespace="default",
-    pod_name="gpt-workers-0-0",
-    pod_uid="pod-uid-0",
-    session="session-0",
-    workload_uid="jobset-uid",
-    restart_attempt=0,
-    process_index=0,
-    process_count=2,
-    library_version="0.1.0",
-)
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -59,12 +48,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def heard() -> Heard:
     return Heard()
-
-
-@pytest.fixture
-def server() -> Iterator[OperatorServer]:
-    with OperatorServer() as server:
-        yield server
 
 
 @pytest.fixture

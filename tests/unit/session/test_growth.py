@@ -20,7 +20,7 @@ from jax._src.lib import _jax
 
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.deadline import Deadline
-from gracepoint.multihost import Agreement, JaxStore, StoreGang
+from gracepoint.multihost import Agreement, JaxStore, StoreProcessGroup
 from gracepoint.multihost.sync_point.ledger import Broken, Closed, Event, Noticed, Retracted
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
@@ -100,7 +100,7 @@ class Quiet:
 
 
 def in_each(clients: list[Any], function: Callable[[ProcessGroup], Any]) -> list[Any]:
-    gangs = [StoreGang(JaxStore(client, "job"), index, COUNT) for index, client in enumerate(clients)]
+    gangs = [StoreProcessGroup(JaxStore(client, "job"), index, COUNT) for index, client in enumerate(clients)]
     return together([lambda gang=gang: function(gang) for gang in gangs])  # type: ignore[misc]
 
 

@@ -30,6 +30,7 @@ from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, Sa
 from gracepoint.multihost.current import reached_preemption_hook
 from gracepoint.multihost.joining import distributed
 from gracepoint.preemption import forecast
+from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.preemption.forecast import Figures
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.receivers import Disruption, Mailbox
@@ -42,24 +43,42 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(autouse=True)
-def _laptop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[ProcessExit]:
+    """How the processes of the test's sessions exit, the newest last. Nothing watches them."""
+    made: list[ProcessExit] = []
+    monkeypatch.setattr(ProcessExit, "start", lambda process_exit: made.append(process_exit))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def coordinators(monkeypatch: pytest.MonkeyPatch) -> list[Coordinator]:
+    """The coordinators of the test's sessions, the newest last."""
+    made: list[Coordinator] = []
+
+    class Recorded(Coordinator):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            made.append(self)
+
+    monkeypatch.setattr(session_module, "Coordinator", Recorded)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _laptop(monkeypatch: pytest.MonkeyPatch, exits: list[ProcessExit]) -> Iterator[None]:
     for name in [n for n in os.environ if n.startswith("GRACEPOINT_")] + ["JOB_COMPLETION_INDEX"]:
         monkeypatch.delenv(name, raising=False)
     yield
+    for each in exits:
+        each.cancel()
     if session_module._open is not None:
         _the_process_would_have_ended(session_module._open)
 
 
 def _the_process_would_have_ended(session: gracepoint.Session) -> None:
     """After Preempted nothing ends the threads but the process."""
-    session._coordinator._exit.cancel()
     session._points.closed = False
     session._break_off("the process would have ended")
-
-
-@pytest.fixture(autouse=True)
-def _nobody_ends_the_test_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcessExit, "start", lambda self: None)
 
 
 class Notices:
@@ -319,13 +338,13 @@ def test_a_notice_while_the_last_save_is_waited_for_ends_as_retracted(
 
 
 def test_a_notice_that_stands_when_training_ends_ends_as_retracted(
-    tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture, coordinators: list[Coordinator]
 ) -> None:
     caplog.set_level(logging.INFO)
     with gracepoint.attach(tmp_path, receiver=notices) as session:
         train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
         notices.post(remaining_s=3600)
-        until(lambda: session._coordinator.noticed, "the notice")
+        until(lambda: coordinators[-1].noticed, "the notice")
     assert "phase=Retracted preemption=gpt-1" in caplog.text
     assert "message=training finished" in caplog.text
 
@@ -341,13 +360,13 @@ def train_slowly(session: gracepoint.Session, until: Callable[[], bool], first: 
 
 
 def test_notice_is_acted_upon_by_the_head_start_before_its_deadline(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, notices: Notices
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, notices: Notices, coordinators: list[Coordinator]
 ) -> None:
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, head_start_s=3590.0, save_every_steps=2, receiver=notices)
     step = train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
     notices.post(remaining_s=3600.0)
-    until(lambda: session._coordinator.noticed, "the notice")
+    until(lambda: coordinators[-1].noticed, "the notice")
     session.step(step + 1, state_of(step + 1))  # 10 s are left for training
     notices.post(remaining_s=3591.0)  # the deadline moves: now 1 s is
     preempted = train_until_preempted(session, first=step + 2)
@@ -355,9 +374,9 @@ def test_notice_is_acted_upon_by_the_head_start_before_its_deadline(
     assert "before the deadline" in preempted.reason
 
 
-def test_newest_committed_step_is_told(tmp_path: Path) -> None:
+def test_newest_committed_step_is_told(tmp_path: Path, coordinators: list[Coordinator]) -> None:
     with gracepoint.attach(tmp_path, save_every_steps=2) as session:
-        spent = session._coordinator.reporter.time_spent.spent
+        spent = coordinators[-1].reporter.time_spent.spent
         assert spent().saved_s is None
         train_slowly(session, until=lambda: spent().saved_s is not None)
         first_s = spent().saved_s or 0.0
@@ -365,9 +384,9 @@ def test_newest_committed_step_is_told(tmp_path: Path) -> None:
         assert (spent().saved_s or 0.0) <= spent().now_s
 
 
-def test_own_save_of_a_loop_is_told(tmp_path: Path) -> None:
+def test_own_save_of_a_loop_is_told(tmp_path: Path, coordinators: list[Coordinator]) -> None:
     with gracepoint.attach(tmp_path) as session:
-        spent = session._coordinator.reporter.time_spent.spent
+        spent = coordinators[-1].reporter.time_spent.spent
         for step in range(1, 10):
             assert not session.reached_preemption(step)
         assert spent().saved_s is None
@@ -389,16 +408,18 @@ def test_a_notice_that_is_retracted_before_the_freeze_changes_nothing(
     assert caplog.text.count("phase=") == 1
 
 
-def test_a_drill_saves_and_training_goes_on(tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drill_saves_and_training_goes_on(
+    tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture, coordinators: list[Coordinator]
+) -> None:
     caplog.set_level(logging.INFO)
     with gracepoint.attach(tmp_path, receiver=notices) as session:
         notices.post("drill-1", drill=True)
         step = train_slowly(session, until=lambda: "phase=Committed preemption=drill-1" in caplog.text)
-        until(lambda: not session._coordinator.noticed, "the end of the notice")
+        until(lambda: not coordinators[-1].noticed, "the end of the notice")
         assert (tmp_path / str(step)).is_dir()
         notices.post("drill-2", drill=True)
         step = train_slowly(session, until=lambda: "phase=Committed preemption=drill-2" in caplog.text, first=step + 1)
-        until(lambda: not session._coordinator.noticed, "the end of the notice")
+        until(lambda: not coordinators[-1].noticed, "the end of the notice")
         notices.post("gpt-1")
         preempted = train_until_preempted(session, first=step + 1)
     assert (preempted.code, preempted.saved) == (77, True)
@@ -517,7 +538,6 @@ def test_error_during_own_save_exits_with_the_unsaved_code(
         raise OSError("disk full")
     exit_handlers[-1]()
     assert codes == [78]
-    session._coordinator._exit.cancel()
 
 
 def test_a_preempted_process_leaves_the_directory_to_other_jobs_at_once(
@@ -533,7 +553,6 @@ def test_a_preempted_process_leaves_the_directory_to_other_jobs_at_once(
     exit_handlers[-1]()
     assert codes == [77]
     assert lease.entry() is None
-    session._coordinator._exit.cancel()
 
 
 def test_saved_is_for_what_was_asked(tmp_path: Path, notices: Notices) -> None:
@@ -598,7 +617,11 @@ def test_blocking_periodic_save_does_not_delay_a_preemption(
 
 
 def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
-    tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    notices: Notices,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    coordinators: list[Coordinator],
 ) -> None:
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, save_every_steps=1, head_start_s=10.0, receiver=notices)
@@ -612,7 +635,7 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     monkeypatch.setattr(ChunkWriter, "write", fail)
     session.step(step + 1, state_of(step + 1))  # its save fails in the background
     notices.post(remaining_s=3600.0)
-    until(lambda: session._coordinator.noticed, "the notice")
+    until(lambda: coordinators[-1].noticed, "the notice")
     session.step(step + 2, state_of(step + 2))
     assert "a periodic save failed; a preemption is under way" in caplog.text
     notices.post(remaining_s=10.0)

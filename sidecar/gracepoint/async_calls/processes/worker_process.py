@@ -98,7 +98,7 @@ class WorkerProcess:
             if self._process is not None:
                 self.wait(_END_S)
             self._connection.close()
-            raise OSError(f"no thread reads the answers of {self._name}: {error}") from error
+            raise OSError(f"no thread reads the answers of {self.name}: {error}") from error
 
     @property
     def process_id(self) -> int:
@@ -106,7 +106,8 @@ class WorkerProcess:
         return 0 if self._process is None else self._process.pid
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The worker, in words for messages."""
         return "the keeper's worker process" if self._process is None else f"the worker process {self._process.pid}"
 
     @property
@@ -128,7 +129,7 @@ class WorkerProcess:
         with self._lock:
             if self._ended:
                 self._pool.give_back(block)
-                raise CallFailed(f"{self._name} has ended: {self._how_ended()}")
+                raise CallFailed(f"{self.name} has ended: {self._how_ended()}")
             self._calls[number] = (future, block)
         try:
             fds = [block.fd, *(each.fd for each in shared)]
@@ -138,7 +139,7 @@ class WorkerProcess:
                 is_mine = self._calls.pop(number, None) is not None
             if is_mine:  # else the reading thread has freed it
                 self._pool.give_back(block)
-            raise CallFailed(f"{self._name} did not take call {number} within {_TAKE_S:g} s: {error}") from error
+            raise CallFailed(f"{self.name} did not take call {number} within {_TAKE_S:g} s: {error}") from error
         return future
 
     def close(self) -> None:
@@ -195,7 +196,7 @@ class WorkerProcess:
         self._connection.close()
         for future, block in left:
             block.free()
-            future.set_exception(CallFailed(f"{self._name} ended: {self._how_ended()}"))
+            future.set_exception(CallFailed(f"{self.name} ended: {self._how_ended()}"))
 
     def _how_ended(self) -> str:
         if self._process is None:

@@ -66,11 +66,12 @@ class PathSaves:
             SettingsError: The primary process does not save.
             BarrierError: Other processes did not take part in time.
         """
-        if self._joined is None or self.executor is None:
-            joined = self._joining.join(timeout_s=self._timeout_s)
+        if self._joined is None:
+            self._joined = self._joining.join(timeout_s=self._timeout_s)
+        joined = self._joined
+        if self.executor is None:
             if self._primary_host is not None:
                 joined.rank(self._primary_host)  # raises if the primary process does not save
-            self._joined = joined
             self.executor = SaveExecutor(
                 joined.gang,
                 joined.attempt,
@@ -80,7 +81,7 @@ class PathSaves:
                 host_memory_limit_bytes=self._host_memory_limit_bytes,
                 handlers=self._handlers,
             )
-        return self._joined, self.executor
+        return joined, self.executor
 
     def begin(self, path: UserPath, force: bool, extras: SaveExtras) -> tuple[SaveOperation, SaveExecutor, Layout]:
         """Begins a save to ``path``, once all processes know that nothing prevents it.

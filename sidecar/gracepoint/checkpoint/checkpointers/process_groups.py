@@ -21,7 +21,7 @@ from jax._src import distributed
 
 from gracepoint import machine
 from gracepoint.errors import SettingsError
-from gracepoint.multihost import JaxStore, StoreGang
+from gracepoint.multihost import JaxStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.wire.names import Env
 
@@ -86,7 +86,7 @@ class GroupFactory:
 
         Raises:
             SettingsError: This process does not take part, or there is no coordination service.
-            BarrierTimeout: Process 0 did not arrive in time.
+            BarrierTimeout: Process 0 did not arrive in time. The process may call again.
         """
         gang, processes = self._gang, self._processes
         if gang is None:
@@ -113,7 +113,7 @@ class GroupFactory:
             )
         root = f"gracepoint/checkpointers/{hashlib.sha256(repr(processes).encode()).hexdigest()[:12]}"
         names = [f"jax.process_index() {process}" for process in processes] if len(processes) < count else ()
-        gang = StoreGang(JaxStore(client, root), processes.index(here), len(processes), names=names)
+        gang = StoreProcessGroup(JaxStore(client, root), processes.index(here), len(processes), names=names)
         return gang, processes
 
 

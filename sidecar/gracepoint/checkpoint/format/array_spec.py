@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-Kind = Literal["array", "key", "numpy", "scalar", "empty"]
+Kind = Literal["array", "key", "numpy", "scalar"]
 Index = tuple[tuple[int, int], ...]  # start and stop in each dimension
 
 

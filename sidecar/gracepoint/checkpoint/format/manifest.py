@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.array_spec import ArraySpec, chunk_count, grid, tree_digest
+from gracepoint.checkpoint.format.array_spec import ArraySpec, chunk_count, folder_of_leaf, grid, tree_digest
 from gracepoint.checkpoint.format.sealed_json import seal, unsealed
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt
@@ -55,7 +55,7 @@ class DoneRecord:
         host_state: Names of the host state's values. Equal in all processes.
         begun_ns: When the save began, in nanoseconds since the epoch by this process's clock. In stores that cannot
             rename, by the store's clock.
-        replaces: Identifies the folder at the target that this save replaces, as ``commit.standing`` returns it. Only
+        replaces: Identifies the folder at the target that this save replaces, as ``records.standing`` returns it. Only
             in process 0's record. None if the save replaces nothing. Older records do not have this field.
         generations: The generation of each object that was written below the step's final name, by path. Only in stores
             that cannot rename; empty in others. Older records do not have this field.
@@ -185,14 +185,13 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
         )
     missing = [path for path in _expected_files(first) if path not in files and path not in values]
     if missing:
-        raise CheckpointCorrupt(f"{where}: nobody wrote {len(missing)} of its files, as {missing[0]}")
+        raise CheckpointCorrupt(f"{where}: {len(missing)} files are missing, for example {missing[0]}")
     for record in records:
         for path, checksum in record.copies.items():
             if values.get(path, files[path].crc32 if path in files else None) != checksum:
-                leaf = path.removeprefix(layout.in_item(first.item, "")).rpartition("/")[0] or "of type str"
                 raise CheckpointCorrupt(
-                    f"{where}: leaf {leaf!r} is local to each process, and process {record.process_index} has other "
-                    "values than the process that wrote it; make it equal, or one array over all processes"
+                    f"{where}: {_leaf_at(path, first)} is local to each process, and process {record.process_index} "
+                    "has other values than the process that wrote it; make it equal, or one array over all processes"
                 )
     return Manifest(
         step=first.step,
@@ -206,6 +205,15 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
         host_state=first.host_state,
         begun_ns=first.begun_ns,
     )
+
+
+def _leaf_at(path: str, first: DoneRecord) -> str:
+    """Returns in words the leaf that has its values, or some of them, at ``path``."""
+    in_item = path.removeprefix(layout.in_item(first.item, ""))
+    if in_item == layout.STRINGS:
+        return "a leaf of type str"
+    name = next((spec.name for spec in first.arrays or () if in_item.startswith(folder_of_leaf(spec.name))), in_item)
+    return f"leaf {name!r}" if name else "the only leaf"
 
 
 def _expected_files(first: DoneRecord) -> list[str]:

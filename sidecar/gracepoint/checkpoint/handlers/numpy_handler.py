@@ -41,7 +41,7 @@ from gracepoint.checkpoint.planning.local_shards import local_shards
 from gracepoint.checkpoint.planning.write_plan import make_plan
 from gracepoint.checkpoint.reading.stored_leaves import open_leaves
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
-from gracepoint.checkpoint.storage.storage_path import LocalPath, UserPath, storage_path
+from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer, ask_priorities
 from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
@@ -237,7 +237,8 @@ class NumpyHandler:
 
     def memory_size(self, values: Sequence[Any]) -> list[tuple[int, int]]:
         """Returns for each value the bytes that this process writes, and the bytes that it reads."""
-        infos = [ParamInfo(str(index), LocalPath("/")) for index in range(len(values))]
+        nowhere = storage_path("/").local()
+        infos = [ParamInfo(str(index), nowhere) for index in range(len(values))]
         leaves = self._leaves(values, infos, None)
         written = dict.fromkeys(range(len(leaves)), 0)
         for chunk in self._plan(leaves).chunks:

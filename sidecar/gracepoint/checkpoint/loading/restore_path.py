@@ -20,7 +20,7 @@ from gracepoint.checkpoint.loading.restore_step import read_together
 from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
-from gracepoint.checkpoint.steps import commit, legacy, listing, retention
+from gracepoint.checkpoint.steps import legacy, listing, records, retention
 from gracepoint.checkpoint.steps.process_zero import by_process_zero
 from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
@@ -102,7 +102,7 @@ def why_not_to(target: StoragePath, force: bool) -> str | None:
     if not is_empty and not any((target / mark).exists() for mark in _MARKS):
         return f"{target} is not a checkpoint, and force=True replaces nothing else: remove it yourself if it may go"
     try:
-        commit.manifest_fields(target)
+        records.manifest_fields(target)
     except CheckpointTooNew as error:
         return str(error)
     except CheckpointCorrupt:
@@ -125,10 +125,10 @@ def folder_of(path: StoragePath, preferred: str = layout.STATE_ITEM) -> StorageP
     if not path.is_folder() and not path.is_value():
         raise CheckpointNotFound(f"there is no checkpoint at {path}")
     legacy.check(path)
-    above = commit.read_manifest(path.parent)
+    above = records.read_manifest(path.parent)
     if above is not None and above.item == path.name:
         return path.parent  # the manifest with the checksums is there
-    if commit.read_manifest(path) is not None:
+    if records.read_manifest(path) is not None:
         return path
     has_mark = any((path / mark).exists() for mark in _MARKS)
     if not has_mark and not listing.trees_of_orbax(path):

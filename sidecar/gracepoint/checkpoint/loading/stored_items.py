@@ -10,8 +10,8 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import ItemHandler
 from gracepoint.checkpoint.loading.handled_restore import in_time
 from gracepoint.checkpoint.reading.stored_tree import StoredTree
-from gracepoint.checkpoint.saving.operation.save_extras import local_folder
 from gracepoint.checkpoint.storage.checks import check_contents
+from gracepoint.checkpoint.storage.storage_path import local_folder
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch
 

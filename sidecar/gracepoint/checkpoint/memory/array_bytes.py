@@ -34,7 +34,7 @@ class ArrayBytes:
         return self._size_bytes
 
     def copy(self, start: int, into: npt.NDArray[np.uint8]) -> None:
-        """Fills ``into`` with the bytes from offset ``start`` on. It must begin and end at boundaries of values."""
+        """Fills ``into`` with the bytes from ``start`` on. The range must begin and end at boundaries of values."""
         if self.in_place is not None:
             np.copyto(into, self.in_place[start : start + len(into)])  # releases the GIL
         else:

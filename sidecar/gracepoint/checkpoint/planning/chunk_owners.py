@@ -60,7 +60,16 @@ def assign(
 ) -> dict[int, LeafOwners]:
     """Returns the owners of the chunks of all leaves that are arrays, by index of the leaf.
 
-    The result is the same in all processes. Arguments and errors: see ``write_plan.make_plan``.
+    The result is the same in all processes.
+
+    Args:
+        leaves: The leaves with the specs that are stored.
+        process_count: Number of processes that save together.
+        processes: ``jax.process_index()`` of each of these processes. None if they are 0 to ``process_count - 1``.
+        max_replicas: Upper bound on the number of processes that write chunks of one shard. None: no bound.
+
+    Raises:
+        CheckpointError: The shards of a leaf cannot be stored. The message names the leaf.
     """
     found = {}
     for position, leaf in enumerate(leaves):

@@ -19,9 +19,7 @@ from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.planning import chunk_owners
 from gracepoint.checkpoint.planning.chunk_owners import LeafOwners
-from gracepoint.checkpoint.planning.chunks import Chunk as Chunk
-from gracepoint.checkpoint.planning.chunks import Shard as Shard
-from gracepoint.checkpoint.planning.chunks import WritePlan as WritePlan
+from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan
 from gracepoint.checkpoint.planning.local_shards import local_positions
 
 
@@ -29,7 +27,6 @@ def make_plan(
     leaves: Sequence[pytree.Leaf],
     process_index: int,
     process_count: int,
-    processes: Sequence[int] | None = None,
     *,
     max_replicas: int | None = None,
 ) -> WritePlan:
@@ -39,13 +36,12 @@ def make_plan(
         leaves: The leaves with the specs that are stored.
         process_index: Index of this process, 0 to ``process_count - 1``.
         process_count: Number of processes that save together.
-        processes: ``jax.process_index()`` of each of these processes. None if they are 0 to ``process_count - 1``.
-        max_replicas: Upper bound on the number of processes that write chunks of one shard. None: no bound.
+        max_replicas: As in ``chunk_owners.assign``.
 
     Raises:
-        CheckpointError: The shards of a leaf cannot be stored. The message names the leaf.
+        CheckpointError: As ``chunk_owners.assign``.
     """
-    owners = chunk_owners.assign(leaves, process_count, processes, max_replicas=max_replicas)
+    owners = chunk_owners.assign(leaves, process_count, max_replicas=max_replicas)
     return part_of(owners, leaves, process_index)
 
 

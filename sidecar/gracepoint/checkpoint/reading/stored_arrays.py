@@ -165,20 +165,28 @@ def array_metadatas(item: StoragePath) -> dict[str, ArrayMetadata]:
 def _opened(
     item: StoragePath, opening: Mapping[str, dict[str, Any]], deadline: Deadline, *, finds_metadata: bool = False
 ) -> dict[str, ts.TensorStore]:
-    """Returns the opened arrays. With ``finds_metadata``, the file of zarr's metadata may have an unusual name."""
+    """Returns the opened arrays. With ``finds_metadata``, the file of zarr's metadata may have an unusual name.
+
+    Raises:
+        CheckpointCorrupt: An array cannot be opened. The message names it.
+        TimeoutError: The deadline passed. The message names the leaf.
+    """
     # Values are not cached. All of OCDBT's B+tree is cached, as each array is looked up in it.
     context = ocdbt.context(cache_pool={"total_bytes_limit": 0})
     futures = {name: ts.open(spec, context=context, read=True) for name, spec in opening.items()}
     stores = {}
     for name, future in futures.items():
         try:
-            stores[name] = future.result(timeout=deadline.remaining_s())
+            try:
+                stores[name] = future.result(timeout=deadline.remaining_s())
+            except ValueError:
+                elsewhere = _metadata_key(opening[name]["kvstore"], context, deadline) if finds_metadata else None
+                if elsewhere is None:
+                    raise
+                found = ts.open({**opening[name], "metadata_key": elsewhere}, context=context, read=True)
+                stores[name] = found.result(timeout=deadline.remaining_s())
         except ValueError as error:
-            elsewhere = _metadata_key(opening[name]["kvstore"], context, deadline) if finds_metadata else None
-            if elsewhere is None:
-                raise CheckpointCorrupt(f"{item}: array {name!r} cannot be opened: {error}") from error
-            found = ts.open({**opening[name], "metadata_key": elsewhere}, context=context, read=True)
-            stores[name] = found.result(timeout=deadline.remaining_s())
+            raise CheckpointCorrupt(f"{item}: array {name!r} cannot be opened: {error}") from error
         except TimeoutError:
             raise TimeoutError(f"leaf {name!r}") from None
     return stores

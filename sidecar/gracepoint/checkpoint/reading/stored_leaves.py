@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 
 import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt, sharding_file
-from gracepoint.checkpoint.reading.stored_arrays import array_metadatas, open_arrays
+from gracepoint.checkpoint.reading.stored_arrays import array_metadatas, json_object, open_arrays
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
@@ -35,7 +34,7 @@ def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Dea
     metadata = {"use_ocdbt": in_ocdbt, "use_zarr3": zarr3, "store_array_data_equal_to_fill_value": True}
     specs, source = open_arrays(folder, metadata, {leaf.name: leaf.value_type for leaf in leaves}, deadline)
     path = folder / layout.SHARDING
-    shardings = sharding_file.parse(json.loads(path.read_bytes()), str(path)) if path.is_value() else {}
+    shardings = sharding_file.parse(json_object(path.read_bytes(), path), str(path)) if path.is_value() else {}
     write_shapes = {name: found.write_shape for name, found in array_metadatas(folder).items()}
     found = {
         leaf.name: dataclasses.replace(

@@ -15,7 +15,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import Manifest
 from gracepoint.checkpoint.reading.array_source import ArraySource
 from gracepoint.checkpoint.reading.stored_arrays import array_metadatas, json_object, open_arrays, source_by_manifest
-from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.steps import listing, records
 from gracepoint.checkpoint.storage import read_many
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
@@ -25,7 +25,6 @@ from gracepoint.errors import CheckpointCorrupt
 
 logger = logging.getLogger(__name__)
 
-_STRINGS = "_strings.json"
 _SMALL = (layout.TREE_METADATA, layout.SHARDING)
 _EMPTY: Mapping[str, Any] = {"Dict": {}, "List": [], "Tuple": (), "None": None, "NamedTuple": None}
 
@@ -128,12 +127,12 @@ def open_tree(
     """
     ahead, asked = dict[str, bytes](), list[str]()
     if folder.backend.renames:
-        manifest = commit.read_manifest(folder)
+        manifest = records.read_manifest(folder)
     else:
         likely = preferred if folder.name.isdecimal() else layout.NO_ITEM  # steps have items
         asked = [*(layout.in_item(likely, name) for name in _SMALL), *also]
         ahead = _read_ahead(folder, asked)
-        manifest = commit.manifest_in(ahead.pop(layout.MANIFEST, b""), folder) if layout.MANIFEST in ahead else None
+        manifest = records.manifest_in(ahead.pop(layout.MANIFEST, b""), folder) if layout.MANIFEST in ahead else None
     if manifest is not None:
         item_name = manifest.item
     elif (folder / layout.TREE_METADATA).is_value():
@@ -158,7 +157,7 @@ def open_tree(
         write_shapes = {name: spec.write_shape or spec.chunk for name, spec in specs.items()}
     else:
         write_shapes = {name: recorded.write_shape for name, recorded in array_metadatas(item).items()}
-    strings = small(_STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
+    strings = small(layout.STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
     of_shardings = layout.in_item(item_name, layout.SHARDING)
     has_shardings = of_shardings in ahead if of_shardings in asked else (item / layout.SHARDING).is_value()
     shardings = sharding_file.parse(small(layout.SHARDING), str(item)) if has_shardings else {}
@@ -229,7 +228,7 @@ def text_of(strings: Any, name: str, item: StoragePath) -> str:
         for part in name.split("/"):
             strings = strings[part.replace("~1", "/").replace("~0", "~")]
     except (KeyError, TypeError):
-        raise CheckpointCorrupt(f"{item / _STRINGS} does not have {name!r}") from None
+        raise CheckpointCorrupt(f"{item / layout.STRINGS} does not have {name!r}") from None
     return str(strings)
 
 

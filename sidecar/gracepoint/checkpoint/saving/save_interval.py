@@ -96,7 +96,7 @@ class SaveInterval:
         self._entered_s: float | None = None
         self._due_s = 0.0
         self._hastened = False
-        self._told_s: float | None = None
+        self._told_s = self._every_s  # what ``follow`` was told last; only it writes this, from any thread
 
     @property
     def periodic(self) -> bool:
@@ -185,8 +185,8 @@ class SaveInterval:
         return _Block(calls, save if save <= calls else 0)
 
     def _take_told(self) -> None:
-        told_s, self._told_s = self._told_s, None
-        if told_s is not None:
+        told_s = self._told_s  # read once: ``follow`` may change it at any time
+        if told_s != self._every_s:
             self._due_s += told_s - self._every_s
             self._every_s = told_s
 

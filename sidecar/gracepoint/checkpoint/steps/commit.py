@@ -28,14 +28,14 @@ from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.steps.object_store import manifest_commit, manifest_deletion
 from gracepoint.checkpoint.steps.object_store.looks import look_at
-from gracepoint.checkpoint.steps.records import all_files as all_files
-from gracepoint.checkpoint.steps.records import done_records as done_records
-from gracepoint.checkpoint.steps.records import is_of, orbax_metadata, orbax_success
-from gracepoint.checkpoint.steps.records import manifest_bytes as manifest_bytes
-from gracepoint.checkpoint.steps.records import manifest_fields as manifest_fields
-from gracepoint.checkpoint.steps.records import manifest_in as manifest_in
-from gracepoint.checkpoint.steps.records import read_manifest as read_manifest
-from gracepoint.checkpoint.steps.records import standing as standing
+from gracepoint.checkpoint.steps.records import (
+    done_records,
+    is_of,
+    manifest_fields,
+    orbax_metadata,
+    orbax_success,
+    standing,
+)
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
@@ -82,13 +82,13 @@ def record(temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) ->
         manifest_commit.put(where, done.to_bytes(), go_on)
 
 
-def is_durable(paths: Layout, temporary: Temporary) -> bool:
+def is_durable(temporary: Temporary) -> bool:
     """Returns whether the parts of all processes are on disk, committed or not.
 
     Raises:
         CheckpointCorrupt: A done-record cannot be read.
     """
-    return done_records(temporary.path) is not None or is_committed(paths, temporary)
+    return done_records(temporary.path) is not None or is_committed(temporary)
 
 
 def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Callable[[], None] | None = None) -> bool:
@@ -118,7 +118,7 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Calla
     try:
         records = done_records(temporary.path)
         if records is None:
-            return is_committed(paths, temporary)
+            return is_committed(temporary)
         _complete(temporary.path, merge(records), target)
         if replace:
             _make_way(paths, temporary, target)
@@ -126,11 +126,11 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Calla
         paths.root.sync()
     except FileNotFoundError:
         # The folder was renamed meanwhile. Only a process that commits the save may do that.
-        if is_committed(paths, temporary):
+        if is_committed(temporary):
             return True
         raise
     except FileExistsError:
-        return is_committed(paths, temporary)  # a folder that is not empty is never replaced
+        return is_committed(temporary)  # a folder that is not empty is never replaced
     return True
 
 
@@ -141,7 +141,7 @@ def _may_be_replaced(target: StoragePath) -> bool:
     return True
 
 
-def is_committed(paths: Layout, temporary: Temporary) -> bool:
+def is_committed(temporary: Temporary) -> bool:
     """Returns whether the folder with the final name is this save."""
     if not temporary.target.backend.renames:
         return manifest_commit.is_committed(temporary)
@@ -269,7 +269,7 @@ def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
     Raises:
         CheckpointTooNew: A newer Gracepoint wrote the folder, which stays.
     """
-    if not target.is_folder() or is_committed(paths, temporary):
+    if not target.is_folder() or is_committed(temporary):
         return
     with contextlib.suppress(CheckpointCorrupt):
         manifest_fields(target)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.steps import commit, legacy, recovery
+from gracepoint.checkpoint.steps import commit, legacy, records, recovery
 from gracepoint.checkpoint.steps.object_store.looks import look_at
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -151,7 +151,7 @@ def settle(
             unknown = [f"what others are still writing in {paths.root} cannot be told: {error}"]
         # Salvage comes after the check: if the writer finished in between, the writer or this salvage commits the save.
         remarks = recovery.salvage(paths, holds_lease=holds_lease)
-        live = [t for t in live if t.path.is_folder() and not commit.is_committed(paths, t)]
+        live = [t for t in live if t.path.is_folder() and not commit.is_committed(t)]
         if not live or deadline.passed():
             late = [f"{t.path} was still being written when the time to wait for it was over" for t in live]
             return remarks + unknown + late
@@ -181,7 +181,7 @@ def why_not(paths: Layout, step: int) -> str | None:
     """
     folder = paths.step(step)
     try:
-        manifest = commit.manifest_fields(folder)
+        manifest = records.manifest_fields(folder)
     except CheckpointTooNew:
         return None
     except CheckpointCorrupt as error:
@@ -238,9 +238,9 @@ def is_ours(folder: StoragePath, step: int) -> bool:
 
 
 def ours(folder: StoragePath, step: int) -> str | None:
-    """Returns the identifier of the checkpoint in ``folder`` (``commit.standing``). None if ``is_ours`` is False."""
+    """Returns the identifier of the checkpoint in ``folder`` (``records.standing``). None if ``is_ours`` is False."""
     try:
-        manifest = commit.manifest_fields(folder)
+        manifest = records.manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
         return None
     return f"{manifest['attempt']}.{manifest['ordinal']}" if manifest is not None and manifest["step"] == step else None
@@ -264,7 +264,7 @@ def _sort_out(paths: Layout) -> tuple[list[int], list[str], list[str]]:
 def _is_live(paths: Layout, temporary: Temporary) -> bool:
     """Returns whether a process may still be writing a save."""
     try:
-        if commit.done_records(temporary.path) is not None:
+        if records.done_records(temporary.path) is not None:
             return False  # all processes have finished, and salvage did not commit it
     except CheckpointCorrupt:
         return False  # it can never become complete

@@ -22,6 +22,7 @@ from gracepoint.checkpoint.format.sealed_json import is_whole
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.steps.object_store import manifest_commit
 from gracepoint.checkpoint.steps.object_store.looks import look_at
+from gracepoint.checkpoint.steps.records import all_files, done_records, manifest_bytes, standing
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SaveFailed
@@ -72,22 +73,22 @@ def _look(
     """Returns the done-records of a save if it is durable, whether it is committed, and remarks on it."""
     records, is_committed, remarks = None, False, list[str]()
     with _remarking(temporary.path, remarks, holds_lease):
-        records = commit.done_records(temporary.path)
+        records = done_records(temporary.path)
         if records is None:
             remarks.append(f"{temporary.path} is incomplete: not all processes finished writing")
         elif not paths.root.backend.renames:
             # A committed save keeps its folder until ``empty_trash`` deletes it.
-            is_committed = commit.is_committed(paths, temporary)
+            is_committed = commit.is_committed(temporary)
     return records, is_committed, remarks
 
 
 def _rename(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) -> bool:
     """Commits a durable save by a rename. Returns whether it is committed."""
     try:
-        _check_sizes(temporary.path, commit.all_files(temporary.path, merge(records)))
+        _check_sizes(temporary.path, all_files(temporary.path, merge(records)))
     except CheckpointCorrupt:
         # Another process may have committed the save meanwhile. Then its files are no longer in this folder.
-        if commit.is_committed(paths, temporary):
+        if commit.is_committed(temporary):
             return True
         raise
     return commit.finalize(paths, temporary, replace=False) or _take_its_place(paths, temporary, records[0].replaces)
@@ -100,10 +101,10 @@ def finish(paths: Layout, temporary: Temporary) -> bool:
         CheckpointCorrupt, CheckpointTooNew, SaveFailed, OSError: It is durable, and cannot be committed.
     """
     try:
-        records = commit.done_records(temporary.path)
-        return commit.is_committed(paths, temporary) if records is None else _finish(paths, temporary, records)
+        records = done_records(temporary.path)
+        return commit.is_committed(temporary) if records is None else _finish(paths, temporary, records)
     except FileNotFoundError:  # another process has just committed it, or deleted it
-        return commit.is_committed(paths, temporary)
+        return commit.is_committed(temporary)
 
 
 def _finish(paths: Layout, temporary: Temporary, records: Sequence[DoneRecord]) -> bool:
@@ -153,16 +154,16 @@ def is_damaged(folder: StoragePath) -> bool:
     It is damaged if its manifest is, or if a restore has marked it. A checkpoint that another version wrote, and that
     this version cannot read, is not damaged.
     """
-    manifest = commit.manifest_bytes(folder)
+    manifest = manifest_bytes(folder)
     return (manifest is not None and not is_whole(manifest)) or (folder / layout.DAMAGE_MARK).is_value()
 
 
 def _gives_way(folder: StoragePath, replaces: str | None) -> bool:
     """Returns whether a durable save may take the place of ``folder``.
 
-    ``replaces`` identifies the checkpoint that the save was to replace (``commit.standing``). None: there is none.
+    ``replaces`` identifies the checkpoint that the save was to replace (``records.standing``). None: there is none.
     """
-    return is_damaged(folder) or (replaces is not None and commit.standing(folder) == replaces)
+    return is_damaged(folder) or (replaces is not None and standing(folder) == replaces)
 
 
 def _take_its_place(paths: Layout, temporary: Temporary, replaces: str | None) -> bool:
@@ -181,7 +182,7 @@ def _take_its_place(paths: Layout, temporary: Temporary, replaces: str | None) -
     temporary.target.publish(aside.path)
     if not _gives_way(aside.path, replaces):
         _put_back(aside)
-        return commit.is_committed(paths, temporary)
+        return commit.is_committed(temporary)
     logger.warning("%s is damaged or was to be replaced, and gives way to %s", temporary.target, temporary.path)
     if (aside.path / layout.MANIFEST).exists():
         commit.discard(aside.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))

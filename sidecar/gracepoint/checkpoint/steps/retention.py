@@ -142,7 +142,7 @@ class StepLook:
     """A complete step that Gracepoint wrote.
 
     Attributes:
-        standing: Identifier of the checkpoint, as ``commit.standing`` returns it.
+        standing: Identifier of the checkpoint, as ``records.standing`` returns it.
         committed_s: When the step was committed, in seconds since the epoch by the store's clock.
         is_damaged: Whether a restore has marked the step as damaged.
     """

@@ -98,7 +98,12 @@ class Reader(Protocol):
     best_bytes: int
 
     def read_into(self, out: memoryview, offset: int) -> int:
-        """Reads bytes from ``offset`` into ``out``. Returns the number of bytes read, 0 at the end of the value."""
+        """Reads bytes from ``offset`` into ``out``. Returns the number of bytes read, 0 at the end of the value.
+
+        Raises:
+            StaleGeneration: The value was replaced or deleted, and the store does not keep what was opened.
+            OSError: The value cannot be read.
+        """
 
 
 class Backend(Protocol):

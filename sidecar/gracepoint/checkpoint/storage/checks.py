@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Mapping
 
+from gracepoint.checkpoint.storage.backend import StaleGeneration
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt
@@ -97,7 +98,8 @@ def read_checked(path: StoragePath, size_bytes: int, expected: int, out: memoryv
         out: Memory of the same size.
 
     Raises:
-        CheckpointCorrupt: The value is missing, or has another size or checksum. The message names the path.
+        CheckpointCorrupt: The value is missing, has another size or checksum, or was replaced or deleted while it was
+            read. The message names the path.
     """
     try:
         opening = path.open()
@@ -117,5 +119,7 @@ def read_checked(path: StoragePath, size_bytes: int, expected: int, out: memoryv
                 position += count
     except FileNotFoundError:
         raise CheckpointCorrupt(f"{path} is missing") from None
+    except StaleGeneration as error:
+        raise CheckpointCorrupt(f"{path} was replaced or deleted while it was read") from error
     if checksum != expected:
         raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")

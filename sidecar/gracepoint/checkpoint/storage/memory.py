@@ -32,17 +32,12 @@ _ATTEMPTS = 100
 
 
 class MemoryBackend:
-    """Values in TensorStore's memory store.
-
-    Args:
-        clock: The clock that dates the values, in seconds since the epoch.
-    """
+    """Values in TensorStore's memory store."""
 
     renames = True
     look_every_s = 0.1
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._store = ts.KvStore.open({"driver": "memory"}, context=SHARED).result(timeout=_TIMEOUT_S)
         # The generation that a read of a missing value returns. It is the condition "the value does not exist".
         self._absent = self._store.read("\0").result(timeout=_TIMEOUT_S).stamp.generation
@@ -218,7 +213,7 @@ class MemoryBackend:
         """Does nothing, as values in memory do not survive a crash of the process."""
 
     def now_s(self, key: str) -> float:
-        return self._clock()
+        return time.time()
 
     def _missing(self, key: str) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
@@ -233,7 +228,7 @@ class MemoryBackend:
         if not written:
             return None
         with self._lock:
-            self._times[key] = written, self._clock()
+            self._times[key] = written, time.time()
         return Generation(written.hex())
 
     def _keys(self, folder: str) -> list[str]:
@@ -247,7 +242,7 @@ class MemoryBackend:
         with self._lock:
             seen = self._times.get(key)
             if seen is None or seen[0] != generation:  # TensorStore's drivers also write values
-                seen = self._times[key] = generation, self._clock()
+                seen = self._times[key] = generation, time.time()
         return Entry(name, len(value.data), value.generation, seen[1])
 
 

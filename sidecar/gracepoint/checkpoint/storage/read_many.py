@@ -60,6 +60,8 @@ def _read(work: _Work, count: int) -> None:
             break
         helpers.append(helper)
     work.run()
+    # Each helper ends with the file that it reads. In an object store the read ends with its timeout or with the limit.
+    # In a file system it ends when the kernel returns: it has no other bound, in this thread either.
     for helper in helpers:
         helper.join()
     if work.error is not None:

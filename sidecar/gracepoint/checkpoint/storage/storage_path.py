@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generation, Reader, Value
 from gracepoint.checkpoint.storage.files.posix import POSIX
-from gracepoint.errors import SettingsError
+from gracepoint.errors import CheckpointRefused, SettingsError
 from gracepoint.machine import LocalPath as LocalPath
 
 #: A location as users give it.
@@ -233,6 +233,21 @@ def storage_path(path: UserPath | StoragePath) -> StoragePath:
             f"{', '.join(f'{known}://' for known in sorted(_SCHEMES))}"
         )
     return opened(text)
+
+
+def local_folder(place: StoragePath, name: str) -> LocalPath:
+    """Returns the folder of an item in the local file system, which its handler reads and writes.
+
+    Raises:
+        CheckpointRefused: The store is not a file system.
+    """
+    try:
+        return place.local()
+    except TypeError as error:
+        raise CheckpointRefused(
+            f"item {name!r}: its handler reads and writes files, and {place} is in no file system: save its values as "
+            "leaves of the tree"
+        ) from error
 
 
 def _file(uri: str) -> StoragePath:

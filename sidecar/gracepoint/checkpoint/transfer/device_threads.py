@@ -62,6 +62,8 @@ def merged(makes: Sequence[Make[T]], deadline: Deadline, *, join: bool) -> Gener
     finally:
         merging.stop()
         if join:
+            # A deadline here would let a thread write to memory that is used again. Each thread ends with the transfer
+            # under way. If the device hangs, only the end of the process ends the wait.
             for thread in begun:
                 thread.join()
 

@@ -8,6 +8,9 @@ memory as its values until it is copied.
 JAX keeps the host copy of an array as long as the array lives. So the state's own arrays are never copied to the host
 themselves. A slice, a copy in pinned memory, or another array of the same buffer is copied instead, and is released
 together with its values.
+
+Up to ``_COMPILING_THREADS`` threads ("gracepoint-compiles") run ``compile_slices`` beside its caller, which waits for
+them. They share no state, and have ended when it returns or raises. A compilation under way cannot be interrupted.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ def _groups(job: WriteJob, deadline: Deadline, written: WrittenFiles, group_byte
     Notes the checksums of the values of all chunks in ``written``.
     """
     group: list[_Piece] = []
+    collected_bytes = 0
     for chunk, given in job.source.chunks(deadline):
         values = stored_values(given, job.specs[chunk.leaf].numpy_dtype)
         checksum = file_of(as_bytes(values)).crc32
@@ -108,9 +109,10 @@ def _groups(job: WriteJob, deadline: Deadline, written: WrittenFiles, group_byte
             continue
         written.values[path] = checksum
         group.append((chunk, values))
-        if sum(each.bytes for each, _ in group) >= group_bytes:
+        collected_bytes += chunk.bytes
+        if collected_bytes >= group_bytes:
             yield group
-            group = []
+            group, collected_bytes = [], 0
     if group:
         yield group
 

@@ -120,6 +120,7 @@ class GivingWay:
         self._ended = True
         self._wake.set()
         if self._watching is not None:
+            # Not for long: the thread waits for the event alone. Otherwise it only looks, and starts threads.
             self._watching.join()
 
     def _watch(self, take_over: Callable[[], bool]) -> None:

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 _BLOCK = 512
 
 
-class StoreGang:
+class StoreProcessGroup:
     """``gracepoint.process_group.ProcessGroup`` on a store.
 
     Args:
@@ -150,6 +150,8 @@ class StoreGang:
                 with self.waiting.at(key, lambda: [source]):
                     released = read_released(self._store.get(f"{key}/released", timeout_s=timeout_s))
             except KeyTimeout as error:
+                with self._lock:
+                    self._used.discard(key)  # nobody knows that this process was here, so it may wait again
                 raise BarrierTimeout(
                     f"broadcast {key!r}: {self._named([source])} published nothing within {timeout_s:g} s", (source,)
                 ) from error
@@ -165,10 +167,10 @@ class StoreGang:
         decided = may_decide(self._store, key, self._process_index, self._release, timeout_s)
         return self.decide(key, find()) if decided is None else str(decided["result"])
 
-    def leave(self, folder: str) -> None:
+    def leave(self, folder: str, *, processes: Collection[int] | None = None) -> None:
         """As ``ProcessGroup.leave``."""
         self._forget(folder)
-        if self._store.increment(f"{folder}/left") == self._process_count:
+        if self._store.increment(f"{folder}/left") == len(self._participants(processes)):
             self._store.delete_folder(folder)
 
     def retire(self, folder: str) -> None:

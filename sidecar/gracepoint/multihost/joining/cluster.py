@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gracepoint.errors import AgreementError, SettingsError
-from gracepoint.multihost.coordination.barriers import StoreGang
+from gracepoint.multihost.coordination.barriers import StoreProcessGroup
 from gracepoint.multihost.coordination.store import InMemoryStore, JaxStore, KeyValueStore
 from gracepoint.multihost.joining.detection import Place
 from gracepoint.multihost.joining.distributed import DEACTIVATE, ENV_TPU, join_cluster
@@ -137,12 +137,12 @@ def meet(
             [settings.process_count], 1, "jax.distributed" if state.initialized else None, settings.min_processes
         )
         attempt = f"{job}-{secrets.token_hex(4)}"
-        me = ProcessNames(0, 0, _pod_index(settings), settings.pod_name)
+        me = ProcessNames(0, 0, settings.pod_name)
         return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), me, None, last_started_unix_s=started_unix_s)
 
     count = state.num_processes
     hall = JaxStore(state.client, f"gracepoint/meeting/{_meetings}")
-    everybody = StoreGang(hall, state.process_id, count)
+    everybody = StoreProcessGroup(hall, state.process_id, count)
     on_gang(everybody)
     with everybody.waiting.expecting("backend"):
         started = jax.process_count()
@@ -151,7 +151,7 @@ def meet(
             f"jax.process_count() is {started}, but the coordination service has {count} processes: "
             f"the backend was initialised before jax.distributed, or it does not span the cluster"
         )
-    me = ProcessNames(jax.process_index(), state.process_id, _pod_index(settings), settings.pod_name)
+    me = ProcessNames(jax.process_index(), state.process_id, settings.pod_name)
     found = introduce(
         me,
         settings.process_count,
@@ -165,7 +165,7 @@ def meet(
     _check_count([found.miscounted], count, "jax.distributed", settings.min_processes)
     attempt = f"{job}-{found.nonce}"
     store = JaxStore(state.client, f"gracepoint/{attempt}")
-    gang = StoreGang(store, me.process_index, count, names=PodNames(found.members))
+    gang = StoreProcessGroup(store, me.process_index, count, names=PodNames(found.members))
     host = found.host.process_index
     return Meeting(gang, store, attempt, found.members, me, state.client, host, found.last_started_unix_s)
 
@@ -200,7 +200,3 @@ def _check_count(injected: Sequence[int | None], joined: int, by: str | None, le
         f"same coordinator_address in all pods. If {joined} is right, the JobSet was changed after it was created: "
         f"create it anew, or allow it by the policy's spec.training.minProcesses"
     )
-
-
-def _pod_index(settings: Settings) -> int | None:
-    return settings.process_id if settings.process_count is not None else None

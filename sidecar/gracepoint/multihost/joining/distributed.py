@@ -23,7 +23,7 @@ from typing import Any
 
 from gracepoint import trace
 from gracepoint.errors import ClusterError, SettingsError
-from gracepoint.multihost.coordination.barriers import StoreGang
+from gracepoint.multihost.coordination.barriers import StoreProcessGroup
 from gracepoint.multihost.coordination.store import JaxStore
 from gracepoint.multihost.joining.coordinator import wait_for_coordinator
 from gracepoint.multihost.joining.detection import (
@@ -190,7 +190,7 @@ def shutdown(timeout_s: float = 300.0) -> None:
     _shutdowns += 1
     store = JaxStore(state.client, "gracepoint/shutdown")
     began = time.monotonic()
-    StoreGang(store, state.process_id, state.num_processes).barrier(str(_shutdowns), timeout_s=timeout_s)
+    StoreProcessGroup(store, state.process_id, state.num_processes).barrier(str(_shutdowns), timeout_s=timeout_s)
     if state.process_id == 0 and jax.config.jax_enable_recoverability:
         _wait_until_alone(state, timeout_s - (time.monotonic() - began))
     jax.distributed.shutdown()

@@ -31,7 +31,6 @@ class ProcessNames:
 
     process_index: int  # jax.process_index()
     service_id: int  # id in JAX's coordination service; process 0 hosts the service
-    pod_index: int | None  # among the JobSet's training pods; None outside a JobSet
     pod_name: str | None  # None outside a pod
 
 

@@ -13,8 +13,9 @@ import email.utils
 import http.client
 import socket
 import threading
+import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from gracepoint.errors import GracepointError
 
@@ -50,15 +51,13 @@ class MetadataClient:
 
     Args:
         base_url: The server, ``http://host[:port]``.
-        wall_clock: Returns the time in seconds since the epoch.
     """
 
-    def __init__(self, base_url: str, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, base_url: str) -> None:
         parts = urllib.parse.urlsplit(base_url)
         assert parts.scheme == "http", base_url
         assert parts.hostname is not None, base_url
         self._host, self._port = parts.hostname, parts.port or 80
-        self._wall_clock = wall_clock
         self._socket: socket.socket | None = None
         self._interrupted = threading.Event()
 
@@ -114,4 +113,4 @@ class MetadataClient:
         try:
             return email.utils.parsedate_to_datetime(headers["date"]).timestamp()
         except (KeyError, ValueError):
-            return self._wall_clock()
+            return time.time()

@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 from gracepoint.receivers.backoff import Backoff
@@ -108,7 +108,6 @@ class MetadataWatchers:
         grace_period_s: Seconds that a pod lives after a SIGTERM. Assumed as the time left if a cloud gives none.
         gce_notice_s: Seconds of the instance's ``preemptionNoticeDuration``. 0: it has none.
         base_url: The address of the metadata server.
-        wall_clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class MetadataWatchers:
         grace_period_s: float,
         gce_notice_s: float = 0.0,
         base_url: str,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._mailbox = mailbox
         self._host = host
@@ -129,7 +127,6 @@ class MetadataWatchers:
         self._grace_period_s = grace_period_s
         self._gce_notice_s = gce_notice_s
         self._base_url = base_url
-        self._wall_clock = wall_clock
         self._lock = threading.Lock()  # guards _closed and _watchers
         self._closed = False
         self._watchers: list[Watcher] = []
@@ -197,4 +194,4 @@ class MetadataWatchers:
         return azure.groups(self._client, grace_period_s=grace_s)
 
     def _client(self) -> MetadataClient:
-        return MetadataClient(self._base_url, self._wall_clock)
+        return MetadataClient(self._base_url)

@@ -52,7 +52,6 @@ class AttachWatch:
 
     Args:
         settings: The limit, what follows from it, and where the operator is.
-        clock: Returns monotonic seconds.
         operator: Opens a connection to the operator. None: by the settings.
         leave: Ends this process with an exit code.
         slow_s: Seconds in one stage after which the log says for whom this process waits.
@@ -62,14 +61,12 @@ class AttachWatch:
         self,
         settings: Settings,
         *,
-        clock: Callable[[], float] = time.monotonic,
         operator: Callable[[], Operator | None] | None = None,
         leave: Callable[[int], None] = os._exit,
         slow_s: float = _SLOW_S,
     ) -> None:
         self._settings = settings
-        self._clock = clock
-        self._operator = operator or functools.partial(Operator.known_to, settings, clock)
+        self._operator = operator or functools.partial(Operator.known_to, settings, time.monotonic)
         self._leave = leave
         self._session = secrets.token_hex(8)
         self._thread_id = threading.get_ident()
@@ -129,7 +126,7 @@ class AttachWatch:
             self._tell_over()
 
     def _look(self) -> None:
-        now_s, cpu_s, stage = self._clock(), time.process_time(), self._stage
+        now_s, cpu_s, stage = time.monotonic(), time.process_time(), self._stage
         # The start of JAX's backend is a part of the meeting, and computes.
         doing = [Activity("attach", stage, (stage,), thread_id=self._thread_id, computes=True)] if stage else []
         for slow in self._slow.look(now_s, cpu_s, doing).stalled:
@@ -205,7 +202,7 @@ class AttachWatch:
         """Has a reporter made for this one message say it: the session, which has the connection, is not open yet."""
         operator = self._operator()
         sender = None if operator is None else operator.sender
-        mailbox, time_spent = Mailbox(self._clock), TimeSpent(self._clock)
+        mailbox, time_spent = Mailbox(time.monotonic), TimeSpent(time.monotonic)
         say(Reporter(sender, self._settings, self._session, SingleProcess(), mailbox, time_spent))
         if operator is not None:
             operator.sender.flush(_TOLD_S)

@@ -1,7 +1,7 @@
 """What the tests of the checkpoint engine share: states of every kind on four devices, gangs of threads.
 
-A gang of threads is real (``StoreGang``), with one engine a thread; arrays are local to each of its "processes".
-Arrays over several processes are in tests/multiprocess.
+A gang of threads is real (``StoreProcessGroup``), with one engine a thread. Arrays are local to each of its
+"processes". Arrays over several processes are in tests/multiprocess.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gracepoint.checkpoint import Restored, Saved
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.deadline import Deadline
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
 
 Result = TypeVar("Result")
@@ -150,7 +150,7 @@ def outcomes_in_gang(count: int, function: Callable[[ProcessGroup], Result]) -> 
 
     def run(index: int) -> None:
         try:
-            outcomes[index] = function(StoreGang(store, index, count))
+            outcomes[index] = function(StoreProcessGroup(store, index, count))
         except BaseException as error:  # noqa: BLE001 - an outcome like any other
             outcomes[index] = error
 

@@ -35,7 +35,7 @@ from gracepoint.checkpoint import (
     default_handlers,
 )
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.planning.write_plan import WritePlan
+from gracepoint.checkpoint.planning.chunks import WritePlan
 from gracepoint.checkpoint.reading import parallel_reader
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SettingsError
 from tests.unit.checkpoint.fakes.engine import assert_same, sharding

@@ -11,7 +11,7 @@ import pytest
 from gracepoint import checkpoint
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps import records
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import CheckpointNotFound
 from tests import limits
@@ -24,7 +24,7 @@ def make_durable(step: Path) -> None:
     """Makes a committed checkpoint one that nobody has committed."""
     for mark in (layout.MANIFEST, layout.STEP_METADATA, layout.COMMIT_SUCCESS):
         (step / mark).unlink()
-    record = commit.done_records(storage_path(step))
+    record = records.done_records(storage_path(step))
     assert record is not None
     step.rename(step.with_name(f"{step.name}.gracepoint-tmp.{record[0].attempt}.{record[0].ordinal}"))
 

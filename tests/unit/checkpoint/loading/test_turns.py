@@ -19,7 +19,7 @@ from gracepoint.checkpoint.loading.replicas.single_replica import OnOneReplica
 from gracepoint.checkpoint.options import RestoreOptions, SingleReplicaArrayRestoreArgs
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import sharding
 
@@ -108,6 +108,6 @@ def test_turns_are_taken_in_buckets_unless_told_otherwise(
     place: str, count: int, read_once: bool | None, args: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
-    gang: ProcessGroup = SingleProcess() if count == 1 else StoreGang(InMemoryStore(), 0, count)
+    gang: ProcessGroup = SingleProcess() if count == 1 else StoreProcessGroup(InMemoryStore(), 0, count)
     found = turns.may_be_taken(gang, storage_path(place), args, RestoreOptions(read_once=read_once))
     assert found == expected

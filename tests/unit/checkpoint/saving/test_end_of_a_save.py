@@ -18,7 +18,7 @@ from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierTimeout, SaveFailed
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.multihost.coordination.store import StoreUnavailable
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, outcomes_in_gang, restore, save, small_state
@@ -111,7 +111,7 @@ def test_one_process_reads_the_records_of_all_for_all(
 
         monkeypatch.setattr(commit, name, counted)
 
-    class Apart(StoreGang):
+    class Apart(StoreProcessGroup):
         def barrier(self, key: str, **options: Any) -> None:
             if not key.endswith("/commit"):
                 super().barrier(key, **options)

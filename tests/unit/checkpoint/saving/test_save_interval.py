@@ -12,7 +12,7 @@ from gracepoint import plans_ahead
 from gracepoint.checkpoint.saving import save_interval
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.errors import BarrierTimeout, SettingsError
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import in_gang
 
@@ -153,7 +153,7 @@ def test_no_process_asks_for_plans_that_it_does_not_need(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(plans_ahead, "_WAIT_S", 0.05)
-    due = made(StoreGang(InMemoryStore(), 1, 2), **options)  # process 0 publishes nothing
+    due = made(StoreProcessGroup(InMemoryStore(), 1, 2), **options)  # process 0 publishes nothing
     assert due_steps(due, range(1, 6)) == ([2, 4] if options.get("every_steps") else [])
 
 
@@ -236,14 +236,14 @@ def test_all_processes_save_at_the_same_steps_whatever_their_clocks_and_paces(se
 def test_process_0_never_waits_and_others_are_at_most_a_block_ahead() -> None:
     store = InMemoryStore()
     clock = Clock()
-    ahead, behind = StoreGang(store, 1, 2), StoreGang(store, 0, 2)
+    ahead, behind = StoreProcessGroup(store, 1, 2), StoreProcessGroup(store, 0, 2)
     run(made(behind, every_s=10, clock=clock), clock, 100, 1.0)
     assert run(made(ahead, every_s=10), Clock(), 100, 1.0)
 
 
 def test_process_too_far_ahead_of_process_0_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans_ahead, "_WAIT_S", 0.05)
-    due = made(StoreGang(InMemoryStore(), 1, 2), every_s=10)
+    due = made(StoreProcessGroup(InMemoryStore(), 1, 2), every_s=10)
     assert not due.is_due(1)  # the first block has one call, as all know
     with pytest.raises(BarrierTimeout, match="process 0 published nothing"):
         due.is_due(2)

@@ -13,14 +13,14 @@ import pytest
 from gracepoint.checkpoint.steps import retention
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import engine, in_gang, save, small_state
 
 PATIENCE_S = 30.0
 
 
-class LeavesLate(StoreGang):
+class LeavesLate(StoreProcessGroup):
     """Process 0 learns late that the first save is committed."""
 
     goes_on = threading.Event()

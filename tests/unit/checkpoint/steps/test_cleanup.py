@@ -17,8 +17,8 @@ from gracepoint.checkpoint.steps.cleanup import StepCleaner
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
-from tests.unit.checkpoint.steps.flat_saves import STEP, write
-from tests.unit.checkpoint.storage.flat import FlatStore
+from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
+from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
 
 @pytest.fixture

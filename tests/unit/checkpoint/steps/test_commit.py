@@ -24,6 +24,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
+from gracepoint.checkpoint.steps.records import done_records, standing
 from gracepoint.checkpoint.storage import read_many
 from gracepoint.checkpoint.storage.checks import check_size
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
@@ -242,10 +243,10 @@ def test_a_done_record_that_does_not_say_what_it_replaces_replaces_nothing(tmp_p
     path = tmp_path / "best"
     checkpoint.save(path, small_state(1))
     record = fail_to_commit(path, 2) / layout.done_record(0)
-    assert commit.done_records(storage_path(record.parent))
+    assert done_records(storage_path(record.parent))
     body = re.sub(rb', "replaces": "[^"]+"', b"", record.read_bytes()).rpartition(b', "checksum": ')[0]
     record.write_bytes(body + b', "checksum": %d}' % zlib.crc32(body))
-    found = commit.done_records(storage_path(record.parent))
+    found = done_records(storage_path(record.parent))
     assert found is not None
     assert found[0].replaces is None
     assert_same(checkpoint.restore(path, small_state()), small_state(1))
@@ -470,7 +471,7 @@ def test_save_is_committed_only_when_all_have_finished(tmp_path: Path) -> None:
     leave_uncommitted(tmp_path, 4, (1,))
     assert commit.finalize(paths, temporary, replace=False)
     assert commit.finalize(paths, temporary, replace=False), "another did"
-    assert commit.is_durable(paths, temporary)
+    assert commit.is_durable(temporary)
 
 
 def test_a_committed_step_has_its_name_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,16 +526,16 @@ def test_replacing_save_needs_nothing_to_replace_and_not_itself(tmp_path: Path) 
 
 
 def test_contents_of_a_step_are_told_from_nothing_and_foreign_files(tmp_path: Path) -> None:
-    assert commit.standing(storage_path(tmp_path / "4")) is None
+    assert standing(storage_path(tmp_path / "4")) is None
     (tmp_path / "4").mkdir()
-    assert commit.standing(storage_path(tmp_path / "4")) == ""
+    assert standing(storage_path(tmp_path / "4")) == ""
     save(engine(tmp_path), 5, small_state())
-    assert commit.standing(storage_path(tmp_path / "5")) == "job-0-a.1"
+    assert standing(storage_path(tmp_path / "5")) == "job-0-a.1"
     has_a_cut_manifest(tmp_path / "5")
-    assert commit.standing(storage_path(tmp_path / "5")) == ""
+    assert standing(storage_path(tmp_path / "5")) == ""
     save(engine(tmp_path), 6, small_state())
     make_newer(tmp_path / "6" / layout.MANIFEST)
-    assert commit.standing(storage_path(tmp_path / "6")) is None
+    assert standing(storage_path(tmp_path / "6")) is None
 
 
 @pytest.mark.parametrize("by", ["one who commits it", "one who gives it up"])
@@ -611,12 +612,12 @@ def test_records_that_miss_a_chunk_are_refused(tmp_path: Path) -> None:
     from gracepoint.checkpoint.format.manifest import merge
 
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
-    records = commit.done_records(storage_path(folder))
+    records = done_records(storage_path(folder))
     assert records is not None
     merge(records)
     for record in records:
         record.files.pop("default/w/0.0", None)  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointCorrupt, match=r"nobody wrote 1 of its files, as default/w/0\.0"):
+    with pytest.raises(CheckpointCorrupt, match=r"1 files are missing, for example default/w/0\.0"):
         merge(records)
 
 
@@ -827,7 +828,7 @@ def test_done_records_are_read_several_at_a_time(tmp_path: Path, monkeypatch: py
         return real(path)
 
     monkeypatch.setattr(StoragePath, "read_bytes", read_bytes)
-    records = commit.done_records(storage_path(tmp_path))
+    records = done_records(storage_path(tmp_path))
     assert records is not None
     assert [record.process_index for record in records] == list(range(count))
 
@@ -836,7 +837,7 @@ def test_done_records_are_read_several_at_a_time(tmp_path: Path, monkeypatch: py
 def test_done_records_are_none_while_one_is_missing(tmp_path: Path, missing: int) -> None:
     leave_done_records(tmp_path, 100)
     (tmp_path / layout.done_record(missing)).unlink()
-    assert commit.done_records(storage_path(tmp_path)) is None
+    assert done_records(storage_path(tmp_path)) is None
 
 
 def test_no_more_done_records_are_read_when_one_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -853,7 +854,7 @@ def test_no_more_done_records_are_read_when_one_is_missing(tmp_path: Path, monke
         return real(path)
 
     monkeypatch.setattr(StoragePath, "read_bytes", read_bytes)
-    assert commit.done_records(storage_path(tmp_path)) is None
+    assert done_records(storage_path(tmp_path)) is None
     assert len(read) < 500
 
 
@@ -866,7 +867,7 @@ def test_done_records_are_read_where_the_system_gives_no_thread(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    records = commit.done_records(storage_path(tmp_path))
+    records = done_records(storage_path(tmp_path))
     assert records is not None
     assert len(records) == 40
 
@@ -876,4 +877,4 @@ def test_a_done_record_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / layout.done_record(7)).unlink()
     (tmp_path / layout.done_record(7)).mkdir()
     with pytest.raises(IsADirectoryError):
-        commit.done_records(storage_path(tmp_path))
+        done_records(storage_path(tmp_path))

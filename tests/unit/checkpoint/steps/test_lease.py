@@ -24,7 +24,7 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
-from tests.unit.checkpoint.storage.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
 # The first number of a process is that of its namespace; no namespace of Linux has this one.
 ELSEWHERE = Holder("job-b", "job-b-0", "another-machine", "1:7:123")

@@ -14,7 +14,7 @@ import pytest
 from gracepoint.checkpoint import ArrayHandler, ParamInfo
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading import restore_path
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps import commit, records
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes.engine import engine, save, small_state
@@ -79,7 +79,7 @@ def test_foreign_folder_deleted_meanwhile_stops_no_commit(tmp_path: Path, meanwh
     meanwhile(target.rmdir, target, before=True)
     assert commit.finalize(paths, durable, replace=True)
     assert paths.steps() == [3]
-    assert commit.read_manifest(storage_path(target)) is not None
+    assert records.read_manifest(storage_path(target)) is not None
 
 
 def test_save_committed_during_recovery_is_not_reported_as_abandoned(

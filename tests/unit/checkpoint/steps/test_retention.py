@@ -15,13 +15,13 @@ from gracepoint.checkpoint import api
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import stored_tree
-from gracepoint.checkpoint.steps import commit, listing, retention
+from gracepoint.checkpoint.steps import commit, listing, records, retention
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.backend import Entry
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import SettingsError
 from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, restore, save, small_state
-from tests.unit.checkpoint.storage.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
 
 def steps(root: Path) -> list[str]:
@@ -274,20 +274,20 @@ def test_a_step_that_is_restored_by_its_path_is_marked_too(
 def test_step_deleted_during_listing_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2):
         save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
-    real = commit.manifest_fields
+    real = records.manifest_fields
 
     def gone(folder: StoragePath) -> Any:
         if folder.name == "1" and folder.exists():
             shutil.rmtree(folder)
         return real(folder)
 
-    monkeypatch.setattr(commit, "manifest_fields", gone)
+    monkeypatch.setattr(records, "manifest_fields", gone)
     assert api.all_steps(tmp_path) == [2]
 
 
 def test_step_deleted_during_restore_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(engine(tmp_path), 1, small_state())
-    monkeypatch.setattr(commit, "manifest_fields", lambda folder: shutil.rmtree(folder))
+    monkeypatch.setattr(records, "manifest_fields", lambda folder: shutil.rmtree(folder))
     assert restore(tmp_path, small_state()) is None  # nothing is there, and nothing is damaged
 
 

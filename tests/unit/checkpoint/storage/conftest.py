@@ -13,7 +13,7 @@ import pytest
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from tests import loop_mount
 from tests.object_stores.fixtures import STORES
-from tests.unit.checkpoint.storage.volatile import VolatileBackend
+from tests.unit.checkpoint.storage.fakes.volatile import VolatileBackend
 
 TMPFS = Path("/dev/shm")
 

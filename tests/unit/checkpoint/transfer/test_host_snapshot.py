@@ -16,7 +16,7 @@ import pytest
 from gracepoint.checkpoint import AsyncCheckpointer, api
 from gracepoint.checkpoint.memory.byte_limiter import ByteLimiter
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
 from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
 from gracepoint.checkpoint.transfer.device_to_host import Pull, has_pinned_memory

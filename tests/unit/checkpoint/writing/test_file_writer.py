@@ -25,7 +25,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.memory.aligned_memory import aligned_empty
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
@@ -41,7 +41,7 @@ from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save
 from tests.unit.checkpoint.fakes.thread_limit import allow_threads
 from tests.unit.checkpoint.fakes.watched_buffer import WatchedBuffer
-from tests.unit.checkpoint.storage.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
 SIZES = (
     *(0, 1, ALIGNMENT_BYTES - 1, ALIGNMENT_BYTES, (1 << 16) + 1, BLOCK_BYTES - 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.format import ocdbt
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import SaveArgs, WriteOptions
-from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.steps import recovery
+from gracepoint.checkpoint.steps.records import done_records
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.unit.checkpoint.fakes.engine import (
@@ -75,15 +77,20 @@ def test_flipped_bit_in_a_data_file_falls_back_to_the_previous_step(tmp_path: Pa
 
 @each_format
 def test_copies_that_differ_between_processes_fail_the_save(tmp_path: Path, options: WriteOptions) -> None:
-    for attempt, state in (("job-0-a", {"same": 1, "other": "{}"}), ("job-0-b", {"same": 1, "other": {}})):
+    states: dict[str, Callable[[int], Any]] = {
+        "a leaf of type str": lambda process: {"same": 1, "other": f"text {process}"},
+        "leaf 'other'": lambda process: {"same": 1, "other": process},
+        "leaf 'in/other.x'": lambda process: {"in/other": {"x": np.full(3, process)}},
+        "the only leaf": lambda process: np.full(3, process),
+    }
+    for number, (leaf, state) in enumerate(states.items()):
 
-        def run(gang: Any, attempt: str = attempt, state: Any = state) -> Any:
-            other = gang.process_index if state["other"] == {} else f"text {gang.process_index}"
-            return save(engine(tmp_path, gang, attempt=attempt, options=options), 1, {**state, "other": other})
+        def run(gang: Any, number: int = number, state: Callable[[int], Any] = state) -> Any:
+            return save(engine(tmp_path, gang, attempt=f"job-{number}", options=options), 1, state(gang.process_index))
 
         outcomes = outcomes_in_gang(2, run)
         assert all(isinstance(outcome, SaveFailed) for outcome in outcomes), outcomes
-        assert "is local to each process, and process 1 has other values" in str(outcomes[0])
+        assert f"{leaf} is local to each process, and process 1 has other values" in str(outcomes[0])
 
 
 def test_uncommitted_ocdbt_save_is_merged_by_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +160,7 @@ def test_a_tree_that_cannot_be_merged_is_damage(tmp_path: Path, monkeypatch: pyt
 def test_slices_of_a_replicated_leaf_are_written_by_all_processes(tmp_path: Path) -> None:
     state = {"w": np.arange(1 << 20, dtype=np.float32)}  # 4 MiB
     in_gang(4, lambda gang: save(engine(tmp_path, gang), 1, state))
-    records = commit.done_records(storage_path(tmp_path / "1"))
+    records = done_records(storage_path(tmp_path / "1"))
     assert records is not None
     written = [
         [path for path in record.files if path.startswith("default/w/") and "." not in path] for record in records

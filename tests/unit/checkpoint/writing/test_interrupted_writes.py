@@ -17,7 +17,7 @@ import pytest
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import StoredFile
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES

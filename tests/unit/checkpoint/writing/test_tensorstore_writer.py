@@ -15,7 +15,7 @@ import pytest
 
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.write_plan import Chunk
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles

@@ -11,13 +11,13 @@ from collections.abc import Callable
 import pytest
 
 from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.multihost.coordination import turns
 from gracepoint.process_group import SingleProcess
 from tests.unit.multihost.fakes.gangs import gangs, together
 
 
-def barrier(gang: StoreGang, key: str = "b", timeout_s: float = 20) -> functools.partial[None]:
+def barrier(gang: StoreProcessGroup, key: str = "b", timeout_s: float = 20) -> functools.partial[None]:
     return functools.partial(gang.barrier, key, timeout_s=timeout_s)
 
 
@@ -28,7 +28,7 @@ def test_nobody_passes_before_all_have_arrived() -> None:
     def on_last() -> None:
         arrived_before_last.extend(passed)
 
-    def pass_barrier(gang: StoreGang) -> None:
+    def pass_barrier(gang: StoreProcessGroup) -> None:
         gang.barrier("b", timeout_s=20, on_last=on_last)
         passed.append(gang.process_index)
 
@@ -66,7 +66,7 @@ def test_a_timeout_names_who_is_missing_for_everybody() -> None:
         pytest.param(lambda gang: gang.broadcast("b", None, timeout_s=0, source=2), [2], id="broadcast"),
     ],
 )
-def test_a_gang_tells_for_whom_it_waits(wait: Callable[[StoreGang], object], awaited: list[int]) -> None:
+def test_a_gang_tells_for_whom_it_waits(wait: Callable[[StoreProcessGroup], object], awaited: list[int]) -> None:
     found = []
 
     class Asked(InMemoryStore):
@@ -74,7 +74,7 @@ def test_a_gang_tells_for_whom_it_waits(wait: Callable[[StoreGang], object], awa
             found.append(gang.awaited())
             return super().get(key, timeout_s=timeout_s)
 
-    gang = StoreGang(Asked(), 1, 3)
+    gang = StoreProcessGroup(Asked(), 1, 3)
     with pytest.raises(BarrierTimeout):
         wait(gang)
     assert found[0] == awaited
@@ -154,6 +154,16 @@ def test_a_broadcast_that_nobody_makes_times_out_naming_process_0() -> None:
     _, second = gangs(2)
     with pytest.raises(BarrierTimeout, match="process 0 published nothing within 0.05 s"):
         second.broadcast("x", None, timeout_s=0.05)
+
+
+def test_a_process_may_wait_again_for_a_broadcast_that_was_late() -> None:
+    first, second = gangs(2)
+    with pytest.raises(BarrierTimeout):
+        second.broadcast("x", None, timeout_s=0.05)
+    first.broadcast("x", "word", timeout_s=1)
+    assert second.broadcast("x", None, timeout_s=1) == "word"
+    with pytest.raises(BarrierReused, match="'x' was used before"):
+        second.broadcast("x", None, timeout_s=1)
 
 
 def test_process_0_must_give_the_value_of_a_broadcast() -> None:
@@ -292,7 +302,7 @@ def test_what_is_decided_cannot_be_cancelled() -> None:
 
 
 def test_messages_name_the_pods_where_they_are_known() -> None:
-    gang = StoreGang(InMemoryStore(), 0, 3, names=["gpt-w-0-0", "gpt-w-0-1", None])
+    gang = StoreProcessGroup(InMemoryStore(), 0, 3, names=["gpt-w-0-0", "gpt-w-0-1", None])
     with pytest.raises(
         BarrierTimeout, match=r"process 0 \(gpt-w-0-0\) gave up after 0.05 s, without processes 1 \(gpt-w-0-1\), 2 of 3"
     ):
@@ -310,7 +320,7 @@ def test_every_barrier_leaves_its_key_in_a_log_line_before_and_after(caplog: pyt
 @pytest.mark.parametrize("index", [-1, 3, 4])
 def test_a_process_that_is_not_one_of_the_gang_is_refused(index: int) -> None:
     with pytest.raises(ValueError, match=f"process_index: expected 0 to 2, found {index}"):
-        StoreGang(InMemoryStore(), index, 3)
+        StoreProcessGroup(InMemoryStore(), index, 3)
 
 
 class _Counting(InMemoryStore):
@@ -372,7 +382,7 @@ def test_values_of_many_processes_come_in_order(count: int) -> None:
 class _Impatient:
     """Arrives, and does not wait."""
 
-    def __init__(self, gang: StoreGang) -> None:
+    def __init__(self, gang: StoreProcessGroup) -> None:
         self._gang = gang
         gang._wait = self._leave  # type: ignore[method-assign, assignment]
 
@@ -397,7 +407,7 @@ def test_equal_values_are_sent_once() -> None:
 def test_a_process_that_waits_makes_two_requests_and_three_with_a_value() -> None:
     shared = InMemoryStore()
     stores = [_Counting(shared) for _ in range(3)]
-    members = [StoreGang(store, index, 3) for index, store in enumerate(stores)]
+    members = [StoreProcessGroup(store, index, 3) for index, store in enumerate(stores)]
     waiting = [threading.Thread(target=g.barrier, args=("b",), kwargs={"timeout_s": 20}) for g in members[:2]]
     for index, thread in enumerate(waiting):
         thread.start()
@@ -426,7 +436,7 @@ def test_one_process_says_for_all_who_is_missing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(turns, "after_s", lambda rank: 20.0 if rank else 0.0)  # however busy the machine is
     shared = InMemoryStore()
     stores = [_Counting(shared) for _ in range(3)]
-    members = [StoreGang(store, index, 4) for index, store in enumerate(stores)]
+    members = [StoreProcessGroup(store, index, 4) for index, store in enumerate(stores)]
     results = together(*(barrier(gang, timeout_s=0.05) for gang in members))
     assert all(isinstance(r, BarrierTimeout) and r.missing == (3,) for r in results)
     assert all("process 0 gave up" in str(r) for r in results)
@@ -506,7 +516,7 @@ def test_one_process_looks_and_decides_for_all() -> None:
             assert waits.wait(60)
             return f"found by {index}"
 
-        found[index] = StoreGang(store, index, 4).decide_in_turn("d", find, timeout_s=60)
+        found[index] = StoreProcessGroup(store, index, 4).decide_in_turn("d", find, timeout_s=60)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(4)]
     for thread in threads:
@@ -519,7 +529,7 @@ def test_one_process_looks_and_decides_for_all() -> None:
 
 
 def test_the_next_process_looks_if_the_first_has_died() -> None:
-    first, second, third = (StoreGang(store, index, 3) for store in [InMemoryStore()] for index in range(3))
+    first, second, third = (StoreProcessGroup(store, index, 3) for store in [InMemoryStore()] for index in range(3))
 
     def dies() -> str:
         raise OSError("the disk is gone")
@@ -534,5 +544,7 @@ def test_all_processes_look_if_several_hang() -> None:
     store = InMemoryStore()
     for index in range(3):
         with pytest.raises(OSError, match="hangs"):
-            StoreGang(store, index, 5).decide_in_turn("d", lambda: (_ for _ in ()).throw(OSError("hangs")), timeout_s=0)
-    assert StoreGang(store, 3, 5).decide_in_turn("d", lambda: "from 3", timeout_s=0.01) == "from 3"
+            StoreProcessGroup(store, index, 5).decide_in_turn(
+                "d", lambda: (_ for _ in ()).throw(OSError("hangs")), timeout_s=0
+            )
+    assert StoreProcessGroup(store, 3, 5).decide_in_turn("d", lambda: "from 3", timeout_s=0.01) == "from 3"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint.multihost import InMemoryStore, StoreGang
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.multihost.coordination.stalls import StallBoard, StalledAt, suspicion
 
 
@@ -51,7 +51,7 @@ def test_the_process_that_differs_is_suspected(places: dict[int, StalledAt], sus
 
 def boards(count: int) -> list[StallBoard]:
     store = InMemoryStore()
-    return [StallBoard(store, StoreGang(store, index, count)) for index in range(count)]
+    return [StallBoard(store, StoreProcessGroup(store, index, count)) for index in range(count)]
 
 
 def test_one_process_tells_for_all_that_stall_at_one_point() -> None:

@@ -6,15 +6,15 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import TypeVar
 
-from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang
+from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreProcessGroup
 
 T = TypeVar("T")
 
 
-def gangs(count: int, store: KeyValueStore | None = None) -> list[StoreGang]:
-    """One ``StoreGang`` for each process."""
+def gangs(count: int, store: KeyValueStore | None = None) -> list[StoreProcessGroup]:
+    """One ``StoreProcessGroup`` for each process."""
     shared = store or InMemoryStore()
-    return [StoreGang(shared, index, count) for index in range(count)]
+    return [StoreProcessGroup(shared, index, count) for index in range(count)]
 
 
 def together(*calls: Callable[[], T], timeout_s: float = 30) -> list[T | BaseException]:

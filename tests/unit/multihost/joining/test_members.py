@@ -15,7 +15,7 @@ from tests.unit.multihost.fakes.gangs import gangs, together
 
 
 def named(index: int, service_id: int) -> ProcessNames:
-    return ProcessNames(index, service_id, index + 10, f"gpt-w-0-{index}")
+    return ProcessNames(index, service_id, f"gpt-w-0-{index}")
 
 
 def met(

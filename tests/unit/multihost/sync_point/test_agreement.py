@@ -15,7 +15,7 @@ import pytest
 
 from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, BarrierFailed
-from gracepoint.multihost import Agreement, InMemoryStore, KeyValueStore, StoreGang
+from gracepoint.multihost import Agreement, InMemoryStore, KeyValueStore, StoreProcessGroup
 from gracepoint.multihost.coordination.store import StoreUnavailable
 from gracepoint.multihost.sync_point import agreement as agreement_module
 from gracepoint.multihost.sync_point.entries import Agreed, Entry, Gone, NoticeEntry, Retract, StartEntry, from_json
@@ -725,13 +725,13 @@ def test_keys_of_each_epoch_are_removed_once_when_it_is_over(
     make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retired: list[str] = []
-    real = StoreGang.retire
+    real = StoreProcessGroup.retire
 
-    def retire(gang: StoreGang, folder: str) -> None:
+    def retire(gang: StoreProcessGroup, folder: str) -> None:
         retired.append(folder)
         real(gang, folder)
 
-    monkeypatch.setattr(StoreGang, "retire", retire)
+    monkeypatch.setattr(StoreProcessGroup, "retire", retire)
     gang = make(1)
     for number, origin in enumerate(("first", "second"), 1):
         tell(gang.agreements[0], origin, drill=True)

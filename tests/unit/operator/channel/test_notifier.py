@@ -179,8 +179,8 @@ async def test_a_preemption_is_counted_by_one_of_two_replicas(api: MemoryApi, cl
         def total(name: str, **labels: str) -> float:
             return sum(figure(replica, name, **labels) for replica in both)
 
-        assert total("preemption_phases_total", phase="Noticed", cause="SpotTermination") == 1
-        assert total("preemption_phases_total", phase="Committed", cause="SpotTermination") == 1
+        assert total("preemption_phases_total", phase="Noticed", cause="SpotTermination", mode="Enforce") == 1
+        assert total("preemption_phases_total", phase="Committed", cause="SpotTermination", mode="Enforce") == 1
         assert total("signal_lead_seconds_count", cause="SpotTermination") == 1
         assert total("signal_lead_seconds_sum", cause="SpotTermination") == 15
         assert total("steps_lost_total") == 3
@@ -205,7 +205,7 @@ async def test_preemption_first_recorded_in_a_later_phase_was_noticed_too(api: M
     metrics = Metrics()
     outcome_metrics.count(metrics, before, after, pods_live=True)
     for phase in ("Noticed", "Agreed"):
-        labels = {"phase": phase, "cause": "SpotTermination"}
+        labels = {"phase": phase, "cause": "SpotTermination", "mode": "Enforce"}
         assert metrics.registry.get_sample_value("gracepoint_preemption_phases_total", labels) == 1
 
 
@@ -213,8 +213,8 @@ async def test_the_causes_that_people_write_into_requests_are_one_time_series(ap
     async with running(api, clock) as replica:
         replica.see(kinds.PREEMPTIONS, objects.request(cause="JustOnce", deadlineSeconds=60))
         await until(lambda: replica.reasons, "the Event")
-        assert figure(replica, "preemption_phases_total", phase="Noticed", cause="JustOnce") == 0
-        assert figure(replica, "preemption_phases_total", phase="Noticed", cause="Requested") == 1
+        assert figure(replica, "preemption_phases_total", phase="Noticed", cause="JustOnce", mode="Enforce") == 0
+        assert figure(replica, "preemption_phases_total", phase="Noticed", cause="Requested", mode="Enforce") == 1
         assert figure(replica, "signal_lead_seconds_count", cause="Requested") == 1
 
 

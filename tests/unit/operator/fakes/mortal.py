@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 from gracepoint.wire.frames import Notice, Retraction
@@ -71,21 +71,9 @@ class FusedApi(client.KubeClient):
     def close(self) -> None:
         pass
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: JsonObject | None = None,
-        content_type: str = "application/json",
-        accept: str = "application/json",
-        timeout_s: float = 0.0,
-        decode: Callable[[bytes], Any] = lambda data: data,
-        read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
-    ) -> Any:
+    async def _call(self, method: str, path: str, **options: Any) -> Any:
         await self._fuse.burn()
-        answer = await self._shared._call(method, path, query=query, body=body, content_type=content_type, read=read)
+        answer = await self._shared._call(method, path, **options)
         if method != "GET":
             await self._fuse.burn()
         return answer

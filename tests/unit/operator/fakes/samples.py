@@ -7,7 +7,7 @@ from typing import Any
 
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.resources import CheckpointPolicy, CheckpointPolicySpec
-from gracepoint_operator.webhooks import AdmissionSettings
+from gracepoint_operator.webhooks import AdmissionSettings, Patched, inject_workload, release_contract
 
 Json = dict[str, Any]
 
@@ -75,6 +75,17 @@ def environment(container: Json) -> Json:
     return {
         v["name"]: v["value"] if "value" in v else v["valueFrom"]["fieldRef"]["fieldPath"] for v in container["env"]
     }
+
+
+#: Has nothing but a folder of checkpoints.
+POLICY = policy_spec()
+
+
+def injected(body: Json, under: CheckpointPolicySpec = POLICY) -> Json:
+    """The workload as the webhook makes it: with the release contract, and with what its pods get."""
+    result = release_contract(body, under)
+    assert isinstance(result, Patched), result
+    return inject_workload(result.object, "default", under, SETTINGS)
 
 
 def by_jobset(body: Json) -> Json:

@@ -313,7 +313,7 @@ async def test_a_record_that_ends_twice_is_counted_once_for_each_end(api: Histor
 
         cause = "SpotTermination"
         for phase in ("Noticed", "Expired", "Committed"):
-            assert total("gracepoint_preemption_phases_total", phase=phase, cause=cause) == 1, phase
+            assert total("gracepoint_preemption_phases_total", phase=phase, cause=cause, mode="Enforce") == 1, phase
         assert total("gracepoint_spare_seconds_count") == 1
         assert total("gracepoint_steps_lost_total") == 2
         reasons = [*first.reasons, *second.reasons]

@@ -7,21 +7,20 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
-from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
+from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
 from gracepoint_operator.webhooks.updates.injected_annotation import shown
 from tests.unit.operator.fakes.samples import (
-    SETTINGS,
+    POLICY,
     Json,
     by_jobset,
+    injected,
     job_of,
     jobset,
     pod_of,
     policy,
-    policy_spec,
     replicated_job,
 )
 
-POLICY = policy_spec()
 OURS = {"action": "FailJob", "onExitCodes": {"containerName": "train", "operator": "In", "values": [77, 78]}}
 IGNORED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
@@ -133,6 +132,4 @@ def test_every_combination_that_is_taken_is_done_with_after_one_call() -> None:
 
 
 def _made(body: Json) -> Json:
-    result = release_contract(body, POLICY)
-    assert isinstance(result, Patched), result
-    return shown(body, inject_workload(result.object, "default", POLICY, SETTINGS), policy())
+    return shown(body, injected(body), policy())

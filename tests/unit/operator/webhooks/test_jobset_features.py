@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
-from tests.unit.operator.fakes.samples import SETTINGS, Json, jobset, policy_spec, replicated_job
-
-POLICY = policy_spec()
+from gracepoint_operator.webhooks import ContractViolation, release_contract
+from tests.unit.operator.fakes.samples import POLICY, Json, injected, jobset, policy_spec, replicated_job
 
 
 def named_rule(action: str, **more: Any) -> Json:
@@ -65,9 +63,7 @@ def kept(theirs: Any, made: Any) -> bool:
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_label_is_all_that_a_feature_of_jobset_needs(feature: str) -> None:
     body = FEATURES[feature]
-    result = release_contract(body, POLICY)
-    assert isinstance(result, Patched), result
-    assert kept(body, inject_workload(result.object, "default", POLICY, SETTINGS))
+    assert kept(body, injected(body))
 
 
 def test_a_change_of_what_a_user_wrote_would_be_noticed() -> None:
@@ -101,9 +97,6 @@ def test_an_initializer_is_no_part_of_the_gang_under_its_policy() -> None:
     body = jobset(
         replicated_job("data", 1), {**replicated_job(), "dependsOn": [{"name": "data", "status": "Complete"}]}
     )
-    under = policy_spec(training={"replicatedJobs": ["workers"]})
-    result = release_contract(body, under)
-    assert isinstance(result, Patched), result
-    made = inject_workload(result.object, "default", under, SETTINGS)
+    made = injected(body, policy_spec(training={"replicatedJobs": ["workers"]}))
     assert kept(body, made)
     assert made["spec"]["replicatedJobs"][0] == body["spec"]["replicatedJobs"][0], "the initializer is not touched"

@@ -9,26 +9,19 @@ import pytest
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
+from gracepoint_operator.webhooks import ContractViolation, release_contract
 from tests.unit.operator.fakes.samples import (
-    SETTINGS,
+    POLICY,
     Json,
     by_jobset,
     environment,
+    injected,
     job_of,
     jobset,
     pod_of,
     policy_spec,
     replicated_job,
 )
-
-POLICY = policy_spec()
-
-
-def made(body: Json, policy: CheckpointPolicySpec = POLICY) -> Json:
-    result = release_contract(body, policy)
-    assert isinstance(result, Patched), result
-    return inject_workload(result.object, "default", policy, SETTINGS)
 
 
 def refusal(body: Json, policy: CheckpointPolicySpec = POLICY) -> str:
@@ -54,14 +47,14 @@ def rule(operator: str, *codes: int) -> Json:
 
 
 def test_on_the_hosts_network_a_pod_is_given_the_clusters_names() -> None:
-    body = made(with_pod(hostNetwork=True))
+    body = injected(with_pod(hostNetwork=True))
     assert pod_of(body)["dnsPolicy"] == "ClusterFirstWithHostNet"
-    assert "dnsPolicy" not in pod_of(made(jobset()))
+    assert "dnsPolicy" not in pod_of(injected(jobset()))
 
 
 @pytest.mark.parametrize("dns", ["ClusterFirstWithHostNet", "None"])
 def test_resolver_is_kept_on_the_host_network(dns: str) -> None:
-    assert pod_of(made(with_pod(hostNetwork=True, dnsPolicy=dns)))["dnsPolicy"] == dns
+    assert pod_of(injected(with_pod(hostNetwork=True, dnsPolicy=dns)))["dnsPolicy"] == dns
 
 
 @pytest.mark.parametrize("dns", ["ClusterFirst", "Default"])
@@ -69,7 +62,7 @@ def test_on_the_hosts_network_the_nodes_own_resolver_is_refused(dns: str) -> Non
     message = refusal(with_pod(hostNetwork=True, dnsPolicy=dns))
     assert message.startswith(f"spec.replicatedJobs[0].template.spec.template.spec.dnsPolicy: found {dns}")
     assert "expected ClusterFirstWithHostNet" in message
-    assert pod_of(made(with_pod(dnsPolicy=dns)))["dnsPolicy"] == dns, "which is right on a network of its own"
+    assert pod_of(injected(with_pod(dnsPolicy=dns)))["dnsPolicy"] == dns, "which is right on a network of its own"
 
 
 def test_a_native_sidecar_and_init_containers_are_left_as_they_are() -> None:
@@ -77,7 +70,7 @@ def test_a_native_sidecar_and_init_containers_are_left_as_they_are() -> None:
         {"name": "fetch", "image": "f", "env": [{"name": Env.DIRECTORY, "value": "/theirs"}]},
         {"name": "mesh", "image": "m", "restartPolicy": "Always"},
     ]
-    body = made(with_pod(initContainers=init))
+    body = injected(with_pod(initContainers=init))
     assert pod_of(body)["initContainers"] == init
     assert environment(pod_of(body)["containers"][0])[Env.DIRECTORY].startswith("/checkpoints/")
     rules = job_of(body)["podFailurePolicy"]["rules"]
@@ -113,13 +106,13 @@ def test_rules_that_restart_the_container_in_place_must_not_match_our_codes(rule
     if refused:
         assert "containers[train].restartPolicyRules[0]: found Restart for exit codes" in refusal(body)
     else:
-        assert pod_of(made(body))["containers"][0]["restartPolicyRules"] == rules
+        assert pod_of(injected(body))["containers"][0]["restartPolicyRules"] == rules
 
 
 def test_another_container_may_restart_as_it_likes() -> None:
     body = jobset()
     pod_of(body)["containers"].append({"name": "logs", "image": "l", "restartPolicy": "Always"})
-    assert pod_of(made(body))["containers"][1] == {"name": "logs", "image": "l", "restartPolicy": "Always"}
+    assert pod_of(injected(body))["containers"][1] == {"name": "logs", "image": "l", "restartPolicy": "Always"}
 
 
 def test_the_name_of_the_tokens_volume_is_taken() -> None:
@@ -128,10 +121,10 @@ def test_the_name_of_the_tokens_volume_is_taken() -> None:
 
 
 def test_a_token_that_an_older_version_injected_is_renewed() -> None:
-    once = made(jobset())
+    once = injected(jobset())
     token = pod_of(once)["volumes"][-1]["projected"]["sources"][0]["serviceAccountToken"]
     token["expirationSeconds"] = 600
-    assert pod_of(made(once)) == pod_of(made(jobset()))
+    assert pod_of(injected(once)) == pod_of(injected(jobset()))
 
 
 @pytest.mark.parametrize("path", [names.TOKEN_DIRECTORY, f"{names.TOKEN_DIRECTORY}/"])
@@ -148,37 +141,38 @@ def test_a_member_of_the_gang_that_waits_for_anothers_end_is_refused() -> None:
     assert message.startswith("spec.replicatedJobs[1].dependsOn[0].status: found Complete, of first")
     assert "Set it to Ready" in message
     alone = policy_spec(training={"replicatedJobs": ["second"]})
-    assert made(body, alone)["spec"]["replicatedJobs"][1]["dependsOn"], "preparing something first is no gang's matter"
+    second = injected(body, alone)["spec"]["replicatedJobs"][1]
+    assert second["dependsOn"], "preparing something first is no gang's matter"
     body["spec"]["replicatedJobs"][1]["dependsOn"][0]["status"] = "Ready"
-    made(body)
+    injected(body)
 
 
 def test_more_rules_than_kubernetes_allows_are_refused_at_admission() -> None:
     rules = [{"action": "Count", "onExitCodes": {"operator": "In", "values": [n]}} for n in range(1, 20)]
-    made(jobset(replicated_job(podFailurePolicy={"rules": rules[:18]})))
+    injected(jobset(replicated_job(podFailurePolicy={"rules": rules[:18]})))
     message = refusal(jobset(replicated_job(podFailurePolicy={"rules": rules})))
     assert "podFailurePolicy.rules: found 19 rules, expected at most 18 beside ours" in message
 
 
 def test_a_suspended_jobset_is_completed_like_any_other_and_stays_suspended() -> None:
     """Kueue's way: completed at creation, and Kueue may still add to the template before it resumes the JobSet."""
-    body = made(jobset(suspend=True))
+    body = injected(jobset(suspend=True))
     assert body["spec"]["suspend"] is True
     resumed = by_jobset(body)
     resumed["spec"]["suspend"] = False
     pod_of(resumed)["nodeSelector"] = {"pool": "tpu"}
-    assert made(resumed) == resumed
+    assert injected(resumed) == resumed
 
 
 def test_jobset_with_generated_name_is_completed_from_pod_fields() -> None:
     body = jobset()
     del body["metadata"]["name"]
     body["metadata"]["generateName"] = "llm-"
-    env = environment(pod_of(made(body))["containers"][0])
+    env = environment(pod_of(injected(body))["containers"][0])
     assert env[Env.JOBSET_NAME] == "metadata.labels['jobset.sigs.k8s.io/jobset-name']"
     assert env[Env.DIRECTORY] == f"/checkpoints/$({Env.NAMESPACE})/$({Env.JOBSET_NAME})"
     assert env[Env.SUBDOMAIN] == f"$({Env.JOBSET_NAME})"
 
 
 def test_a_grace_period_of_null_is_none() -> None:
-    assert pod_of(made(with_pod(terminationGracePeriodSeconds=None)))["terminationGracePeriodSeconds"] == 120
+    assert pod_of(injected(with_pod(terminationGracePeriodSeconds=None)))["terminationGracePeriodSeconds"] == 120

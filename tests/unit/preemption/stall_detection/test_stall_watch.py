@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang, StoreUnavailable
+from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreProcessGroup, StoreUnavailable
 from gracepoint.multihost.coordination.stalls import StallBoard
 from gracepoint.multihost.naming import Pods
 from gracepoint.preemption.stall_detection import stall_watch
@@ -43,7 +43,7 @@ class Watched:
         self.watch = StallWatch(
             LIMIT_S,
             self._activities,
-            StallBoard(store, StoreGang(store, index, count)),
+            StallBoard(store, StoreProcessGroup(store, index, count)),
             pods,
             self,
             pulse,

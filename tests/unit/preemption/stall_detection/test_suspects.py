@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreGang
+from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreProcessGroup
 from gracepoint.multihost.coordination.stalls import StallBoard
 from gracepoint.preemption.reporting import substitute as substitute_module
 from gracepoint.preemption.reporting.substitute import Substitute
@@ -25,7 +25,7 @@ PODS = ("pod-0", "pod-1", "pod-2")
 def suspects(store: KeyValueStore, index: int, sync_point: int = 7, host: int = 0) -> Suspects:
     order, reached = (sync_point,), f"sync point {sync_point}"
     training = Activity("training", "training", (), order, reached, threading.get_ident())
-    board = StallBoard(store, StoreGang(store, index, 3), host)
+    board = StallBoard(store, StoreProcessGroup(store, index, 3), host)
     return Suspects(board, lambda: [training], PODS, substitute(store, index))
 
 
@@ -137,4 +137,4 @@ def fails() -> list[Activity]:
 
 def test_an_error_while_it_is_found_out_keeps_no_report_back() -> None:
     store = InMemoryStore()
-    assert Suspects(StallBoard(store, StoreGang(store, 0, 3)), fails, PODS, substitute(store, 0)).ask(0)() == ""
+    assert Suspects(StallBoard(store, StoreProcessGroup(store, 0, 3)), fails, PODS, substitute(store, 0)).ask(0)() == ""

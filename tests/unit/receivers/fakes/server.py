@@ -49,6 +49,19 @@ _TYPES: dict[str, type[Message]] = {
     PATH_STALL: Stall,
 }
 
+#: Process 0 of two, as it subscribes.
+WHO = Subscription(
+    namespace="default",
+    pod_name="gpt-workers-0-0",
+    pod_uid="pod-uid-0",
+    session="session-0",
+    workload_uid="jobset-uid",
+    restart_attempt=0,
+    process_index=0,
+    process_count=2,
+    library_version="0.1.0",
+)
+
 
 @dataclasses.dataclass
 class Stream:

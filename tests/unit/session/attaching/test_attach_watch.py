@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gracepoint.errors import BarrierError
-from gracepoint.multihost import InMemoryStore, StoreGang, StoreUnavailable
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup, StoreUnavailable
 from gracepoint.session.attaching.attach_watch import AttachWatch
 from gracepoint.settings import Settings
 from tests.unit.multihost.fakes.gangs import gangs
@@ -52,15 +52,15 @@ def watch(operator: Operator, action: str = "report", **options: Any) -> AttachW
 
 
 @pytest.fixture
-def come() -> Iterator[Callable[[StoreGang], None]]:
+def come() -> Iterator[Callable[[StoreProcessGroup], None]]:
     """Has a process come to the barrier, in a thread that waits there until the end of the test."""
-    waiting: list[tuple[StoreGang, threading.Thread]] = []
+    waiting: list[tuple[StoreProcessGroup, threading.Thread]] = []
 
-    def wait(gang: StoreGang) -> None:
+    def wait(gang: StoreProcessGroup) -> None:
         with contextlib.suppress(BarrierError):
             gang.barrier(KEY, timeout_s=PATIENCE_S)
 
-    def begin(gang: StoreGang) -> None:
+    def begin(gang: StoreProcessGroup) -> None:
         thread = threading.Thread(target=wait, args=(gang,))
         thread.start()
         waiting.append((gang, thread))
@@ -73,7 +73,7 @@ def come() -> Iterator[Callable[[StoreGang], None]]:
 
 
 def test_the_processes_that_do_not_come_are_named(
-    come: Callable[[StoreGang], None], caplog: pytest.LogCaptureFixture
+    come: Callable[[StoreProcessGroup], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, third = gangs(3)
     come(second)
@@ -93,7 +93,7 @@ def test_the_processes_that_do_not_come_are_named(
     assert over.over
 
 
-def test_one_of_those_that_wait_tells_the_operator(come: Callable[[StoreGang], None]) -> None:
+def test_one_of_those_that_wait_tells_the_operator(come: Callable[[StoreProcessGroup], None]) -> None:
     _, second, third = gangs(3)
     come(second)
     come(third)
@@ -121,7 +121,7 @@ def test_process_0_is_suspected_if_the_store_does_not_answer() -> None:
             raise StoreUnavailable("no answer")
 
     operator = Operator()
-    gang = StoreGang(Gone(), 1, 2)
+    gang = StoreProcessGroup(Gone(), 1, 2)
     come_key = gang.waiting.at("b", lambda: list(map(int, Gone().list("b"))))
     with watch(operator) as watching, come_key, watching.at("meeting"):
         watching.met(gang)

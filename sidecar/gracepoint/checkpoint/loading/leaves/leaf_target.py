@@ -113,7 +113,7 @@ def target_of(
     shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())
     dtype = None if wanted.key_impl or np.dtype(wanted.dtype) == stored.spec.numpy_dtype else np.dtype(wanted.dtype)
     if wanted.restore_type is not jax.Array:
-        return LeafTarget(stored, dtype, OnHost(shape), _finish_on_host(stored, wanted))
+        return LeafTarget(stored, dtype, OnHost(shape), _finish_on_host(wanted))
     placement: LeafPlacement
     from_file = False
     if isinstance(args, SingleReplicaArrayRestoreArgs):
@@ -220,7 +220,7 @@ def _on_one_replica(
     return OnOneReplica(shape, dtype, check_sharding(single_replica, where, wanted.sharding), single_replica)
 
 
-def _finish_on_host(stored: StoredLeaf, wanted: LeafRequest) -> Callable[[Any], Any]:
+def _finish_on_host(wanted: LeafRequest) -> Callable[[Any], Any]:
     restore_type = wanted.restore_type
     if restore_type is np.ndarray:
         return lambda values: values

@@ -86,11 +86,11 @@ class _Apart:
             return find()
 
     def _durable(self) -> str:
-        return _DURABLE if commit.is_durable(self._paths, self._temporary) else str(self._error)
+        return _DURABLE if commit.is_durable(self._temporary) else str(self._error)
 
     def _late(self) -> str:
         """Returns the rest of a message: whether the save was durable too late."""
-        if self._gang.process_count > _FEW or not commit.is_durable(self._paths, self._temporary):
+        if self._gang.process_count > _FEW or not commit.is_durable(self._temporary):
             return ""
         return f", and was durable too late: the next start commits {self._temporary.path}"
 

@@ -15,7 +15,7 @@ from gracepoint.checkpoint.format import layout, orbax_metadata
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.handler_registry import ItemHandler
 from gracepoint.checkpoint.storage.recorded_files import record_files
-from gracepoint.checkpoint.storage.storage_path import LocalPath, StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath, local_folder
 from gracepoint.errors import CheckpointRefused, SaveFailed
 
 
@@ -82,21 +82,6 @@ def check_items(items: Mapping[str, Any], handlers: Mapping[str, ItemHandler]) -
 
 
 NO_EXTRAS = SaveExtras()
-
-
-def local_folder(place: StoragePath, name: str) -> LocalPath:
-    """Returns the folder of an item in the local file system, which its handler reads and writes.
-
-    Raises:
-        CheckpointRefused: The store is not a file system.
-    """
-    try:
-        return place.local()
-    except TypeError as error:
-        raise CheckpointRefused(
-            f"item {name!r}: its handler reads and writes files, and {place} is in no file system: save its values as "
-            "leaves of the tree"
-        ) from error
 
 
 class HandledItems:

@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 
 from gracepoint.async_calls.processes.shared_memory import Block
+from gracepoint.errors import CheckpointError, from_word, to_word
 
 _CANCELLED, _DONE_BYTES, _STAGE, _ENDED, _URGENT = range(5)
 _TEXT_AT = 64
 _BYTES = 64 << 10
+# Characters of an error's text. JSON needs at most 12 bytes for each.
+_MOST_TEXT = 5000
 _STAGES = ("", "written", "durable")
 
 
@@ -64,16 +67,40 @@ class SaveBoard:
         """The stages that the save has reached, in order."""
         return _STAGES[1 : int(self._words[_STAGE]) + 1]
 
-    def end(self, outcome: dict[str, Any]) -> None:
-        """Says how the save ended."""
+    def end(self, stages: dict[str, Any]) -> None:
+        """Says that the part is durable, and when it reached its stages."""
+        self._put(stages)
+
+    def fail(self, error: Exception) -> None:
+        """Says with which error the save ended. A very long text is cut."""
+        told: dict[str, Any] = {"error": to_word(error), "text": str(error) or repr(error)}
+        if not isinstance(error, CheckpointError):
+            if isinstance(error, OSError):
+                told["text"] = told["text"].removeprefix(f"[Errno {error.errno}] ")
+                told["errno"] = error.errno
+            else:
+                told["text"] = f"{type(error).__name__}: {error}"
+        told["text"] = told["text"][:_MOST_TEXT]
+        self._put(told)
+
+    def _put(self, outcome: dict[str, Any]) -> None:
         data = json.dumps(outcome).encode()
-        if len(data) > _BYTES - _TEXT_AT:
-            data = json.dumps({"error": str(outcome.get("error", ""))[: (_BYTES - _TEXT_AT) // 8]}).encode()
         self.block.memory[_TEXT_AT : _TEXT_AT + len(data)] = data
         self._words[_ENDED] = len(data)  # last: the trainer reads the text as soon as this is not 0
 
     @property
-    def outcome(self) -> dict[str, Any] | None:
-        """How the save ended. None: the worker has not said it."""
+    def outcome(self) -> dict[str, Any] | Exception | None:
+        """How the save ended: what ``end`` was told, or the error. None: the worker has not said it.
+
+        A ``CheckpointError`` keeps its class, and an ``OSError`` its number. Other errors become ``CheckpointError``.
+        """
         size = int(self._words[_ENDED])
-        return json.loads(self.block.memory[_TEXT_AT : _TEXT_AT + size]) if size else None
+        if not size:
+            return None
+        told: dict[str, Any] = json.loads(self.block.memory[_TEXT_AT : _TEXT_AT + size])
+        if "error" not in told:
+            return told
+        if "errno" not in told:
+            return from_word(told["error"])(told["text"])
+        # Python chooses the class by the number, for example ``FileNotFoundError``.
+        return OSError(told["text"]) if told["errno"] is None else OSError(told["errno"], told["text"])

@@ -15,7 +15,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart, StoredFile, file_of
 from gracepoint.checkpoint.planning.chunks import Chunk
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps import commit, records
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.storage.time_limit import ended_by
 from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles
@@ -148,7 +148,7 @@ class BegunPart:
             copies={**written.copies, **part.copies},
             host_state=part.host_state,
             begun_ns=writing.begun_ns,
-            replaces=commit.standing(temporary.target) if part.names_replaced else None,
+            replaces=records.standing(temporary.target) if part.names_replaced else None,
             generations=dict(writing.generations),
             chunks=None if part.plan is None else sum(chunk.mine for chunk in part.chunks),
             plan=part.plan,

@@ -84,7 +84,8 @@ class HandedOver:
             on_stage: Called with "written" and "durable".
 
         Raises:
-            SaveFailed: The deadline passed or was cancelled, or the worker could not write.
+            SaveFailed: The deadline passed or was cancelled, or the folder was taken away.
+            OSError, CheckpointError: The worker could not write.
             WriterDied: The worker process died.
         """
         told = 0
@@ -97,7 +98,7 @@ class HandedOver:
                 return self._outcome()
             if deadline.passed():
                 self._stop()
-                if self._board.outcome is None or "error" in self._board.outcome:
+                if not isinstance(self._board.outcome, dict):
                     raise SaveFailed(f"{self._what} was not written by the worker process {deadline.ended}")
                 continue
             concurrent.futures.wait([self._ended], timeout=min(_LOOK_EVERY_S, deadline.remaining_s()))
@@ -113,10 +114,8 @@ class HandedOver:
         outcome = self._board.outcome
         if outcome is None:
             raise WriterDied(str(self._ended.exception()))
-        if outcome.pop("failed", None):
-            raise SaveFailed(outcome["error"])
-        if "error" in outcome:
-            raise OSError(outcome["error"])
+        if isinstance(outcome, Exception):
+            raise outcome
         return PartStages(**outcome)
 
 

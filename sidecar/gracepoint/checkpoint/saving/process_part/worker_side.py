@@ -30,7 +30,6 @@ from gracepoint.checkpoint.saving.process_part.save_part import SavePart, begun
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
-from gracepoint.errors import SaveFailed
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ def write_handed(
             stages = writing.make_durable(written)
     except Exception as error:  # noqa: BLE001 - the trainer raises it
         logger.warning("%s was not written by the worker: %s", what, error)
-        told.end({"error": str(error) or repr(error), "failed": isinstance(error, SaveFailed)})
+        told.fail(error)
         return
     when_orphaned("commit", functools.partial(_commit, part.paths, part.temporary))
     told.end(dataclasses.asdict(stages))
@@ -102,7 +101,7 @@ def _is_urgent(told: SaveBoard) -> bool:
 
 
 def _commit(paths: Layout, temporary: Temporary) -> None:
-    if commit.is_committed(paths, temporary):
+    if commit.is_committed(temporary):
         return
     if recovery.finish(paths, temporary):
         logger.warning("the trainer has died, and its worker has committed %s", temporary.what)

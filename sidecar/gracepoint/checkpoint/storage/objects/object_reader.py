@@ -11,11 +11,12 @@ If a stream breaks or stalls, another request goes on where it ended.
 from __future__ import annotations
 
 import collections
+import errno
 import threading
 import time
 
 from gracepoint.checkpoint.storage import time_limit
-from gracepoint.checkpoint.storage.backend import HOT_BYTES, Generation
+from gracepoint.checkpoint.storage.backend import HOT_BYTES, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.objects.http.connection import Exchange, Unreachable
 from gracepoint.checkpoint.storage.objects.http.persistence import Persistence, RequestPauses, wait
 from gracepoint.checkpoint.storage.objects.http.request_errors import ConditionFailed, Transient
@@ -61,7 +62,8 @@ class ObjectReader:
         """Reads bytes from ``offset`` into ``out``. Returns the number of bytes read, 0 at the end of the object.
 
         Raises:
-            OSError: The object was replaced, or cannot be read.
+            StaleGeneration: The object was replaced or deleted.
+            OSError: The object cannot be read.
         """
         out = out[: max(0, min(len(out), self.size_bytes - offset))]
         if len(out) < 2 * PART_BYTES:
@@ -107,6 +109,8 @@ class ObjectReader:
                 break
             helpers.append(helper)
         read(self._stream, from_the_end=False)
+        # Each helper ends with the part that it reads: after an error no other part is begun. A part has a timeout for
+        # each request and each pause between bytes, or the limit.
         for helper in helpers:
             helper.join()
         if errors:
@@ -167,8 +171,8 @@ class _RangeStream:
         """Asks for the bytes from ``first`` to ``stop``. None: to the end of the object.
 
         Raises:
-            FileNotFoundError: The object does not exist. On ``gs://`` also: it was replaced since the first request.
-            OSError: The object was replaced.
+            FileNotFoundError: The object does not exist.
+            StaleGeneration: The object was replaced or deleted since the first request.
         """
         self.close()
 
@@ -180,8 +184,13 @@ class _RangeStream:
 
         try:
             self._exchange = self._persistence.keep(f"GET {self._api.url(self._key)}", act)
-        except ConditionFailed as error:
-            raise OSError(f"{self._api.url(self._key)} was replaced while it was read") from error
+        except (ConditionFailed, FileNotFoundError) as error:
+            # gs:// does not have the generation any more, and so answers as if the object did not exist.
+            if self._generation is None:
+                raise
+            raise StaleGeneration(
+                errno.ESTALE, "the object was replaced or deleted while it was read", self._api.url(self._key)
+            ) from error
         self._position = first
 
 

@@ -39,6 +39,8 @@ def run(acts: Sequence[Callable[[], object]], *, threads: int) -> None:
             break
         helpers.append(helper)
     work()
+    # Each helper ends with the function that it runs. A request of a function ends with its timeout or with the limit.
+    # A call to a file system ends when the kernel returns: it has no other bound, in this thread either.
     for helper in helpers:
         helper.join()
     if errors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -9,7 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.process_part import save_worker, worker_side
 from gracepoint.checkpoint.saving.process_part.save_board import SaveBoard
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
-from gracepoint.errors import SettingsError
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointError, CheckpointNotFound, SettingsError
 from tests.leftovers import is_alive
 from tests.object_stores.fixtures import STORES
 from tests.object_stores.servers import Bucket
@@ -344,10 +348,39 @@ def test_the_workers_session_counts_as_others_while_training_waits(
 
 def test_a_cancelled_save_leaves_no_record(tmp_path: Path) -> None:
     board = staged(tmp_path)(cancelled=True)
-    assert board.outcome is not None
-    assert board.outcome["failed"]
+    assert isinstance(board.outcome, SaveFailed)
     assert board.reached == ()
     assert list(tmp_path.rglob("done.process_*")) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        pytest.param(OSError(errno.ENOSPC, "is full", "/a"), OSError, "[Errno 28] is full: '/a'", id="full"),
+        pytest.param(PermissionError(errno.EACCES, "no"), PermissionError, "[Errno 13] no", id="forbidden"),
+        pytest.param(OSError("no reply"), OSError, "no reply", id="without a number"),
+        pytest.param(SaveFailed("taken away"), SaveFailed, "taken away", id="failed"),
+        pytest.param(SaveFailed("long" * 50_000), SaveFailed, "long" * 1250, id="very long"),
+        pytest.param(SaveFailed("\N{TURTLE}" * 50_000), SaveFailed, "\N{TURTLE}" * 5000, id="very long in JSON"),
+        pytest.param(CheckpointNotFound("no step"), CheckpointNotFound, "no step", id="both of ours and the system's"),
+        pytest.param(ValueError("of TensorStore"), CheckpointError, "ValueError: of TensorStore", id="any other"),
+    ],
+)
+def test_the_trainer_gets_the_error_that_its_worker_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], text: str
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(worker_side, "begun", fails)
+    ended: Future[None] = Future()
+    ended.set_result(None)
+    handed = save_worker.HandedOver(staged(tmp_path)(), ended, "step 1", lambda: None)
+    with pytest.raises(kind) as found:
+        handed.wait(Deadline.after(30, time.monotonic), lambda stage: None)
+    assert type(found.value) is kind
+    assert str(found.value) == text
+    assert getattr(found.value, "errno", None) == getattr(error, "errno", None)
 
 
 @pytest.fixture(params=["files", *STORES])

@@ -6,15 +6,15 @@ import pytest
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.steps import commit, listing, records
 from gracepoint.checkpoint.steps.object_store import sweeping
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
-from tests.unit.checkpoint.steps.flat_saves import STEP, write
-from tests.unit.checkpoint.storage.digests import DigestStore
-from tests.unit.checkpoint.storage.flat import FlatStore
+from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
+from tests.unit.checkpoint.storage.fakes.digests import DigestStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
 STORES = pytest.mark.parametrize("kind", [FlatStore, DigestStore], ids=["numbers", "digests"])
 REQUESTS = 30  # more than a sweep makes
@@ -30,7 +30,7 @@ def condemned(kind: type[FlatStore]) -> tuple[FlatStore, Layout]:
 
 def check_whole(paths: Layout) -> None:
     assert listing.complete_steps(paths) == [STEP]
-    manifest = commit.read_manifest(paths.step(STEP))
+    manifest = records.read_manifest(paths.step(STEP))
     assert manifest is not None
     for name, file in manifest.files.items():
         check_contents(paths.step(STEP) / name, file.bytes, file.crc32)

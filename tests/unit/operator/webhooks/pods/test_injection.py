@@ -10,28 +10,20 @@ import pytest
 from gracepoint.settings import Settings
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
-from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks import AdmissionSettings, Patched, inject_workload, refresh_pod, release_contract
+from gracepoint_operator.webhooks import AdmissionSettings, refresh_pod
 from gracepoint_operator.webhooks.pods.injection import is_injected
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
     by_jobset,
     environment,
+    injected,
     job_of,
     jobset,
     pod_of,
     policy_spec,
     replicated_job,
 )
-
-POLICY = policy_spec()
-
-
-def injected(body: Json, policy: CheckpointPolicySpec = POLICY) -> Json:
-    result = release_contract(body, policy)
-    assert isinstance(result, Patched), result
-    return inject_workload(result.object, "default", policy, SETTINGS)
 
 
 def test_every_variable_of_the_wire_is_set() -> None:

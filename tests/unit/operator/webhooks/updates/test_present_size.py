@@ -8,7 +8,7 @@ import pytest
 
 from gracepoint.wire.names import Env
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
+from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
 from gracepoint_operator.webhooks.updates.injected_annotation import shown
 from gracepoint_operator.webhooks.updates.kept_fields import changed_sizes, keep_fields
 from gracepoint_operator.webhooks.updates.present_size import (
@@ -19,9 +19,9 @@ from gracepoint_operator.webhooks.updates.present_size import (
     resized_pod,
 )
 from tests.unit.operator.fakes.samples import (
-    SETTINGS,
     Json,
     environment,
+    injected,
     job_of,
     jobset,
     pod_of,
@@ -33,14 +33,9 @@ from tests.unit.operator.fakes.samples import (
 ELASTIC = policy_spec(training={"minProcesses": 2, "replicatedJobs": ["a", "b"]})
 
 
-def injected(body: Json, by: CheckpointPolicySpec = ELASTIC) -> Json:
-    result = release_contract(body, by)
-    assert isinstance(result, Patched), result
-    return inject_workload(result.object, "default", by, SETTINGS)
-
-
 def gang() -> Json:
-    return injected(jobset(replicated_job("a", 2, 3), replicated_job("other", 1, 9), replicated_job("b", 4, 1)))
+    body = jobset(replicated_job("a", 2, 3), replicated_job("other", 1, 9), replicated_job("b", 4, 1))
+    return injected(body, ELASTIC)
 
 
 def test_only_members_of_the_gang_count() -> None:
@@ -67,7 +62,7 @@ def test_a_pod_gets_its_place_and_nothing_else() -> None:
 
 
 def test_without_a_least_number_the_size_is_fixed() -> None:
-    assert not is_elastic({"spec": pod_of(injected(jobset(), policy_spec()))})
+    assert not is_elastic({"spec": pod_of(injected(jobset()))})
 
 
 @pytest.mark.parametrize(("replicas", "fits"), [(1, False), (2, True)])

@@ -36,6 +36,8 @@ from gracepoint.errors import SettingsError
 
 _GOOGLE = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+# Google's text for a missing bucket. For a missing object it is "No such object: BUCKET/KEY". Both have one reason.
+_NO_BUCKET = "The specified bucket does not exist"
 
 
 def name_for_tensorstore(environ: MutableMapping[str, str]) -> None:
@@ -63,11 +65,6 @@ class GcsApi:
             self._testing = environ.get("GOOGLE_AUTH_TOKEN_FOR_TESTING")
         else:
             self._tokens = Renewed("gs://: access tokens for Google Cloud Storage", _GoogleTokens())
-
-    @property
-    def needs_token(self) -> bool:
-        """Whether access tokens of Google are sent."""
-        return self._tokens is not None
 
     def url(self, key: str) -> str:
         return f"gs://{self._bucket}/{key}"
@@ -159,9 +156,10 @@ class GcsApi:
         self.clock.told(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
             code, message = _error(exchange.read())
-            # Writes and listings need only the bucket. If one of them gets a 404, the bucket is missing.
-            of_bucket = method == "POST" or target.startswith(f"{self._objects}?") or "bucket" in message.lower()
-            if exchange.status == 404 and of_bucket:
+            # Writes and listings need only the bucket. If one of them gets a 404, the bucket is missing. For other
+            # requests only the text tells. Its start is compared, as names of users may follow.
+            only_needs_bucket = method == "POST" or target.startswith(f"{self._objects}?")
+            if exchange.status == 404 and (only_needs_bucket or message.startswith(_NO_BUCKET)):
                 code = "NoSuchBucket"
             if exchange.status == 401 and self._tokens is not None and self._tokens.refused(str(token)):
                 raise Transient(f"{method} {self.url(key)}: the access token was refused, and is renewed")

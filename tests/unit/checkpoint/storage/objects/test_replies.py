@@ -1,0 +1,261 @@
+"""Replies that a store would not send, and stores that ignore conditions."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import google_crc32c
+import pytest
+import trustme
+
+from gracepoint.checkpoint.storage.backend import Generation
+from gracepoint.checkpoint.storage.objects import open_bucket
+from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
+from gracepoint.checkpoint.storage.objects.providers.gcs import GcsApi
+from gracepoint.checkpoint.storage.objects.providers.s3 import S3Api
+from gracepoint.errors import SettingsError
+from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
+from tests.object_stores.servers import Bucket, Server
+
+pytestmark = pytest.mark.integration
+
+HTML = b"<html><body>Log in</body></html>"
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": ""}
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Script], ScriptedServer]]:
+    servers: list[ScriptedServer] = []
+
+    def start(script: Script) -> ScriptedServer:
+        servers.append(ScriptedServer(script))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+Serve = Callable[[Script], ScriptedServer]
+
+
+@pytest.fixture(params=["gs", "s3"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ObjectBackend]:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+    def connect(url: str) -> ObjectBackend:
+        api = (
+            GcsApi("bucket", {"STORAGE_EMULATOR_HOST": url})
+            if request.param == "gs"
+            else S3Api("bucket", {"AWS_ENDPOINT_URL": url, "AWS_REGION": "here"})
+        )
+        request.addfinalizer(api.connections.close)
+        return ObjectBackend(api, hedges=False, patience_s=0.3)
+
+    return connect
+
+
+ASKED: dict[str, Callable[[ObjectBackend], Any]] = {
+    "head": lambda store: store.entry("key"),
+    "read": lambda store: store.read("key"),
+    "list": lambda store: store.entries("folder"),
+    "exists": lambda store: store.is_folder("folder"),
+    "write": lambda store: store.create("key", b"data"),
+}
+
+
+@pytest.mark.parametrize("body", [HTML, b"", b"[]", b"<a/>"], ids=["HTML", "nothing", "a list", "XML"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_reply_that_no_store_sends_is_not_believed(
+    serve: Serve, backend: Callable[[str], ObjectBackend], asked: str, body: bytes
+) -> None:
+    server = serve(lambda heard, sock: sock.sendall(answer(200, body if heard.method != "HEAD" else b"")))
+    with pytest.raises(TimeoutError, match="the reply is not one of the store"):
+        ASKED[asked](backend(server.url))
+
+
+def test_a_whole_object_is_not_taken_for_its_end(serve: Serve, backend: Callable[[str], ObjectBackend]) -> None:
+    known = {"x_goog_generation": "1", "ETag": '"1"'}
+
+    def script(heard: Heard, sock: socket.socket) -> None:
+        sock.sendall(answer(200, b"0123456789" * 10_000, **known))
+
+    with backend(serve(script).url).open("key") as reader, pytest.raises(TimeoutError, match="the whole object"):
+        reader.read_into(memoryview(bytearray(10)), 50_000)
+
+
+def test_a_body_that_breaks_each_time_is_asked_for_after_pauses(
+    serve: Serve, backend: Callable[[str], ObjectBackend]
+) -> None:
+    def script(heard: Heard, sock: socket.socket) -> None:
+        first = int(heard.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        known = f'x-goog-generation: 1\r\nETag: "1"\r\nContent-Range: bytes {first}-99999/100000\r\n'
+        sock.sendall(f"HTTP/1.1 {206 if first else 200} OK\r\nContent-Length: {100000 - first}\r\n{known}\r\n".encode())
+        sock.sendall(b"x" * 10)
+        sock.shutdown(socket.SHUT_RDWR)
+
+    server = serve(script)
+    store = backend(server.url)
+    began_s = time.monotonic()
+    with store.open("key") as reader, pytest.raises(OSError):  # noqa: PT011 - any
+        reader.read_into(memoryview(bytearray(100_000)), 0)
+    assert time.monotonic() - began_s < 10
+    assert len(server.heard) < 30
+
+
+def test_uploads_to_google_carry_their_checksum(serve: Serve) -> None:
+    server = serve(lambda heard, sock: sock.sendall(answer(200, b'{"generation": "7"}')))
+    api = GcsApi("bucket", {"STORAGE_EMULATOR_HOST": server.url})
+    data = b"data" * 200_000
+    assert ObjectBackend(api, hedges=False).create("key", data) == "7"
+    sent = server.heard[0].body
+    described = json.loads(sent.split(b"\r\n")[3])
+    assert base64.b64decode(described["crc32c"]) == google_crc32c.value(data).to_bytes(4, "big")
+    api.connections.close()
+
+
+def in_googles_words(server: Server, heard: Heard) -> bytes:
+    """Passes a request on to ``server``. Returns its reply, in which a 404 of an object has the text of Google's."""
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10.0)
+    headers = {name: value for name, value in heard.headers.items() if name != "host"}
+    connection.request(heard.method, heard.target, heard.body, headers)
+    reply = connection.getresponse()
+    status, body = reply.status, reply.read()
+    kept = {name.replace("-", "_"): value for name, value in reply.getheaders() if name.lower() != "content-length"}
+    connection.close()
+    place, _, query = heard.target.partition("?")
+    bucket, _, key = place.partition("/b/")[2].partition("/o/")
+    if status == 404 and key:
+        is_there = bucket == "my-bucket"
+        message = f"No such object: {bucket}/{unquote(key)}" if is_there else "The specified bucket does not exist."
+        told = {"message": message, "domain": "global", "reason": "notFound"}
+        body = json.dumps({"error": {"code": 404, "message": message, "errors": [told]}}).encode()
+        if "alt=media" in query:
+            body = message.encode()
+    return answer(status, body, **kept)
+
+
+def test_google_s_text_on_a_missing_object_may_contain_any_words(gcs: Server, serve: Serve) -> None:
+    gcs.bucket("my-bucket")
+    server = serve(lambda heard, sock: sock.sendall(in_googles_words(gcs, heard)))
+    api = GcsApi("my-bucket", {"STORAGE_EMULATOR_HOST": server.url})
+    store = ObjectBackend(api, hedges=False, patience_s=5)
+    for key in ("key", "the specified bucket does not exist"):
+        assert store.entry(key) is None
+        with pytest.raises(FileNotFoundError):
+            store.read(key)
+        with pytest.raises(FileNotFoundError), store.open(key):
+            pass
+        store.delete(key)
+        generation = store.create(key, b"data")
+        assert store.read(key).data == b"data"
+        assert store.delete_version(key, generation)
+        assert store.entry(key) is None
+    store.check_usable("top")
+    missing = ObjectBackend(GcsApi("another-bucket", {"STORAGE_EMULATOR_HOST": server.url}), hedges=False)
+    for asked in ASKED.values():
+        with pytest.raises(OSError, match="The bucket does not exist: create it"):
+            asked(missing)
+    api.connections.close()
+
+
+@pytest.mark.parametrize("ignored", ["create", "replace", "delete"])
+def test_a_store_that_ignores_a_condition_is_refused(bucket: Bucket, ignored: str) -> None:
+    api = GcsApi(bucket.name) if bucket.scheme == "gs" else S3Api(bucket.name)
+    store = ObjectBackend(api)
+    store.check_usable("top")
+    put, delete = api.put, api.delete
+
+    def careless_put(exchange: Any, key: str, body: Any, only_if: Generation | None, *rest: Any) -> Generation:
+        is_ignored = only_if is not None and (ignored == "replace") == bool(only_if)
+        return put(exchange, key, body, None if is_ignored else only_if, *rest)
+
+    if ignored == "delete":
+        api.delete = lambda exchange, key, generation: delete(exchange, key, None)  # type: ignore[method-assign]
+    else:
+        api.put = careless_put  # type: ignore[assignment]
+    with pytest.raises(OSError, match="the store ignores"):
+        store.check_usable("top")
+    assert store.entries("top") == []
+
+
+def test_each_store_has_the_authorities_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ScriptedServer(lambda heard, sock: sock.sendall(answer(404)), authority := trustme.CA())
+    other = trustme.CA()
+    with authority.cert_pem.tempfile() as ours, other.cert_pem.tempfile() as theirs:
+        for name, value in {**KEYS, "SSL_CERT_FILE": ours, "AWS_CA_BUNDLE": theirs}.items():
+            monkeypatch.setenv(name, value)
+        google = GcsApi("bucket", {"STORAGE_EMULATOR_HOST": server.url, "AWS_CA_BUNDLE": theirs})
+        assert ObjectBackend(google, patience_s=1).entry("key") is None
+        environ = {"AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here", "AWS_CA_BUNDLE": theirs}
+        with pytest.raises(TimeoutError, match="CERTIFICATE_VERIFY_FAILED"):
+            ObjectBackend(S3Api("bucket", environ), patience_s=0.1).entry("key")
+        google.connections.close()
+    server.close()
+
+
+def test_a_bucket_of_an_emulator_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TENSORSTORE_GCS_HTTP_URL", "GOOGLE_AUTH_TOKEN_FOR_TESTING"):
+        monkeypatch.setenv(name, "")  # restored at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
+    assert open_bucket.open_bucket("gs", "bucket") is open_bucket.open_bucket("gs", "bucket")
+
+
+def test_an_expired_token_of_s3_is_renewed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**KEYS, "AWS_SESSION_TOKEN": "old"}.items():
+        monkeypatch.setenv(name, value)
+    expired = b"<Error><Code>ExpiredToken</Code><Message>expired</Message></Error>"
+
+    def script(heard: Heard, sock: socket.socket) -> None:
+        is_old = heard.headers.get("x-amz-security-token") == "old"
+        sock.sendall(answer(400, expired) if is_old else answer(200, b"data", ETag='"1"'))
+
+    server = serve(script)
+    api = S3Api("bucket", {"AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here"})
+    store = ObjectBackend(api, hedges=False, patience_s=5)
+    with pytest.raises(OSError, match="ExpiredToken"):  # they are new, and there are no others
+        store.read("key")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
+    monkeypatch.setattr("gracepoint.checkpoint.storage.objects.http.credentials.RENEW_BEFORE_S", 0.0)
+    assert store.read("key").data == b"data"
+    assert len(server.heard) == 3
+    api.connections.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "needed"),
+    [
+        pytest.param({}, False, id="keys"),
+        pytest.param({"AWS_SESSION_TOKEN": "token"}, False, id="keys and a token"),
+        pytest.param({"AWS_CREDENTIAL_EXPIRATION": "2999-01-01T00:00:00Z"}, True, id="keys that expire"),
+        pytest.param({"AWS_SECRET_ACCESS_KEY": ""}, True, id="half of the keys"),
+    ],
+)
+def test_keys_in_the_environment_do_not_load_botocore(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], needed: bool
+) -> None:
+    for name in ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (KEYS | environ).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "botocore.session", None)  # importing it is an error
+    server = serve(lambda heard, sock: sock.sendall(answer(200, b"data", ETag='"1"')))
+    api = S3Api("bucket", {"AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here"})
+    store = ObjectBackend(api, hedges=False, patience_s=0.3)
+    if needed:
+        with pytest.raises(SettingsError, match="needs the extra 's3'"):
+            store.read("key")
+    else:
+        assert store.read("key").data == b"data"
+        assert server.heard[0].headers.get("x-amz-security-token") == environ.get("AWS_SESSION_TOKEN")
+    api.connections.close()

@@ -1,0 +1,193 @@
+"""The checks of an installation, and the pod that checks channel and storage."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+from typing import Any
+
+import pytest
+import trustme
+
+from gracepoint.version import __version__
+from gracepoint_cli.doctor import installation, probe_pod
+from gracepoint_cli.doctor.checks import CheckResult, CheckState
+from gracepoint_operator.resources import Training
+from gracepoint_operator.resources.crds import definitions
+from gracepoint_operator.webhooks import inject_workload
+from tests.unit.operator.fakes.samples import SETTINGS, jobset, pod_of, policy_spec
+
+Json = dict[str, Any]
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("v1.30.0", CheckState.OK),
+        ("v1.34.4-gke.100", CheckState.OK),
+        ("v1.29.9", CheckState.FAILED),
+        ("?", CheckState.WARNING),
+    ],
+)
+def test_kubernetes_must_be_new_enough(version: str, state: CheckState) -> None:
+    assert installation.kubernetes_version({"gitVersion": version}).state is state
+
+
+def test_definitions_of_another_version_are_pointed_out() -> None:
+    crds: dict[str, Json | None] = dict(definitions())
+    assert installation.own_definitions(crds).state is CheckState.OK
+    name = next(iter(crds))
+    older = json.loads(json.dumps(crds[name]))
+    older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"].popitem()
+    assert installation.own_definitions(crds | {name: older}).state is CheckState.WARNING
+    assert installation.own_definitions(crds | {name: None}).state is CheckState.FAILED
+
+
+def test_a_cluster_without_jobset_is_told_to_install_it() -> None:
+    check = installation.jobset_api(None)
+    assert "install JobSet" in check.message
+    assert check.state is CheckState.WARNING, "Jobs by themselves need no JobSet"
+
+
+def deployment(ready: int, version: str = __version__) -> Json:
+    meta = {"name": "gracepoint", "namespace": "system", "labels": {"app.kubernetes.io/version": version}}
+    return {"metadata": meta, "spec": {"replicas": 2}, "status": {"readyReplicas": ready}}
+
+
+@pytest.mark.parametrize(
+    ("found", "states"),
+    [
+        pytest.param([], [CheckState.FAILED], id="none"),
+        pytest.param([deployment(2)], [CheckState.OK, CheckState.OK], id="all replicas"),
+        pytest.param([deployment(1)], [CheckState.WARNING, CheckState.OK], id="one replica"),
+        pytest.param([deployment(0)], [CheckState.FAILED, CheckState.OK], id="no replica"),
+        pytest.param([deployment(2, "0.0.1")], [CheckState.OK, CheckState.WARNING], id="another version"),
+    ],
+)
+def test_the_operator_is_judged_by_its_replicas_and_version(found: list[Json], states: list[CheckState]) -> None:
+    assert [check.state for check in installation.operator(found)] == states
+
+
+def configurations(bundle: str | None, name: str = "00-gracepoint") -> list[Json]:
+    config = {"clientConfig": {"caBundle": bundle} if bundle else {}}
+    mutating = [{"name": f"{kind}.gracepoint.dev", **config} for kind in ("jobsets", "jobs", "trainjobs", "pods")]
+    return [
+        {"kind": "MutatingWebhookConfiguration", "metadata": {"name": name}, "webhooks": mutating},
+        {"kind": "MutatingWebhookConfiguration", "metadata": {"name": "jobset-mutating-webhook-configuration"}},
+        {
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": "gracepoint"},
+            "webhooks": [{"name": "evictions.gracepoint.dev", **config}],
+        },
+    ]
+
+
+@pytest.fixture(scope="module")
+def bundle() -> str:
+    return base64.b64encode(trustme.CA().cert_pem.bytes()).decode()
+
+
+def worst(checks: list[CheckResult]) -> CheckState:
+    order = [CheckState.FAILED, CheckState.WARNING, CheckState.OK]
+    return min((check.state for check in checks), key=order.index)
+
+
+def test_webhooks_with_a_valid_authority_are_good(bundle: str) -> None:
+    assert worst(installation.webhooks(configurations(bundle), now=NOW)) is CheckState.OK
+
+
+def test_a_webhook_that_jobsets_own_precedes_is_pointed_out(bundle: str) -> None:
+    checks = installation.webhooks(configurations(bundle, "z-gracepoint"), now=NOW)
+    assert "comes after jobset-mutating-webhook-configuration" in checks[1].message
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param(None, "found none", id="no authority"),
+        pytest.param(base64.b64encode(b"nothing").decode(), "cannot be read", id="no certificate"),
+    ],
+)
+def test_a_webhook_that_nobody_can_verify_has_failed(given: str | None, words: str) -> None:
+    checks = installation.webhooks(configurations(given), now=NOW)
+    assert worst(checks) is CheckState.FAILED
+    assert words in checks[-1].message
+
+
+def test_an_authority_that_has_expired_has_failed(bundle: str) -> None:
+    later = NOW + datetime.timedelta(days=365 * 1200)
+    assert "expired" in installation.webhooks(configurations(bundle), now=later)[-1].message
+
+
+def test_missing_webhooks_are_named_with_what_they_cost() -> None:
+    (check,) = installation.webhooks([], now=NOW)
+    assert "kubectl drain does not wait" in check.message
+
+
+def stored() -> Json:
+    body = jobset()
+    pod_of(body)["terminationGracePeriodSeconds"] = 60
+    pod_of(body)["serviceAccountName"] = "trainer"
+    pod_of(body)["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 8}}
+    made = inject_workload(body, "default", policy_spec(), SETTINGS)
+    made["metadata"]["uid"] = "u"
+    return made
+
+
+def test_the_pod_is_like_the_jobs_but_of_no_gang() -> None:
+    body = probe_pod.probe_pod(stored(), Training())
+    spec, (container,) = body["spec"], body["spec"]["containers"]
+    assert not [label for label in body["metadata"]["labels"] if "jobset" in label or "gracepoint.dev" in label]
+    assert (spec["serviceAccountName"], spec["restartPolicy"]) == ("trainer", "Never")
+    assert container["image"] == "train:1"
+    assert "nvidia.com/gpu" not in json.dumps(container["resources"])
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert variables["GRACEPOINT_DIRECTORY"] == "/checkpoints/$(GRACEPOINT_NAMESPACE)/$(GRACEPOINT_JOBSET_NAME)"
+    assert variables["GRACEPOINT_JOBSET_NAME"] == "llm"
+    assert "metadata.labels" not in json.dumps(container["env"])
+
+
+def test_the_pod_of_a_job_by_itself_gets_the_jobs_name() -> None:
+    template = jobset()["spec"]["replicatedJobs"][0]["template"]["spec"]
+    template["template"]["spec"] |= {"terminationGracePeriodSeconds": 60, "subdomain": "llm"}
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": jobset()["metadata"], "spec": template}
+    made = inject_workload(body, "default", policy_spec(), SETTINGS)
+    made["metadata"]["uid"] = "u"
+    (container,) = probe_pod.probe_pod(made, Training())["spec"]["containers"]
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert (variables["GRACEPOINT_JOBSET_NAME"], variables["GRACEPOINT_JOBSET_UID"]) == ("llm", "u")
+
+
+def ended(**terminated: Any) -> Json:
+    status = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": terminated}}]}
+    return {"metadata": {"name": "x"}, "status": status}
+
+
+def test_results_are_read_from_the_termination_message() -> None:
+    message = json.dumps([{"name": "channel", "state": "ok", "message": "answers"}])
+    (check,) = probe_pod.results(ended(message=message, exitCode=0))
+    assert (check.name, check.state) == ("pod: channel", CheckState.OK)
+
+
+def test_an_image_without_the_library_is_named_as_the_cause() -> None:
+    (check,) = probe_pod.results(ended(message="", exitCode=127))
+    assert "exit code 127" in check.message
+    assert check.state is CheckState.FAILED
+
+
+@pytest.mark.parametrize("said", ["", json.dumps([{"name": "channel", "state": "ok", "message": "answers"}])])
+def test_a_check_that_does_not_end_blames_no_image(said: str) -> None:
+    pod = ended(message=said, exitCode=137)
+    pod["status"]["reason"] = "DeadlineExceeded"
+    *found, late = probe_pod.results(pod)
+    assert [check.name for check in found] == ["pod: channel"] * bool(said)
+    assert (late.state, "does not answer" in late.message, "image" in late.message) == (CheckState.FAILED, True, False)
+
+
+def test_what_a_pod_waits_for_is_told() -> None:
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    assert probe_pod.waits_for({"status": {"containerStatuses": [waiting]}}) == "ImagePullBackOff no such image"
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
+    assert probe_pod.waits_for({"status": {"conditions": [unscheduled]}}) == "0/2 nodes are available"

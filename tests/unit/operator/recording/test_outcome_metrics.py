@@ -1,0 +1,52 @@
+"""Which preemptions count as lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gracepoint.wire.messages import Mode, Phase
+from gracepoint_operator.decisions.statuses import preemption_status
+from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
+from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.recording import outcome_metrics
+from gracepoint_operator.signals import Cause
+from tests.unit.operator.fakes import objects
+
+ALERTS = Path(__file__).parents[4] / "charts/gracepoint/files/alerts.yaml"
+
+
+def lost(metrics: Metrics) -> dict[str, float]:
+    """The series that the alert GracepointPreemptionLost reads: cause and phase -> value."""
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text()) for rule in group["rules"]]
+    (expression,) = [rule["expr"] for rule in rules if rule["alert"] == "GracepointPreemptionLost"]
+    ((name, selector),) = re.findall(r"(gracepoint_\w+)\{(.*?)\}", expression)
+    wanted = re.findall(r'(\w+)=~?"(.*?)"', selector)
+    samples = [s for family in metrics.registry.collect() for s in family.samples if s.name == name]
+    return {
+        f"{s.labels['cause']} {s.labels['phase']}": s.value
+        for s in samples
+        if all(re.fullmatch(pattern, s.labels[label]) for label, pattern in wanted)
+    }
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_preemption_counts_as_lost_only_if_it_was_to_be_saved(mode: Mode) -> None:
+    metrics, before = Metrics(), PreemptionRecord.of(objects.preemption(mode=str(mode)))
+    outcome_metrics.begin(metrics)
+    ended = preemption_status.ended(before.status, Phase.EXPIRED, EndReason.DEADLINE_PASSED, "told here", objects.NOW)
+    outcome_metrics.count(metrics, before, dataclasses.replace(before, status=ended), pods_live=False)
+    assert lost(metrics)["SpotTermination Expired"] == (mode is Mode.ENFORCE)
+    labels = {"phase": "Expired", "cause": "SpotTermination", "mode": str(mode)}
+    assert metrics.registry.get_sample_value("gracepoint_preemption_phases_total", labels) == 1
+
+
+def test_the_alert_about_lost_preemptions_has_every_cause_from_the_beginning() -> None:
+    metrics = Metrics()
+    outcome_metrics.begin(metrics)
+    causes = [*Cause, outcome_metrics.REQUESTED]
+    assert lost(metrics) == {f"{cause} {phase}": 0 for cause in causes for phase in ("Expired", "Failed")}
