@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import orbax.checkpoint as ocp
 
-from gracepoint.checkpoint.checkpointers.process_groups import JoinedGroup
+from gracepoint.checkpoint.checkpointers.group_factory import JoinedGroup
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 
 GRACEPOINT = "Gracepoint"

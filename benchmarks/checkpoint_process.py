@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import checkpoint_engines as engines
 from benchmarks.checkpoint_engines import Engine
-from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory, JoinedGroup
+from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
 from gracepoint.checkpoint.planning.local_shards import local_shards

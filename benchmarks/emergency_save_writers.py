@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import checkpoint_engines
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.checkpointers.process_groups import JoinedGroup
+from gracepoint.checkpoint.checkpointers.group_factory import JoinedGroup
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
 from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gracepoint_cli.errors import CommandError, ExitCode
-from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.workloads import MAKERS, TYPES, Workload, WorkloadMaker, WorkloadType
 
 Json = dict[str, Any]

@@ -20,7 +20,7 @@ import urllib.parse
 from pathlib import Path
 
 from gracepoint_operator import gc_schedule
-from gracepoint_operator.channel.endpoint.connections import ConnectionLimits
+from gracepoint_operator.channel.endpoint.accepted_connections import ConnectionLimits
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.decisions.rate_limit import DEFAULT_LIKELY_GANGS_PER_MINUTE
 from gracepoint_operator.decisions.retention import Limits

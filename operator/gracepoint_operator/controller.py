@@ -4,18 +4,18 @@ kopf watches in threads of its own and hands each object over with ``feed``. The
 thread (``server``), so that neither kopf's work nor its pauses delay a notice. Only this loop touches the cache, the
 subscribers and the acknowledgements. Requests to the API server run in the threads of ``KubeClient``. On the loop:
 
-* ``feed`` -> ``ClusterCache``, and in the loop's next iteration ``Decider`` -> ``Notifier``, without an await between
-  the two (``DecisionQueue``). All events that wait are handled at once: a thousand pods that start together are a
-  thousand events of one workload;
-* ``Sweeper.run``: lists the cluster at start, then now and then, and lists a kind when its watch may have missed
+* ``feed`` -> ``ClusterCache``, and in the loop's next iteration ``Reconciler`` -> ``Notifier``, without an await
+  between the two (``DecisionQueue``). All events that wait are handled at once: a thousand pods that start together are
+  a thousand events of one workload;
+* ``Relister.run``: lists the cluster at start, then now and then, and lists a kind when its watch may have missed
   something. Nothing is decided, and nobody is served, before the first list. After each one every workload is decided
   about;
 * ``_tick``: once a second, for what depends on time alone: workloads whose next decision is due, preemptions that were
   held back, requests for workloads that do not exist, and hints to pods that have connected;
 * ``GarbageCollector.run``: deletes records that ended long ago;
 * ``ConnectionWriter.run``: counts twice a minute which pods are connected; ``LoopLag.measure``: how late this loop is;
-* ``FreshLooks``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API server's
-  answer.
+* ``WorkloadRefresh``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API
+  server's answer.
 
 ``run`` ends when it is cancelled. Its tasks are cancelled then, and pending writes get some seconds.
 """
@@ -28,10 +28,10 @@ import logging
 from collections.abc import Callable, Sequence, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.listing.fresh_looks import FreshLooks
+from gracepoint_operator.cache.listing.relister import Relister
 from gracepoint_operator.cache.listing.resync import ALWAYS, Swept
-from gracepoint_operator.cache.listing.sweeper import Sweeper
 from gracepoint_operator.cache.listing.watch_state import WatchState
+from gracepoint_operator.cache.listing.workload_refresh import WorkloadRefresh
 from gracepoint_operator.cache.object_reader import ObjectReading
 from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.channel.authentication import Authenticator
@@ -41,17 +41,16 @@ from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
 from gracepoint_operator.channel.trust_notifier import TrustNotifier
-from gracepoint_operator.decider import Decider
 from gracepoint_operator.decision_queue import DecisionQueue
 from gracepoint_operator.decisions import rate_limit
 from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.reconciler import Reconciler
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.eviction_responder import EvictionResponder
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
@@ -64,6 +63,7 @@ from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.signals import BUILT_IN, Row
+from gracepoint_operator.unreadable_objects import UnreadableObjects
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
 from gracepoint_operator.workloads import BY_PLACE, Workload
 
@@ -127,7 +127,7 @@ class Controller:
         self._on_ready = on_ready
         self._metrics = metrics
         self.watched = ALWAYS | kinds.DEVICES if watches_devices else ALWAYS
-        self.cache = ClusterCache(clock, rows, LeftOut(metrics.count_left_out))
+        self.cache = ClusterCache(clock, rows, UnreadableObjects(metrics.count_left_out))
         self.watches = WatchState(metrics)
         self.watches.on_gap = self._note_gap
         self.subscribers = Subscribers()
@@ -176,13 +176,13 @@ class Controller:
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
         self._eviction_responder = EvictionResponder(api, self.cache, metrics, clock, write_interval_s)
         self._pod_protector = PodProtector(api, self.cache, metrics, clock, write_interval_s, allowed=protects_pods)
-        self._decisions = DecisionQueue(lambda workload_uid: self._decider.decide(workload_uid), clock)
+        self._decisions = DecisionQueue(lambda workload_uid: self._reconciler.decide(workload_uid), clock)
         self.evictions = EvictionHold(
             api, self.cache, self._take_body, self._decisions.decide_now, lambda: self.ready, metrics, clock
         )
         self.reports.on_end = self._decisions.add
-        self._fresh_looks = FreshLooks(api, self.cache, self._decisions.decide_now)
-        self._decider = Decider(
+        self._fresh_looks = WorkloadRefresh(api, self.cache, self._decisions.decide_now)
+        self._reconciler = Reconciler(
             self.cache,
             self.notifier,
             HintNotifier(self.subscribers),
@@ -197,7 +197,7 @@ class Controller:
             replicas,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sweeper = Sweeper(
+        self._relister = Relister(
             *(api, self.cache, self.watches, self._drop),
             *(self._first_seen_writer.recall, self._after_sweep, self.watched),
         )
@@ -229,7 +229,7 @@ class Controller:
         self.channel.settle(self._loop)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._sweeper.run(), name="sweep")
+                tasks.create_task(self._relister.run(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
                 tasks.create_task(self._garbage_collector.run(), name="garbage collector")
                 tasks.create_task(self.connection_writer.run(lambda: self.ready), name="connections")
@@ -274,7 +274,7 @@ class Controller:
         if not (affected and self.ready):
             return
         self._decisions.add(affected)
-        self._first_seen_writer.touch(complete=self._sweeper.complete)
+        self._first_seen_writer.touch(complete=self._relister.complete)
 
     def _drop(self, uid: str, version: int = 0) -> set[str]:
         """Forgets an object and everything that is kept for it."""
@@ -320,9 +320,9 @@ class Controller:
         if is_first:
             log.info("ready", extra=about(nodes=len(self.cache.objects.nodes), pods=len(self.cache.objects.pods)))
             self._on_ready()
-        if self._sweeper.complete:
+        if self._relister.complete:
             self.cache.first_seen.forget_recalled()
-        self._first_seen_writer.touch(complete=self._sweeper.complete)
+        self._first_seen_writer.touch(complete=self._relister.complete)
         self.notifier.ready = True
         for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies()}:
             self._policy_writer.touch(namespace, name)
@@ -340,16 +340,16 @@ class Controller:
         Without ``any_event``, only deletions may have been missed.
         """
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(functools.partial(self._sweeper.look_again, kind, in_full=any_event))
+            self._loop.call_soon_threadsafe(functools.partial(self._relister.look_again, kind, in_full=any_event))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
             if self.ready:
                 self._decisions.add_due()
-                self._decisions.add(self._decider.held_back)
+                self._decisions.add(self._reconciler.held_back)
                 self._request_writer.answer_homeless(self.cache.homeless_requests(), self._clock())
                 joined, self.notifier.joined = self.notifier.joined, set()
                 for workload_uid in joined:
-                    self._decider.tell_hints(workload_uid)
+                    self._reconciler.tell_hints(workload_uid)
                     await asyncio.sleep(0)  # after the loss of a replica these are all workloads

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from aiohttp import web
 
 from gracepoint_operator.channel.canary import Canary
-from gracepoint_operator.channel.endpoint.connections import ConnectionLimits
+from gracepoint_operator.channel.endpoint.accepted_connections import ConnectionLimits
 from gracepoint_operator.channel.endpoint.runner_close import CLOSE_CONNECTIONS_S, close_runner
 from gracepoint_operator.channel.endpoint.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller

@@ -19,7 +19,7 @@ from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.model.eviction_requests import PRIORITY, RESPONDER
-from gracepoint_operator.webhooks.pods.eviction_responders import add_responder
+from gracepoint_operator.webhooks.pods.pod_responder import add_responder
 from tests.api_server.gang import Gang, Replica, running, told, until
 from tests.testcluster.api_server import ApiServer
 

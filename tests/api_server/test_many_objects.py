@@ -74,7 +74,7 @@ class Replica:
         self.fed: list[tuple[kinds.Kind, str | None]] = []
         metrics = Metrics()
         self.core = Controller(api, metrics, time.time, "replica-a")
-        decide, feed = self.core._decider.decide, self.core.feed
+        decide, feed = self.core._reconciler.decide, self.core.feed
 
         def note_decision(uid: str) -> float | None:
             self.decided.append(uid)
@@ -84,7 +84,7 @@ class Replica:
             self.fed.append((kind, event))
             feed(kind, event, body)
 
-        self.core._decider.decide = note_decision  # type: ignore[method-assign]
+        self.core._reconciler.decide = note_decision  # type: ignore[method-assign]
         self.core.feed = note_event  # type: ignore[method-assign]
         self.watches = Watches(self.core, api, metrics, replica="replica-a")
 
@@ -190,7 +190,7 @@ async def test_later_list_compares_versions_without_whole_objects(api: CountingC
     async with running(api) as replica:
         in_full = sum(page.number_of_bytes for page in api.lists(kinds.PODS))
         api.calls.clear()
-        replica.core._sweeper.look_again(kinds.PODS, in_full=False)
+        replica.core._relister.look_again(kinds.PODS, in_full=False)
         await until(lambda: sum(page.number_of_bytes for page in api.lists(kinds.PODS)) > 800 * 1000, "the list")
         await asyncio.sleep(2.0)
         compared = sum(page.number_of_bytes for page in api.lists(kinds.PODS))

@@ -32,7 +32,7 @@ from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent, St
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_STALL, PATH_SUBSCRIBE
 from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
-from gracepoint_operator.goodput import stored
+from gracepoint_operator.goodput import status_codec
 from gracepoint_operator.goodput.categories import Category
 from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.goodput.save_interval import daly_s
@@ -450,7 +450,9 @@ def test_a_forecast_is_answered_with_the_interval_of_saves(
 ) -> None:
     begun_ms = round((objects.NOW - 4000) * 1000)
     ledger = GoodputLedger(since_ms=begun_ms, settled={Category.TRAINING: 3_600_000}, disruptions=disruptions)
-    entry = stored.written(ledger, WorkloadIdentity("JobSet", NAMESPACE, "train", JOBSET_UID), begun_ms + 3_600_000)
+    entry = status_codec.written(
+        ledger, WorkloadIdentity("JobSet", NAMESPACE, "train", JOBSET_UID), begun_ms + 3_600_000
+    )
     api.add(kinds.POLICIES, {**objects.policy(), "status": {"goodput": [entry.to_json()]}})
     replica = start(api)
     stream = replica.stream(0)

@@ -15,7 +15,7 @@ import pytest
 from gracepoint.receivers.channel import ChannelError
 from gracepoint.wire.frames import Frame, Hello, Notice
 from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
-from gracepoint_operator.channel.endpoint.connections import ConnectionLimits
+from gracepoint_operator.channel.endpoint.accepted_connections import ConnectionLimits
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
 from tests.contract.fakes.evictions import evict

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.listing.resync import ALWAYS
 from gracepoint_operator.channel.authentication import AuthenticationFailure
-from gracepoint_operator.channel.endpoint.connections import CloseReason
+from gracepoint_operator.channel.endpoint.accepted_connections import CloseReason
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
 from gracepoint_operator.signals import Cause

@@ -28,7 +28,7 @@ from gracepoint.errors import (
     CheckpointError,
     ClusterError,
 )
-from gracepoint.multihost.everybody import everybody
+from gracepoint.multihost.all_processes import everybody
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 from tests.multiprocess.launcher import here

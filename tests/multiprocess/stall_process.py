@@ -68,15 +68,15 @@ def stop_the_worker_with_a_save() -> None:
 
 def keep_what_the_worker_is_told() -> list[str]:
     """Has each beat of the pulse keep its stage. Returns where, the newest last."""
-    from gracepoint.preemption.stall_detection.pulse import Pulse
+    from gracepoint.preemption.stall_detection.shared_heartbeat import SharedHeartbeat
 
-    stages, beat = [""], Pulse.beat
+    stages, beat = [""], SharedHeartbeat.beat
 
-    def beat_and_keep(pulse: Pulse, stage: str) -> None:
+    def beat_and_keep(pulse: SharedHeartbeat, stage: str) -> None:
         beat(pulse, stage)
         stages.append(stage)
 
-    changed: Any = Pulse
+    changed: Any = SharedHeartbeat
     changed.beat = beat_and_keep
     return stages
 

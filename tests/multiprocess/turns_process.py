@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory
+from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
-from gracepoint.checkpoint.loading import turns
+from gracepoint.checkpoint.loading import reader_choice
 from gracepoint.checkpoint.options import RestoreOptions
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.checkpoint.storage.checks import read_checked
@@ -28,7 +28,7 @@ from tests.multiprocess.restore_process import RAW, TIMEOUT_S, assert_same_here,
 
 def main(uri: str) -> None:
     here().initialize_jax(shutdown_timeout_s=10)
-    turns.LEAST_BYTES = turns.WORTH_BYTES = 0
+    reader_choice.LEAST_BYTES = reader_choice.WORTH_BYTES = 0
     joined = GroupFactory().join(timeout_s=TIMEOUT_S)
     engine = StepCheckpointer(f"{uri}/run", gang=joined.gang, attempt=joined.attempt, options=RAW)
     state = {"replicated": replicated_state(), "sharded": place(np.arange(8.0), sharded("x"))}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint_operator.cache.listing import sweeper, watch_state
-from gracepoint_operator.kube.backoffs import Backoffs
+from gracepoint_operator.cache.listing import relister, watch_state
+from gracepoint_operator.kube.retry_pauses import Backoffs
 from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
 from tests.outages.fault_proxy import FaultProxy, How
 from tests.outages.kinds import node
@@ -44,7 +44,7 @@ def test_after_an_outage_of_some_seconds_everything_is_known(
 def test_an_outage_of_any_length_is_outlived(
     api_server: ApiServer, proxy: FaultProxy, kubeconfig: Path, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((sweeper, "EVERY_S"), (sweeper, "_AGAIN_S"), (watch_state, "HANGS_AFTER_S")):
+    for module, name in ((relister, "EVERY_S"), (relister, "_AGAIN_S"), (watch_state, "HANGS_AFTER_S")):
         monkeypatch.setattr(module, name, getattr(module, name) / FASTER)
     api_server.create(node("before"))
     with replica(kubeconfig, backoffs=FAST) as running:
@@ -93,7 +93,7 @@ def test_failing_optional_kind_blocks_nothing_and_is_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("gracepoint_operator.kube.client._LIST_TIMEOUT_S", 3.0)
-    monkeypatch.setattr("gracepoint_operator.cache.listing.sweeper._LEFT_OUT_AGAIN_S", 0.5)
+    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._LEFT_OUT_AGAIN_S", 0.5)
     plural = {"kueue.x-k8s.io": "workloads", "karpenter.sh": "nodeclaims"}[kind]
     api_server.create(node("before"))
     with proxy.fault(how, kind), replica(kubeconfig) as running:

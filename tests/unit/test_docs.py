@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 import yaml
 
@@ -110,6 +112,39 @@ def test_the_rooms_that_the_architecture_names_are_the_packages() -> None:
         assert rooms <= named, rooms - named
         for name in named:
             assert (ROOT / folder / name).is_dir() or (ROOT / folder / f"{name}.py").is_file(), name
+
+
+@pytest.mark.parametrize(
+    ("box", "package", "folder"),
+    [("operator", "gracepoint_operator", "operator"), ("library", "gracepoint", "sidecar")],
+    ids=["operator", "library"],
+)
+def test_the_picture_has_the_imports_between_rooms(box: str, package: str, folder: str) -> None:
+    drawn = text(Path("ARCHITECTURE.md")).partition(f"subgraph {box}[")[2].partition("\n  end\n")[0]
+    arrows = {
+        (importer, imported)
+        for importer, several in re.findall(r"^ +(\w+) --> (.+)$", drawn, re.MULTILINE)
+        for imported in several.split(" & ")
+    }
+    rooms = {room for arrow in arrows for room in arrow}
+    packages = {init.parent.name for init in (ROOT / folder / package).glob("*/__init__.py")}
+    assert packages - {"observability"} <= rooms, "observability is left out, as every room uses it"
+    imports = _imports(package, rooms)
+    assert arrows == {
+        (importer, imported)
+        for importer, imported in imports
+        if not any((importer, between) in imports and (between, imported) in imports for between in rooms)
+    }
+
+
+def _imports(package: str, rooms: set[str]) -> set[tuple[str, str]]:
+    """The pairs of rooms of which the first imports the second, itself or by other modules."""
+    graph = grimp.build_graph(package, cache_dir=None)
+    return {
+        (importer, imported)
+        for importer, imported in itertools.permutations(sorted(rooms), 2)
+        if graph.find_shortest_chains(f"{package}.{importer}", f"{package}.{imported}", as_packages=True)
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -118,11 +118,11 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
 
 
 def _policies(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
-    from gracepoint_cli import overview
+    from gracepoint_cli import status_report
     from gracepoint_cli.doctor.checks import CheckResult, CheckState
     from gracepoint_operator.kube.kinds import POLICIES
 
-    found = overview.policies(cluster.list(POLICIES, namespace))
+    found = status_report.policies(cluster.list(POLICIES, namespace))
     if not found:
         yield CheckResult("policies", CheckState.OK, f"there is none in the namespace {namespace!r}")
     for policy in found:

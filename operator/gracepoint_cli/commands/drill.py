@@ -13,7 +13,7 @@ from gracepoint_cli.output import OutputFormat, progress, put, put_json, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
-    from gracepoint_cli.rehearsal import DrillOutcome
+    from gracepoint_cli.drill_report import DrillOutcome
 
 Json = dict[str, Any]
 _LOOK_EVERY_S = 0.5
@@ -45,7 +45,7 @@ def drill(
 
     Training is interrupted for the time of one save. Exit code 1: nothing was committed, too late, or steps were lost.
     """
-    from gracepoint_cli import rehearsal
+    from gracepoint_cli import drill_report
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.naming import parse
     from gracepoint_cli.workloads import find
@@ -56,9 +56,9 @@ def drill(
         where = namespace or cluster.namespace
         job = find(cluster, where, workload)
         policy = job.read().policy
-        if reason := rehearsal.why_in_vain(job, cluster.find(POLICIES, where, policy) if policy else None):
+        if reason := drill_report.why_in_vain(job, cluster.find(POLICIES, where, policy) if policy else None):
             raise CommandError(reason)
-        asked = cluster.create(PREEMPTIONS, where, rehearsal.request(job.type.name, job.name, where, deadline))
+        asked = cluster.create(PREEMPTIONS, where, drill_report.request(job.type.name, job.name, where, deadline))
         name = asked["metadata"]["name"]
         say(f"Requested the drill {name} with a notice of {deadline:g} s.")
         if not wait:
@@ -83,7 +83,7 @@ def drill(
 
 def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> DrillOutcome:
     """Waits for the end, and says on stderr which stages were reached."""
-    from gracepoint_cli import rehearsal
+    from gracepoint_cli import drill_report
     from gracepoint_cli.timeline.stages import STAGES
     from gracepoint_operator.kube.kinds import PREEMPTIONS
 
@@ -99,7 +99,7 @@ def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> DrillOutcome:
             if timing["stage"] not in said:
                 said.add(timing["stage"])
                 say(f"  {timing['seconds']:8.3f} s  {STAGES.get(timing['stage'], timing['stage'])}")
-        if (found := rehearsal.outcome(request, record)) is not None:
+        if (found := drill_report.outcome(request, record)) is not None:
             ended_s = ended_s or time.monotonic()
             if not found.missing or time.monotonic() - ended_s > _ACKNOWLEDGED_WITHIN_S:
                 return found

@@ -21,7 +21,7 @@ from gracepoint_cli.errors import CommandError
 from gracepoint_cli.output import OutputFormat, put, put_json, put_table
 
 if TYPE_CHECKING:
-    from gracepoint_cli.accounts import Account
+    from gracepoint_cli.goodput_report import Account
 
 
 def goodput(
@@ -38,7 +38,7 @@ def goodput(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Shows where the time of each job went: training, saves, lost steps, restarts, waiting."""
-    from gracepoint_cli import accounts
+    from gracepoint_cli import goodput_report
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.naming import parse
     from gracepoint_operator.kube.kinds import POLICIES
@@ -47,7 +47,7 @@ def goodput(
     named = None if workload is None else parse(workload)
     with Cluster(kubeconfig, context) as cluster:
         where = None if all_namespaces else namespace or cluster.namespace
-        found = accounts.accounts(cluster.list(POLICIES, where), time.time())
+        found = goodput_report.accounts(cluster.list(POLICIES, where), time.time())
     if named is not None:
         found = [account for account in found if account.name == named.name]
         found = [account for account in found if named.of_workload in (None, account.kind)]

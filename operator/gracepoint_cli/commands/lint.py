@@ -81,8 +81,8 @@ def _of_cluster(name: str, namespace: str | None, kubeconfig: str | None, contex
 
 
 def _of_file(name: str, namespace: str | None, reached: _Reached) -> list[LintReport]:
-    from gracepoint_cli.lint import trainjobs
-    from gracepoint_cli.lint.manifests import named, objects, to_check
+    from gracepoint_cli.lint import trainjob_expansion
+    from gracepoint_cli.lint.manifest_files import named, objects, to_check
     from gracepoint_cli.lint.workloads import report
 
     try:
@@ -95,17 +95,17 @@ def _of_file(name: str, namespace: str | None, reached: _Reached) -> list[LintRe
     reports = []
     for body in to_check(items, name):
         where = namespace or (body.get("metadata") or {}).get("namespace")
-        if body["kind"] != trainjobs.KIND:
+        if body["kind"] != trainjob_expansion.KIND:
             reports.append(_checked(body, name, items, where, reached))
             continue
-        kind, wanted = trainjobs.runtime_of(body)
+        kind, wanted = trainjob_expansion.runtime_of(body)
         runtime = named(items, kind, wanted) or _ask(reached, where, f"{kind} {wanted!r}", _runtime(kind, wanted))
         try:
-            made = trainjobs.jobset_of(body, runtime)
-        except trainjobs.NotMade as error:
-            reports.append(report(body, [error.finding], kind=trainjobs.KIND))
+            made = trainjob_expansion.jobset_of(body, runtime)
+        except trainjob_expansion.NotMade as error:
+            reports.append(report(body, [error.finding], kind=trainjob_expansion.KIND))
         else:
-            reports.append(_checked(made, name, items, where, reached, maker=trainjobs.KIND))
+            reports.append(_checked(made, name, items, where, reached, maker=trainjob_expansion.KIND))
     return reports
 
 
@@ -114,10 +114,10 @@ def _checked(
 ) -> LintReport:
     """Checks a workload of a file with the policy and the claims of the file, or else of the cluster."""
     from gracepoint.wire.names import LABEL_POLICY
-    from gracepoint_cli.lint.manifests import named, of_kind
+    from gracepoint_cli.lint.manifest_files import named, of_kind
     from gracepoint_cli.lint.workloads import check
+    from gracepoint_operator.read_errors import Unreadable
     from gracepoint_operator.resources import CheckpointPolicy
-    from gracepoint_operator.unreadable import Unreadable
 
     wanted = ((workload.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
     body = named(items, "CheckpointPolicy", wanted) if wanted is not None else None
@@ -152,9 +152,9 @@ def _ask(reached: _Reached, namespace: str | None, what: str, look: Callable[[Cl
 
 def _runtime(kind: str, name: str) -> Callable[[Cluster, str], Json | None]:
     def look(cluster: Cluster, namespace: str) -> Json | None:
-        from gracepoint_cli.lint import trainjobs
+        from gracepoint_cli.lint import trainjob_expansion
 
-        if (place := trainjobs.RUNTIMES.get(kind)) is None:
+        if (place := trainjob_expansion.RUNTIMES.get(kind)) is None:
             return None
         return cluster.find(place, None if kind.startswith("Cluster") else namespace, name)
 
@@ -163,8 +163,8 @@ def _runtime(kind: str, name: str) -> Callable[[Cluster, str], Json | None]:
 
 def _policy_of(cluster: Cluster, namespace: str, name: str | None) -> CheckpointPolicy | None:
     from gracepoint_operator.kube.kinds import POLICIES
+    from gracepoint_operator.read_errors import Unreadable
     from gracepoint_operator.resources import CheckpointPolicy
-    from gracepoint_operator.unreadable import Unreadable
 
     body = cluster.find(POLICIES, namespace, name) if name else None
     try:

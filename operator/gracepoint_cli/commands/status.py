@@ -10,7 +10,7 @@ from gracepoint_cli.commands.options import AllNamespaces, Context, Kubeconfig, 
 from gracepoint_cli.output import OutputFormat, put, put_json, put_table, say
 
 if TYPE_CHECKING:
-    from gracepoint_cli.overview import JobOverview, PolicyOverview
+    from gracepoint_cli.status_report import JobOverview, PolicyOverview
 
 
 def status(
@@ -22,7 +22,7 @@ def status(
 ) -> None:
     """Shows jobs and policies: who is connected, and whose save fits its grace period."""
     from gracepoint.wire.names import LABEL_POLICY
-    from gracepoint_cli import overview
+    from gracepoint_cli import status_report
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.workloads import listed, without_workload
     from gracepoint_operator.kube.kinds import PODS, POLICIES, PREEMPTIONS
@@ -31,10 +31,10 @@ def status(
     with Cluster(kubeconfig, context) as cluster:
         where = None if all_namespaces else namespace or cluster.namespace
         policy_bodies = cluster.list(POLICIES, where)
-        policies = overview.policies(policy_bodies)
+        policies = status_report.policies(policy_bodies)
         bodies, refused = listed(cluster, where)
         unmade = without_workload(cluster, where, bodies)
-        jobs = overview.jobs(
+        jobs = status_report.jobs(
             bodies,
             policy_bodies,
             cluster.list(PODS, where, labels=LABEL_POLICY),

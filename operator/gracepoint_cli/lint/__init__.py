@@ -4,10 +4,10 @@
 * ``processes``: what becomes of SIGTERM and of the exit code in the container;
 * ``pods``: volumes, tolerations, probes and grace periods of the pod templates;
 * ``defaults``: what the API server fills into a Job of a file;
-* ``trainjobs``: the JobSet that the Kubeflow Trainer makes of a TrainJob of a file;
+* ``trainjob_expansion``: the JobSet that the Kubeflow Trainer makes of a TrainJob of a file;
 * ``workloads``: puts these together with the checks that the operator makes at creation;
 * ``effects``: what a preemption would do to the workload, in sentences;
-* ``manifests``: the objects of a file.
+* ``manifest_files``: the objects of a file.
 
 Only ``commands.lint`` calls it.
 """

@@ -10,8 +10,8 @@ from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_cli.lint import defaults, pods, processes
 from gracepoint_cli.lint.effects import effects
 from gracepoint_cli.lint.findings import Finding, Severity
+from gracepoint_operator.read_errors import CAUSES, said
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.unreadable import CAUSES, said
 from gracepoint_operator.webhooks import AdmissionSettings, ContractViolation, inject_workload, release_contract
 from gracepoint_operator.webhooks.creation_warnings import warnings
 from gracepoint_operator.webhooks.training_jobs import Problems, gang, is_job

@@ -5,7 +5,7 @@ handlers run in other threads and only hand objects over (``Controller.feed``).
 
 The nodes, pods, Jobs and workloads are in ``objects``. The cache also keeps when possible signals were first seen
 (``first_seen``), the version of each object (``versions``), the preemptions and requests (``preemptions``), and what
-cannot be read (``left_out``). Callers use these parts themselves.
+cannot be read (``unreadable_objects``). Callers use these parts themselves.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.snapshots import Snapshots
 from gracepoint_operator.cache.suspensions import Suspensions
-from gracepoint_operator.cache.untold_times import untold_since
+from gracepoint_operator.cache.undated_marks import untold_since
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.objects import Node, Pod
-from gracepoint_operator.left_out import LeftOut
 from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints
 from gracepoint_operator.model.eviction_requests import EvictionAsked
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -35,6 +34,7 @@ from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.signals import BUILT_IN, Row
+from gracepoint_operator.unreadable_objects import UnreadableObjects
 from gracepoint_operator.workloads import BY_PLACE, Job, Workload
 
 
@@ -54,10 +54,10 @@ class ClusterCache:
     """
 
     def __init__(
-        self, clock: Callable[[], float], rows: Sequence[Row] = BUILT_IN, left_out: LeftOut | None = None
+        self, clock: Callable[[], float], rows: Sequence[Row] = BUILT_IN, left_out: UnreadableObjects | None = None
     ) -> None:
         self._clock = clock
-        self.left_out = LeftOut() if left_out is None else left_out
+        self.left_out = UnreadableObjects() if left_out is None else left_out
         self.objects = GangObjects()
         self.policies: dict[Key, CheckpointPolicy] = {}
         self.preemptions = PreemptionStore()
@@ -101,8 +101,9 @@ class ClusterCache:
     def store(self, found: ObjectReading, *, listed: bool, fresh: bool = False) -> set[str]:
         """Stores what was read of an object. Returns the UIDs of the workloads that it may matter to.
 
-        An object that cannot be read is left out, and the version that was known before stays in force (``left_out``).
-        A policy or a preemption also cannot be read if it does not have this version's schema.
+        An object that cannot be read is left out, and the version that was known before stays in force
+        (``unreadable_objects``). A policy or a preemption also cannot be read if it does not have this version's
+        schema.
 
         Args:
             found: What was read.

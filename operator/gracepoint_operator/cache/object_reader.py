@@ -21,9 +21,9 @@ from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints, read
 from gracepoint_operator.model.eviction_requests import EvictionAsked, read_eviction
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
+from gracepoint_operator.read_errors import Unreadable, reading
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import Mark, On, Row
-from gracepoint_operator.unreadable import Unreadable, reading
 from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
 
 #: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node

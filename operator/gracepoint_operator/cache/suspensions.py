@@ -1,8 +1,8 @@
 """Which suspensions of workloads may have a reason that this replica does not know yet.
 
 Kueue says in its own Workload why it takes the quota back, and then suspends the job. Two watches bring that, in any
-order. So when a workload that Kueue manages is seen suspended, Kueue's Workload is read afresh (``fresh_looks``). Until
-then the suspension is unexplained, and nothing is decided by it.
+order. So when a workload that Kueue manages is seen suspended, Kueue's Workload is read afresh (``workload_refresh``).
+Until then the suspension is unexplained, and nothing is decided by it.
 
 The controller's event loop owns this; there are no locks.
 """

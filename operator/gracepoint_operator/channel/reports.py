@@ -26,7 +26,7 @@ from gracepoint.wire.messages import (
 )
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.listing.fresh_looks import look_afresh
+from gracepoint_operator.cache.listing.workload_refresh import look_afresh
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.decisions import preemption_spec
 from gracepoint_operator.decisions.effective_signals import Timed

@@ -10,8 +10,9 @@ The rules:
   same, and would again. A signal further ahead than ``signals.HORIZON_S`` does not count, unless it is a request. A
   time limit always exists before; it counts when the whole gang runs, unless it was over when the pod was bound.
 * **Deletions of pods are checked**: pods are also deleted when a workload restarts, ends or is deleted, and watches of
-  different kinds are not in order with one another. So a deletion is believed only after a fresh look (``FreshLooks``).
-  The suspension of a workload that Kueue manages is checked in the same way, because Kueue's own Workload says why.
+  different kinds are not in order with one another. So a deletion is believed only after a fresh look
+  (``WorkloadRefresh``). The suspension of a workload that Kueue manages is checked in the same way, because Kueue's own
+  Workload says why.
 """
 
 from __future__ import annotations

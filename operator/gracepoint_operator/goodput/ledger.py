@@ -1,6 +1,6 @@
 """The account of one workload: lives that are settled, lives that may still change, and what happened to them. Pure.
 
-The ledger changes by sightings (what the operator sees of the pods) and tidings (what a process says). To take one a
+The ledger changes by observations of the pods and by what a process says. To take one a
 second time changes nothing, and a late one is taken as long as its life is not settled. So it does not matter which
 replica of the operator learns of something, or whether both do.
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 import dataclasses
 
 from gracepoint_operator.goodput.categories import RUNNING, Category, Spent, added, total_ms
-from gracepoint_operator.goodput.hearing import joined
 from gracepoint_operator.goodput.life import Life
-from gracepoint_operator.goodput.news import Halt, Moment, Sighting, Tiding
+from gracepoint_operator.goodput.life_updates import joined
+from gracepoint_operator.goodput.observations import Moment, PodsObservation, ProcessTimes, StallTimes
 
 #: The clock of the API server, which dates pods, may differ by this much from the one by which starts are told.
 _CLOCKS_MS = 1000
@@ -87,18 +87,18 @@ class GoodputLedger:
 
     # Changes.
 
-    def took(self, news: Sighting | Tiding | Halt) -> GoodputLedger:
+    def took(self, news: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
         """Returns the ledger after a piece of news, whichever it is."""
         match news:
-            case Sighting():
+            case PodsObservation():
                 return self.saw(news)
-            case Tiding():
+            case ProcessTimes():
                 return self.heard(news)
-            case Halt():
+            case StallTimes():
                 return self.halted(news)
 
-    def saw(self, seen: Sighting) -> GoodputLedger:
-        """Returns the ledger after a sighting."""
+    def saw(self, seen: PodsObservation) -> GoodputLedger:
+        """Returns the ledger after an observation of the pods."""
         if self.finished_ms is not None:
             return self
         life = self.current
@@ -106,8 +106,8 @@ class GoodputLedger:
             return self._beginning(seen.attempt, seen.created)._seen(seen)  # noqa: SLF001 - another one of this class
         return self._seen(seen) if seen.created.stamp_ms >= _second(life.created_ms) else self
 
-    def heard(self, told: Tiding) -> GoodputLedger:
-        """Returns the ledger after a tiding."""
+    def heard(self, told: ProcessTimes) -> GoodputLedger:
+        """Returns the ledger after what a process says of its times."""
         number = self._number_of(told)
         if number is None or self.finished_ms is not None:
             return self
@@ -122,7 +122,7 @@ class GoodputLedger:
         ledger = self._without_guess()
         return ledger._with(number, joined(ledger.lives[number], told))._guessed()  # noqa: SLF001
 
-    def halted(self, told: Halt) -> GoodputLedger:
+    def halted(self, told: StallTimes) -> GoodputLedger:
         """Returns the ledger after a process has said that training stalls."""
         life = self.current
         if life is None or self.finished_ms is not None or not life.has_trained or life.gone_ms is not None:
@@ -213,8 +213,8 @@ class GoodputLedger:
             return 0
         return life.lost_ms(after.first_step, life.began_ms, after.pace_ms)
 
-    def _number_of(self, told: Tiding) -> int | None:
-        """The place of the life that a tiding is about. None if it is settled, or not known yet."""
+    def _number_of(self, told: ProcessTimes) -> int | None:
+        """The place of the life that a process speaks of. None if it is settled, or not known yet."""
         for number in reversed(range(len(self.lives))):
             if self.lives[number].session == told.session:
                 return number
@@ -231,7 +231,7 @@ class GoodputLedger:
             return self
         return dataclasses.replace(self, lives=(*self.lives[:number], life, *self.lives[number + 1 :]))
 
-    def _seen(self, seen: Sighting) -> GoodputLedger:
+    def _seen(self, seen: PodsObservation) -> GoodputLedger:
         life = self.lives[-1]
         gone = life.gone_ms
         if gone is None and seen.gone_ms is not None:  # a process that said it left had not ended
@@ -266,7 +266,7 @@ def is_later(life: Life, created_ms: int) -> bool:
     return life.started_ms is not None and created_ms > life.started_ms + _CLOCKS_MS
 
 
-def _is_next(life: Life, seen: Sighting) -> bool:
+def _is_next(life: Life, seen: PodsObservation) -> bool:
     """True if the pods are of a later life."""
     return seen.attempt > life.attempt or (seen.attempt == life.attempt and is_later(life, seen.created.stamp_ms))
 

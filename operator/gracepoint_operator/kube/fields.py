@@ -1,6 +1,7 @@
 """Reads single fields of API objects: texts, numbers, labels, conditions and times. Pure.
 
-If a field has a wrong type, each function raises ``Unreadable``, or an error that ``unreadable.reading`` turns into it.
+If a field has a wrong type, each function raises ``Unreadable``, or an error that ``read_errors.reading`` turns into
+it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
-from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.read_errors import Unreadable
 
 #: Characters in the name of an object.
 LONGEST_NAME = 253

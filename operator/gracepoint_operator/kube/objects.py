@@ -22,7 +22,7 @@ from gracepoint_operator.kube.fields import (
     text,
     true_conditions,
 )
-from gracepoint_operator.unreadable import reading
+from gracepoint_operator.read_errors import reading
 
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"
 LABEL_JOB_UID = "batch.kubernetes.io/controller-uid"

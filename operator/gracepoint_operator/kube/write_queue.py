@@ -24,7 +24,7 @@ import tenacity
 from gracepoint_operator.kube import client
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.read_errors import Unreadable
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from gracepoint_operator.kube.fields import object_name, optional_number, shared, text
 from gracepoint_operator.kube.objects import Toleration
+from gracepoint_operator.read_errors import reading
 from gracepoint_operator.signals import Mark
-from gracepoint_operator.unreadable import reading
 
 #: Reads the marks of the catalogue on an object whose ``spec.taints`` are the taints of a device.
 ReadMarks = Callable[[Mapping[str, Any]], tuple[Mark, ...]]

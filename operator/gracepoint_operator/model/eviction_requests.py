@@ -18,9 +18,9 @@ from typing import Any
 from gracepoint_operator.kube.fields import parse_time, text
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
+from gracepoint_operator.read_errors import reading
 from gracepoint_operator.resources import PolicyInForce
 from gracepoint_operator.signals import Signal
-from gracepoint_operator.unreadable import reading
 
 #: The operator's name among the responders of a pod.
 RESPONDER = "gracepoint.dev/save"

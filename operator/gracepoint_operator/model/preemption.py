@@ -14,6 +14,7 @@ from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator import workloads
 from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.read_errors import reading
 from gracepoint_operator.resources import (
     Acknowledgements,
     Condition,
@@ -21,7 +22,6 @@ from gracepoint_operator.resources import (
     PreemptionSpec,
     PreemptionStatus,
 )
-from gracepoint_operator.unreadable import reading
 from gracepoint_operator.workloads import WorkloadIdentity
 
 #: Condition of a Preemption that is over; its lastTransitionTime is when.

@@ -15,6 +15,7 @@ from gracepoint.wire.messages import Confidence, Mode
 from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.read_errors import reading
 from gracepoint_operator.resources import (
     PreemptionRequest,
     RequestPhase,
@@ -24,7 +25,6 @@ from gracepoint_operator.resources import (
     SignalKind,
 )
 from gracepoint_operator.signals import Signal
-from gracepoint_operator.unreadable import reading
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,8 @@ from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import Preemption, PreemptionRequest
-from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.goodput import stored
+from gracepoint_operator.goodput import status_codec
 from gracepoint_operator.goodput.exposure import Exposure, exposure
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.autoscaler_annotations import changes
@@ -97,7 +97,7 @@ class PodProtector:
         if policy is None or not younger_than_s:
             return Exposure(False)
         entry = next((entry for entry in policy.status.goodput or () if entry.uid == gang.workload_uid), None)
-        life = None if entry is None else stored.read(entry).current
+        life = None if entry is None else status_codec.read(entry).current
         return exposure(life, younger_than_s * 1000, round(self._clock() * 1000))
 
     def _changes(self, pod: Pod) -> dict[str, str | None]:

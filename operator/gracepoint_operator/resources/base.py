@@ -17,7 +17,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from gracepoint.wire.names import API_VERSION, GROUP
-from gracepoint_operator.unreadable import Unreadable, reading, shortened
+from gracepoint_operator.read_errors import Unreadable, reading, shortened
 
 log = logging.getLogger(__name__)
 

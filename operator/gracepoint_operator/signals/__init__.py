@@ -1,9 +1,9 @@
 """The disruption catalogue: what in the cluster says that a pod is going to be disrupted. Data and pure code.
 
 * ``rows``: what a row contains: how to recognise a signal, its cause, how certain it is, whether it may be taken back,
-  and when the pod will be gone. ``catalogue`` has the built-in rows (``clouds``, ``jobs_and_nodes``), and ``own_rows``
+  and when the pod will be gone. ``catalogue`` has the built-in rows (``clouds``, ``jobs_and_nodes``), and ``user_rows``
   reads the rows of users;
-* ``matching``: which rows match an object of the API server (``Mark``). ``told_times`` reads the time that it names;
+* ``matching``: which rows match an object of the API server (``Mark``). ``end_times`` reads the time that it names;
 * ``signal``: what the marks mean for a pod (``Signal``);
 * ``page``: the list in the docs.
 
@@ -15,7 +15,6 @@ Rows of confidence "hint" tell a gang to prepare, and start no epoch.
 from gracepoint_operator.signals.catalogue import BUILT_IN
 from gracepoint_operator.signals.clouds import GKE_SPOT_GRACE_S
 from gracepoint_operator.signals.matching import Mark, marks
-from gracepoint_operator.signals.own_rows import OwnRowsError, read_own_rows
 from gracepoint_operator.signals.rows import Cause, On, Row
 from gracepoint_operator.signals.signal import (
     HORIZON_S,
@@ -28,6 +27,7 @@ from gracepoint_operator.signals.signal import (
     of_pod,
     told_by_gang,
 )
+from gracepoint_operator.signals.user_rows import OwnRowsError, read_own_rows
 
 __all__ = [
     "BUILT_IN",

@@ -17,6 +17,8 @@ from typing import Any
 
 from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.kube.objects import Taint, Toleration, read_taint
+from gracepoint_operator.read_errors import CAUSES, Unreadable, reading, said
+from gracepoint_operator.signals.end_times import Body, at, told_time
 from gracepoint_operator.signals.rows import (
     ConditionMatch,
     FieldMatch,
@@ -26,8 +28,6 @@ from gracepoint_operator.signals.rows import (
     Time,
     ValueMatch,
 )
-from gracepoint_operator.signals.told_times import Body, at, told_time
-from gracepoint_operator.unreadable import CAUSES, Unreadable, reading, said
 
 #: Length of the field ``signal`` of a Preemption. Reasons of conditions have no limit of their own.
 _TEXT_LIMIT = 512

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 
 from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.kube.backoffs import Backoffs
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.retry_pauses import Backoffs
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.trust import pem, rotation

@@ -18,7 +18,7 @@ from gracepoint.wire.names import GROUP
 from gracepoint_operator.cache.listing.resync import SELECTORS
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.backoffs import Backoffs
+from gracepoint_operator.kube.retry_pauses import Backoffs
 
 _CONNECT_TIMEOUT_S = 5.0
 _REQUEST_TIMEOUT_S = 10.0

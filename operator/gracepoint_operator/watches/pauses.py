@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from gracepoint_operator.kube.backoffs import Backoffs
+from gracepoint_operator.kube.retry_pauses import Backoffs
 
 #: After a run of this length the pauses begin with the shortest again.
 _RAN_WELL_S = 60.0

@@ -20,8 +20,8 @@ import kopf
 from gracepoint_operator.cache.listing.resync import OPTIONAL
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.backoffs import Backoffs
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.retry_pauses import Backoffs
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS, watch_all

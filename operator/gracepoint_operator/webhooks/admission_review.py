@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonpatch
 
-from gracepoint_operator.unreadable import CAUSES, said, shortened
+from gracepoint_operator.read_errors import CAUSES, said, shortened
 from gracepoint_operator.webhooks.training_jobs import Json
 
 API_VERSION = "admission.k8s.io/v1"

@@ -18,8 +18,8 @@ from typing import Protocol
 from aiohttp import web
 
 from gracepoint.wire.names import LABEL_POLICY
+from gracepoint_operator.read_errors import CAUSES, Unreadable, said
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.unreadable import CAUSES, Unreadable, said
 from gracepoint_operator.webhooks import creation_warnings
 from gracepoint_operator.webhooks.admission_review import (
     AdmissionRequest,
@@ -31,9 +31,9 @@ from gracepoint_operator.webhooks.admission_review import (
 )
 from gracepoint_operator.webhooks.contracts.installed_api import InstalledApi
 from gracepoint_operator.webhooks.contracts.release_contract import ContractViolation, release_contract
-from gracepoint_operator.webhooks.pods.eviction_responders import add_responder
 from gracepoint_operator.webhooks.pods.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
 from gracepoint_operator.webhooks.pods.node_affinity import avoid_nodes
+from gracepoint_operator.webhooks.pods.pod_responder import add_responder
 from gracepoint_operator.webhooks.request_bodies import RequestBodies
 from gracepoint_operator.webhooks.training_jobs import Json, is_job
 from gracepoint_operator.webhooks.trainjob import label_handed_on

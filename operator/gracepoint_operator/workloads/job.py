@@ -12,7 +12,7 @@ from gracepoint.wire import names
 from gracepoint_operator.kube.fields import owner_uid, parse_time, read_labels, text
 from gracepoint_operator.kube.kinds import JOBS, Kind
 from gracepoint_operator.kube.objects import LABEL_JOB_NAME, LABEL_JOB_UID, Membership
-from gracepoint_operator.unreadable import reading
+from gracepoint_operator.read_errors import reading
 from gracepoint_operator.workloads.workload import Workload, read_job
 
 #: The Jobs that are workloads. They are watched apart from the Jobs that workloads make, as their labels differ.

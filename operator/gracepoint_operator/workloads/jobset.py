@@ -17,7 +17,7 @@ from gracepoint_operator.kube.fields import (
 )
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Membership
-from gracepoint_operator.unreadable import reading
+from gracepoint_operator.read_errors import reading
 from gracepoint_operator.workloads.workload import Workload
 
 JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")

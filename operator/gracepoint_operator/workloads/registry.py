@@ -10,7 +10,7 @@ from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.fields import read_labels
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Membership, Pod
-from gracepoint_operator.unreadable import reading
+from gracepoint_operator.read_errors import reading
 from gracepoint_operator.workloads import workload
 from gracepoint_operator.workloads.job import JobType
 from gracepoint_operator.workloads.jobset import JobSetType

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from gracepoint_operator.kube.fields import optional_number, text, true_conditions
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Membership
-from gracepoint_operator.unreadable import reading
+from gracepoint_operator.read_errors import reading
 
 _FINISHED_JOB = {"Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"}
 

@@ -1,7 +1,7 @@
 """What all callers share. A caller runs the functions of asynchronous calls in the background.
 
 The training thread owns a caller and calls its methods. The subclasses say what runs the functions. If there are
-several training processes, one more thread meets the others (``ends``). It ends after the last call.
+several training processes, one more thread meets the others (``call_completion``). It ends after the last call.
 
 Callers and calls have the same numbers in all processes, because all processes make the same ones in the same order. So
 their keys agree.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 
-from gracepoint.async_calls.ends import EndsInAll
+from gracepoint.async_calls.call_completion import CallCompletion
 from gracepoint.async_calls.finalize_points import FinalizePoints
 from gracepoint.async_calls.processes.worker_process import CallFailed
 from gracepoint.async_calls.request import AsyncRequest
@@ -73,7 +73,7 @@ class AsyncCaller(abc.ABC):
             number = _made_in.get(self._gang, 0)
             _made_in[self._gang] = number + 1
         self._key = f"async/{number}"
-        self._ends = EndsInAll(self._gang, self._key, timeout_s=timeout_s)
+        self._ends = CallCompletion(self._gang, self._key, timeout_s=timeout_s)
         self._asked: deque[tuple[int, Future[None], Future[None]]] = deque()  # for is_current_async_call_done
         self._calls = 0  # scheduled by schedule_async_call
         self._syncs = itertools.count()
@@ -186,7 +186,7 @@ def _all_processes() -> ProcessGroup:
     """Returns all processes of the JAX cluster. Does not load JAX: where it is not loaded, there is no cluster."""
     if "jax" not in sys.modules:
         return SingleProcess()
-    from gracepoint.multihost.everybody import everybody
+    from gracepoint.multihost.all_processes import everybody
     from gracepoint.multihost.utilities import process_count
 
     return SingleProcess() if process_count() == 1 else everybody().gang

@@ -17,8 +17,8 @@ from typing import Any, Self
 import jax
 
 from gracepoint.checkpoint import orbax_calls
+from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
 from gracepoint.checkpoint.checkpointers.path_saves import PathSaves
-from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import restore_path

@@ -17,7 +17,7 @@ from typing import Any, Self, overload
 import jax
 
 from gracepoint.checkpoint import orbax_calls
-from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory
+from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout

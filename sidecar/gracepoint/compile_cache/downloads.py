@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 
 from gracepoint.checkpoint.storage import time_limit
-from gracepoint.checkpoint.storage.objects import several
+from gracepoint.checkpoint.storage.objects import concurrent_requests
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 
 _AT_ONCE = 16
@@ -43,7 +43,7 @@ class ProgramDownloads:
 
     def prefetch(self, paths: Iterable[StoragePath]) -> None:
         """Reads files, and keeps their bytes until ``read`` or ``forget`` is called. Never raises."""
-        several.run([functools.partial(self._prefetch, path) for path in paths], threads=_AT_ONCE)
+        concurrent_requests.run([functools.partial(self._prefetch, path) for path in paths], threads=_AT_ONCE)
 
     def read(self, path: StoragePath) -> bytes:
         """Returns the bytes of a file.

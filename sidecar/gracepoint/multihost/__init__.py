@@ -15,8 +15,8 @@ from gracepoint.multihost.coordination.store import (
 )
 from gracepoint.multihost.joining.cluster import Meeting, join, meet, raise_jax_notice
 from gracepoint.multihost.joining.distributed import initialize, shutdown
+from gracepoint.multihost.joining.distributed_state import State, global_state
 from gracepoint.multihost.joining.members import ProcessNames
-from gracepoint.multihost.joining.state import State, global_state
 from gracepoint.multihost.keys import BarrierKeys
 from gracepoint.multihost.sync_point.agreement import Agreement
 from gracepoint.multihost.sync_point.timekeeper import Observer

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import AgreementError
-from gracepoint.multihost.everybody import everybody
+from gracepoint.multihost.all_processes import everybody
 from gracepoint.multihost.naming import group_name, named
 from gracepoint.multihost.utilities import DEFAULT_BARRIER_TIMEOUT_S, takes_part_alone
 

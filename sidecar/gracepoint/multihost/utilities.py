@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from gracepoint.errors import CannotKnow, GracepointError
-from gracepoint.multihost.current import reached_preemption_hook
-from gracepoint.multihost.everybody import everybody
-from gracepoint.multihost.joining.state import global_state
+from gracepoint.multihost.all_processes import everybody
+from gracepoint.multihost.joining.distributed_state import global_state
+from gracepoint.multihost.preemption_hook import reached_preemption_hook
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from gracepoint.preemption.reporting.substitute import Substitute
 from gracepoint.preemption.reporting.time_spent import TimeSpent
 from gracepoint.preemption.stall_detection.activities import Activities
 from gracepoint.preemption.stall_detection.stall_reports import StallReports
-from gracepoint.preemption.stall_detection.suspects import Suspects
+from gracepoint.preemption.stall_detection.straggler_search import StragglerSearch
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.receivers import Hints, Mailbox, Receiver
 from gracepoint.receivers.receiver_set import ReceiverSet
@@ -119,7 +119,7 @@ class Coordinator:
             committed_step=lambda: saver.committed_step,
             current_step=lambda: self.step,
             clock=clock,
-            suspects=None if substitute is None else Suspects(board, self.activities, pods, substitute),
+            suspects=None if substitute is None else StragglerSearch(board, self.activities, pods, substitute),
             substitute=substitute,
         )
         # Without this library a SIGTERM raises JAX's own notice at once, so it does that here, too. All other notices

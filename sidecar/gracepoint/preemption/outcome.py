@@ -25,7 +25,7 @@ from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporting.progress import EpochProgress, Stages
 from gracepoint.preemption.reporting.reporter import Reporter
 from gracepoint.preemption.reporting.substitute import Substitute
-from gracepoint.preemption.stall_detection.suspects import Suspects
+from gracepoint.preemption.stall_detection.straggler_search import StragglerSearch
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox
@@ -72,7 +72,7 @@ class Outcome:
         committed_step: Callable[[], int | None],
         current_step: Callable[[], int],
         clock: Callable[[], float],
-        suspects: Suspects | None = None,
+        suspects: StragglerSearch | None = None,
         substitute: Substitute | None = None,
     ) -> None:
         self._group = group

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Self
 from gracepoint import trace
 from gracepoint.errors import AgreementError, Preempted, SettingsError
 from gracepoint.multihost import Meeting
-from gracepoint.multihost.current import set_reached_preemption_hook
+from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.reporting.time_spent import ProcessStart, TimeSpent
 from gracepoint.receivers import Hints, Receiver
 from gracepoint.session.compilation import Compilations, CompiledFunction
-from gracepoint.session.host_states import DataIterator, HostStates
+from gracepoint.session.host_state_registry import DataIterator, HostStates
 from gracepoint.session.own_loop import OwnLoop
 from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.program_watch import ProgramWatch

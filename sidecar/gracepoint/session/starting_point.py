@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-from gracepoint.session.host_states import HostStates
+from gracepoint.session.host_state_registry import HostStates
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer

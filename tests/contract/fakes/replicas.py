@@ -17,7 +17,7 @@ from gracepoint.settings import Settings
 from gracepoint.wire.codec import Message
 from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.names import PATH_SUBSCRIBE
-from gracepoint_operator.channel.endpoint.connections import ConnectionLimits
+from gracepoint_operator.channel.endpoint.accepted_connections import ConnectionLimits
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.observability.metrics import Metrics

@@ -12,8 +12,8 @@ import pytest
 
 from gracepoint.errors import AgreementError
 from gracepoint.multihost import BarrierKeys, InMemoryStore, StoreProcessGroup, broadcast, broadcast_one_to_all
+from gracepoint.multihost.all_processes import AllProcesses
 from gracepoint.multihost.broadcast import _difference, _overlaps
-from gracepoint.multihost.everybody import Everybody
 from tests.unit.multihost.fakes.gangs import gangs, together
 
 
@@ -75,7 +75,7 @@ def test_a_broadcast_leaves_no_keys_behind(processes: list[int], monkeypatch: py
     def run(gang: StoreProcessGroup) -> list[int]:
         found = []
         for _ in range(2):  # of the same key, which a process that remembered it would refuse
-            here.everybody = Everybody(None, gang, BarrierKeys("job", 0))
+            here.everybody = AllProcesses(None, gang, BarrierKeys("job", 0))
             found.append(int(broadcast_one_to_all(gang.process_index, processes=processes)))
             gang.barrier(f"round {len(found)}", timeout_s=60, processes=processes)
         return found

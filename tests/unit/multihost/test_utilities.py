@@ -14,8 +14,8 @@ import pytest
 from gracepoint import multihost
 from gracepoint.errors import CannotKnow, ClusterError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup, utilities
-from gracepoint.multihost.current import set_reached_preemption_hook
-from gracepoint.multihost.everybody import everybody
+from gracepoint.multihost.all_processes import everybody
+from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
 
 
 @pytest.mark.integration

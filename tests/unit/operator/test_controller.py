@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from gracepoint.wire import names
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
-from gracepoint_operator.cache.listing import fresh_looks
+from gracepoint_operator.cache.listing import workload_refresh
 from gracepoint_operator.cache.listing.resync import sweep
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
@@ -563,7 +563,7 @@ async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryAp
 async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh_looks, "_WITHIN_S", 0.05)
+    monkeypatch.setattr(workload_refresh, "_WITHIN_S", 0.05)
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1, "s-1")
         hanging = asyncio.Event()
@@ -584,7 +584,7 @@ async def test_many_events_that_waited_bring_about_one_decision(
 ) -> None:
     async with running(api, clock) as replica:
         decided: list[str] = []
-        monkeypatch.setattr(replica.core._decider, "decide", decided.append)
+        monkeypatch.setattr(replica.core._reconciler, "decide", decided.append)
         for number in range(50):
             replica.see(kinds.PODS, objects.pod(0, phase=("Failed", "Running")[number % 2]))
         await until(lambda: decided, "the decision")

@@ -27,8 +27,8 @@ from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
-from gracepoint.multihost.current import reached_preemption_hook
 from gracepoint.multihost.joining import distributed
+from gracepoint.multihost.preemption_hook import reached_preemption_hook
 from gracepoint.preemption import forecast
 from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.preemption.forecast import Figures

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.endpoint.connections import ChannelConnections, CloseReason, ConnectionLimits
+from gracepoint_operator.channel.endpoint.accepted_connections import ChannelConnections, CloseReason, ConnectionLimits
 from gracepoint_operator.channel.endpoint.runner_close import CLOSE_CONNECTIONS_S
 from gracepoint_operator.channel.routes import Channel
 from gracepoint_operator.observability.logs import about

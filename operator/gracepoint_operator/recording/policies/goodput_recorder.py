@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gracepoint.wire.messages import Forecast, SaveEvery, Spent
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.goodput import sight, stored
+from gracepoint_operator.goodput import pods_seen, status_codec
 from gracepoint_operator.goodput.categories import Category
 from gracepoint_operator.goodput.ledger import GoodputLedger
-from gracepoint_operator.goodput.news import Halt, Sighting, Tiding
+from gracepoint_operator.goodput.observations import PodsObservation, ProcessTimes, StallTimes
+from gracepoint_operator.goodput.pods_seen import Known
+from gracepoint_operator.goodput.reported_times import process_times, stall_times
 from gracepoint_operator.goodput.save_interval import suggested
-from gracepoint_operator.goodput.sight import Known
-from gracepoint_operator.goodput.told import halt, tiding
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.observability.logs import about
@@ -50,7 +50,7 @@ class _End:
     at_ms: int
 
 
-_Change = Sighting | Tiding | Halt | _End
+_Change = PodsObservation | ProcessTimes | StallTimes | _End
 
 
 @dataclasses.dataclass
@@ -82,7 +82,7 @@ class _Account:
         elif self.base is not None and self.base[0] is entry:
             ledger = self.base[1]
         else:
-            ledger = stored.read(entry)
+            ledger = status_codec.read(entry)
             self.base = (entry, ledger)
         return _changed(ledger, self.waiting)
 
@@ -114,7 +114,7 @@ class GoodputRecorder:
             return None
         account = self._accounts.get(workload.uid)
         if account is None:
-            account = self._accounts[workload.uid] = _Account(sight.begun(gang, self._now_ms()))
+            account = self._accounts[workload.uid] = _Account(pods_seen.begun(gang, self._now_ms()))
         if self._clock() < account.rests_until:
             return account.rests_until
         return self._look(gang, workload, gang.policy, account)
@@ -126,10 +126,10 @@ class GoodputRecorder:
         pause_s = len(gang.pods) * _PER_POD_S
         account.rests_until = now_ms / 1000 + pause_s if pause_s > _AT_ONCE_S else 0.0
         ledger = self._ledger(account, policy, workload.uid)
-        seen = sight.look(gang, ledger.current, account.known, now_ms)
+        seen = pods_seen.look(gang, ledger.current, account.known, now_ms)
         account.known = seen.known
-        for sighting in seen.sightings:
-            ledger = self._change(account, workload, ledger, sighting)
+        for observation in seen.observations:
+            ledger = self._change(account, workload, ledger, observation)
         if workload.finished:
             self._change(account, workload, ledger, _End(now_ms))
         return None if seen.again_ms is None else seen.again_ms / 1000
@@ -144,14 +144,14 @@ class GoodputRecorder:
             of_former: True if the session is of a former start, which its pod's process has found in the checkpoint.
         """
         if spent is not None:
-            self._take(pod, tiding(spent, session, pod, self._clock(), of_former=of_former), spent)
+            self._take(pod, process_times(spent, session, pod, self._clock(), of_former=of_former), spent)
 
     def stalled(self, pod: Pod, stalled_s: float | None) -> None:
         """Takes that a process of a pod has passed no step for so many seconds. None: it does not stall."""
         if stalled_s is not None:
-            self._take(pod, halt(stalled_s, pod, self._clock()), stalled_s)
+            self._take(pod, stall_times(stalled_s, pod, self._clock()), stalled_s)
 
-    def _take(self, pod: Pod, said: Tiding | Halt | None, words: object) -> None:
+    def _take(self, pod: Pod, said: ProcessTimes | StallTimes | None, words: object) -> None:
         if said is None:
             log.warning("what a process says of its time is impossible", extra=about(pod=pod.name, said=str(words)))
             return
@@ -162,12 +162,12 @@ class GoodputRecorder:
         account, (workload, policy) = self._accounts.get(uid), self._workload(uid)
         if workload is None or account is None or policy is None:
             return
-        if isinstance(said, Tiding) or self._needs_look(said, account, self._ledger(account, policy, uid)):
+        if isinstance(said, ProcessTimes) or self._needs_look(said, account, self._ledger(account, policy, uid)):
             # The pod may be of a life that was not seen yet.
             self._look(self._cache.gang(uid), workload, policy, account)
         self._change(account, workload, self._ledger(account, policy, uid), said)
 
-    def _needs_look(self, said: Halt, account: _Account, ledger: GoodputLedger) -> bool:
+    def _needs_look(self, said: StallTimes, account: _Account, ledger: GoodputLedger) -> bool:
         """Returns whether a gang is looked at before it is noted that it stalls.
 
         All its processes may say so at once. What is no news without a look is none after it: a life that a look finds
@@ -215,8 +215,8 @@ class GoodputRecorder:
             account.handed = len(account.waiting)
             known = account.newest if entry is None else entry
             ledger = account.read(known)
-            if known is None or stored.read(known) != ledger or _is_old(known, now_ms):
-                known = stored.written(ledger, by_uid[uid], now_ms, save_s=save_s.get(uid, 0.0))
+            if known is None or status_codec.read(known) != ledger or _is_old(known, now_ms):
+                known = status_codec.written(ledger, by_uid[uid], now_ms, save_s=save_s.get(uid, 0.0))
                 account.newest = known
             found[uid] = known
         if not found and policy.status.goodput is None:

@@ -17,6 +17,7 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.recording.policies.goodput_recorder import GoodputRecorder
 from gracepoint_operator.resources import (
     CheckpointPolicy,
@@ -25,7 +26,6 @@ from gracepoint_operator.resources import (
     PolicyWorkloads,
     WorkloadForecast,
 )
-from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads import Workload
 
 

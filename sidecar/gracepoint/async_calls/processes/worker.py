@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 
-from gracepoint.async_calls.processes import orphan, priority
+from gracepoint.async_calls.processes import priority, trainer_death
 from gracepoint.async_calls.processes.pickling import unpack
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ def main(connection: socket.socket) -> None:
     while (call := _next_call(connection, trainer)) is not None:
         number, block_bytes, header_bytes, fds = call
         _answer(connection, number, *_run(fds, block_bytes, header_bytes))
-    if orphan.is_orphan(connection, trainer):
-        orphan.run_last()
+    if trainer_death.is_orphan(connection, trainer):
+        trainer_death.run_last()
 
 
 def _process_handle(process_id: int) -> int | None:
@@ -71,7 +71,7 @@ def _process_handle(process_id: int) -> int | None:
 
 
 def _end_after(connection: socket.socket, trainer: int | None, limit_s: float) -> None:
-    orphan.wait_until_orphan(connection, trainer)
+    trainer_death.wait_until_orphan(connection, trainer)
     time.sleep(limit_s)
     logger.error("the trainer has ended, and its calls still run after %g s: they are given up", limit_s)
     os._exit(1)

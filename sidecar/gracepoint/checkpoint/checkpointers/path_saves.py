@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory, JoinedGroup
+from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading import restore_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gracepoint.checkpoint.checkpointers.process_groups import GroupFactory, JoinedGroup
+from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.array_handler import ArrayHandler
 from gracepoint.checkpoint.handlers.call_checks import folder_of

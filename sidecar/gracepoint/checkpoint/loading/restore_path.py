@@ -13,7 +13,7 @@ from typing import Any
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading import turns
+from gracepoint.checkpoint.loading import reader_choice
 from gracepoint.checkpoint.loading.leaves import donation
 from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_step import read_together
@@ -188,7 +188,7 @@ def restore(
         lambda: str(_found(paths, path, attempt, deadline, sleep)), gang=gang, key=f"{key}/folder", deadline=deadline
     )
     reading = _reading(storage_path(found)) if gang.process_index == 0 else contextlib.nullcontext()
-    may_take_turns = turns.may_be_taken(gang, storage_path(found), restore_args, options)
+    may_take_turns = reader_choice.may_be_taken(gang, storage_path(found), restore_args, options)
     with donation.telling(like), reading:
         tree, damage = read_together(
             found,

@@ -19,7 +19,7 @@ from gracepoint import trace
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading import turns
+from gracepoint.checkpoint.loading import reader_choice
 from gracepoint.checkpoint.loading.leaves import donation
 from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
 from gracepoint.checkpoint.loading.reading_together import damage_in_any
@@ -174,7 +174,7 @@ def restore_listed(
     for step in listing.steps:
 
         def read(step: int = step) -> Restored:
-            may_take_turns = turns.may_be_taken(gang, paths.root, restore_args, options)
+            may_take_turns = reader_choice.may_be_taken(gang, paths.root, restore_args, options)
             together = ReplicaAgreement(gang, f"{key}/step/{step}/read", meets_first=may_take_turns)
             return read_step(
                 paths,

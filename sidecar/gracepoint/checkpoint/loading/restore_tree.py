@@ -17,7 +17,7 @@ import jax
 
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.loading import turns
+from gracepoint.checkpoint.loading import reader_choice
 from gracepoint.checkpoint.loading.handled_restore import is_handled, restore_handled
 from gracepoint.checkpoint.loading.leaves import donation
 from gracepoint.checkpoint.loading.leaves.leaf_request import describe_leaf, describe_like
@@ -151,7 +151,7 @@ def read_into(
         raise CheckpointMismatch(f"{stored.folder}: {_shown(problems)}")
     asked = list(targets.values())
     if together is not None and together.meets_first:
-        asked = turns.taken(asked, together.ready(turns.limit_bytes(), deadline))
+        asked = reader_choice.taken(asked, together.ready(reader_choice.limit_bytes(), deadline))
         if any(isinstance(target.placement, OnOneReplica) for target in asked):
             together.expects_tell()
     if options.donate and like is not None:

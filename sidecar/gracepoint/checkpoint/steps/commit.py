@@ -27,7 +27,7 @@ from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.steps.object_store import manifest_commit, manifest_deletion
-from gracepoint.checkpoint.steps.object_store.looks import look_at
+from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
 from gracepoint.checkpoint.steps.records import (
     done_records,
     is_of,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, legacy, records, recovery
-from gracepoint.checkpoint.steps.object_store.looks import look_at
+from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline

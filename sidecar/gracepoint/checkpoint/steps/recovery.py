@@ -21,7 +21,7 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile, merge
 from gracepoint.checkpoint.format.sealed_json import is_whole
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.steps.object_store import manifest_commit
-from gracepoint.checkpoint.steps.object_store.looks import look_at
+from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
 from gracepoint.checkpoint.steps.records import all_files, done_records, manifest_bytes, standing
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath

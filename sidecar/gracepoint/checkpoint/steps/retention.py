@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.steps.object_store.looks import look_at
+from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
 from gracepoint.checkpoint.storage import time_limit
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SettingsError

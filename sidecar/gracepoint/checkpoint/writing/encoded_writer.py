@@ -6,7 +6,7 @@ conditions and with checksums. TensorStore's own writes to such stores have no c
 In OCDBT, a process collects chunks up to ``_TREE_BYTES``, and makes a small tree of them. Each tree has a folder of its
 own, so nothing in it is ever overwritten. The commit merges the trees of all processes.
 
-The threads are those of a ``WriteCrew``. Each encodes and writes one tree or chunk at a time.
+The threads are those of a ``WritePool``. Each encodes and writes one tree or chunk at a time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.writing.file_writer import Folders, bytes_of, write_file
-from gracepoint.checkpoint.writing.write_crew import WriteCrew
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
+from gracepoint.checkpoint.writing.write_pool import WritePool
 from gracepoint.deadline import Deadline
 
 # A tree is in memory several times while it is made. With all threads at work, this bounds the extra memory.
@@ -55,41 +55,41 @@ class EncodedWriter:
             ValueError, OSError: A file cannot be written. The message names it.
         """
         written = WrittenFiles()
-        crew = WriteCrew([], self._limit_bytes, job.folder, deadline)
+        pool = WritePool([], self._limit_bytes, job.folder, deadline)
         folders = Folders(job.folder, direct=False)
-        put = functools.partial(_put, folders, written, crew)
+        put = functools.partial(_put, folders, written, pool)
         in_tree = form_of(job).ocdbt
         chunk_bytes = 0
         try:
-            crew.begin()
+            pool.begin()
             for path, data in job.small_files.items():
-                crew.add(0, functools.partial(_put, folders, written, crew, path, data))
+                pool.add(0, functools.partial(_put, folders, written, pool, path, data))
             metadata = {
                 job.specs[leaf].metadata_file: json.dumps(job.specs[leaf].metadata).encode() for leaf in job.arrays
             }
             if not in_tree:
                 for path, data in metadata.items():
-                    crew.add(0, functools.partial(_put, folders, written, crew, layout.in_item(job.item, path), data))
+                    pool.add(0, functools.partial(_put, folders, written, pool, layout.in_item(job.item, path), data))
             for pieces in _groups(job, deadline, written, _TREE_BYTES if in_tree else 0):
                 size_bytes = sum(chunk.bytes for chunk, _ in pieces)
                 act = _write_tree if in_tree else _write_chunks
-                crew.add(size_bytes, functools.partial(act, job, pieces, metadata, put))
+                pool.add(size_bytes, functools.partial(act, job, pieces, metadata, put))
                 metadata = {}  # the first tree has it
                 chunk_bytes += size_bytes
             if in_tree and metadata:
-                crew.add(0, functools.partial(_write_tree, job, [], metadata, put))
-            crew.wait()
+                pool.add(0, functools.partial(_write_tree, job, [], metadata, put))
+            pool.wait()
         finally:
-            crew.close()
-        crew.join()
+            pool.close()
+        pool.join()
         return dataclasses.replace(written, chunk_bytes=chunk_bytes)
 
 
 _Put = Callable[[str, bytes, Buffer], None]
 
 
-def _put(folders: Folders, written: WrittenFiles, crew: WriteCrew, path: str, data: bytes, buffer: Buffer) -> None:
-    write_file(folders, path, bytes_of(data), written, crew, buffer)
+def _put(folders: Folders, written: WrittenFiles, pool: WritePool, path: str, data: bytes, buffer: Buffer) -> None:
+    write_file(folders, path, bytes_of(data), written, pool, buffer)
 
 
 def _groups(job: WriteJob, deadline: Deadline, written: WrittenFiles, group_bytes: int) -> Iterator[list[_Piece]]:

@@ -1,14 +1,14 @@
 """Writes chunks whose files hold exactly the bytes of their values, at the speed of the storage, without TensorStore.
 
-The calling thread hands out files to the threads of a ``WriteCrew``, which is made for one save. Each writer writes one
+The calling thread hands out files to the threads of a ``WritePool``, which is made for one save. Each writer writes one
 file at a time, straight from the memory of the arrays, and computes the checksum while it writes. Other threads of the
-crew sync the files. So all cores are in use, no core waits for the disk, the disk always has something to write, and
+pool sync the files. So all cores are in use, no core waits for the disk, the disk always has something to write, and
 the only extra memory is the buffers of the writers.
 
 ``reserve`` allocates and touches the buffers. Otherwise a buffer is allocated for the first values that cannot be
 written in place. Buffers are kept from one save to the next.
 
-A crew ends with its save. Its threads check the deadline before each block. A thread that is stuck in the kernel keeps
+A pool ends with its save. Its threads check the deadline before each block. A thread that is stuck in the kernel keeps
 its buffer, and is waited for only until the deadline.
 
 Files have their final names at once: the folder belongs to this save alone, and nothing in it counts before the
@@ -33,10 +33,10 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile, checksum_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
-from gracepoint.checkpoint.writing.crew_threads import Finish, size_for
-from gracepoint.checkpoint.writing.giving_way import GivingWay
-from gracepoint.checkpoint.writing.write_crew import WriteCrew
+from gracepoint.checkpoint.writing.idle_priority import IdlePriority
+from gracepoint.checkpoint.writing.pool_size import Finish, size_for
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
+from gracepoint.checkpoint.writing.write_pool import WritePool
 from gracepoint.deadline import Deadline
 
 
@@ -67,31 +67,31 @@ class FileWriter:
             OSError: A file cannot be written. The message names it.
         """
         written = WrittenFiles()
-        giving_way = None if job.is_urgent is None else GivingWay(job.is_urgent)
-        crew = WriteCrew(self._buffers, self._options.write_limit_bytes, job.folder, deadline, giving_way)
+        idle_priority = None if job.is_urgent is None else IdlePriority(job.is_urgent)
+        pool = WritePool(self._buffers, self._options.write_limit_bytes, job.folder, deadline, idle_priority)
         folders = Folders(job.folder, direct=self._has_direct_io(job.folder))
         chunk_bytes = 0
         try:
-            crew.begin()
+            pool.begin()
             for path, data in job.small_files.items():
-                crew.add(0, functools.partial(_write_small, folders, path, data, written, crew))
+                pool.add(0, functools.partial(_write_small, folders, path, data, written, pool))
             for leaf in job.arrays:
                 spec = job.specs[leaf]
                 path, data = layout.in_item(job.item, spec.metadata_file), json.dumps(spec.metadata).encode()
-                crew.add(0, functools.partial(_write_small, folders, path, data, written, crew))
+                pool.add(0, functools.partial(_write_small, folders, path, data, written, pool))
             for chunk, values in job.source.chunks(deadline):
-                act = functools.partial(_write_chunk, folders, job, chunk, values, written, crew)
+                act = functools.partial(_write_chunk, folders, job, chunk, values, written, pool)
                 size_bytes = chunk.bytes if chunk.mine else 0
-                crew.add(size_bytes, act)
+                pool.add(size_bytes, act)
                 chunk_bytes += size_bytes
-            crew.wait()
+            pool.wait()
             # After all files are made: the sync of a folder makes durable the names that the folder has then.
             for folder in folders.made:
-                crew.add(0, functools.partial(_sync, folder))
-            crew.wait()
+                pool.add(0, functools.partial(_sync, folder))
+            pool.wait()
         finally:
-            crew.close()
-        crew.join()
+            pool.close()
+        pool.join()
         return dataclasses.replace(written, chunk_bytes=chunk_bytes)
 
     def _has_direct_io(self, folder: StoragePath) -> bool:
@@ -128,11 +128,11 @@ def bytes_of(data: bytes) -> ArrayBytes:
 
 
 def write_file(
-    folders: Folders, path: str, data: ArrayBytes, written: WrittenFiles, crew: WriteCrew, buffer: Buffer
+    folders: Folders, path: str, data: ArrayBytes, written: WrittenFiles, pool: WritePool, buffer: Buffer
 ) -> None:
     """Writes one file at ``path`` below the save's folder durably, and adds it to ``written``."""
     place = folders.place(path)
-    checksum = place.backend.write_large(place.key, data, buffer, crew.go_on, direct=folders.direct)
+    checksum = place.backend.write_large(place.key, data, buffer, pool.go_on, direct=folders.direct)
     written.files[path] = StoredFile(len(data), checksum)
 
 
@@ -141,7 +141,7 @@ def _write(
     path: str,
     data: ArrayBytes,
     written: WrittenFiles,
-    crew: WriteCrew,
+    pool: WritePool,
     buffer: Buffer,
     then: Callable[[], None],
 ) -> Finish | None:
@@ -149,7 +149,7 @@ def _write(
     place = folders.place(path)
     unsynced: list[UnsyncedFile] = []
     checksum = place.backend.write_large(
-        place.key, data, buffer, crew.go_on, direct=folders.direct, later=unsynced.append
+        place.key, data, buffer, pool.go_on, direct=folders.direct, later=unsynced.append
     )
     written.files[path] = StoredFile(len(data), checksum)
     if unsynced:
@@ -163,9 +163,9 @@ def _nothing() -> None:
 
 
 def _write_small(
-    folders: Folders, path: str, data: bytes, written: WrittenFiles, crew: WriteCrew, buffer: Buffer
+    folders: Folders, path: str, data: bytes, written: WrittenFiles, pool: WritePool, buffer: Buffer
 ) -> Finish | None:
-    return _write(folders, path, bytes_of(data), written, crew, buffer, _nothing)
+    return _write(folders, path, bytes_of(data), written, pool, buffer, _nothing)
 
 
 def _write_chunk(
@@ -174,15 +174,15 @@ def _write_chunk(
     chunk: Chunk,
     values: npt.NDArray[Any],
     written: WrittenFiles,
-    crew: WriteCrew,
+    pool: WritePool,
     buffer: Buffer,
 ) -> Finish | None:
     path = layout.in_item(job.item, chunk.file)
     data = ArrayBytes(values, job.specs[chunk.leaf].numpy_dtype)
     then = functools.partial(job.source.written, chunk)
     if chunk.mine:
-        return _write(folders, path, data, written, crew, buffer, then)
-    written.copies[path] = checksum_of(data, buffer, crew.go_on)
+        return _write(folders, path, data, written, pool, buffer, then)
+    written.copies[path] = checksum_of(data, buffer, pool.go_on)
     then()
     return None
 

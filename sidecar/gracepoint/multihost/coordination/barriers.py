@@ -35,10 +35,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from gracepoint.errors import BarrierReused, BarrierTimeout
-from gracepoint.multihost.coordination import turns
+from gracepoint.multihost.coordination import rank_delays
 from gracepoint.multihost.coordination.arrivals import PLAIN
-from gracepoint.multihost.coordination.deciding import may_decide
-from gracepoint.multihost.coordination.released import read_released, released_value
+from gracepoint.multihost.coordination.barrier_result import read_released, released_value
+from gracepoint.multihost.coordination.decision import may_decide
 from gracepoint.multihost.coordination.store import KeyExists, KeyTimeout, KeyValueStore
 from gracepoint.multihost.coordination.waiting import Waiting, missing
 from gracepoint.multihost.naming import group_name, named
@@ -240,7 +240,7 @@ class StoreProcessGroup:
         return released
 
     def _wait(self, key: str, who: str, rank: int, timeout_s: float, participants: Sequence[int]) -> dict[str, Any]:
-        for wait_s in (timeout_s, turns.after_s(rank)):
+        for wait_s in (timeout_s, rank_delays.after_s(rank)):
             with contextlib.suppress(KeyTimeout):
                 return read_released(self._store.get(f"{key}/released", timeout_s=wait_s))
         late = missing(self._store, key, who, participants)

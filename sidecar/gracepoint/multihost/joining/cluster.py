@@ -20,8 +20,8 @@ from gracepoint.multihost.coordination.barriers import StoreProcessGroup
 from gracepoint.multihost.coordination.store import InMemoryStore, JaxStore, KeyValueStore
 from gracepoint.multihost.joining.detection import Place
 from gracepoint.multihost.joining.distributed import DEACTIVATE, ENV_TPU, join_cluster
+from gracepoint.multihost.joining.distributed_state import global_state
 from gracepoint.multihost.joining.members import PodNames, ProcessNames, introduce
-from gracepoint.multihost.joining.state import global_state
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.settings import Settings
 from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX, Env

@@ -33,7 +33,7 @@ from gracepoint.multihost.joining.detection import (
     detect,
     read_labels,
 )
-from gracepoint.multihost.joining.state import global_state, jax_state
+from gracepoint.multihost.joining.distributed_state import global_state, jax_state
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 It computes when the freeze must begin from this process's own figures, and writes the start when it is time. The first
 process that does so starts the epoch for all. In an open epoch it takes over for a process that died in the middle of
 the protocol, and gives the epoch up for all when the time is over. Both read the store, so the processes take turns
-(``turns``): the more there are, the less often does each of them look.
+(``reader_choice``): the more there are, the less often does each of them look.
 
 It has no thread. The timing thread of the ``agreement`` makes all calls.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from gracepoint.multihost.coordination import turns
+from gracepoint.multihost.coordination import rank_delays
 from gracepoint.multihost.sync_point.ledger import Event
 from gracepoint.multihost.sync_point.protocol import Member
 
@@ -60,7 +60,7 @@ class Timekeeper:
         self._observer = observer
         self._me = process_index
         # The first processes do for all what is due, and the others only if these have not.
-        self._turn_s = turns.after_s(process_index)
+        self._turn_s = rank_delays.after_s(process_index)
         self._started_for: int | None = None  # the ledger's ``changed`` when this process last wrote a start
         self._looks = 0  # number of looks at an open epoch
 
@@ -94,5 +94,5 @@ class Timekeeper:
         self._observer.looked()
         self._looks += 1
         left_s = self._observer.time_left_s() + self._turn_s
-        if left_s <= 0 or turns.polls(self._me, self._looks):
+        if left_s <= 0 or rank_delays.polls(self._me, self._looks):
             self._member.look(0.0, left_s)

@@ -12,7 +12,7 @@ from gracepoint.multihost.coordination.stalls import StallBoard, Suspicion
 from gracepoint.multihost.naming import Pods, pods_of
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporting.reporter import Reporter
-from gracepoint.preemption.stall_detection import beside
+from gracepoint.preemption.stall_detection import trainer_watch
 from gracepoint.preemption.stall_detection.stall_detector import Activity, Stalled
 from gracepoint.preemption.stall_detection.stall_watch import StallWatch
 from gracepoint.process_group import ProcessGroup
@@ -43,7 +43,7 @@ class StallReports:
 
     def watch(
         self,
-        workers: beside.Workers,
+        workers: trainer_watch.Workers,
         group: ProcessGroup,
         activities: Callable[[], Sequence[Activity]],
         board: StallBoard,
@@ -67,7 +67,7 @@ class StallReports:
         if limit_s <= 0:
             return None
         self._pods = pods
-        pulse = beside.watched(workers, self._settings, self._reporter.session, group.process_index, self._step)
+        pulse = trainer_watch.watched(workers, self._settings, self._reporter.session, group.process_index, self._step)
         return StallWatch(limit_s, activities, board, pods, self, pulse, clock=clock)
 
     def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol
 from gracepoint.errors import GracepointError
 from gracepoint.multihost.coordination.stalls import StallBoard, StalledAt, Suspicion, host_is_silent
 from gracepoint.multihost.naming import Pods
-from gracepoint.preemption.stall_detection.pulse import Pulse
+from gracepoint.preemption.stall_detection.shared_heartbeat import SharedHeartbeat
 from gracepoint.preemption.stall_detection.stacks import dump_all_stacks, stack_of
 from gracepoint.preemption.stall_detection.stall_detector import Activity, StallDetector, Stalled
 
@@ -69,7 +69,7 @@ class StallWatch:
         board: StallBoard,
         pods: Pods,
         reports: Reports,
-        pulse: Pulse | None = None,
+        pulse: SharedHeartbeat | None = None,
         *,
         clock: Callable[[], float],
         others_s: float = _OTHERS_S,

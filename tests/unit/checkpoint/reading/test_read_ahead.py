@@ -12,7 +12,7 @@ import pytest
 import gracepoint
 from gracepoint import machine
 from gracepoint.checkpoint.reading.read_ahead import read_ahead
-from gracepoint.checkpoint.storage.objects.http.connections import connections_to
+from gracepoint.checkpoint.storage.objects.http.connection_pool import connections_to
 from tests.object_stores.servers import Bucket
 
 

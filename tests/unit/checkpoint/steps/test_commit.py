@@ -221,7 +221,7 @@ def test_of_two_forced_saves_whose_commits_failed_the_last_one_is_restored(tmp_p
         with pytest.MonkeyPatch.context() as patch:
             # Of another start each; the first one's name comes last.
             patch.setattr(
-                "gracepoint.checkpoint.checkpointers.process_groups.secrets.token_hex",
+                "gracepoint.checkpoint.checkpointers.group_factory.secrets.token_hex",
                 lambda _, value=value: f"{9 - value}" * 8,
             )
             lefts.append(fail_to_commit(path, value))

@@ -31,10 +31,10 @@ from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.writing import file_writer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.crew_threads import THREADS
 from gracepoint.checkpoint.writing.file_writer import FileWriter
-from gracepoint.checkpoint.writing.write_crew import WriteCrew
+from gracepoint.checkpoint.writing.pool_size import THREADS
 from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
+from gracepoint.checkpoint.writing.write_pool import WritePool
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -239,8 +239,8 @@ def test_a_limit_on_bytes_holds_back_chunks_alone(monkeypatch: pytest.MonkeyPatc
 
 def test_one_file_alone_is_written_and_told_of(tmp_path: Path) -> None:
     top, written = storage_path(tmp_path), WrittenFiles()
-    folders, crew = file_writer.Folders(top, direct=False), WriteCrew([], None, top, soon())
-    file_writer.write_file(folders, "a/b", file_writer.bytes_of(b"words"), written, crew, Buffer())
+    folders, pool = file_writer.Folders(top, direct=False), WritePool([], None, top, soon())
+    file_writer.write_file(folders, "a/b", file_writer.bytes_of(b"words"), written, pool, Buffer())
     assert (tmp_path / "a/b").read_bytes() == b"words"
     assert written.files == {"a/b": StoredFile(5, zlib.crc32(b"words"))}
 

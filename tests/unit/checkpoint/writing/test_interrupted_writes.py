@@ -23,9 +23,9 @@ from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import file_writer
-from gracepoint.checkpoint.writing.crew_threads import THREADS
 from gracepoint.checkpoint.writing.file_writer import FileWriter
-from gracepoint.checkpoint.writing.giving_way import GivingWay
+from gracepoint.checkpoint.writing.idle_priority import IdlePriority
+from gracepoint.checkpoint.writing.pool_size import THREADS
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -62,7 +62,7 @@ def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urgent, blocks = threading.Event(), list[int]()
-    ways: list[GivingWay] = []
+    ways: list[IdlePriority] = []
 
     def interrupted(block: Any, checksum: int) -> int:
         if os.sched_getscheduler(0) == os.SCHED_IDLE:
@@ -71,11 +71,11 @@ def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
             until(lambda: ways[0]._over, "other threads to take over")
         return crc32(block, checksum)
 
-    def noted(is_urgent: Callable[[], bool]) -> GivingWay:
-        ways.append(GivingWay(is_urgent))
+    def noted(is_urgent: Callable[[], bool]) -> IdlePriority:
+        ways.append(IdlePriority(is_urgent))
         return ways[0]
 
-    monkeypatch.setattr(file_writer, "GivingWay", noted)
+    monkeypatch.setattr(file_writer, "IdlePriority", noted)
     monkeypatch.setattr(direct_io, "crc32", interrupted)
     values = [np.random.default_rng(n).integers(0, 256, 2 * BLOCK_BYTES + 5, np.uint8) for n in range(THREADS + 4)]
     source = Numbered(values, mine=True)

@@ -12,7 +12,7 @@ import pytest
 
 from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
-from gracepoint.multihost.coordination import turns
+from gracepoint.multihost.coordination import rank_delays
 from gracepoint.process_group import SingleProcess
 from tests.unit.multihost.fakes.gangs import gangs, together
 
@@ -433,7 +433,7 @@ def test_a_process_that_waits_makes_two_requests_and_three_with_a_value() -> Non
 
 
 def test_one_process_says_for_all_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "after_s", lambda rank: 20.0 if rank else 0.0)  # however busy the machine is
+    monkeypatch.setattr(rank_delays, "after_s", lambda rank: 20.0 if rank else 0.0)  # however busy the machine is
     shared = InMemoryStore()
     stores = [_Counting(shared) for _ in range(3)]
     members = [StoreProcessGroup(store, index, 4) for index, store in enumerate(stores)]

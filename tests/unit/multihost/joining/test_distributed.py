@@ -19,7 +19,7 @@ from jax._src import xla_bridge
 from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.multihost import global_state, initialize, join, shutdown
 from gracepoint.multihost.joining import coordinator, distributed
-from gracepoint.multihost.joining.state import jax_state
+from gracepoint.multihost.joining.distributed_state import jax_state
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 

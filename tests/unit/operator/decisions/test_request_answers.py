@@ -10,8 +10,8 @@ from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model.preemption import EndReason
 from gracepoint_operator.model.requests import RequestRecord
+from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import RequestPhase
-from gracepoint_operator.unreadable import Unreadable
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body

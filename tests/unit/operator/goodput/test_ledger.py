@@ -10,7 +10,7 @@ import pytest
 from gracepoint_operator.goodput.categories import Category, total_ms
 from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
 from gracepoint_operator.goodput.life import StepMark
-from gracepoint_operator.goodput.news import Halt, Moment, Sighting, Tiding
+from gracepoint_operator.goodput.observations import Moment, PodsObservation, ProcessTimes, StallTimes
 
 NEW = GoodputLedger(since_ms=0)
 
@@ -19,9 +19,9 @@ def moment(at_ms: int) -> Moment:
     return Moment(stamp_ms=at_ms // 1000 * 1000, at_ms=at_ms)
 
 
-def pods(attempt: int, created: int, **seen: int | None) -> Sighting:
+def pods(attempt: int, created: int, **seen: int | None) -> PodsObservation:
     """Pods that are created, bound two seconds later, and started three seconds after that."""
-    return Sighting(
+    return PodsObservation(
         attempt=attempt,
         created=moment(created),
         bound=moment(created + 2000),
@@ -31,9 +31,9 @@ def pods(attempt: int, created: int, **seen: int | None) -> Sighting:
     )
 
 
-def says(session: str, attached: int, **said: int | None) -> Tiding:
+def says(session: str, attached: int, **said: int | None) -> ProcessTimes:
     """A process that joins within a second, restores in two and compiles in four."""
-    return Tiding(
+    return ProcessTimes(
         session=session,
         attempt=said.get("attempt") or 0,
         created_ms=attached // 1000 * 1000,
@@ -61,14 +61,14 @@ FIRST = (
 )
 
 
-def ledger_of(*changes: Sighting | Tiding | Halt) -> GoodputLedger:
+def ledger_of(*changes: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
     ledger = NEW
     for change in changes:
         ledger = ledger.took(change)
     return ledger
 
 
-def second(first_step: int) -> tuple[Sighting, Tiding]:
+def second(first_step: int) -> tuple[PodsObservation, ProcessTimes]:
     told = dataclasses.replace(says("b", 50_000, first_step=first_step, attempt=1), created_ms=40_000)
     return pods(1, 40_000), told
 
@@ -140,7 +140,7 @@ def test_a_process_that_says_it_leaves_has_not_ended(ended: int) -> None:
     assert spent.get(Category.LEAVING, 0) == max(0, ended - 36_000)
 
 
-HALT = Halt(attempt=0, created_ms=2000, stalled_ms=36_000)
+HALT = StallTimes(attempt=0, created_ms=2000, stalled_ms=36_000)
 KILLED = (FIRST[0], dataclasses.replace(FIRST[1], left_ms=None), pods(0, 2000, broke=60_000, gone=61_000))
 
 
@@ -176,15 +176,15 @@ def test_a_stall_that_ends_with_a_preemption_counts_until_the_save() -> None:
 
 
 @pytest.mark.parametrize(
-    "halt",
+    "stall_times",
     [
         pytest.param(dataclasses.replace(HALT, attempt=1), id="of another attempt"),
         pytest.param(dataclasses.replace(HALT, created_ms=1000), id="of pods before"),
     ],
 )
-def test_a_stall_of_another_life_changes_nothing(halt: Halt) -> None:
+def test_a_stall_of_another_life_changes_nothing(stall_times: StallTimes) -> None:
     ledger = ledger_of(*KILLED[:2])
-    assert ledger.halted(halt) == ledger
+    assert ledger.halted(stall_times) == ledger
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_the_order_in_which_one_life_becomes_known_does_not_matter() -> None:
 
 
 def test_what_is_known_twice_changes_nothing() -> None:
-    changes: list[Sighting | Tiding] = [*FIRST, *second(100)]
+    changes: list[PodsObservation | ProcessTimes] = [*FIRST, *second(100)]
     once = ledger_of(*changes)
     assert ledger_of(*(change for change in changes for _ in range(2))) == once
     assert ledger_of(*changes, *random.Random(1).sample(changes, len(changes))) == once

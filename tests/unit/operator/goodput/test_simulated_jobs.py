@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gracepoint_operator.goodput import sight, stored
+from gracepoint_operator.goodput import pods_seen, status_codec
 from gracepoint_operator.goodput.categories import Category, total_ms
 from gracepoint_operator.goodput.ledger import GoodputLedger
-from gracepoint_operator.goodput.sight import Known
-from gracepoint_operator.goodput.told import tiding
+from gracepoint_operator.goodput.pods_seen import Known
+from gracepoint_operator.goodput.reported_times import process_times
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.resources import WorkloadGoodput
 from gracepoint_operator.workloads import Workload
@@ -53,15 +53,15 @@ class TwoReplicas:
                 self._look(number, self._gang, again_ms)
 
     def _look(self, number: int, gang: GangSnapshot, now_ms: int) -> None:
-        ledger = sight.begun(gang, now_ms) if self.entry is None else self.ledger
-        seen = sight.look(gang, ledger.current, self._known[number], now_ms)
+        ledger = pods_seen.begun(gang, now_ms) if self.entry is None else self.ledger
+        seen = pods_seen.look(gang, ledger.current, self._known[number], now_ms)
         self._known[number], self._again_ms[number] = seen.known, seen.again_ms
-        for sighting in seen.sightings:
-            ledger = ledger.saw(sighting)
+        for observation in seen.observations:
+            ledger = ledger.saw(observation)
         self._write(ledger, now_ms)
 
     def hear(self, told: Told, now: float) -> None:
-        said = tiding(told.spent, told.session, told.pod, now)
+        said = process_times(told.spent, told.session, told.pod, now)
         assert said is not None
         self._pass(now)
         self._write(self.ledger.heard(said), round(now * 1000))
@@ -70,9 +70,9 @@ class TwoReplicas:
         assert self._workload is not None
         if self.entry is not None and ledger == self.ledger:
             return
-        written = stored.written(ledger, self._workload, now_ms).to_json()
+        written = status_codec.written(ledger, self._workload, now_ms).to_json()
         self.entry = WorkloadGoodput.model_validate(written)
-        self._read = stored.read(self.entry)
+        self._read = status_codec.read(self.entry)
 
 
 @pytest.mark.long

@@ -246,7 +246,7 @@ class RefusingApi(MemoryApi):
 async def test_signs_are_kept_while_an_optional_kind_cannot_be_listed(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint_operator.cache.listing.sweeper._LEFT_OUT_AGAIN_S", 0.05)
+    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._LEFT_OUT_AGAIN_S", 0.05)
     api = RefusingApi(clock)
     cluster(api)
     old = {"a-sign-of-a-node-claim": str(NOW - 900)}
@@ -273,7 +273,7 @@ async def test_what_cannot_be_read_is_no_memory(api: MemoryApi, clock: Clock, da
 async def test_an_operator_starts_without_its_memory(
     api: MemoryApi, clock: Clock, error: client.KubeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint_operator.cache.listing.sweeper._AGAIN_S", 0.01)
+    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._AGAIN_S", 0.01)
     api.failing = [error]
     async with replica_of(api, clock) as replica:
         replica.taint()

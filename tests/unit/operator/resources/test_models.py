@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.decisions.statuses.policy_status import readiness
+from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import (
     CheckpointPolicy,
     CheckpointPolicySpec,
@@ -20,7 +21,6 @@ from gracepoint_operator.resources import (
     SignalKind,
 )
 from gracepoint_operator.resources.crds import definitions
-from gracepoint_operator.unreadable import Unreadable
 
 
 def policy(**spec: Any) -> dict[str, Any]:

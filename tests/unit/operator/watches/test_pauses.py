@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_operator.kube.backoffs import Backoffs
+from gracepoint_operator.kube.retry_pauses import Backoffs
 from gracepoint_operator.watches.pauses import Pauses
 from tests.unit.operator.fakes.objects import Clock
 

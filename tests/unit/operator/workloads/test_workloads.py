@@ -7,7 +7,7 @@ import pytest
 from gracepoint.wire import names
 from gracepoint_operator import workloads
 from gracepoint_operator.kube.objects import Membership
-from gracepoint_operator.unreadable import Unreadable
+from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.workloads.registry import membership_of
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID

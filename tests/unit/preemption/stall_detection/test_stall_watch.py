@@ -14,7 +14,7 @@ from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreProcessGroup
 from gracepoint.multihost.coordination.stalls import StallBoard
 from gracepoint.multihost.naming import Pods
 from gracepoint.preemption.stall_detection import stall_watch
-from gracepoint.preemption.stall_detection.pulse import Pulse
+from gracepoint.preemption.stall_detection.shared_heartbeat import SharedHeartbeat
 from gracepoint.preemption.stall_detection.stacks import is_compiling
 from gracepoint.preemption.stall_detection.stall_detector import Activity
 from gracepoint.preemption.stall_detection.stall_watch import StallWatch
@@ -32,7 +32,7 @@ class Watched:
         index: int = 0,
         count: int = 1,
         pods: Pods = ("pod-0", "pod-1", "pod-2"),
-        pulse: Pulse | None = None,
+        pulse: SharedHeartbeat | None = None,
     ) -> None:
         self.step = 0
         self.stalls = threading.Event()
@@ -123,7 +123,7 @@ def test_process_0_is_suspected_if_its_store_does_not_answer(watched: list[Watch
 class SlowToLook(Watched):
     """Its thread hangs in a look until ``goes_on`` is set."""
 
-    def __init__(self, pulse: Pulse) -> None:
+    def __init__(self, pulse: SharedHeartbeat) -> None:
         self.looks, self.goes_on = threading.Event(), threading.Event()
         super().__init__(InMemoryStore(), pulse=pulse)
 
@@ -135,7 +135,7 @@ class SlowToLook(Watched):
 
 def test_a_look_that_outlasts_the_end_leaves_no_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_watch, "_JOIN_S", 0.01)
-    pulse = Pulse()
+    pulse = SharedHeartbeat()
     slow = SlowToLook(pulse)
     assert slow.looks.wait(PATIENCE_S)
     slow.watch.stop()

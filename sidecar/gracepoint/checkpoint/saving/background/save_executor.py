@@ -20,8 +20,8 @@ from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.saving.background.background_save import BackgroundSave
 from gracepoint.checkpoint.saving.background.counted_chunks import CountedChunks
-from gracepoint.checkpoint.saving.background.handing_over import HandingOver
 from gracepoint.checkpoint.saving.background.snapshot_save import SnapshotSave
+from gracepoint.checkpoint.saving.background.worker_handoff import WorkerHandoff
 from gracepoint.checkpoint.saving.operation.save_extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.operation.save_operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
@@ -77,7 +77,7 @@ class SaveExecutor:
         self._attempt = attempt
         self._clock = clock
         self._writer = ChunkWriter(options or DEFAULT_OPTIONS)
-        self.handing = HandingOver(self._writer.options)
+        self.handing = WorkerHandoff(self._writer.options)
         self.planner = SavePlanner(
             gang,
             attempt,

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint.async_calls.processes import priority
-from gracepoint.async_calls.processes.orphan import trainer_has_died, when_orphaned
 from gracepoint.async_calls.processes.shared_memory import Block
+from gracepoint.async_calls.processes.trainer_death import trainer_has_died, when_orphaned
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.memory.shared_arena import array_at

@@ -1,7 +1,7 @@
 """Commits steps in stores that cannot rename: a step is committed when it has a manifest.
 
 The objects of a save lie below the step's final name, where Orbax expects them. Its done-records lie in a folder of the
-save beside it, and hold the generation of each object. ``placement`` says who may write which object.
+save beside it, and hold the generation of each object. ``object_layout`` says who may write which object.
 
 To **commit**, a process lists the step once. If each object is of the generation in the records, it creates the
 manifest ``_GRACEPOINT``, or replaces a claim by it. Both are conditional, so one process wins. Orbax's marks follow. If
@@ -28,9 +28,9 @@ from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.steps.object_store.moving import merge_trees, move
-from gracepoint.checkpoint.steps.object_store.placement import Placement, take
-from gracepoint.checkpoint.steps.object_store.sweeping import finish, refuse_foreign, store_of
+from gracepoint.checkpoint.steps.object_store.object_deletion import finish, refuse_foreign, store_of
+from gracepoint.checkpoint.steps.object_store.object_layout import Placement, take
+from gracepoint.checkpoint.steps.object_store.object_moves import merge_trees, move
 from gracepoint.checkpoint.steps.records import done_records, is_of, manifest_fields, orbax_metadata, orbax_success
 from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checksum import crc32

@@ -1,7 +1,8 @@
 """Deletes steps and unfinished saves in stores that cannot rename. ``manifest_commit`` says what a step is there.
 
 To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step counts as
-deleted. Its objects are deleted later (``sweeping``), and the claim last. Objects that Gracepoint did not write stay.
+deleted. Its objects are deleted later (``object_deletion``), and the claim last. Objects that Gracepoint did not write
+stay.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import logging
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.steps.object_store.looks import look_at
+from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
 from gracepoint.checkpoint.steps.object_store.manifest_commit import is_committed, save_of
-from gracepoint.checkpoint.steps.object_store.sweeping import delete_of_save, refuse_foreign, sweep
+from gracepoint.checkpoint.steps.object_store.object_deletion import delete_of_save, refuse_foreign, sweep
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed

@@ -1,8 +1,8 @@
 """Writes a large object in parts.
 
-The parts go to the store several at a time (``several``), straight from memory. If anything fails, the upload is
-aborted, so that the store keeps no parts. A process that dies leaves its parts in the store. A lifecycle rule of the
-bucket for incomplete multipart uploads can delete them.
+The parts go to the store several at a time (``concurrent_requests``), straight from memory. If anything fails, the
+upload is aborted, so that the store keeps no parts. A process that dies leaves its parts in the store. A lifecycle rule
+of the bucket for incomplete multipart uploads can delete them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any, Protocol
 
 from gracepoint.checkpoint.storage.backend import Generation
-from gracepoint.checkpoint.storage.objects import several
+from gracepoint.checkpoint.storage.objects import concurrent_requests
 from gracepoint.checkpoint.storage.objects.http.bodies import ArrayBody
 from gracepoint.checkpoint.storage.objects.http.persistence import Persistence, wait
 from gracepoint.checkpoint.storage.objects.http.request_errors import ConditionFailed, UploadConflict
@@ -75,7 +75,7 @@ def write(
 
 
 class _Upload:
-    """One upload that has begun. The threads of ``several`` send its parts."""
+    """One upload that has begun. The threads of ``concurrent_requests`` send its parts."""
 
     def __init__(self, uploads: Uploads, run: Run, url: str, key: str, upload: str) -> None:
         self._uploads = uploads
@@ -92,7 +92,7 @@ class _Upload:
             functools.partial(self._put, number, body.part(start, min(start + size_bytes, len(body))))
             for number, start in starts
         ]
-        several.run(acts, threads=_AT_ONCE)
+        concurrent_requests.run(acts, threads=_AT_ONCE)
         parts = [self._parts[number] for number in sorted(self._parts)]
         found: Generation = self._run(
             f"POST {self._url}",

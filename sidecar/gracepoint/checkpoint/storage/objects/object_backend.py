@@ -8,7 +8,7 @@ note, the write has succeeded.
 A folder is a prefix of names, so making a folder does nothing, and an empty folder does not exist. ``publish`` and
 ``make_folder(exclusive=True)`` are not available: steps are committed by a manifest (``steps.object_store``).
 
-Keys are the names of objects in the bucket. Threads are those of ``persistence`` and ``several``.
+Keys are the names of objects in the bucket. Threads are those of ``persistence`` and ``concurrent_requests``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Stal
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
 from gracepoint.checkpoint.storage.flat_backend import Noted
-from gracepoint.checkpoint.storage.objects import large_writes, probe, several
+from gracepoint.checkpoint.storage.objects import concurrent_requests, large_writes, probe
 from gracepoint.checkpoint.storage.objects.http.bodies import ArrayBody
 from gracepoint.checkpoint.storage.objects.http.connection import Body, Bytes, Exchange
 from gracepoint.checkpoint.storage.objects.http.persistence import PATIENCE_S, Persistence
@@ -275,7 +275,7 @@ class ObjectBackend:
         time.sleep(seconds)
 
     def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
-        several.run(list(acts), threads=_AT_ONCE)
+        concurrent_requests.run(list(acts), threads=_AT_ONCE)
 
     def publish(self, source: str, target: str) -> None:
         raise TypeError(f"{self.url(source)}: an object store cannot rename")

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gracepoint.async_calls.processes import orphan
-from gracepoint.async_calls.processes.orphan import run_last
+from gracepoint.async_calls.processes import trainer_death
+from gracepoint.async_calls.processes.trainer_death import run_last
 from gracepoint.checkpoint import SaveFailed, WriteOptions, latest_step
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.options import Silent
@@ -281,8 +281,8 @@ def test_the_worker_does_not_leave_the_cpu_to_dead_trainers(tmp_path: Path, monk
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.close()
-        monkeypatch.setattr(orphan, "_died", threading.Event())
-        orphan.wait_until_orphan(ours, None)
+        monkeypatch.setattr(trainer_death, "_died", threading.Event())
+        trainer_death.wait_until_orphan(ours, None)
         policies: set[int] = set()
         monkeypatch.setattr(SaveBoard, "add_done", lambda *_: policies.add(os.sched_getscheduler(0)))
         assert staged(tmp_path)().reached == ("written", "durable")

@@ -10,7 +10,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.steps.object_store import moving
+from gracepoint.checkpoint.steps.object_store import object_moves
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
@@ -47,7 +47,7 @@ def test_a_replaced_step_is_moved_in_bounded_pieces(monkeypatch: pytest.MonkeyPa
     store, paths = new_store()
     assert commit.finalize(paths, write(paths, "a"), replace=True)
     temporary = write(paths, "b", content=b"12345678")
-    monkeypatch.setattr(moving, "MOVED_AT_ONCE_BYTES", 8)
+    monkeypatch.setattr(object_moves, "MOVED_AT_ONCE_BYTES", 8)
     batches: list[int] = []
     real = store.at_once
 

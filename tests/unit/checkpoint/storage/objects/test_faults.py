@@ -25,7 +25,7 @@ from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.objects import object_reader
 from gracepoint.checkpoint.storage.objects.http import persistence
 from gracepoint.checkpoint.storage.objects.http.connection import Exchange
-from gracepoint.checkpoint.storage.objects.http.connections import Connections
+from gracepoint.checkpoint.storage.objects.http.connection_pool import Connections
 from gracepoint.checkpoint.storage.objects.http.request_errors import Transient
 from gracepoint.checkpoint.storage.objects.http.wire import STALL_S
 from gracepoint.checkpoint.storage.objects.providers import api

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Forecast, Resumption, SavedFor, Spent
-from gracepoint_operator.goodput import stored
+from gracepoint_operator.goodput import status_codec
 from gracepoint_operator.goodput.categories import Category
 from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.kube import kinds
@@ -68,7 +68,7 @@ async def test_what_a_process_says_is_in_the_policys_status(api: MemoryApi, cloc
         found = account(api)
         assert found is not None
         assert (found.name, found.seconds.training, found.seconds.saving) == ("train", 41.0, 1.0)
-        (life,) = stored.read(found).lives
+        (life,) = status_codec.read(found).lives
         assert life.joined_ms == round((objects.NOW - 48) * 1000)
 
 
@@ -79,8 +79,8 @@ async def test_another_replica_goes_on_with_the_account(api: MemoryApi, clock: C
     clock.move(30)
     async with running(api, clock, "replica-b") as replica:
         await tell(replica, forecast(dataclasses.replace(SPENT, now_s=80.0, saves=3, saves_s=2.0, saving_s=2.0)))
-        await until(lambda: stored.read(newest(api)).all_saves == (3, 2000), "the account")
-        assert stored.read(newest(api)).spent(round(clock() * 1000))[Category.TRAINING] == 70_000
+        await until(lambda: status_codec.read(newest(api)).all_saves == (3, 2000), "the account")
+        assert status_codec.read(newest(api)).spent(round(clock() * 1000))[Category.TRAINING] == 70_000
 
 
 async def test_a_restart_of_the_gang_is_a_disruption_of_the_account(api: MemoryApi, clock: Clock) -> None:
@@ -95,7 +95,7 @@ async def test_a_restart_of_the_gang_is_a_disruption_of_the_account(api: MemoryA
         for index in range(2):
             replica.see(kinds.PODS, objects.pod(index, attempt=1, created_at=clock(), phase="Pending", on=""))
         await until(lambda: newest(api).state == "scheduling", "the second life")
-        ledger = stored.read(newest(api))
+        ledger = status_codec.read(newest(api))
         assert ledger.disruptions == 1
         assert ledger.spent(round(clock() * 1000))[Category.TRAINING] == 51_000
 
@@ -115,7 +115,7 @@ async def test_a_survivor_of_a_lost_node_tells_when_training_ended(api: MemoryAp
         for index in range(2):
             replica.drop(kinds.PODS, objects.pod(index))
         await until(lambda: newest(api).state == "waiting", "the end of the life")
-        spent = stored.read(newest(api)).spent(round(clock() * 1000))
+        spent = status_codec.read(newest(api)).spent(round(clock() * 1000))
         assert (spent[Category.TRAINING], spent[Category.LEAVING]) == (41_000 + 10_000, 80_000)
 
 
@@ -145,11 +145,11 @@ async def test_a_restart_tells_when_the_life_before_stopped(api: MemoryApi, cloc
         clock.move(2)
         await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-1"], said)
         await until(lambda: newest(api).state == "compile", "the restore")
-        spent = stored.read(newest(api)).spent(round(clock() * 1000))
+        spent = status_codec.read(newest(api)).spent(round(clock() * 1000))
         known = session == "s-0"
         assert (spent[Category.TRAINING], spent.get(Category.LEAVING, 0)) == ((56_000, 5_000) if known else (61_000, 0))
         assert Category.RECOMPUTATION not in spent
-        assert len(stored.read(newest(api)).lives) == 2
+        assert len(status_codec.read(newest(api)).lives) == 2
 
 
 async def test_the_metrics_show_the_account_as_of_now(api: MemoryApi, clock: Clock) -> None:
@@ -220,7 +220,7 @@ def test_a_large_gang_that_stalls_is_looked_at_once(monkeypatch: pytest.MonkeyPa
     (workload,) = scene.cache.objects.workloads.values()
     entries = recorder.entries(CheckpointPolicy.of(objects.policy()), [workload], [])
     assert entries is not None
-    (life,) = stored.read(entries[0]).lives
+    (life,) = status_codec.read(entries[0]).lives
     assert life.stalled_ms == (stalled_ms - 90 if known else None)
 
 
@@ -248,9 +248,9 @@ def test_a_full_status_keeps_its_accounts_until_workloads_have_finished() -> Non
     recorder.observe(scene.cache.gang(JOBSET_UID))
     others = [dataclasses.replace(workload, name=f"other-{number}", uid=f"uid-{number}") for number in range(50)]
     now_ms = round(scene.clock() * 1000)
-    full = [stored.written(GoodputLedger(since_ms=0), other, now_ms) for other in others]
+    full = [status_codec.written(GoodputLedger(since_ms=0), other, now_ms) for other in others]
     assert names(recorder, [workload, *others], full) == {other.name for other in others}
-    full[7] = stored.written(GoodputLedger(since_ms=0).ended(5), others[7], now_ms)
+    full[7] = status_codec.written(GoodputLedger(since_ms=0).ended(5), others[7], now_ms)
     assert names(recorder, [workload, *others], full) == {other.name for other in others} - {"other-7"} | {"train"}
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, Protocol
 
-from gracepoint.checkpoint.storage.objects.http.connections import BLOCK_BYTES, Connections
+from gracepoint.checkpoint.storage.objects.http.connection_pool import BLOCK_BYTES, Connections
 from gracepoint.checkpoint.storage.objects.http.wire import LOOK_EVERY_S, Wire, connect
 
 _FAILED_S = 0.5  # for a reply that came while the request was still being sent

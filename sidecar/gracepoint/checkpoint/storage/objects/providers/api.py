@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects.http.connection import Body, Exchange
-from gracepoint.checkpoint.storage.objects.http.connections import Connections
+from gracepoint.checkpoint.storage.objects.http.connection_pool import Connections
 from gracepoint.checkpoint.storage.objects.http.request_errors import ConditionFailed, Transient
 
 #: Condition of a write: the object must not exist.

@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 
 from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects.http.connection import Body, Exchange, Request
-from gracepoint.checkpoint.storage.objects.http.connections import connections_to
+from gracepoint.checkpoint.storage.objects.http.connection_pool import connections_to
 from gracepoint.checkpoint.storage.objects.http.credentials import Renewed, StoreCredentials
 from gracepoint.checkpoint.storage.objects.http.request_errors import Transient
 from gracepoint.checkpoint.storage.objects.providers import api

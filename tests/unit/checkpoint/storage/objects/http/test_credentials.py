@@ -10,7 +10,7 @@ import pytest
 from gracepoint.checkpoint.storage.backend import NotAdmitted
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.objects.http.connection import Exchange, Request
-from gracepoint.checkpoint.storage.objects.http.connections import Connections
+from gracepoint.checkpoint.storage.objects.http.connection_pool import Connections
 from gracepoint.checkpoint.storage.objects.http.credentials import Renewed, StoreCredentials
 from gracepoint.checkpoint.storage.objects.http.request_errors import Transient
 from gracepoint.checkpoint.storage.objects.providers import api

@@ -1,0 +1,282 @@
+"""What ``status`` shows: each workload under a policy, who is connected, and whether its save fits. Pure."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gracepoint.wire.names import LABEL_POLICY
+from gracepoint_cli.naming import called, made_by
+from gracepoint_operator.decisions.statuses.connectivity import STALE_S
+from gracepoint_operator.kube.fields import read_labels
+from gracepoint_operator.read_errors import Unreadable, reading
+from gracepoint_operator.resources import CheckpointPolicy, Training
+from gracepoint_operator.webhooks.training_jobs import Problems, gang
+from gracepoint_operator.workloads import BY_NAME, membership_of
+
+Json = dict[str, Any]
+_DEFAULT_GRACE_S = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOverview:
+    """One workload that names a policy.
+
+    If it cannot be read, ``problems`` says why. Its mode is then empty, and what is counted is 0, False or None.
+
+    Attributes:
+        kind: Its kind in the API, for example JobSet.
+        maker: The kind of the object that made it, for example TrainJob. Empty if its user created it.
+        policy: Name of the policy.
+        mode: Mode of the policy. Empty if there is no policy of that name, or it cannot be read.
+        injected: Whether its pods were prepared when it was created.
+        running: Number of its running pods.
+        connected: Number of its pods that are connected to the operator. None if no replica has reported.
+        needed_s: Predicted duration of an emergency save with its margin, in seconds. None if it has reported none.
+        grace_s: The shortest grace period of its pods, in seconds. None if it cannot be read.
+        restarts: How often it has restarted as a whole. A Job replaces its pods one by one, so it has none.
+        finished: Whether it has ended.
+        last: Name and phase of its newest Preemption. None if there is none.
+        problems: What is wrong, and what to do.
+    """
+
+    namespace: str
+    kind: str
+    name: str
+    maker: str
+    policy: str
+    mode: str
+    injected: bool
+    running: int
+    connected: int | None
+    needed_s: float | None
+    grace_s: int | None
+    restarts: int
+    finished: bool
+    last: tuple[str, str] | None
+    problems: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether an emergency save fits into the grace period. None if one of the two times is not known."""
+        return None if self.needed_s is None or self.grace_s is None else self.needed_s <= self.grace_s
+
+    @property
+    def called(self) -> str:
+        """How a user names it on the command line."""
+        return called(self.kind, self.name, self.maker)
+
+    def to_json(self) -> Json:
+        """Returns the workload as JSON with names as in Kubernetes."""
+        return {
+            "namespace": self.namespace,
+            "kind": self.kind,
+            "name": self.name,
+            "madeBy": self.maker or None,
+            "policy": self.policy,
+            "mode": self.mode,
+            "injected": self.injected,
+            "running": self.running,
+            "connected": self.connected,
+            "neededSeconds": self.needed_s,
+            "gracePeriodSeconds": self.grace_s,
+            "fitsGrace": self.fits,
+            "restarts": self.restarts,
+            "finished": self.finished,
+            "lastPreemption": None if self.last is None else {"name": self.last[0], "phase": self.last[1]},
+            "problems": list(self.problems),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyOverview:
+    """One policy.
+
+    Attributes:
+        conditions: Status of its conditions, by type: True, False or Unknown.
+        problems: Messages of the conditions that are not as they should be.
+        error: Why it cannot be read. Empty if it can.
+    """
+
+    namespace: str
+    name: str
+    mode: str
+    workloads: int
+    conditions: Mapping[str, str]
+    problems: tuple[str, ...]
+    error: str = ""
+
+    def to_json(self) -> Json:
+        """Returns the policy as JSON with names as in Kubernetes."""
+        return {
+            "namespace": self.namespace,
+            "name": self.name,
+            "mode": self.mode,
+            "workloads": self.workloads,
+            "conditions": dict(self.conditions),
+            "problems": list(self.problems),
+            "error": self.error,
+        }
+
+
+def policies(bodies: Iterable[Json]) -> list[PolicyOverview]:
+    """Returns what is known of each policy, sorted by namespace and name."""
+    return sorted((_policy(body) for body in bodies), key=lambda item: (item.namespace, item.name))
+
+
+def jobs(
+    workloads: Iterable[Json],
+    policy_bodies: Iterable[Json],
+    pods: Iterable[Json],
+    preemptions: Iterable[Json],
+    *,
+    now: datetime.datetime,
+) -> list[JobOverview]:
+    """Returns what is known of each workload that names a policy, sorted by namespace and name.
+
+    Args:
+        workloads: The workloads, each with its kind.
+        policy_bodies: The policies.
+        pods: The pods of the workloads.
+        preemptions: The Preemptions, and the requests for some.
+        now: The time.
+    """
+    known = {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in policy_bodies}
+    running: dict[str, int] = {}
+    for pod in pods:
+        if (pod.get("status") or {}).get("phase") == "Running":
+            uid = membership_of(read_labels(pod["metadata"])).workload_uid
+            running[uid] = running.get(uid, 0) + 1
+    newest: dict[str, Json] = {}
+    for body in preemptions:
+        if "epoch" in body["spec"]:
+            uid = body["spec"]["jobSet"]["uid"]
+            if uid not in newest or body["spec"]["epoch"] > newest[uid]["spec"]["epoch"]:
+                newest[uid] = body
+    found = []
+    for body in workloads:
+        if LABEL_POLICY in (body["metadata"].get("labels") or {}):
+            pods_running, record = running.get(body["metadata"]["uid"], 0), newest.get(body["metadata"]["uid"])
+            try:
+                found.append(_job(body, known, pods_running, record, now))
+            except Unreadable as error:
+                found.append(_unreadable_job(body, pods_running, record, error))
+    return sorted(found, key=lambda item: (item.namespace, item.name, item.kind))
+
+
+def _grace_s(body: Json, training: Training) -> int:
+    """Returns the shortest grace period of the gang's pods, in seconds.
+
+    Raises:
+        Unreadable: The pod templates are not of the schema.
+    """
+    with reading("its pod templates"):
+        pods = [member.template["spec"] for member in gang(copy.deepcopy(body), training, Problems())]
+        found = [pod.get("terminationGracePeriodSeconds") for pod in pods]
+        return min((_DEFAULT_GRACE_S if value is None else int(value) for value in found), default=_DEFAULT_GRACE_S)
+
+
+def _policy(body: Json) -> PolicyOverview:
+    meta = body["metadata"]
+    try:
+        policy = CheckpointPolicy.of(body)
+    except Unreadable as error:
+        return PolicyOverview(meta["namespace"], meta["name"], "", 0, {}, (), str(error))
+    conditions = {item.type: item for item in policy.status.conditions or ()}
+    bad = [
+        f"{item.type}: {item.message}"
+        for item in conditions.values()
+        if str(item.status) == ("True" if item.type == "Stalled" else "False")
+    ]
+    if policy.status.observed_generation is None:
+        bad.append("the operator has not seen this policy. Is it installed and running? Run: kubectl gracepoint doctor")
+    return PolicyOverview(
+        policy.namespace,
+        policy.name,
+        str(policy.spec.mode),
+        policy.status.workloads.count if policy.status.workloads else 0,
+        {name: str(item.status) for name, item in conditions.items()},
+        tuple(bad),
+    )
+
+
+def _job(
+    body: Json, known: Mapping[tuple[str, str], Json], running: int, newest: Json | None, now: datetime.datetime
+) -> JobOverview:
+    """Returns what is known of one workload.
+
+    Raises:
+        Unreadable: A part of it is not of the schema.
+    """
+    workload = BY_NAME[body["kind"]].read(body)
+    problems = []
+    policy: CheckpointPolicy | None = None
+    if (named := known.get((workload.namespace, workload.policy))) is None:
+        problems.append(f"there is no CheckpointPolicy {workload.policy!r} in the namespace {workload.namespace!r}")
+    else:
+        try:
+            policy = CheckpointPolicy.of(named)
+        except Unreadable as error:
+            problems.append(f"the CheckpointPolicy {workload.policy!r} cannot be used: {error}")
+    connected, needed_s = (None, None) if policy is None else _reported(policy, workload.uid, now)
+    grace = _grace_s(body, Training() if policy is None else policy.spec.training)
+    if not workload.injected:
+        problems.append("created before its policy or label, so its pods get no notices: delete it and create it again")
+    if not workload.finished and connected is not None and connected < running:
+        problems.append(f"{running - connected} of {running} running pods are not connected to the operator")
+    if needed_s is not None and needed_s > grace:
+        problems.append(f"a save needs {needed_s:.1f} s, and the pods have {grace} s: raise the grace period")
+    return JobOverview(
+        namespace=workload.namespace,
+        kind=workload.kind,
+        name=workload.name,
+        maker=made_by(body),
+        policy=workload.policy,
+        mode="" if policy is None else str(policy.spec.mode),
+        injected=workload.injected,
+        running=running,
+        connected=connected,
+        needed_s=needed_s,
+        grace_s=grace,
+        restarts=workload.restarts,
+        finished=workload.finished,
+        last=_last(newest),
+        problems=tuple(problems),
+    )
+
+
+def _unreadable_job(body: Json, running: int, newest: Json | None, error: Unreadable) -> JobOverview:
+    meta = body["metadata"]
+    return JobOverview(
+        namespace=meta["namespace"],
+        kind=body["kind"],
+        name=meta["name"],
+        maker=made_by(body),
+        policy=meta["labels"][LABEL_POLICY],
+        mode="",
+        injected=False,
+        running=running,
+        connected=None,
+        needed_s=None,
+        grace_s=None,
+        restarts=0,
+        finished=False,
+        last=_last(newest),
+        problems=(f"cannot be read: {error}",),
+    )
+
+
+def _last(newest: Json | None) -> tuple[str, str] | None:
+    """Returns name and phase of a Preemption."""
+    return None if newest is None else (newest["metadata"]["name"], (newest.get("status") or {}).get("phase") or "")
+
+
+def _reported(policy: CheckpointPolicy, uid: str, now: datetime.datetime) -> tuple[int | None, float | None]:
+    """Returns how many pods are connected, and how long a save takes."""
+    fresh = [r for r in policy.status.replicas or () if (now - r.time).total_seconds() <= STALE_S]
+    counts = [item.connected for replica in fresh for item in replica.workloads if item.uid == uid]
+    needs = [item.needed_s for item in policy.status.forecasts or () if item.uid == uid]
+    return (sum(counts) if fresh else None), (needs[0] if needs else None)

@@ -1,0 +1,138 @@
+"""Reads a workload and the objects around it afresh, to learn why its pods were deleted or why it is suspended.
+
+A watch shows a past state, and watches of different kinds show different ones. A read that begins after an event sees
+whatever caused the event.
+
+The controller's event loop owns a ``WorkloadRefresh``. On it runs one task for each workload that is looked at. The
+task ends with the API server's answer, or after a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+import tenacity
+
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.observability.logs import about
+from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
+
+log = logging.getLogger(__name__)
+
+_WITHIN_S = 2.0
+_AGAIN_S = 0.25
+
+
+class WorkloadRefresh:
+    """The looks that are under way.
+
+    Args:
+        api: The API server.
+        cache: Stores what is read.
+        decide: Called with the workload's UID after its look.
+    """
+
+    def __init__(self, api: KubeClient, cache: ClusterCache, decide: Callable[[str], None]) -> None:
+        self._api = api
+        self._cache = cache
+        self._decide = decide
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by the workload's UID
+
+    def begin(self, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str]) -> None:
+        """Begins to look at the workload, unless that is under way. The pods are those that were deleted."""
+        uid = workload.uid
+        if uid not in self._tasks:
+            self._tasks[uid] = asyncio.create_task(self._look(workload, jobs, pod_uids), name=f"check {uid}")
+
+    def cancel(self) -> None:
+        """Cancels all tasks."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    async def _look(self, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str]) -> None:
+        """Asks the API server. If it does not answer in time, what is known counts: deleted pods are disrupted ones."""
+        uid = workload.uid
+        again = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(client.KubeError),
+            wait=tenacity.wait_fixed(_AGAIN_S),
+            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
+        )
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                await again(look_afresh, self._api, self._cache, workload, jobs, pod_uids)
+        except TimeoutError:
+            log.warning(
+                "no fresh look in time, pods that are deleted are taken for disrupted",
+                extra=about(workload=workload.name, waited_s=_WITHIN_S),
+            )
+            self._cache.mark_checked(pod_uids)
+            self._cache.suspensions.explain(self._cache.suspensions.of(uid))
+        finally:
+            del self._tasks[workload.uid]
+        self._decide(workload.uid)
+
+
+async def look_afresh(
+    api: KubeClient, cache: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
+) -> None:
+    """Reads the workload, these of its Jobs and Kueue's Workload into ``cache``, and notes the deleted pods as checked.
+
+    A workload that lost the label by which it is watched becomes known by this read, until the next sweep.
+
+    The namespace is read too. When it is being deleted, its pods, Jobs and workloads are deleted in any order, but the
+    namespace shows this before the first of them is deleted.
+
+    Raises:
+        kube.KubeError: A request to the API server failed. Then nothing was noted.
+    """
+    kind = BY_NAME[workload.kind].kind
+    try:
+        body = await api.get(kind, workload.namespace, workload.name)
+        cache.put(kind, body, listed=True, fresh=True)
+        is_there = body["metadata"]["uid"] == workload.uid and cache.left_out.why(workload.uid) is not None
+        gone = [] if is_there or workload.uid in cache.objects.workloads else [workload.uid]
+    except client.NotFound:
+        gone = [workload.uid]
+    for name in jobs if BY_NAME[workload.kind].makes_jobs else ():
+        known = [
+            job.uid for job in cache.objects.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)
+        ]
+        try:
+            body = await api.get(kinds.JOBS, workload.namespace, name)
+            cache.put(kinds.JOBS, body, listed=True)
+            gone += [uid for uid in known if uid != body["metadata"]["uid"]]
+        except client.NotFound:
+            gone += known
+    for uid in gone:
+        cache.drop(uid)
+    if workload.uid in gone:
+        cache.preemptions.mark_gone(workload.uid)
+    await _explain_suspensions(api, cache, workload.uid)
+    if await _namespace_goes(api, workload.namespace):
+        cache.doom(workload.uid)
+    cache.mark_checked(pod_uids)
+
+
+async def _explain_suspensions(api: KubeClient, cache: ClusterCache, workload_uid: str) -> None:
+    """Reads Kueue's Workload if the workload is suspended: Kueue says there who took the quota, before it suspends."""
+    suspended = cache.suspensions.of(workload_uid)  # before the reads: a later suspension needs another look
+    if not suspended:
+        return
+    try:
+        kind = await api.preferred(kinds.KUEUE_WORKLOADS)
+        for namespace, name in cache.suspensions.queue_entries(workload_uid):
+            cache.put(kinds.KUEUE_WORKLOADS, await api.get(kind, namespace, name), listed=True, fresh=True)
+    except (client.NotFound, client.Refused) as error:
+        log.warning("why a workload is suspended could not be read from Kueue", extra=about(error=str(error)))
+    cache.suspensions.explain(suspended)
+
+
+async def _namespace_goes(api: KubeClient, name: str) -> bool:
+    try:
+        return "deletionTimestamp" in (await api.get(kinds.NAMESPACES, None, name))["metadata"]
+    except client.NotFound:
+        return True

@@ -1,0 +1,266 @@
+"""What happened to a gang, as its pods show it. Pure.
+
+The API server and the kubelet write times in whole seconds. What the API server has written is seen at once, so that
+the moment at which it is seen is the better guess. A kubelet looks at its containers once a second, and writes what it
+has found afterwards. So it has happened in the written second, and in the second before the kubelet wrote it: the
+middle of what both have in common is right on average. That a pod has ended (its phase) the kubelet writes another
+second later. So what counts is when the end of its containers was first seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
+from gracepoint_operator.goodput.life import Life
+from gracepoint_operator.goodput.observations import Moment, PodsObservation
+from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+
+_SECOND_MS = 1000
+#: How often a kubelet looks at its containers, and how long it takes about to write what it has found.
+_LOOKS_MS = 1000
+_WRITES_MS = 80
+#: See ``look``. Watches of one replica are rarely further apart.
+_DOUBT_MS = 10_000
+#: A node that this replica has never seen counts as lost after this time. The watch of nodes may be behind until then.
+_UNSEEN_MS = 30_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What a replica knows of the newest life from looks before.
+
+    Attributes:
+        attempt: Number of the workload's restarts before it.
+        created_ms: The second in which its first pod was created.
+        pods: UIDs of its pods at the last look. Empty if this replica has seen none.
+        nodes: Names of the nodes of these pods that this replica has seen.
+        unseen: Nodes of these pods that this replica has never seen, though it sees others of the gang, and since when
+            it has not. It may have begun after they vanished.
+        absent_ms: Since when it was seen to have no pods, if this replica has never seen any.
+        ended: By the UID of a pod whose containers have ended: when they did as the kubelet wrote it, and when this
+            replica first saw that.
+    """
+
+    attempt: int
+    created_ms: int
+    pods: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    unseen: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    absent_ms: int | None = None
+    ended: Mapping[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class PodsSeen:
+    """One look at the pods of a gang.
+
+    Attributes:
+        sightings: What was seen of the life that was known, and of a later one.
+        known: For the next look. None if there never were any pods.
+        again_ms: When to look again even if nothing changes. None: there is no need to.
+    """
+
+    observations: tuple[PodsObservation, ...]
+    known: Known | None
+    again_ms: int | None = None
+
+
+def begun(gang: GangSnapshot, now_ms: int) -> GoodputLedger:
+    """Returns the ledger of a workload that has none yet. Of its earlier attempts, nothing is known."""
+    workload = gang.workload
+    if workload is not None and workload.restarts == 0 and workload.created_at > 0:
+        return GoodputLedger(since_ms=min(now_ms, _ms(workload.created_at)))
+    newest = max((pod.restart_attempt for pod in gang.pods), default=0)
+    created = [_ms(pod.created_at) for pod in gang.pods if pod.restart_attempt == newest]
+    return GoodputLedger(since_ms=min([now_ms, *created]))
+
+
+def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int) -> PodsSeen:
+    """Looks at the pods of a gang.
+
+    The account may be ahead of the pods: another replica has seen new pods, and has written that, before they came to
+    this one. So a life of which this replica has never seen a pod has ended only if none comes for ``_DOUBT_MS``, or if
+    pods of a later life come.
+
+    A process has ended when its node is deleted. Its pod may stay for a minute, until the control plane cleans up.
+
+    Args:
+        gang: The gang.
+        life: Its newest life that is known. None if there is none.
+        known: What the look before returned. None if there was none.
+        now_ms: The time.
+    """
+    pods = [pod for pod in gang.pods if pod.policy and pod.restart_attempt >= 0]
+    newer = pods if life is None else [pod for pod in pods if _is_newer(life, pod)]
+    of_life = [] if life is None else [pod for pod in pods if not _is_newer(life, pod) and not _is_older(life, pod)]
+    if not newer and (newer := _successors(of_life)):
+        of_life = [pod for pod in of_life if pod.finished]
+    if newer:
+        attempt = max(pod.restart_attempt for pod in newer)
+        newer = [pod for pod in newer if pod.restart_attempt == attempt]
+        created = _moment(min(pod.created_at for pod in newer), now_ms)
+        ends = _ends(newer, {}, now_ms)
+        observation = _observation(newer, attempt, created, now_ms, ends, ended=[], ran=False)
+        pods_of_newer = frozenset(pod.uid for pod in newer)
+        after = PodsSeen((observation,), Known(attempt, created.stamp_ms, pods_of_newer, ended=ends))
+    else:
+        after = PodsSeen((), known)
+    if life is None:
+        return after
+    second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
+    if known is None or (known.attempt, known.created_ms) != (life.attempt, second_ms):
+        known = Known(life.attempt, second_ms)
+    created = Moment(stamp_ms=life.created_ms, at_ms=life.created_ms)
+    # What fails before all containers run is made anew, and does not end the life.
+    ran = life.started_ms is not None
+    if of_life or known.pods:
+        vanished = [now_ms] if known.pods - {pod.uid for pod in pods} else []
+        nodes = known.nodes | gang.nodes.keys()
+        unseen = _unseen(of_life, nodes, known.unseen, now_ms) if gang.nodes else {}
+        again_ms = min((since_ms + _UNSEEN_MS for since_ms in unseen.values()), default=None)
+        lost = dict.fromkeys(known.nodes - gang.nodes.keys(), now_ms)
+        lost |= {node: since_ms for node, since_ms in unseen.items() if since_ms + _UNSEEN_MS <= now_ms}
+        ends = _ends(of_life, known.ended, now_ms)
+        observation = _observation(of_life, life.attempt, created, now_ms, ends, ended=vanished, lost=lost, ran=ran)
+        now_known = dataclasses.replace(
+            known,
+            pods=frozenset(pod.uid for pod in of_life),
+            nodes=frozenset(pod.node for pod in of_life if pod.node in nodes),
+            unseen=unseen,
+            absent_ms=None,
+            ended=ends,
+        )
+        if again_ms is not None and again_ms > now_ms:
+            after = dataclasses.replace(after, again_ms=again_ms)
+    else:
+        absent_ms = now_ms if known.absent_ms is None else known.absent_ms
+        now_known = dataclasses.replace(known, absent_ms=absent_ms)
+        if life.gone_ms is not None or (newer and known.absent_ms is None):
+            return after if newer else PodsSeen((), now_known)
+        if now_ms - absent_ms < _DOUBT_MS and not newer:
+            return PodsSeen((), now_known, absent_ms + _DOUBT_MS)
+        observation = _observation([], life.attempt, created, now_ms, {}, ended=[absent_ms], ran=ran)
+    return PodsSeen((observation, *after.observations), after.known if newer else now_known, after.again_ms)
+
+
+def _is_newer(life: Life, pod: Pod) -> bool:
+    if pod.restart_attempt != life.attempt:
+        return pod.restart_attempt > life.attempt
+    return is_later(life, _ms(pod.created_at))
+
+
+def _successors(pods: Sequence[Pod]) -> list[Pod]:
+    """Returns the pods that were made after all others had ended: nobody has seen that a life ended and another began.
+
+    A single pod that fails early is made anew beside the others, and is no successor.
+    """
+    ended_at = max(
+        (math.inf if pod.ended_at is None else pod.ended_at for pod in pods if pod.finished), default=math.inf
+    )
+    living = [pod for pod in pods if not pod.finished]
+    return living if all(pod.created_at >= ended_at for pod in living) else []
+
+
+def _is_older(life: Life, pod: Pod) -> bool:
+    """True for a pod of an earlier life. A Job keeps its pods that have failed."""
+    if pod.restart_attempt != life.attempt:
+        return pod.restart_attempt < life.attempt
+    second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
+    ended_at = pod.created_at if pod.ended_at is None else pod.ended_at
+    # The pods of a life whose containers were started again are older than that life, and end later.
+    return pod.finished and _ms(pod.created_at) < second_ms and _ms(ended_at) <= second_ms
+
+
+def _unseen(pods: Sequence[Pod], seen: AbstractSet[str], known: Mapping[str, int], now_ms: int) -> Mapping[str, int]:
+    """As ``Known.unseen``, after another look."""
+    nodes = {pod.node for pod in pods if pod.node and not pod.finished} - seen
+    return {node: known.get(node, now_ms) for node in nodes}
+
+
+def _ends(pods: Sequence[Pod], known: Mapping[str, tuple[float, int]], now_ms: int) -> Mapping[str, tuple[float, int]]:
+    """As ``Known.ended``, after another look."""
+    found: dict[str, tuple[float, int]] = {}
+    for pod in pods:
+        if pod.ended_at is not None:
+            before = known.get(pod.uid)
+            is_known = before is not None and before[0] == pod.ended_at
+            found[pod.uid] = before if before is not None and is_known else (pod.ended_at, now_ms)
+    return found
+
+
+def _observation(
+    pods: Sequence[Pod],
+    attempt: int,
+    created: Moment,
+    now_ms: int,
+    ends: Mapping[str, tuple[float, int]],
+    *,
+    ended: Sequence[int],
+    lost: Mapping[str, int] = types.MappingProxyType({}),
+    ran: bool,
+) -> PodsObservation:
+    """Returns what is seen of a life with these pods.
+
+    Args:
+        pods: Its pods.
+        attempt: Number of the workload's restarts before it.
+        created: When its first pod was created.
+        now_ms: The time.
+        ends: As ``Known.ended``.
+        ended: When pods ended that are not there any more.
+        lost: Nodes that are not there any more, and when that was seen.
+        ran: True if all its containers were started once.
+    """
+    unfinished = [pod for pod in pods if not pod.finished]
+    living = [pod for pod in unfinished if pod.node not in lost]
+    by_kubelet = [ends.get(pod.uid) for pod in pods if pod.finished]
+    ended = [*ended, *(now_ms if end is None else _moment_of_kubelet(*end).at_ms for end in by_kubelet)]
+    broken = [*ended, *(lost[pod.node] for pod in unfinished if pod.node in lost)]
+    return PodsObservation(
+        attempt=attempt,
+        created=created,
+        bound=_last([pod.bound_at if pod.node else None for pod in unfinished], now_ms, _moment),
+        pods=len(unfinished),
+        started=_last([pod.started_at for pod in unfinished], now_ms, _moment_of_kubelet),
+        broke_ms=min(broken) if broken and (ran or not living) else None,
+        gone_ms=None if living else max(ended, default=max(broken, default=now_ms)),
+    )
+
+
+def _last(times: Sequence[float | None], now_ms: int, moment: Callable[[float, int], Moment]) -> Moment | None:
+    """The latest of the times, as ``moment`` guesses it. None if one of them has not come, or there are none."""
+    known = [at for at in times if at is not None]
+    return moment(max(known), now_ms) if known and len(known) == len(times) else None
+
+
+def _moment(stamp: float, now_ms: int) -> Moment:
+    """Guesses when the API server wrote something of which it has written the second."""
+    stamp_ms = _ms(stamp)
+    if stamp_ms <= now_ms < stamp_ms + _SECOND_MS:
+        at_ms = now_ms
+    elif now_ms < stamp_ms + 2 * _SECOND_MS:  # seen shortly after the end of that second; or our clock is behind
+        at_ms = stamp_ms + (_SECOND_MS - 1 if now_ms >= stamp_ms else 0)
+    else:
+        at_ms = stamp_ms + _SECOND_MS // 2
+    return Moment(stamp_ms=stamp_ms, at_ms=at_ms)
+
+
+def _moment_of_kubelet(stamp: float, now_ms: int) -> Moment:
+    """Guesses when something happened to a container, of which the kubelet has written the second."""
+    stamp_ms = _ms(stamp)
+    latest_ms = now_ms - stamp_ms - _WRITES_MS
+    earliest_ms = latest_ms - _LOOKS_MS
+    if earliest_ms >= _SECOND_MS:  # it was not seen as it came
+        return Moment(stamp_ms=stamp_ms, at_ms=stamp_ms + _SECOND_MS // 2)
+    middle_ms = (max(0, earliest_ms) + max(0, min(latest_ms, _SECOND_MS - 1))) // 2
+    return Moment(stamp_ms=stamp_ms, at_ms=stamp_ms + middle_ms)
+
+
+def _ms(at: float) -> int:
+    return round(at * 1000)

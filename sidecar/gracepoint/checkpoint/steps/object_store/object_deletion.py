@@ -1,0 +1,173 @@
+"""Deletes the objects of a condemned step in a store that cannot rename.
+
+A step is condemned when its manifest is replaced by a claim that names the trash (``manifest_deletion``). One process
+at a time **sweeps** such a step. It writes the time into the claim. Before a batch of deletions it writes the time
+again if ``RENEWED_S`` have passed. This renewal is conditional, so a process that has lost the claim notices and ends.
+
+Some stores tell versions apart by their contents. There, the condition of a late deletion would also hold for an object
+of a later save that has the same bytes. Therefore:
+
+* A sweeper makes no request later than ``LAST_REQUEST_S`` after it has renewed the claim.
+* Another process takes the claim over ``FREE_S`` after its renewal at the earliest. The last request has ended by then.
+* No save takes the step over while the claim stands (``object_layout``). A save waits for the sweep, or sweeps itself.
+
+An object is deleted only if it has a note of Gracepoint's, and if the save in the note began before the step was
+condemned. The mark of a damaged step has no note, and is deleted with the step. This module has no state, and no
+threads but those of the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import cast
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.claim import Claim, is_claim
+from gracepoint.checkpoint.storage.backend import Entry, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.flat_backend import FlatBackend
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.errors import SaveFailed
+
+#: Seconds after which a sweeper renews its claim before the next batch.
+RENEWED_S = 10.0
+#: Seconds after the renewal in which a sweeper makes requests.
+LAST_REQUEST_S = 60.0
+#: Seconds after the renewal from which another process may sweep. The time between is enough for one request to end.
+FREE_S = 150.0
+_BATCH = 64
+# A save that began so much after the condemnation still counts as before it: two processes may differ by a few seconds
+# about the store's time. This is safe, as a save that begins while the claim stands writes nothing into the step.
+_CLOCKS_DIFFER_NS = 60 * 10**9
+_WITHOUT_NOTE = (layout.MANIFEST, layout.DAMAGE_MARK)
+
+
+class _TooLate(Exception):
+    """The sweeper was stopped for so long that another process may sweep."""
+
+
+def store_of(path: StoragePath) -> FlatBackend:
+    """Returns the store of ``path``, which cannot rename."""
+    assert not path.backend.renames
+    return cast(FlatBackend, path.backend)
+
+
+def refuse_foreign(folder: StoragePath, names: Iterable[str]) -> None:
+    """Raises SaveFailed if one of the objects ``names`` below ``folder`` was not written by Gracepoint."""
+    store = store_of(folder)
+    foreign: list[str] = []
+
+    def look(name: str) -> None:
+        noted = store.noted((folder / name).key)
+        if noted is not None and Claim.noted(noted.note) is None:
+            foreign.append(name)
+
+    store.at_once(functools.partial(look, name) for name in names if name not in _WITHOUT_NOTE)
+    if foreign:
+        raise SaveFailed(
+            f"{folder / min(foreign)} is in the way, and Gracepoint did not write it: delete it, or move it away. "
+            f"{folder} is left as it is"
+        )
+
+
+def delete_of_save(folder: StoragePath, save: Claim) -> None:
+    """Deletes the objects below ``folder`` that a save has written."""
+    store = store_of(folder)
+    store.delete_all(list(_noted(folder, folder.entries(), lambda by: by.is_same(save))))
+
+
+def sweep(folder: StoragePath, trash: str) -> bool:
+    """Deletes the objects of a step that was condemned to ``trash``, and its claim.
+
+    Returns False if another process does so now, or if this process was too slow. Then a later call does the rest.
+    """
+    store, place = store_of(folder), folder / layout.MANIFEST
+    entries = folder.entries()  # before the claim is read: what a later save writes is not among them
+    try:
+        found = place.read()
+    except FileNotFoundError:
+        return True  # another process has swept it
+    claim = _condemned(found.data, place)
+    if claim is None or claim.trash != trash:
+        return True
+    if claim.swept_ns and folder.now_s() - claim.swept_ns / 1e9 < FREE_S:
+        return False
+    # Orbax's mark goes first, so that Orbax never takes a step without some of its objects for a finished one.
+    success = [entry for entry in entries if entry.key == layout.COMMIT_SUCCESS]
+    others = [entry for entry in entries if entry.key not in (layout.COMMIT_SUCCESS, layout.MANIFEST)]
+    try:
+        turn = _Turn(folder, claim, found.generation)
+        for batch in (success, *(others[start : start + _BATCH] for start in range(0, len(others), _BATCH))):
+            turn.renew()
+            ours = _noted(folder, batch, lambda by: by.begun_ns <= claim.begun_ns + _CLOCKS_DIFFER_NS)
+            store.delete_all(list(ours), turn.go_on)
+        turn.renew()
+        return store.delete_version(place.key, turn.generation)
+    except (StaleGeneration, _TooLate):
+        return False
+
+
+def finish(folder: StoragePath, trash: str, go_on: Callable[[], None] | None) -> None:
+    """Waits until a condemned step is swept. Sweeps it if nobody else does.
+
+    Raises:
+        SaveFailed: Another process takes too long. What ``go_on`` raises is raised, too.
+    """
+    until_s = folder.now_s() + 2 * FREE_S
+    while not sweep(folder, trash):
+        if go_on is not None:
+            go_on()
+        if folder.now_s() > until_s:
+            raise SaveFailed(
+                f"{folder} was being deleted by another process, which did not end within {2 * FREE_S:.0f} s"
+            )
+        store_of(folder).sleep(folder.backend.look_every_s)
+
+
+class _Turn:
+    """A sweeper's claim on a condemned step.
+
+    Attributes:
+        generation: The generation of the claim.
+    """
+
+    def __init__(self, folder: StoragePath, claim: Claim, generation: Generation) -> None:
+        self._folder = folder
+        self._claim = claim
+        self.generation = generation
+        self._since_s = 0.0
+
+    def renew(self) -> None:
+        """Writes the time into the claim if it is old. Raises StaleGeneration if the claim is lost."""
+        now_s = self._folder.now_s()
+        if now_s - self._since_s > RENEWED_S:
+            fresh = dataclasses.replace(self._claim, swept_ns=int(now_s * 1e9), nonce=Claim.new_nonce())
+            self.generation = (self._folder / layout.MANIFEST).replace(fresh.to_bytes(), self.generation)
+            self._since_s = now_s
+
+    def go_on(self) -> None:
+        """Raises _TooLate if no request may be made any more."""
+        if self._folder.now_s() - self._since_s > LAST_REQUEST_S:
+            raise _TooLate
+
+
+def _condemned(data: bytes, place: StoragePath) -> Claim | None:
+    return Claim.from_bytes(data, str(place)) if is_claim(data) else None
+
+
+def _noted(folder: StoragePath, entries: Collection[Entry], wanted: Callable[[Claim], bool]) -> Iterator[Entry]:
+    """Yields the entries whose note is ``wanted``, and the mark of a damaged step. Their keys are complete."""
+    store = store_of(folder)
+    wanted_keys: set[str] = set()
+
+    def look(entry: Entry) -> None:
+        noted = store.noted((folder / entry.key).key)
+        by = None if noted is None or noted.generation != entry.generation else Claim.noted(noted.note)
+        if by is not None and wanted(by):
+            wanted_keys.add(entry.key)
+
+    store.at_once(functools.partial(look, entry) for entry in entries if entry.key not in _WITHOUT_NOTE)
+    for entry in entries:
+        if entry.key in wanted_keys or entry.key == layout.DAMAGE_MARK:
+            yield dataclasses.replace(entry, key=(folder / entry.key).key)

@@ -1,0 +1,300 @@
+"""The threads that write the files of one save.
+
+Writers take calls from a queue, each with a buffer of its own. After its last write, a file must be synced, and then
+reported (``Finish``). Syncers do both, so that no writer waits for a sync. A sync takes about as long as the writes of
+a chunk, and the disk syncs several files in the time of one. Without syncers, the writers spend half of their time in
+syncs, and the disk often has nothing to write.
+
+Every file is synced by its own ``fsync``, and a save waits for all of them.
+
+At most ``_MOST_UNSYNCED`` files are open and wait for a sync. If there are more, the writers sync. For stores that do
+not sync there are no syncers.
+
+The threads of a save to a file system may give way to the training (``IdlePriority``). Then their number depends on the
+cores (``size_beside_training``). When they must not give way any more, new threads take over, as many as write fastest.
+The old ones end, and a file that one of them was writing is written again.
+
+The thread that makes the pool calls ``begin``, ``add``, ``wait``, ``close`` and ``join``. All threads end after
+``close``, or with the first error.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import threading
+from collections.abc import Callable
+
+from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.writing.idle_priority import IdlePriority
+from gracepoint.checkpoint.writing.pool_size import Act, Finish, size_beside_training, size_for
+from gracepoint.deadline import Deadline
+from gracepoint.errors import SaveFailed
+
+logger = logging.getLogger(__name__)
+
+# Bounds on files that wait in the queue. So many keep all threads busy. They hold little memory, even if the values are
+# copies from a device.
+_WAITING_BYTES = 16 << 20
+_WAITING_FILES = 64
+# Far below the usual limit on open files of a process, which is 1024.
+_MOST_UNSYNCED = 64
+
+
+class _TakenOver(Exception):
+    """This thread must end. Another thread writes the file again."""
+
+
+class WritePool:
+    """The threads of one save.
+
+    Args:
+        buffers: Each writer takes one of them, and puts it back when it ends.
+        limit_bytes: Most bytes that are handed out and not yet durable. None: no limit.
+        folder: Folder of the save.
+        deadline: When the threads must have ended.
+        idle_priority: Decides until when the threads give way to the training. None: they do not give way.
+    """
+
+    def __init__(
+        self,
+        buffers: list[Buffer],
+        limit_bytes: int | None,
+        folder: StoragePath,
+        deadline: Deadline,
+        idle_priority: IdlePriority | None = None,
+    ) -> None:
+        # Not in an object store: requests start threads that would give way, too. These threads also serve later
+        # requests, and could never stop giving way.
+        self._idle_priority = idle_priority if folder.backend.renames else None
+        self._size = size_for(folder)
+        self._buffers = buffers
+        self._limit_bytes = limit_bytes
+        self._folder = folder
+        self._deadline = deadline
+        self._waiting: collections.deque[tuple[int, Act]] = collections.deque()
+        self._unsynced: collections.deque[tuple[int, Finish]] = collections.deque()
+        self._waiting_bytes = self._unwritten_bytes = 0
+        self._added = self._ended = 0
+        self._closed = False
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()  # protects everything above
+        self._has_work, self._has_room = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._has_unsynced = threading.Condition(self._lock)
+        self._writers: list[threading.Thread] = []
+        self._syncers: list[threading.Thread] = []
+
+    def begin(self) -> None:
+        """Starts as many threads as the system allows, up to the wanted number.
+
+        If no thread can be started, the calling thread writes. Python 3.12 starts no threads once the interpreter is
+        about to end.
+        """
+        way = self._idle_priority
+        self._start_all(way if way is not None and way.begin(self._start_all) else None)
+
+    def add(self, size_bytes: int, act: Act) -> None:
+        """Waits for room, and then has a thread call ``act`` with its buffer.
+
+        Raises:
+            SaveFailed: There was no room in time, or the save is stopped.
+            BaseException: The error of an earlier call.
+        """
+        with self._lock:
+            has_room = self._deadline.wait_for(self._has_room, lambda: self._may_wait(size_bytes))
+            self._raise_error()
+            if not has_room or self._deadline.passed():
+                raise self._too_late()
+            self._waiting.append((size_bytes, act))
+            self._waiting_bytes += size_bytes
+            self._unwritten_bytes += size_bytes
+            self._added += 1
+            self._has_work.notify()
+        if not self._writers:
+            self._write(wait=False)
+
+    def wait(self) -> None:
+        """Waits until all added calls have ended, and the files are synced.
+
+        Raises:
+            SaveFailed: Not all of them ended in time.
+            BaseException: The first error of a call.
+        """
+        with self._lock:
+            in_time = self._deadline.wait_for(
+                self._has_room, lambda: self._error is not None or self._ended == self._added
+            )
+            self._raise_error()
+            if not in_time:
+                raise self._too_late()
+
+    def close(self) -> None:
+        """Has the threads end. Calls that have not started are dropped."""
+        if self._idle_priority is not None:
+            self._idle_priority.end()  # first: after this no thread is started any more
+        with self._lock:
+            self._closed = True
+            self._has_work.notify_all()
+            self._has_unsynced.notify_all()
+        self._drop_unsynced()
+
+    def join(self) -> None:
+        """Waits for the threads to end, so that their buffers are free for the next save."""
+        for thread in (*self._writers, *self._syncers):
+            thread.join(self._deadline.remaining_s())
+
+    def go_on(self) -> None:
+        """Raises an error if the calling thread must stop."""
+        if self._stopped or self._deadline.passed():
+            raise self._too_late()
+        if self._is_taken_over:
+            raise _TakenOver
+
+    def _start_all(self, idle_priority: IdlePriority | None = None) -> bool:
+        """Starts writers and syncers, with ``idle_priority`` if it is given. Returns whether all of them started."""
+        write, sync, size = self._write, self._sync, self._size
+        if idle_priority is not None:
+            write, sync = functools.partial(idle_priority.run, write), functools.partial(idle_priority.run, sync)
+            size = size_beside_training()
+        return _start(self._writers, size.writers, write, "writes") and _start(
+            self._syncers, size.syncers, sync, "syncs"
+        )
+
+    def _write(self, *, wait: bool = True) -> None:
+        """Runs in each writer, or in the calling thread, which does not ``wait`` for calls."""
+        buffer = self._take_buffer()
+        while (found := self._next(wait)) is not None:
+            size_bytes, act = found
+            finish, error = None, None
+            try:
+                finish = act(buffer)
+            except _TakenOver:
+                self._put_back(size_bytes, act)
+                break
+            except BaseException as raised:  # noqa: BLE001 - raised by the calling thread
+                error = raised
+            del found, act  # frees the values, which may be copies from a device
+            if finish is None:
+                self._end(size_bytes, error)
+            elif not self._sync_later(size_bytes, finish):
+                self._finish(size_bytes, finish)
+        if len(self._buffers) < self._size.writers:
+            self._buffers.append(buffer)
+
+    def _sync(self) -> None:
+        """Runs in each syncer."""
+        while True:
+            with self._lock:
+                self._deadline.wait_for(self._has_unsynced, lambda: bool(self._unsynced) or self._ends)
+                if self._ends or not self._unsynced:
+                    break
+                size_bytes, finish = self._unsynced.popleft()
+            self._finish(size_bytes, finish)
+        if self._stopped:
+            self._drop_unsynced()
+
+    def _sync_later(self, size_bytes: int, finish: Finish) -> bool:
+        """Hands a file to the syncers. Returns False if the caller must sync it."""
+        with self._lock:
+            if not self._syncers or self._stopped or len(self._unsynced) >= _MOST_UNSYNCED:
+                return False
+            self._unsynced.append((size_bytes, finish))
+            self._has_unsynced.notify()
+            return True
+
+    def _finish(self, size_bytes: int, finish: Finish) -> None:
+        error: BaseException | None = None
+        try:
+            if self._stopped or self._deadline.passed():
+                finish.file.drop()
+                error = self._too_late()
+            else:
+                finish.file.sync()
+                finish.then()
+        except BaseException as raised:  # noqa: BLE001 - raised by the calling thread
+            error = raised
+        self._end(size_bytes, error)
+
+    def _end(self, size_bytes: int, error: BaseException | None) -> None:
+        with self._lock:
+            self._ended += 1
+            self._unwritten_bytes -= size_bytes
+            self._error = self._error or error
+            self._has_room.notify_all()
+            if self._error is not None:
+                self._has_unsynced.notify_all()
+
+    def _drop_unsynced(self) -> None:
+        with self._lock:
+            dropped = list(self._unsynced)
+            self._unsynced.clear()
+        for _, finish in dropped:
+            finish.file.drop()
+
+    @property
+    def _stopped(self) -> bool:
+        return self._closed or self._error is not None
+
+    @property
+    def _is_taken_over(self) -> bool:
+        return self._idle_priority is not None and self._idle_priority.must_end()
+
+    @property
+    def _ends(self) -> bool:
+        return self._stopped or self._is_taken_over
+
+    def _take_buffer(self) -> Buffer:
+        try:
+            return self._buffers.pop()
+        except IndexError:
+            return Buffer()  # none was reserved, or a stuck thread of an earlier save has it
+
+    def _next(self, wait: bool) -> tuple[int, Act] | None:
+        """Returns the next call; None if the thread must end. Without ``wait``, None also if there is no call now."""
+        with self._lock:
+            if wait:
+                self._deadline.wait_for(self._has_work, lambda: bool(self._waiting) or self._ends)
+            if self._ends or not self._waiting:
+                return None
+            size_bytes, act = self._waiting.popleft()
+            self._waiting_bytes -= size_bytes
+            self._has_room.notify_all()
+            return size_bytes, act
+
+    def _put_back(self, size_bytes: int, act: Act) -> None:
+        with self._lock:
+            self._waiting.appendleft((size_bytes, act))
+            self._waiting_bytes += size_bytes
+            self._has_work.notify()
+
+    def _may_wait(self, size_bytes: int) -> bool:
+        if self._error is not None or self._added == self._ended:
+            return True
+        if self._limit_bytes is not None and self._unwritten_bytes + size_bytes > self._limit_bytes:
+            return False
+        fits = self._waiting_bytes + size_bytes <= _WAITING_BYTES
+        return not self._waiting or (len(self._waiting) < _WAITING_FILES and fits)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _too_late(self) -> SaveFailed:
+        return SaveFailed(
+            f"only {self._ended} of {self._added} files were written to {self._folder} {self._deadline.ended}"
+        )
+
+
+def _start(threads: list[threading.Thread], wanted: int, run: Callable[[], None], what: str) -> bool:
+    """Starts ``wanted`` threads, and adds them to ``threads``. Returns False if the system does not allow all."""
+    for number in range(wanted):
+        thread = threading.Thread(target=run, name=f"gracepoint: {what} {number}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+            logger.warning("a save %s files in %d threads and not %d: %s", what, number, wanted, error)
+            return False
+        threads.append(thread)
+    return True

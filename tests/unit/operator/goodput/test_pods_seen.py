@@ -1,0 +1,233 @@
+"""What the operator sees of a gang's lives in its pods."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gracepoint_operator.goodput.ledger import GoodputLedger
+from gracepoint_operator.goodput.life import Life
+from gracepoint_operator.goodput.observations import PodsObservation
+from gracepoint_operator.goodput.pods_seen import Known, look
+from gracepoint_operator.kube import kinds
+from gracepoint_operator.workloads.jobset import JOBSETS
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
+from tests.unit.operator.fakes.scene import Scene
+
+NOW_MS = round(NOW * 1000)
+CREATED_MS = NOW_MS - 100_000
+
+
+def started(body: Body, at: float = NOW - 90, *, ended: float | None = None) -> Body:
+    state: Body = {"running": {"startedAt": objects.stamp(at)}}
+    if ended is not None:
+        state = {"terminated": {"startedAt": objects.stamp(at), "finishedAt": objects.stamp(ended)}}
+        body["status"]["phase"] = "Failed"
+    body["status"]["containerStatuses"] = [{"state": state}]
+    return body
+
+
+def running(body: Body) -> Body:
+    body["status"]["phase"] = "Running"
+    return body
+
+
+def life(attempt: int = 0, created_ms: int = CREATED_MS) -> Life:
+    return Life(began_ms=0, attempt=attempt, created_ms=created_ms, bound_ms=created_ms, started_ms=created_ms + 10_000)
+
+
+def seen(scene: Scene, known_life: Life | None = None, known: Known | None = None) -> tuple[PodsObservation, ...]:
+    return look(scene.cache.gang(JOBSET_UID), known_life, known, round(scene.clock() * 1000)).observations
+
+
+def known_pods(attempt: int = 0) -> Known:
+    return Known(attempt, CREATED_MS, frozenset({f"uid-pod-{index}-{attempt}" for index in range(2)}))
+
+
+@pytest.fixture
+def scene() -> Scene:
+    made = Scene()
+    for index in range(2):
+        made.seen(kinds.PODS, started(objects.pod(index)))
+    return made
+
+
+def test_running_pods_are_created_bound_and_started(scene: Scene) -> None:
+    (found,) = seen(scene)
+    assert found.bound is not None
+    assert found.started is not None
+    assert [moment.stamp_ms - NOW_MS for moment in (found.created, found.bound, found.started)] == [
+        -100_000,
+        -99_000,
+        -90_000,
+    ]
+    assert (found.broke_ms, found.gone_ms) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("seen_after_s", "guess_ms"),
+    [
+        pytest.param(0.2, 200, id="at once"),
+        pytest.param(1.1, 999, id="after the second"),
+        pytest.param(30, 500, id="late"),
+        pytest.param(-0.5, 0, id="by a clock that is behind"),
+    ],
+)
+def test_a_second_of_the_api_server_is_when_it_is_seen(scene: Scene, seen_after_s: float, guess_ms: int) -> None:
+    for index in range(2):
+        scene.seen(kinds.PODS, objects.pod(index, created_at=NOW))
+    scene.clock.move(seen_after_s)
+    (found,) = seen(scene)
+    assert found.created.at_ms == NOW_MS + guess_ms
+
+
+@pytest.mark.parametrize(
+    ("seen_after_s", "guess_ms"),
+    [
+        pytest.param(0.2, 60, id="at once"),
+        pytest.param(1.0, 460, id="at the end of the second"),
+        pytest.param(1.18, 549, id="after the second"),
+        pytest.param(1.98, 949, id="at its next look"),
+        pytest.param(30, 500, id="late"),
+        pytest.param(-0.5, 0, id="by a clock that is behind"),
+    ],
+)
+def test_a_second_of_the_kubelet_is_guessed_half_way(scene: Scene, seen_after_s: float, guess_ms: int) -> None:
+    scene.seen(kinds.PODS, started(objects.pod(0), NOW))
+    scene.clock.move(seen_after_s)
+    (found,) = seen(scene)
+    assert found.started is not None
+    assert found.started.at_ms == NOW_MS + guess_ms
+
+
+def test_an_end_counts_from_when_the_containers_were_first_seen_to_end(scene: Scene) -> None:
+    """The kubelet writes the phase of the pod another second later."""
+    scene.clock.move(1.0)
+    scene.seen(kinds.PODS, started(objects.pod(0), ended=NOW))
+    scene.seen(kinds.PODS, running(started(objects.pod(1), ended=NOW)))
+    first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS + 500)
+    assert [seen.gone_ms for seen in first.observations] == [None]
+    scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW))
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 1900).observations
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS + 210, NOW_MS + 210)
+
+
+def test_a_process_on_a_deleted_node_has_ended(scene: Scene) -> None:
+    """Its pod stays until the control plane cleans up, and the other process hangs for a while."""
+    first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
+    scene.gone(objects.node("node-1"))
+    after = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 100)
+    (found,) = after.observations
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS + 100, None)
+    scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW + 20))
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), after.known, NOW_MS + 25_000).observations
+    assert found.gone_ms == NOW_MS + 20_500
+
+
+def test_a_node_that_a_replica_has_never_seen_is_not_lost(scene: Scene) -> None:
+    scene.gone(objects.node("node-1"))
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS).observations
+    assert (found.broke_ms, found.gone_ms) == (None, None)
+
+
+def test_a_node_that_stays_unseen_was_lost_before_the_replica_began(scene: Scene) -> None:
+    scene.gone(objects.node("node-1"))
+    first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
+    assert first.again_ms is not None
+    assert NOW_MS < first.again_ms < NOW_MS + 60_000
+    second = look(scene.cache.gang(JOBSET_UID), life(), first.known, first.again_ms)
+    (found,) = second.observations
+    assert (found.broke_ms, found.gone_ms, second.again_ms) == (NOW_MS, None, None)
+
+
+def test_nodes_are_not_lost_if_the_replica_sees_none(scene: Scene) -> None:
+    for index in range(2):
+        scene.gone(objects.node(f"node-{index + 1}"))
+    first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 60_000).observations
+    assert (found.broke_ms, found.gone_ms) == (None, None)
+
+
+def test_a_life_is_broken_when_one_process_ends_and_gone_with_all(scene: Scene) -> None:
+    scene.clock.move(20)
+    scene.seen(kinds.PODS, started(objects.pod(0), ended=NOW + 1))
+    (found,) = seen(scene, life())
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS + 1500, None)
+    scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW + 4))
+    (found,) = seen(scene, life())
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS + 1500, NOW_MS + 4500)
+
+
+def test_a_pod_that_vanishes_has_ended(scene: Scene) -> None:
+    scene.gone(objects.pod(0))
+    (found,) = seen(scene, life(), known_pods())
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS, None)
+    scene.gone(objects.pod(1))
+    (found,) = seen(scene, life(), known_pods())
+    assert (found.broke_ms, found.gone_ms) == (NOW_MS, NOW_MS)
+
+
+def remade(index: int, created_at: float) -> Body:
+    """A pod that the Job has made in the place of one that failed."""
+    body = objects.pod(index, created_at=created_at, phase="Pending", on="")
+    body["metadata"] |= {"name": f"again-{index}", "uid": f"uid-again-{index}"}
+    return body
+
+
+@pytest.mark.parametrize(
+    ("failed", "lives"),
+    [pytest.param([0, 1], 2, id="all pods"), pytest.param([0], 1, id="one, which is made anew beside the other")],
+)
+def test_a_life_nobody_saw_end_is_no_part_of_the_next(scene: Scene, failed: list[int], lives: int) -> None:
+    """No replica ran while the pods of a Job failed before they had started, and others were made."""
+    for index in failed:
+        scene.seen(kinds.PODS, started(objects.pod(index), ended=NOW - 20))
+        scene.seen(kinds.PODS, remade(index, NOW - 10))
+    waiting = dataclasses.replace(life(), bound_ms=None, started_ms=None)
+    ledger = GoodputLedger(since_ms=0, lives=(waiting,))
+    for observation in seen(scene, waiting):
+        ledger = ledger.saw(observation)
+    assert ledger.disruptions + 1 == lives
+    assert ledger.current is not None
+    assert ledger.current.created_ms == (NOW_MS - 9_500 if lives == 2 else CREATED_MS)
+    assert ledger.current.began_ms == (NOW_MS - 19_500 if lives == 2 else 0)
+
+
+def test_pods_of_the_next_attempt_are_a_new_life(scene: Scene) -> None:
+    scene.seen(JOBSETS, objects.jobset(restarts=1))
+    scene.seen(kinds.PODS, objects.pod(0, attempt=1, created_at=NOW, phase="Pending", on=""))
+    old, new = seen(scene, life(), known_pods())
+    assert (old.attempt, old.gone_ms) == (0, None)
+    assert (new.attempt, new.created.stamp_ms, new.bound) == (1, NOW_MS, None)
+
+
+def test_an_account_ahead_of_the_pods_ends_no_life(scene: Scene) -> None:
+    ahead = life(attempt=1, created_ms=NOW_MS)
+    gang = scene.cache.gang(JOBSET_UID)
+    first = look(gang, ahead, known_pods(), NOW_MS)
+    assert first.observations == ()
+    assert first.again_ms == NOW_MS + 10_000
+    assert look(gang, ahead, first.known, NOW_MS + 9000).observations == ()
+    (found,) = look(gang, ahead, first.known, NOW_MS + 10_000).observations
+    assert (found.attempt, found.gone_ms) == (1, NOW_MS)
+
+
+def test_a_missed_end_is_seen_when_the_next_life_begins() -> None:
+    scene = Scene()
+    for index in range(2):
+        scene.gone(objects.pod(index))
+    first = look(scene.cache.gang(JOBSET_UID), life(), None, NOW_MS)
+    scene.seen(kinds.PODS, objects.pod(0, attempt=1, created_at=NOW + 5, phase="Pending", on=""))
+    old, new = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 5100).observations
+    assert (old.gone_ms, new.created.at_ms) == (NOW_MS, NOW_MS + 5100)
+
+
+def test_a_replica_that_begins_after_the_end_sees_it_at_last() -> None:
+    scene = Scene()
+    for index in range(2):
+        scene.gone(objects.pod(index))
+    first = look(scene.cache.gang(JOBSET_UID), life(), None, NOW_MS)
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 15_000).observations
+    assert GoodputLedger(since_ms=0, lives=(life(),)).saw(found).lives[0].gone_ms == NOW_MS

@@ -1,0 +1,83 @@
+"""A data iterator's state when the number of processes has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gracepoint
+from gracepoint.errors import CheckpointMismatch, SettingsError
+from gracepoint.session.host_state_registry import HostStates
+
+
+class Iterator:
+    """Like Grain's: its place is a value that it gives and takes."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+def test_an_iterator_goes_on_where_it_was(tmp_path: Path) -> None:
+    iterator = Iterator({"taken": 0})
+    with gracepoint.attach(tmp_path, save_every_steps=1) as session:
+        session.restore(like={"w": jnp.zeros(4)}, data=iterator)
+        for step in (1, 2):
+            iterator.state = {"taken": step}
+            session.step(step, {"w": jnp.full(4, float(step))})
+    again = Iterator()
+    with gracepoint.attach(tmp_path) as session:
+        assert session.restore(like={"w": jnp.zeros(4)}, data=again)[1] == 2
+    assert again.state == {"taken": 2}
+
+
+def with_iterator() -> HostStates:
+    values = HostStates()
+    values.register_iterator(Iterator())
+    return values
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(7, id="number"),
+        pytest.param(b"place", id="bytes"),
+        pytest.param({"at": [1, {"of": "two"}], "done": None}, id="nested"),
+        pytest.param({"order": np.arange(4), "at": np.int64(2)}, id="arrays"),
+    ],
+)
+def test_one_state_in_all_processes_is_every_processs(state: Any) -> None:
+    assert with_iterator().reshard["data"]([state, state, state], 1, 2) is state
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(7, 8, id="numbers"),
+        pytest.param({"at": 1}, {"at": 1, "of": 2}, id="names"),
+        pytest.param({"at": [1, 2]}, {"at": [1]}, id="lengths"),
+        pytest.param({"order": np.arange(4)}, {"order": np.arange(4)[::-1]}, id="arrays"),
+        pytest.param({"order": np.arange(4)}, {"order": np.arange(3)}, id="shapes"),
+        pytest.param([1], 1, id="kinds"),
+    ],
+)
+def test_states_that_differ_are_refused_with_the_process(one: Any, other: Any) -> None:
+    with pytest.raises(
+        CheckpointMismatch, match=r"3 processes, of which process 2 was not at .* 2 processes now"
+    ) as error:
+        with_iterator().reshard["data"]([one, one, other], 0, 2)
+    assert "host_state('data', ..., reshard=...)" in str(error.value)
+
+
+def test_the_name_of_the_iterators_item_is_taken_once() -> None:
+    with pytest.raises(SettingsError, match="'data'"):
+        with_iterator().register("data", lambda: 1, lambda value: None, None)
