@@ -120,7 +120,7 @@ test-matrix: system ## The core tests on other versions of Kubernetes and JobSet
 mount-tools: $(STAMP) ## Installs the programs that make and mount the file systems of test-mounts (as root).
 	$(PY) -m tests.testcluster install --tools
 
-test-mounts: servers mount-tools ## XFS, Btrfs, power losses, mounted buckets (builds gcsfuse first: some minutes; root).
+test-mounts: servers mount-tools ## ext4, XFS, Btrfs, power losses, mounted buckets (builds gcsfuse first: some minutes; root).
 	$(PY) -m tests.testcluster build --parts gcsfuse
 	$(PYTEST) -n 0 -v -m mounts tests/unit
 

@@ -21,7 +21,7 @@ TMPFS = Path("/dev/shm")
 #: The stores whose folders are real and can be renamed.
 RENAMING = ["posix", "posix-tmpfs", "memory", "volatile"]
 #: File systems that are made and mounted for the tests.
-MOUNTED = [pytest.param(kind, marks=pytest.mark.mounts) for kind in ("xfs", "btrfs")]
+MOUNTED = [pytest.param(kind, marks=pytest.mark.mounts) for kind in ("ext4", "xfs", "btrfs")]
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def opened(store: str, request: pytest.FixtureRequest, folder: Path) -> Iterator
             found.make_folder()
             yield found
             found.delete_folder()
-        case "xfs" | "btrfs":
+        case "ext4" | "xfs" | "btrfs":
             with tempfile.TemporaryDirectory(dir=request.getfixturevalue(f"{store}_top")) as temporary:
                 yield storage_path(temporary)
         case "gs" | "s3" | "moto":
@@ -50,6 +50,12 @@ def opened(store: str, request: pytest.FixtureRequest, folder: Path) -> Iterator
             found = StoragePath(VolatileBackend(), "/top")
             found.make_folder()
             yield found
+
+
+@pytest.fixture(scope="session")
+def ext4_top(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An ext4. The folders of ``posix`` lie on the machine's own file system, which may be another."""
+    yield from mounted("ext4", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
