@@ -1,6 +1,7 @@
 # The two commands that matter are `make test` and `make demo`; `make help` lists the rest.
 #
-# Everything lives in .venv and in the cache folder (.cache/gracepoint, or $TESTCLUSTER_CACHE); `make clean` removes both.
+# Everything lives in .venv and in the cache folder, .cache/gracepoint; `make clean` removes both. $TESTCLUSTER_CACHE names
+# another cache folder, which `make clean` leaves.
 
 PYTHON ?= python3
 VENV   := .venv

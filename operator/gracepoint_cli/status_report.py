@@ -25,20 +25,21 @@ _DEFAULT_GRACE_S = 30
 class JobOverview:
     """One workload that names a policy.
 
-    If it cannot be read, ``problems`` says why. Its mode is then empty, and what is counted is 0, False or None.
+    If it cannot be read, ``problems`` says why. Its mode is then empty, and what is not known is None.
 
     Attributes:
         kind: Its kind in the API, for example JobSet.
         maker: The kind of the object that made it, for example TrainJob. Empty if its user created it.
         policy: Name of the policy.
         mode: Mode of the policy. Empty if there is no policy of that name, or it cannot be read.
-        injected: Whether its pods were prepared when it was created.
+        injected: Whether its pods were prepared when it was created. None if it cannot be read.
         running: Number of its running pods.
         connected: Number of its pods that are connected to the operator. None if no replica has reported.
         needed_s: Predicted duration of an emergency save with its margin, in seconds. None if it has reported none.
         grace_s: The shortest grace period of its pods, in seconds. None if it cannot be read.
-        restarts: How often it has restarted as a whole. A Job replaces its pods one by one, so it has none.
-        finished: Whether it has ended.
+        restarts: How often it has restarted as a whole. A Job replaces its pods one by one, so it has none. None if it
+            cannot be read.
+        finished: Whether it has ended. None if it cannot be read.
         last: Name and phase of its newest Preemption. None if there is none.
         problems: What is wrong, and what to do.
     """
@@ -49,13 +50,13 @@ class JobOverview:
     maker: str
     policy: str
     mode: str
-    injected: bool
+    injected: bool | None
     running: int
     connected: int | None
     needed_s: float | None
     grace_s: int | None
-    restarts: int
-    finished: bool
+    restarts: int | None
+    finished: bool | None
     last: tuple[str, str] | None
     problems: tuple[str, ...]
 
@@ -209,7 +210,7 @@ def _job(
     """Returns what is known of one workload.
 
     Raises:
-        Unreadable: A part of it is not of the schema.
+        Unreadable: A part of it other than its pod templates is not of the schema.
     """
     workload = BY_NAME[body["kind"]].read(body)
     problems = []
@@ -222,12 +223,16 @@ def _job(
         except Unreadable as error:
             problems.append(f"the CheckpointPolicy {workload.policy!r} cannot be used: {error}")
     connected, needed_s = (None, None) if policy is None else _reported(policy, workload.uid, now)
-    grace = _grace_s(body, Training() if policy is None else policy.spec.training)
+    grace: int | None = None
+    try:
+        grace = _grace_s(body, Training() if policy is None else policy.spec.training)
+    except Unreadable as error:
+        problems.append(_cannot_be_read(error))
     if not workload.injected:
         problems.append("created before its policy or label, so its pods get no notices: delete it and create it again")
     if not workload.finished and connected is not None and connected < running:
         problems.append(f"{running - connected} of {running} running pods are not connected to the operator")
-    if needed_s is not None and needed_s > grace:
+    if needed_s is not None and grace is not None and needed_s > grace:
         problems.append(f"a save needs {needed_s:.1f} s, and the pods have {grace} s: raise the grace period")
     return JobOverview(
         namespace=workload.namespace,
@@ -257,16 +262,20 @@ def _unreadable_job(body: Json, running: int, newest: Json | None, error: Unread
         maker=made_by(body),
         policy=meta["labels"][LABEL_POLICY],
         mode="",
-        injected=False,
+        injected=None,
         running=running,
         connected=None,
         needed_s=None,
         grace_s=None,
-        restarts=0,
-        finished=False,
+        restarts=None,
+        finished=None,
         last=_last(newest),
-        problems=(f"cannot be read: {error}",),
+        problems=(_cannot_be_read(error),),
     )
+
+
+def _cannot_be_read(error: Unreadable) -> str:
+    return f"cannot be read: {error}"
 
 
 def _last(newest: Json | None) -> tuple[str, str] | None:

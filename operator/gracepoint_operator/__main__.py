@@ -28,7 +28,7 @@ from gracepoint_operator.kube.client import KubeClient, KubeError
 from gracepoint_operator.observability.logs import about, configure
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Server
-from gracepoint_operator.signals import BUILT_IN, OwnRowsError, read_own_rows
+from gracepoint_operator.signals import BUILT_IN, UserRowsError, read_user_rows
 from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.trust.keeper import TrustPlaces
 from gracepoint_operator.trust.rotation import OVERLAP_S
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.setswitchinterval(_THREADS_TAKE_TURNS_S)
     metrics = Metrics()
     try:
-        own_rows = () if given.signals is None else read_own_rows(given.signals)
+        own_rows = () if given.signals is None else read_user_rows(given.signals)
         api = KubeClient.connect(given.kubeconfig, given.context, metrics.count_api_request)
         certificates = Certificates(
             _tls_directory(given.tls_directory),
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             overlap_s=given.trust_overlap_seconds,
         )
         webhook_token = _read_token(given.webhook_token)
-    except (KubeError, OSError, OwnRowsError, ValueError) as error:
+    except (KubeError, OSError, UserRowsError, ValueError) as error:
         log.error("cannot start", extra=about(error=str(error)))
         return 1
     core = Controller(

@@ -181,12 +181,12 @@ class Controller:
             api, self.cache, self._take_body, self._decisions.decide_now, lambda: self.ready, metrics, clock
         )
         self.reports.on_end = self._decisions.add
-        self._fresh_looks = WorkloadRefresh(api, self.cache, self._decisions.decide_now)
+        self._workload_refresh = WorkloadRefresh(api, self.cache, self._decisions.decide_now)
         self._reconciler = Reconciler(
             self.cache,
             self.notifier,
             HintNotifier(self.subscribers),
-            self._fresh_looks,
+            self._workload_refresh,
             self._request_writer,
             self._eviction_responder,
             self._pod_protector,
@@ -235,7 +235,7 @@ class Controller:
                 tasks.create_task(self.connection_writer.run(lambda: self.ready), name="connections")
                 tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
         finally:
-            self._fresh_looks.cancel()
+            self._workload_refresh.cancel()
             # Before the writers: it takes the condition Connected out of the last writes of the policy writer.
             await self.connection_writer.close(_LEAVES_S)
             writers = (

@@ -35,7 +35,7 @@ class Reconciler:
         cache: What is known of the cluster.
         notifier: Carries out decisions about preemptions.
         hint_notifier: Tells hints.
-        fresh_looks: Asks the API server why pods were deleted.
+        workload_refresh: Asks the API server why pods were deleted.
         request_writer: Writes answers to requests.
         eviction_responder: Answers Evictions.
         pod_protector: Protects pods from autoscalers.
@@ -55,7 +55,7 @@ class Reconciler:
         cache: ClusterCache,
         notifier: Notifier,
         hint_notifier: HintNotifier,
-        fresh_looks: WorkloadRefresh,
+        workload_refresh: WorkloadRefresh,
         request_writer: RequestWriter,
         eviction_responder: EvictionResponder,
         pod_protector: PodProtector,
@@ -68,7 +68,7 @@ class Reconciler:
         self._cache = cache
         self._notifier = notifier
         self._hint_notifier = hint_notifier
-        self._fresh_looks = fresh_looks
+        self._workload_refresh = workload_refresh
         self._request_writer = request_writer
         self._eviction_responder = eviction_responder
         self._pod_protector = pod_protector
@@ -90,7 +90,7 @@ class Reconciler:
         for decision in decide(gang, now, self._is_held_back):
             match decision:
                 case Check():
-                    self._fresh_looks.begin(decision.workload, decision.jobs, decision.pod_uids)
+                    self._workload_refresh.begin(decision.workload, decision.jobs, decision.pod_uids)
                 case Answer():
                     self._request_writer.answer(decision)
                 case Wait():

@@ -68,6 +68,13 @@ def test_the_dashboard_shows_every_metric() -> None:
     assert families == {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
 
 
+def test_what_is_only_observed_is_not_shown_as_a_loss() -> None:
+    expressions = [target["expr"] for panel in panels() for target in panel["targets"]]
+    found = [expression for expression in expressions if "gracepoint_preemption_phases_total" in expression]
+    assert found
+    assert all('mode!="Observe"' in expression for expression in found)
+
+
 def test_the_panels_of_the_dashboard_neither_overlap_nor_leave_its_width() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gracepoint_operator.signals import read_own_rows
+from gracepoint_operator.signals import read_user_rows
 from tests.chart.conftest import Helm
 from tests.chart.objects import of_kind, one
 
@@ -37,7 +37,7 @@ def test_the_ready_made_rows_reach_the_operator_as_they_are(template: Helm, tmp_
     file = tmp_path / "signals.json"
     file.write_text(config["data"]["signals.json"])
     assert json.loads(file.read_text()) == {"rows": rows}
-    assert [row.name for row in read_own_rows(file)] == [row["name"] for row in rows]
+    assert [row.name for row in read_user_rows(file)] == [row["name"] for row in rows]
 
     # The rows are read at the operator's start: with others, its pods are replaced.
     fewer = template("--values", str(values(tmp_path, rows[1:])))

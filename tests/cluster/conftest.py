@@ -1,7 +1,7 @@
 """One cluster for all tests of Gracepoint, with it on there as a user installs it.
 
-The cluster is one that is made for the tests, unless ``GRACEPOINT_CONTEXT`` names the context of another, or
-``GRACEPOINT_CLUSTER`` one that ``python -m tests.testcluster up`` has left running. Tests leave it as they found
+The cluster is one that is made for the tests, unless ``TESTCLUSTER_CONTEXT`` names the context of another, or
+``TESTCLUSTER_ID`` one that ``python -m tests.testcluster up`` has left running. Tests leave it as they found
 it: nodes untainted and schedulable, the operator running. They come one after another. Where there are several
 workers, each has a cluster of this kind, for the files in ``APART`` or for all others. One of them has the tests of the
 cluster itself before, which have a cluster of their own (``test_harness``).
@@ -27,7 +27,7 @@ from tests.cluster import operator
 from tests.testcluster import features
 from tests.testcluster.api import Cluster
 
-_KEPT = "GRACEPOINT_CLUSTER"
+_KEPT = "TESTCLUSTER_ID"
 NAMESPACE = "gracepoint-test"
 POLICY = "transformer"
 #: Enough for a disturbance in the middle of training, few enough to be quick.
@@ -116,7 +116,7 @@ def cluster() -> Iterator[Cluster]:
     if name := os.environ.get(_KEPT):
         yield testcluster.attach(name)
         return
-    if not os.environ.get("GRACEPOINT_CONTEXT") and (reason := testcluster.why_not()):
+    if not os.environ.get("TESTCLUSTER_CONTEXT") and (reason := testcluster.why_not()):
         pytest.skip(f"no cluster on this machine: {reason}")
     with testcluster.open(nodes=2) as running:
         yield running

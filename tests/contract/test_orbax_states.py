@@ -31,7 +31,7 @@ from tests.unit.checkpoint.fakes.engine import assert_same, bits, engine, save, 
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
-LONG = os.environ.get("GRACEPOINT_LONG") == "1"
+LONG = os.environ.get("LONG_TESTS") == "1"
 LEAVES = 10_000 if LONG else 500  # Orbax takes about a minute for so many
 LARGE_BYTES = (256 if LONG else 16) << 20
 NOT_OF_ORBAX = ("arrays without elements",)  # it refuses to save them

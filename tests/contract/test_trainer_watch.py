@@ -32,15 +32,15 @@ def test_a_replica_that_hears_the_trainer_takes_the_word_of_its_worker(replica: 
     settings = replica.settings(stall_after_s=LIMIT_S)
     operator = Operator.known_to(settings, time.monotonic)
     assert operator is not None
-    pulse, seconds = SharedHeartbeat(), itertools.count()
+    heartbeat, seconds = SharedHeartbeat(), itertools.count()
     beside = TrainerWatch(
-        pulse, Watched(settings, SESSION, 0, ProcessAt(1, 0, 1)), lambda: operator, lambda: next(seconds)
+        heartbeat, Watched(settings, SESSION, 0, ProcessAt(1, 0, 1)), lambda: operator, lambda: next(seconds)
     )
-    pulse.beat("training after step 40")
+    heartbeat.beat("training after step 40")
     for _ in range(2 * int(LIMIT_S)):
         beside.look()
     until(lambda: "process 0 (pod-0-0) does not run" in progressing(replica.api)[1], "the condition")
-    pulse.beat("training after step 41")
+    heartbeat.beat("training after step 41")
     beside.look()
     until(lambda: "are stalled" in progressing(replica.api)[1], "the end of the condition")
     operator.close()

@@ -1,7 +1,7 @@
 """Watchers that are ended with their test.
 
 ``test_amazons_mock.py`` needs Amazon's own program (github.com/aws/amazon-ec2-metadata-mock) and is a part of the run
-where ``GRACEPOINT_AEMM`` says where it is.
+where ``AEMM`` says where it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gracepoint.receivers import MetadataWatchers
 from gracepoint.receivers.metadata import aws, azure, gce
 from tests.unit.receivers.fakes.heard import Heard
 
-collect_ignore = [] if "GRACEPOINT_AEMM" in os.environ else ["test_amazons_mock.py"]
+collect_ignore = [] if "AEMM" in os.environ else ["test_amazons_mock.py"]
 
 HOST = "node-7"
 GRACE_PERIOD_S = 40.0

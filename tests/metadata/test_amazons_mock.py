@@ -26,7 +26,7 @@ def mock(folder: Path, *arguments: str) -> Iterator[str]:
     """The running program's address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    command = [os.environ["GRACEPOINT_AEMM"], *arguments, "--imdsv2", "--hostname", "127.0.0.1", "--port", str(port)]
+    command = [os.environ["AEMM"], *arguments, "--imdsv2", "--hostname", "127.0.0.1", "--port", str(port)]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={"HOME": str(folder)}, cwd=folder)
     try:

@@ -67,13 +67,13 @@ def stop_the_worker_with_a_save() -> None:
 
 
 def keep_what_the_worker_is_told() -> list[str]:
-    """Has each beat of the pulse keep its stage. Returns where, the newest last."""
+    """Has each beat of the heartbeat keep its stage. Returns where, the newest last."""
     from gracepoint.preemption.stall_detection.shared_heartbeat import SharedHeartbeat
 
     stages, beat = [""], SharedHeartbeat.beat
 
-    def beat_and_keep(pulse: SharedHeartbeat, stage: str) -> None:
-        beat(pulse, stage)
+    def beat_and_keep(heartbeat: SharedHeartbeat, stage: str) -> None:
+        beat(heartbeat, stage)
         stages.append(stage)
 
     changed: Any = SharedHeartbeat

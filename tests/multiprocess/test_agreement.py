@@ -13,7 +13,7 @@ from tests.multiprocess.launcher import Processes
 
 SCRIPT = Path(__file__).with_name("agreement_process.py")
 #: In the long form 10 times as many epochs, 500 in all.
-TIMES = 10 if os.environ.get("GRACEPOINT_LONG") == "1" else 1
+TIMES = 10 if os.environ.get("LONG_TESTS") == "1" else 1
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180 * TIMES)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint_operator.cache.listing import relister, watch_state
-from gracepoint_operator.kube.retry_pauses import Backoffs
+from gracepoint_operator.kube.retry_pauses import RetryPauses
 from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
 from tests.outages.fault_proxy import FaultProxy, How
 from tests.outages.kinds import node
@@ -19,7 +19,7 @@ from tests.testcluster.api_server import ApiServer
 
 #: How much faster all pauses pass in the long outages: as many attempts and lists fail as in 10 minutes.
 FASTER = 60
-FAST = Backoffs(0.2 / FASTER, 5.0 / FASTER)
+FAST = RetryPauses(0.2 / FASTER, 5.0 / FASTER)
 
 
 @pytest.mark.parametrize("how", [How.ANSWER_500, How.ABORT, How.HANG])
@@ -93,7 +93,7 @@ def test_failing_optional_kind_blocks_nothing_and_is_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("gracepoint_operator.kube.client._LIST_TIMEOUT_S", 3.0)
-    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._LEFT_OUT_AGAIN_S", 0.5)
+    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._UNLISTED_AGAIN_S", 0.5)
     plural = {"kueue.x-k8s.io": "workloads", "karpenter.sh": "nodeclaims"}[kind]
     api_server.create(node("before"))
     with proxy.fault(how, kind), replica(kubeconfig) as running:

@@ -15,7 +15,7 @@ from tests.testcluster import cache
 from tests.testcluster.api import Cluster, NotSupported
 from tests.testcluster.shell import run
 
-SHARED_DIR_VARIABLE = "GRACEPOINT_SHARED_DIR"
+SHARED_DIR_VARIABLE = "TESTCLUSTER_SHARED_DIR"
 
 
 class ExistingCluster(Cluster):
@@ -44,7 +44,7 @@ class ExistingCluster(Cluster):
 
     @property
     def shared_dir(self) -> Path:
-        """The folder that ``GRACEPOINT_SHARED_DIR`` names, which the user shares with all nodes."""
+        """The folder that ``TESTCLUSTER_SHARED_DIR`` names, which the user shares with all nodes."""
         value = os.environ.get(SHARED_DIR_VARIABLE)
         if not value:
             raise NotSupported(

@@ -16,7 +16,7 @@ from tests.testcluster.kind import KindCluster
 from tests.testcluster.local import LocalCluster
 from tests.testcluster.system import why_not_local
 
-CONTEXT_VARIABLE = "GRACEPOINT_CONTEXT"
+CONTEXT_VARIABLE = "TESTCLUSTER_CONTEXT"
 PROVIDER_VARIABLE = "TESTCLUSTER_PROVIDER"
 """Who makes the clusters of the tests: LOCAL, the default, or KIND."""
 LOCAL = "local"
@@ -90,7 +90,7 @@ def open(
 
     Args:
         nodes: How many worker nodes a new cluster has.
-        context: The context of an existing cluster to use instead; ``GRACEPOINT_CONTEXT`` by default.
+        context: The context of an existing cluster to use instead; ``TESTCLUSTER_CONTEXT`` by default.
         name: Name of a new cluster; made up by default.
         bound: A new cluster ends with this process, however that ends (by kind: with ``close``). If false it stays
             until ``down``.

@@ -92,7 +92,7 @@ def _put_jobs(jobs: Sequence[JobOverview], with_namespace: bool) -> None:
             "unknown" if job.needed_s is None else f"{job.needed_s:.1f} s",
             "unknown" if job.grace_s is None else f"{job.grace_s} s",
             fits,
-            job.restarts,
+            "-" if job.restarts is None else job.restarts,
             last,
         ]
         rows.append([job.namespace, *row] if with_namespace else row)

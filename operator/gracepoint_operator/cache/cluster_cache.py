@@ -24,7 +24,7 @@ from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.snapshots import Snapshots
 from gracepoint_operator.cache.suspensions import Suspensions
-from gracepoint_operator.cache.undated_marks import untold_since
+from gracepoint_operator.cache.undated_marks import undated_since
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints
@@ -44,7 +44,7 @@ class ClusterCache:
     Args:
         clock: Seconds since the epoch.
         rows: The disruption catalogue, in the order in which its rows are tried.
-        left_out: Keeps what cannot be read. None: a new one, without metrics.
+        unreadable_objects: Keeps what cannot be read. None: a new one, without metrics.
 
     Attributes:
         policies: The policies in the newest version that can be read, by namespace and name.
@@ -54,10 +54,13 @@ class ClusterCache:
     """
 
     def __init__(
-        self, clock: Callable[[], float], rows: Sequence[Row] = BUILT_IN, left_out: UnreadableObjects | None = None
+        self,
+        clock: Callable[[], float],
+        rows: Sequence[Row] = BUILT_IN,
+        unreadable_objects: UnreadableObjects | None = None,
     ) -> None:
         self._clock = clock
-        self.left_out = UnreadableObjects() if left_out is None else left_out
+        self.unreadable_objects = UnreadableObjects() if unreadable_objects is None else unreadable_objects
         self.objects = GangObjects()
         self.policies: dict[Key, CheckpointPolicy] = {}
         self.preemptions = PreemptionStore()
@@ -116,9 +119,9 @@ class ClusterCache:
         self._places[kind][uid] = found.key
         where = f"{found.namespace}/{found.name}".removeprefix("/")
         if found.error is not None:
-            self.left_out.object(kind, uid, where, found.error)
+            self.unreadable_objects.object(kind, uid, where, found.error)
             return set()
-        self.left_out.parts(kind, uid, where, found.left_out)
+        self.unreadable_objects.parts(kind, uid, where, found.unreadable_parts)
         match found.value:
             case Pod() | Node() | Job() | Workload() as value:
                 return self._store_object(value, found, listed)
@@ -146,7 +149,7 @@ class ClusterCache:
     def unreadable_policies(self) -> dict[Key, str]:
         """The policies whose newest version cannot be read, with the reason."""
         places = self._places[kinds.POLICIES]
-        return {places[uid]: why for uid, why in self.left_out.objects(kinds.POLICIES).items()}
+        return {places[uid]: why for uid, why in self.unreadable_objects.objects(kinds.POLICIES).items()}
 
     def place(self, uid: str) -> tuple[kinds.Kind, str, str] | None:
         """Kind, namespace and name of a known object."""
@@ -164,7 +167,7 @@ class ClusterCache:
         attached_to = self._signal_index.forget(uid)
         self.suspensions.forget(uid)
         self._doomed.discard(uid)
-        self.left_out.forget(uid)
+        self.unreadable_objects.forget(uid)
         place = self.place(uid)
         if place is None:
             return set()
@@ -199,9 +202,9 @@ class ClusterCache:
         workload_uid = self.preemptions.drop((namespace, name))
         return set() if workload_uid is None else {workload_uid}
 
-    def untold_since(self, *, of_pods: bool = True) -> dict[str, float]:
+    def undated_since(self, *, of_pods: bool = True) -> dict[str, float]:
         """When the marks were first seen whose time the API does not tell. ``of_pods``: only marks about pods."""
-        return untold_since(self._signal_index, self.objects, self.first_seen, of_pods=of_pods)
+        return undated_since(self._signal_index, self.objects, self.first_seen, of_pods=of_pods)
 
     def uids(self, kind: kinds.Kind) -> Set[str]:
         """UIDs of the known objects of a kind."""

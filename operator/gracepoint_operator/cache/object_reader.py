@@ -41,7 +41,7 @@ class ObjectReading:
         version: Its resourceVersion. 0 if it is not a number.
         value: None if the object cannot be read.
         marks: The marks of the catalogue on it.
-        left_out: The parts that could not be read.
+        unreadable_parts: The parts that could not be read.
         error: Why the object cannot be read. None if it can.
     """
 
@@ -52,7 +52,7 @@ class ObjectReading:
     version: int
     value: Value | None
     marks: tuple[Mark, ...] = ()
-    left_out: tuple[str, ...] = ()
+    unreadable_parts: tuple[str, ...] = ()
     error: str | None = None
 
     @property
@@ -113,20 +113,22 @@ class CacheReader:
                 version = version_of(meta)
         except Unreadable:
             return None
-        left_out: dict[str, None] = {}
+        unreadable_parts: dict[str, None] = {}
         try:
             with reading(f"{namespace}/{name}".removeprefix("/")):
-                value = self._value(kind, body, left_out)
+                value = self._value(kind, body, unreadable_parts)
                 on = self._marked.get(kind)
-                marks = () if on is None else signals.marks(self._rows[on], on, body, left_out)
+                marks = () if on is None else signals.marks(self._rows[on], on, body, unreadable_parts)
         except Unreadable as error:
             return ObjectReading(kind, namespace, name, uid, version, None, error=str(error))
-        return ObjectReading(kind, namespace, name, uid, version, value, marks, tuple(left_out))
+        return ObjectReading(kind, namespace, name, uid, version, value, marks, tuple(unreadable_parts))
 
-    def _value(self, kind: kinds.Kind, body: Mapping[str, Any], left_out: dict[str, None]) -> Value:
+    def _value(self, kind: kinds.Kind, body: Mapping[str, Any], unreadable_parts: dict[str, None]) -> Value:
         if (read_taints := self._with_taints.get(kind)) is None:
             return self._values[kind](body)
-        of_device = functools.partial(signals.marks, self._rows[On.DEVICE], On.DEVICE, left_out=left_out)
+        of_device = functools.partial(
+            signals.marks, self._rows[On.DEVICE], On.DEVICE, unreadable_parts=unreadable_parts
+        )
         return read_taints(body, of_device)
 
 

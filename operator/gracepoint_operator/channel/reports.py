@@ -239,7 +239,7 @@ class ReportHandler:
         if key not in self._cache.preemptions.epochs:
             body = await self._api.get(kinds.PREEMPTIONS, *key)
             self._cache.put(kinds.PREEMPTIONS, body, listed=True)
-            if (why := self._cache.left_out.why(body["metadata"]["uid"])) is not None:
+            if (why := self._cache.unreadable_objects.why(body["metadata"]["uid"])) is not None:
                 raise UnknownPreemption(f"preemption: found {key[1]!r}, which cannot be read ({why})")
         if key not in self._cache.preemptions.epochs:
             raise client.NotFound(f"{key}: it was deleted in between")

@@ -176,5 +176,5 @@ def _leaves_too_often(policy: PolicyInForce, epochs: Sequence[PreemptionRecord],
 
 
 def _time(at: float) -> datetime.datetime:
-    """Returns a date. A time beyond the last possible date, from a request or a grace period, becomes that date."""
-    return datetime.datetime.fromtimestamp(min(at, _END_OF_DATES), datetime.UTC)
+    """Returns a date. A time outside the possible dates, from a request or a grace period, becomes the nearest."""
+    return datetime.datetime.fromtimestamp(max(0.0, min(at, _END_OF_DATES)), datetime.UTC)

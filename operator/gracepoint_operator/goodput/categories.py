@@ -16,7 +16,7 @@ class Category(StrEnum):
     WAITING = "waiting"  # there are no pods: the workload is queued, suspended, or about to be created again
     SCHEDULING = "scheduling"  # pods exist, and some are not bound to a node
     IMAGE = "image"  # all pods are bound, and some containers do not run: images, volumes, init containers
-    JOIN = "join"  # all containers run, and the processes have not all joined: imports, and joining each other
+    JOIN = "join"  # all containers run, and the processes have not all joined: imports, and waiting for each other
     RESTORE = "restore"  # the processes have joined, and the state is not there
     COMPILE = "compile"  # the state is there, and the first step is not done
     UNKNOWN = "unknown"  # containers run, and no process has said what it does

@@ -87,15 +87,15 @@ class GoodputLedger:
 
     # Changes.
 
-    def took(self, news: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
-        """Returns the ledger after a piece of news, whichever it is."""
-        match news:
+    def took(self, observed: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
+        """Returns the ledger after what was observed, of whichever kind it is."""
+        match observed:
             case PodsObservation():
-                return self.saw(news)
+                return self.saw(observed)
             case ProcessTimes():
-                return self.heard(news)
+                return self.heard(observed)
             case StallTimes():
-                return self.halted(news)
+                return self.halted(observed)
 
     def saw(self, seen: PodsObservation) -> GoodputLedger:
         """Returns the ledger after an observation of the pods."""

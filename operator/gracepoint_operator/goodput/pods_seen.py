@@ -61,7 +61,7 @@ class PodsSeen:
     """One look at the pods of a gang.
 
     Attributes:
-        sightings: What was seen of the life that was known, and of a later one.
+        observations: What was seen of the life that was known, and of a later one.
         known: For the next look. None if there never were any pods.
         again_ms: When to look again even if nothing changes. None: there is no need to.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 _chance = random.Random()
 
 
-class Backoffs:
+class RetryPauses:
     """An endless series of pauses in seconds: each twice as long as the one before, up to a limit.
 
     Each ``iter()`` begins with the shortest pause. Each pause is shortened at random by up to half, so that replicas

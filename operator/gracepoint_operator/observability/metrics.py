@@ -113,7 +113,7 @@ class Metrics:
         )
         self.spare_s = prometheus.Histogram(
             "gracepoint_spare_seconds",
-            "From the commit to the deadline; negative where it was late.",
+            "From the commit to the deadline; negative where it was late. Without drills.",
             registry=self.registry,
             buckets=_SPARE_S,
         )

@@ -99,7 +99,7 @@ class FirstSeenWriter:
         await self._write_queue.close(timeout_s)
 
     async def _write(self, place: Key) -> None:
-        wanted = {digest(mark): since_at for mark, since_at in self._cache.untold_since().items()}
+        wanted = {digest(mark): since_at for mark, since_at in self._cache.undated_since().items()}
         # A mark that went away and came again is another one. Its entry still has the time of the earlier one.
         changes: dict[str, str | None] = {
             key: f"{at:.3f}" for key, at in wanted.items() if key not in self._kept or _is_later(at, self._kept[key])
@@ -124,7 +124,7 @@ class FirstSeenWriter:
             self._alone_since = {}
             return set()
         now = self._clock()
-        there = {digest(mark): at for mark, at in self._cache.untold_since(of_pods=False).items()}
+        there = {digest(mark): at for mark, at in self._cache.undated_since(of_pods=False).items()}
         still = {key for key in alone & there.keys() if not _is_later(there[key], self._kept[key])}
         self._alone_since = {key: self._alone_since.get(key, now) for key in still}
         return {key for key, since_at in self._alone_since.items() if now - since_at < GRACE_S}

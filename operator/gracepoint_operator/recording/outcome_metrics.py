@@ -25,10 +25,14 @@ PARTS = {
 
 
 def begin(metrics: Metrics) -> None:
-    """Shows the series that an alert uses as 0: Prometheus sees no increase in a series that begins with 1."""
+    """Shows the series of losses as 0: Prometheus sees no increase in a series that begins with 1.
+
+    An alert reads those of mode Enforce, and failed drills are counted by those of mode Drill.
+    """
     for cause in (*signals.Cause, REQUESTED):
         for phase in (Phase.EXPIRED, Phase.FAILED):
-            metrics.phases.labels(phase=phase, cause=cause, mode=Mode.ENFORCE)
+            for mode in (Mode.ENFORCE, Mode.DRILL):
+                metrics.phases.labels(phase=phase, cause=cause, mode=mode)
 
 
 def count(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *, pods_live: bool) -> None:
@@ -91,6 +95,7 @@ def _count_save(metrics: Metrics, epoch: PreemptionRecord) -> None:
         began_s, ended_s = epoch.timing(begin), epoch.timing(end)
         if began_s is not None and ended_s is not None:
             metrics.emergency_s.labels(part=part).observe(max(ended_s - began_s, 0.0))
-    if status.seconds_to_spare is not None:
+    # Nothing is lost when a drill is late: its pods live on.
+    if status.seconds_to_spare is not None and epoch.spec.mode is not Mode.DRILL:
         metrics.spare_s.observe(status.seconds_to_spare)
     metrics.steps_lost.inc(status.steps_lost or 0)

@@ -35,7 +35,7 @@ class SecondsByCategory(Model):
     image: Seconds | None = None
     """All pods are bound, and some containers do not run yet: images, volumes, init containers."""
     join: Seconds | None = None
-    """All containers run, and the processes have not all joined: imports, and joining each other."""
+    """All containers run, and the processes have not all joined: imports, and waiting for each other."""
     restore: Seconds | None = None
     """The processes have joined, and the state is not restored."""
     compile: Seconds | None = None

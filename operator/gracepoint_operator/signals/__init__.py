@@ -27,7 +27,7 @@ from gracepoint_operator.signals.signal import (
     of_pod,
     told_by_gang,
 )
-from gracepoint_operator.signals.user_rows import OwnRowsError, read_own_rows
+from gracepoint_operator.signals.user_rows import UserRowsError, read_user_rows
 
 __all__ = [
     "BUILT_IN",
@@ -39,13 +39,13 @@ __all__ = [
     "Cause",
     "Mark",
     "On",
-    "OwnRowsError",
     "Row",
     "Signal",
+    "UserRowsError",
     "is_suspension",
     "marks",
     "marks_node",
     "of_pod",
-    "read_own_rows",
+    "read_user_rows",
     "told_by_gang",
 ]

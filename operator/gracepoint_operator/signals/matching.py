@@ -75,35 +75,35 @@ class _Feature:
     taint: Taint | None = None
 
 
-def marks(rows: Iterable[Row], on: On, body: Body, left_out: dict[str, None] | None = None) -> tuple[Mark, ...]:
+def marks(rows: Iterable[Row], on: On, body: Body, unreadable_parts: dict[str, None] | None = None) -> tuple[Mark, ...]:
     """Returns the marks of the rows on an object, in the order of the rows.
 
     Args:
         rows: The catalogue.
         on: The kind of the object.
         body: The object as the API server gives it.
-        left_out: Gets the parts of the object that could not be read.
+        unreadable_parts: Gets the parts of the object that could not be read.
 
     Raises:
         Unreadable: The object has no UID.
     """
-    left_out = {} if left_out is None else left_out
+    unreadable_parts = {} if unreadable_parts is None else unreadable_parts
     with reading("metadata.uid"):
         uid = str(body["metadata"]["uid"])
     found: dict[str, Mark] = {}
     for row in rows:
         if row.match.kind is not on:
             continue
-        for feature in _features(row, body, left_out):
-            mark = _mark(row, feature, uid, body, left_out)
+        for feature in _features(row, body, unreadable_parts):
+            mark = _mark(row, feature, uid, body, unreadable_parts)
             if feature.key not in found and not (row.limit and mark.until_at is None):
                 found[feature.key] = mark
     return tuple(found.values())
 
 
-def _mark(row: Row, feature: _Feature, uid: str, body: Body, left_out: dict[str, None]) -> Mark:
+def _mark(row: Row, feature: _Feature, uid: str, body: Body, unreadable_parts: dict[str, None]) -> Mark:
     time = row.deadline.time
-    until_at = None if time is None else _told_time(time, feature, body, left_out)
+    until_at = None if time is None else _told_time(time, feature, body, unreadable_parts)
     told = feature.untold if until_at is None else f"@{until_at:.0f}"
     return Mark(
         id=f"{uid}/{row.name}/{feature.key}{feature.again}{told}",
@@ -116,15 +116,15 @@ def _mark(row: Row, feature: _Feature, uid: str, body: Body, left_out: dict[str,
     )
 
 
-def _told_time(time: Time, feature: _Feature, body: Body, left_out: dict[str, None]) -> float | None:
+def _told_time(time: Time, feature: _Feature, body: Body, unreadable_parts: dict[str, None]) -> float | None:
     try:
         return told_time(time, feature.value, body)
     except Unreadable as error:
-        left_out[f"{feature.key}: {error}"] = None
+        unreadable_parts[f"{feature.key}: {error}"] = None
         return None
 
 
-def _features(row: Row, body: Body, left_out: dict[str, None]) -> list[_Feature]:
+def _features(row: Row, body: Body, unreadable_parts: dict[str, None]) -> list[_Feature]:
     """Returns the parts of the object that the row matches."""
     match, found = row.match, []
 
@@ -132,7 +132,7 @@ def _features(row: Row, body: Body, left_out: dict[str, None]) -> list[_Feature]
         try:
             feature = read()
         except CAUSES as error:
-            left_out[f"{what}: {said(error)}"] = None
+            unreadable_parts[f"{what}: {said(error)}"] = None
         else:
             found.extend([] if feature is None else [feature])
 

@@ -12,7 +12,7 @@ from gracepoint_operator.signals.catalogue import BUILT_IN
 from gracepoint_operator.signals.rows import Row
 
 
-class OwnRowsError(ValueError):
+class UserRowsError(ValueError):
     """Users' rows cannot be used. The message names each wrong field, what was expected and what was found."""
 
 
@@ -20,22 +20,22 @@ class _File(Model):
     rows: list[Row] = Field(default=[], max_length=256)
 
 
-def read_own_rows(path: Path) -> tuple[Row, ...]:
+def read_user_rows(path: Path) -> tuple[Row, ...]:
     """Returns users' rows, in the order of the file.
 
     Args:
         path: A JSON file, ``{"rows": [...]}``, in the form of the chart's value ``signals``.
 
     Raises:
-        OwnRowsError: The file cannot be read, a row is wrong, or a name is used already.
+        UserRowsError: The file cannot be read, a row is wrong, or a name is used already.
     """
     try:
         text = path.read_text(encoding="utf-8")
         read = _File.model_validate_json(text)
     except OSError as error:
-        raise OwnRowsError(f"signals: {path} cannot be read: {error}") from error
+        raise UserRowsError(f"signals: {path} cannot be read: {error}") from error
     except ValidationError as error:
-        raise OwnRowsError(
+        raise UserRowsError(
             "; ".join(_said(item["loc"], item["msg"], item["input"]) for item in error.errors())
         ) from error
     taken = {row.name for row in BUILT_IN}
@@ -43,7 +43,7 @@ def read_own_rows(path: Path) -> tuple[Row, ...]:
     for index, row in enumerate(read.rows):
         if row.name in taken or counts[row.name] > 1:
             whose = "a built-in row's" if row.name in taken else "another row's too"
-            raise OwnRowsError(f"signals.rows[{index}].name: expected a name of its own, found {row.name!r}, {whose}")
+            raise UserRowsError(f"signals.rows[{index}].name: expected a name of its own, found {row.name!r}, {whose}")
     return tuple(read.rows)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.kube.retry_pauses import Backoffs
+from gracepoint_operator.kube.retry_pauses import RetryPauses
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.trust import pem, rotation
@@ -95,12 +95,12 @@ class TrustKeeper:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        backoffs = Backoffs(_FIRST_AGAIN_S, _EVERY_S)
-        pauses = iter(backoffs)
+        retry_pauses = RetryPauses(_FIRST_AGAIN_S, _EVERY_S)
+        pauses = iter(retry_pauses)
         while True:
             self._wake.clear()  # before the run, so that a change during it causes another one
             if await self.once():
-                pauses, pause_s = iter(backoffs), _EVERY_S
+                pauses, pause_s = iter(retry_pauses), _EVERY_S
             else:
                 pause_s = next(pauses)
             with contextlib.suppress(TimeoutError):

@@ -18,7 +18,7 @@ from gracepoint.wire.names import GROUP
 from gracepoint_operator.cache.listing.resync import SELECTORS
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.retry_pauses import Backoffs
+from gracepoint_operator.kube.retry_pauses import RetryPauses
 
 _CONNECT_TIMEOUT_S = 5.0
 _REQUEST_TIMEOUT_S = 10.0
@@ -29,7 +29,7 @@ _INACTIVE_S = 30.0
 #: kopf keeps a task and a queue for each object for this time after its last event.
 _OBJECT_IDLE_S = 0.1
 #: The pauses in seconds between the attempts of one request.
-REQUEST_BACKOFFS = Backoffs(0.2, 5.0)
+REQUEST_BACKOFFS = RetryPauses(0.2, 5.0)
 
 
 def watch_all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from gracepoint_operator.kube.retry_pauses import Backoffs
+from gracepoint_operator.kube.retry_pauses import RetryPauses
 
 #: After a run of this length the pauses begin with the shortest again.
 _RAN_WELL_S = 60.0
@@ -15,14 +15,14 @@ class Pauses:
     """Pauses that grow with each failure. They begin with the shortest again after a run without failure.
 
     Args:
-        backoffs: The pauses in seconds.
+        retry_pauses: The pauses in seconds.
         clock: Seconds, of a clock that never goes back.
     """
 
-    def __init__(self, backoffs: Backoffs, clock: Callable[[], float] = time.monotonic) -> None:
-        self._backoffs = backoffs
+    def __init__(self, retry_pauses: RetryPauses, clock: Callable[[], float] = time.monotonic) -> None:
+        self._retry_pauses = retry_pauses
         self._clock = clock
-        self._pauses: Iterator[float] = iter(backoffs)
+        self._pauses: Iterator[float] = iter(retry_pauses)
         self._at: float | None = None
 
     def next_s(self, *, first_s: float | None = None) -> float:
@@ -33,7 +33,7 @@ class Pauses:
         """
         now, before = self._clock(), self._at
         if before is None or now - before > _RAN_WELL_S:
-            self._pauses = iter(self._backoffs)
+            self._pauses = iter(self._retry_pauses)
             pause_s = next(self._pauses) if first_s is None else first_s
         else:
             pause_s = next(self._pauses)

@@ -21,7 +21,7 @@ from gracepoint_operator.cache.listing.resync import OPTIONAL
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.kube.retry_pauses import Backoffs
+from gracepoint_operator.kube.retry_pauses import RetryPauses
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS, watch_all
@@ -32,7 +32,7 @@ from gracepoint_operator.watches.request_trace import request_trace
 log = logging.getLogger(__name__)
 
 #: The pauses in seconds before kopf is run again, or logs in again.
-_RUN_BACKOFFS = Backoffs(0.5, 30.0)
+_RUN_PAUSES = RetryPauses(0.5, 30.0)
 
 
 class Watches:
@@ -132,7 +132,7 @@ class _WatchThread(threading.Thread):
 
     def run(self) -> None:
         self._controller.watches.asked(self.name)
-        pauses = Pauses(_RUN_BACKOFFS)
+        pauses = Pauses(_RUN_PAUSES)
         while not self._stopped.is_set():
             self._run_ends = threading.Event()
             if self._stopped.is_set():  # set between the two lines above, on the event of the run before
@@ -157,7 +157,7 @@ class _WatchThread(threading.Thread):
             registry,
             self._api,
             request_trace(self.name, self._controller.watches, self._watched),
-            Pauses(_RUN_BACKOFFS),
+            Pauses(_RUN_PAUSES),
             ends,
             replica=self._replica,
             watched=self._watched,

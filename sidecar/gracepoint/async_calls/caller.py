@@ -186,7 +186,7 @@ def _all_processes() -> ProcessGroup:
     """Returns all processes of the JAX cluster. Does not load JAX: where it is not loaded, there is no cluster."""
     if "jax" not in sys.modules:
         return SingleProcess()
-    from gracepoint.multihost.all_processes import everybody
+    from gracepoint.multihost.all_processes import joined_cluster
     from gracepoint.multihost.utilities import process_count
 
-    return SingleProcess() if process_count() == 1 else everybody().gang
+    return SingleProcess() if process_count() == 1 else joined_cluster().gang

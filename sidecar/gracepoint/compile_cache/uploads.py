@@ -72,10 +72,14 @@ class ProgramUploads:
             if self._threads == _THREADS:
                 return
             self._threads += 1
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        """Starts a thread that is counted already. If that fails, it is counted no longer."""
         try:
             threading.Thread(target=self._run, name="gracepoint: keeps programs", daemon=True).start()
         except RuntimeError as error:  # no more threads, or the interpreter ends
-            log.debug("no thread keeps compiled programs until another one is added: %s", error)
+            log.debug("no thread could be started to keep compiled programs: %s", error)
             with self._changed:
                 self._threads -= 1
                 self._changed.notify_all()
@@ -84,7 +88,12 @@ class ProgramUploads:
         """Waits until everything is written, or no thread writes. Nothing is added afterwards. Never raises."""
         with self._changed:
             self._closed = True
-            # The threads end when nothing is left. If none of them could start, nobody would write what is left.
+            # The threads end when nothing is left. If none of them could start, nobody writes what is left.
+            starts = bool(self._waiting) and not self._threads
+            self._threads += starts
+        if starts:
+            self._start_thread()
+        with self._changed:
             if not self._changed.wait_for(lambda: not self._threads, timeout_s) or self._waiting:
                 log.info("compiled programs not written in time count=%d", len(self._waiting) + self._threads)
             self._waiting.clear()

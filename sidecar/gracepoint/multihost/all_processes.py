@@ -32,7 +32,7 @@ _lock = threading.Lock()
 _last: AllProcesses | None = None
 
 
-def everybody() -> AllProcesses:
+def joined_cluster() -> AllProcesses:
     """Returns all processes of the cluster that this process belongs to now. Initialises JAX's backend.
 
     Raises:

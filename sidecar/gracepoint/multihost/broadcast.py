@@ -18,17 +18,22 @@ import base64
 import hashlib
 import itertools
 import json
+import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gracepoint.errors import AgreementError
-from gracepoint.multihost.all_processes import everybody
+from gracepoint.errors import AgreementError, GracepointError
+from gracepoint.multihost.all_processes import joined_cluster
 from gracepoint.multihost.naming import group_name, named
 from gracepoint.multihost.utilities import DEFAULT_BARRIER_TIMEOUT_S, takes_part_alone
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from gracepoint.multihost.coordination.barriers import StoreProcessGroup
+
+logger = logging.getLogger(__name__)
 
 #: Up to this size the store is faster: it transfers 25-35 MB/s, and the devices' program takes 0.2 s to compile (2-core
 #: VM, jax 0.10). With N processes, the store sends N times the size from process 0.
@@ -122,7 +127,7 @@ def _exchange(
     """Returns the leaves of the source."""
     import numpy as np
 
-    cluster = everybody()
+    cluster = joined_cluster()
     gang, me = cluster.gang, cluster.gang.process_index
     participants = sorted(set(processes)) if processes is not None else list(range(gang.process_count))
     key = cluster.keys.next(f"broadcast-{group_name(participants, gang.process_count)}")  # each group has a counter
@@ -133,12 +138,14 @@ def _exchange(
     sources = [process for process, (is_it, _) in told.items() if is_it]
     if len(sources) != 1:
         found = named(sources) if sources else "none"
+        _leave(gang, key, processes)
         raise AgreementError(f"broadcast_one_to_all: expected is_source=True in exactly one process, found {found}")
     (source,) = sources
     strangers = [process for process, (_, other) in told.items() if other != told[source][1]]
     if strangers:
         word = json.dumps(shapes) if me == source else None
         text = gang.broadcast(f"{key}/tree", word, timeout_s=timeout_s, source=source, processes=processes)
+        _leave(gang, key, processes)
         raise AgreementError(
             f"broadcast_one_to_all: expected the tree of process {source}, the source, in every process, found "
             f"another in {named(strangers)}{_difference(json.loads(text), shapes)}"
@@ -154,8 +161,16 @@ def _exchange(
     elif views:
         _through_devices(views, source, participants)
     gang.barrier(f"{key}/done", timeout_s=timeout_s, processes=processes)
-    gang.leave(key, processes=processes)
+    _leave(gang, key, processes)
     return received
+
+
+def _leave(gang: StoreProcessGroup, key: str, processes: Collection[int] | None) -> None:
+    """Removes the keys of the broadcast once all processes have called this. By then all know how it ended."""
+    try:
+        gang.leave(key, processes=processes)
+    except GracepointError as error:
+        logger.warning("the keys of a broadcast are not removed: %s", error)
 
 
 def _difference(expected: Sequence[str], found: Sequence[str]) -> str:

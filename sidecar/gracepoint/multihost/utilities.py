@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from gracepoint.errors import CannotKnow, GracepointError
-from gracepoint.multihost.all_processes import everybody
+from gracepoint.multihost.all_processes import joined_cluster
 from gracepoint.multihost.joining.distributed_state import global_state
 from gracepoint.multihost.preemption_hook import reached_preemption_hook
 
@@ -74,7 +74,7 @@ def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierS
     """
     if takes_part_alone(processes):
         return _nobody_to_wait_for
-    gang = everybody().gang
+    gang = joined_cluster().gang
     gang.check_participants(processes)
 
     def wait(*, key: str, timeout_ms: int) -> None:
@@ -153,7 +153,7 @@ def failing_together(
     except BaseException as error:
         if not takes_part_alone(processes):
             try:
-                everybody().gang.fail(name, error)
+                joined_cluster().gang.fail(name, error)
             except GracepointError as unreachable:
                 logger.warning("the other processes could not be told of an error name=%s error=%s", name, unreachable)
         raise

@@ -119,7 +119,7 @@ class Coordinator:
             committed_step=lambda: saver.committed_step,
             current_step=lambda: self.step,
             clock=clock,
-            suspects=None if substitute is None else StragglerSearch(board, self.activities, pods, substitute),
+            stragglers=None if substitute is None else StragglerSearch(board, self.activities, pods, substitute),
             substitute=substitute,
         )
         # Without this library a SIGTERM raises JAX's own notice at once, so it does that here, too. All other notices

@@ -53,7 +53,7 @@ class Outcome:
         committed_step: Returns the newest step that this process knows to be committed. None if there is none.
         current_step: Returns the step that training has reached.
         clock: Returns monotonic seconds; the mailbox's clock.
-        suspects: Finds out which process holds up the others when the time is over. None: that is not asked.
+        stragglers: Finds out which process holds up the others when the time is over. None: that is not asked.
         substitute: Has the end reported if process 0 does not run. None: there are no other processes.
 
     Attributes:
@@ -72,7 +72,7 @@ class Outcome:
         committed_step: Callable[[], int | None],
         current_step: Callable[[], int],
         clock: Callable[[], float],
-        suspects: StragglerSearch | None = None,
+        stragglers: StragglerSearch | None = None,
         substitute: Substitute | None = None,
     ) -> None:
         self._group = group
@@ -84,7 +84,7 @@ class Outcome:
         self._committed_step = committed_step
         self._current_step = current_step
         self._clock = clock
-        self._suspects = suspects
+        self._stragglers = stragglers
         self._substitute = substitute
         self.begin(-1, drill=False)
 
@@ -160,7 +160,7 @@ class Outcome:
         most_s = self._budget.reserve_s / 2
         if self._substitute is not None:
             self._substitute.ask(self.epoch.number)
-        answer = None if self._suspects is None else self._suspects.ask(self.epoch.number, most_s)
+        answer = None if self._stragglers is None else self._stragglers.ask(self.epoch.number, most_s)
         last = self.epoch.stages.last or "noticed"
         step, reason = self._current_step(), f"not saved: the time was over; the last stage reached was {last}"
         instead = self._committed_instead()

@@ -25,6 +25,7 @@ from gracepoint.errors import (
     SaveFailed,
     SettingsError,
 )
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -278,6 +279,14 @@ def test_unsavable_leaf_fails_its_process_and_is_reported_to_peers(tmp_path: Pat
 def test_arguments_out_of_range_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=next(iter(wrong))), CheckpointManager(tmp_path, **wrong) as manager:
         manager.should_save(1)
+
+
+def test_an_argument_out_of_range_is_refused_each_time(tmp_path: Path) -> None:
+    gang = StoreProcessGroup(InMemoryStore(), 0, 1)
+    with CheckpointManager(tmp_path, gang=gang, keep_last=-1) as manager:
+        for _ in range(2):
+            with pytest.raises(SettingsError, match="keep_last is -1"):
+                manager.save(1, small_state())
 
 
 def test_a_closed_one_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import pytest
 from gracepoint.__main__ import main
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.steps import records
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage import checks
+from gracepoint.checkpoint.storage.backend import StaleGeneration
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
 from tests.unit.checkpoint.fakes.engine import engine, flip_bit, restore, save, small_state
@@ -68,6 +71,32 @@ def test_a_damaged_chunk_is_named_with_the_path_of_its_array(
     assert [(each.file, each.array) for each in report.damage] == [("default/w/0.1", "w")]
     assert f"array 'w': {step / 'default/w/0.1'}" in str(report)
     assert problem in str(report)
+
+
+def test_a_chunk_that_goes_away_after_a_look_is_missing(step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = checks.check_size
+
+    def look_and_delete(path: StoragePath, size_bytes: int) -> None:
+        look(path, size_bytes)
+        if path.below(storage_path(step)) == "default/w/0.1":
+            path.delete()
+
+    monkeypatch.setattr(checks, "check_size", look_and_delete)
+    (damage,) = verify(step).damage
+    assert (damage.array, damage.problem) == ("w", f"{step / 'default/w/0.1'} is missing")
+
+
+def test_a_chunk_that_is_replaced_while_it_is_read_is_damaged(step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = checks.crc32_of
+
+    def read_from_a_store_without_renames(path: StoragePath) -> int:
+        if path.below(storage_path(step)) == "default/w/0.1":
+            raise StaleGeneration(errno.ESTALE, "replaced")
+        return read(path)
+
+    monkeypatch.setattr(checks, "crc32_of", read_from_a_store_without_renames)
+    (damage,) = verify(step).damage
+    assert (damage.array, damage.problem.endswith("was replaced or deleted while it was read")) == ("w", True)
 
 
 def test_ocdbt_flipped_bit_is_found_in_every_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

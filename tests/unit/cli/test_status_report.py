@@ -165,13 +165,22 @@ def unreadable(part: str) -> Json:
     return body
 
 
-@pytest.mark.parametrize("part", ["status", "pod template"])
-def test_a_job_that_cannot_be_read_is_shown_beside_the_others(part: str) -> None:
+def test_a_job_that_cannot_be_read_is_shown_beside_the_others() -> None:
     policies, pods = [a_policy(**connected(2), **forecast(9))], running(2)
-    broken, whole = status_report.jobs([stored(), unreadable(part)], policies, pods, [], now=NOW)
+    broken, whole = status_report.jobs([stored(), unreadable("status")], policies, pods, [], now=NOW)
     assert (broken.called, broken.grace_s, broken.fits, broken.mode) == ("jobset/broken", None, None, "")
+    assert (broken.injected, broken.restarts, broken.finished) == (None, None, None)
     assert "cannot be read: " in broken.problems[0]
     assert (whole.called, whole.connected, whole.problems) == ("jobset/llm", 2, ())
+
+
+def test_an_unreadable_pod_template_hides_only_the_grace_period() -> None:
+    body = unreadable("pod template")
+    body["status"] = {"restarts": 2, "conditions": [{"type": "Completed", "status": "True"}]}
+    found = one(body, [a_policy(**connected(2), **forecast(9))], [])
+    assert (found.grace_s, found.fits, found.mode) == (None, None, "Enforce")
+    assert (found.injected, found.restarts, found.finished) == (True, 2, True)
+    assert [problem.split(": ")[0] for problem in found.problems] == ["cannot be read"]
 
 
 def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +202,11 @@ def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.Monk
     assert (done.code, done.err) == (0, "")
     assert "jobset/broken: cannot be read: " in done.out
     assert "jobset/llm " in done.out
+    (row,) = [line.split() for line in done.out.splitlines() if line.startswith("jobset/broken ")]
+    assert row == ["jobset/broken", "default", "-", "-", "unknown", "unknown", "unknown", "-"]
     (broken, _) = command("status", "-o", "json").json["workloads"]
     assert (broken["name"], broken["gracePeriodSeconds"], len(broken["problems"])) == ("broken", None, 1)
+    assert (broken["injected"], broken["restarts"], broken["finished"]) == (None, None, None)
 
 
 def test_command_for_one_job_says_that_it_cannot_be_read() -> None:

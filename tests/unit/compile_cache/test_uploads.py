@@ -38,3 +38,12 @@ def test_a_later_thread_writes_what_no_thread_could(tmp_path: Path, monkeypatch:
     uploads.close(30.0)
     assert uploads.written == 2
     assert [(tmp_path / name).read_bytes() for name in "ab"] == [b"a", b"b"]
+
+
+def test_the_end_writes_what_no_thread_could(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads = ProgramUploads(lambda written_bytes: None)
+    with monkeypatch.context() as patch:
+        allow_threads(patch, 0, name=THREAD)
+        uploads.add(storage_path(tmp_path) / "a", 1, lambda: b"a")
+    uploads.close(30.0)
+    assert (tmp_path / "a").read_bytes() == b"a"

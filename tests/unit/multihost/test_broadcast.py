@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from gracepoint.errors import AgreementError
 from gracepoint.multihost import BarrierKeys, InMemoryStore, StoreProcessGroup, broadcast, broadcast_one_to_all
 from gracepoint.multihost.all_processes import AllProcesses
 from gracepoint.multihost.broadcast import _difference, _overlaps
+from gracepoint.multihost.coordination.store import StoreUnavailable
 from tests.unit.multihost.fakes.gangs import gangs, together
 
 
@@ -65,21 +68,58 @@ def test_a_difference_names_the_first_leaf_where_trees_part() -> None:
     assert _difference(["a: int32[]"], ["a: int32[]"]) == ""
 
 
+def broadcasts(
+    monkeypatch: pytest.MonkeyPatch, members: Sequence[StoreProcessGroup], call: Callable[[int], Any]
+) -> list[Any]:
+    """Makes the call in all of the processes at the same time. Returns what each returned or raised."""
+    here = threading.local()
+    monkeypatch.setattr(broadcast, "takes_part_alone", lambda processes: False)
+    monkeypatch.setattr(broadcast, "joined_cluster", lambda: here.cluster)
+
+    def run(gang: StoreProcessGroup) -> Any:
+        here.cluster = AllProcesses(None, gang, BarrierKeys("job", 0))
+        return call(gang.process_index)
+
+    return together(*(functools.partial(run, gang) for gang in members))
+
+
 @pytest.mark.parametrize("processes", [[0, 1, 2], [1, 2]], ids=["all", "some"])
 def test_a_broadcast_leaves_no_keys_behind(processes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    store, here = InMemoryStore(), threading.local()
-    members = gangs(3, store)
-    monkeypatch.setattr(broadcast, "takes_part_alone", lambda processes: False)
-    monkeypatch.setattr(broadcast, "everybody", lambda: here.everybody)
+    store = InMemoryStore()
+    members = [gangs(3, store)[process] for process in processes]
+    for _ in range(2):  # of the same key, which a process that remembered it would refuse
+        found = broadcasts(monkeypatch, members, lambda process: broadcast_one_to_all(process, processes=processes))
+        assert found == [processes[0]] * len(processes)
+        assert store.list("job") == {}
 
-    def run(gang: StoreProcessGroup) -> list[int]:
-        found = []
-        for _ in range(2):  # of the same key, which a process that remembered it would refuse
-            here.everybody = AllProcesses(None, gang, BarrierKeys("job", 0))
-            found.append(int(broadcast_one_to_all(gang.process_index, processes=processes)))
-            gang.barrier(f"round {len(found)}", timeout_s=60, processes=processes)
-        return found
 
-    found = together(*(functools.partial(run, members[process]) for process in processes))
-    assert found == [[processes[0]] * 2] * len(processes)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        pytest.param(lambda process: broadcast_one_to_all(1, is_source=False), "found none", id="no source"),
+        pytest.param(
+            lambda process: broadcast_one_to_all([1] * process), "found another in process", id="different trees"
+        ),
+    ],
+)
+def test_a_refused_broadcast_leaves_no_keys_behind(
+    call: Callable[[int], Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = InMemoryStore()
+    found = broadcasts(monkeypatch, gangs(3, store), call)
+    assert all(isinstance(error, AgreementError) and words in str(error) for error in found), found
     assert store.list("job") == {}
+
+
+def test_keys_that_cannot_be_removed_do_not_fail_a_broadcast(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Lost(StoreProcessGroup):
+        def leave(self, folder: str, *, processes: Collection[int] | None = None) -> None:
+            if self.process_index == 1:
+                raise StoreUnavailable("process 0 has ended")
+            super().leave(folder, processes=processes)
+
+    store = InMemoryStore()
+    assert broadcasts(monkeypatch, [Lost(store, 0, 2), Lost(store, 1, 2)], broadcast_one_to_all) == [0, 0]
+    assert "the keys of a broadcast are not removed: process 0 has ended" in caplog.text

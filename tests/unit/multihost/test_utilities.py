@@ -14,7 +14,7 @@ import pytest
 from gracepoint import multihost
 from gracepoint.errors import CannotKnow, ClusterError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup, utilities
-from gracepoint.multihost.all_processes import everybody
+from gracepoint.multihost.all_processes import joined_cluster
 from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
 
 
@@ -83,7 +83,7 @@ def test_an_open_session_answers_before_jax_does() -> None:
 
 def test_several_processes_need_a_cluster() -> None:
     with pytest.raises(ClusterError, match="expected a JAX cluster, found none"):
-        everybody()
+        joined_cluster()
 
 
 def test_several_processes_without_a_cluster_are_a_value_error_as_in_orbax(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_several_processes_without_a_cluster_are_a_value_error_as_in_orbax(monke
 def test_barrier_function_skips_inactive_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     gang = StoreProcessGroup(InMemoryStore(), 0, 2)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(utilities, "everybody", lambda: types.SimpleNamespace(gang=gang))
+    monkeypatch.setattr(utilities, "joined_cluster", lambda: types.SimpleNamespace(gang=gang))
     with pytest.raises(ValueError, match=r"expected this process, 0, to be among those taking part, found \[1\]"):
         multihost.get_barrier_sync_fn(processes={1})
 
@@ -111,7 +111,7 @@ def test_a_barrier_function_s_timeout_is_in_milliseconds(monkeypatch: pytest.Mon
             asked.append(timeout_s)
 
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(utilities, "everybody", lambda: types.SimpleNamespace(gang=Gang()))
+    monkeypatch.setattr(utilities, "joined_cluster", lambda: types.SimpleNamespace(gang=Gang()))
     multihost.get_barrier_sync_fn()(key="a", timeout_ms=1500)
     multihost.sync_global_processes("b", timeout=2)
     assert asked == [1.5, 2.0]

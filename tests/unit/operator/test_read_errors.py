@@ -190,7 +190,7 @@ def test_whatever_objects_come_the_gang_of_the_others_is_decided_about(data: st.
     for moved_s in (0.0, 10.0, 7200.0):
         scene.clock.move(moved_s)
         decide(gang, scene.clock())
-    scene.cache.untold_since()
+    scene.cache.undated_since()
     for pod in gang.pods:
         evictions.hold(None, pod, scene.clock())
     for uid in [uid for kind in VALID for uid in scene.cache.uids(kind)]:

@@ -92,21 +92,21 @@ def test_attaching_to_nothing_says_how_to_start() -> None:
 
 
 def test_an_existing_cluster_is_never_picked_silently(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRACEPOINT_CONTEXT", raising=False)
+    monkeypatch.delenv("TESTCLUSTER_CONTEXT", raising=False)
     monkeypatch.setattr(providers, "why_not_local", lambda: "no reason")
     with pytest.raises(testcluster.ClusterError, match="cannot run here: no reason"):
         testcluster.open()
 
 
 def test_what_an_existing_cluster_cannot_do_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRACEPOINT_SHARED_DIR", raising=False)
+    monkeypatch.delenv("TESTCLUSTER_SHARED_DIR", raising=False)
     cluster = ExistingCluster.__new__(ExistingCluster)
     cluster._context = "theirs"
     with pytest.raises(testcluster.NotSupported, match="delete the machine of node-1"):
         cluster.lose_node("node-1")
     with pytest.raises(testcluster.NotSupported, match="docker build"):
         cluster.build_image("a:1", Path("Dockerfile"), Path())
-    with pytest.raises(testcluster.NotSupported, match="GRACEPOINT_SHARED_DIR"):
+    with pytest.raises(testcluster.NotSupported, match="TESTCLUSTER_SHARED_DIR"):
         _ = cluster.shared_dir
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 300.0
 _AGAIN_S = 2.0
-_LEFT_OUT_AGAIN_S = 30.0
+_UNLISTED_AGAIN_S = 30.0
 #: An outage ends for all kinds at about the same time.
 _GAPS_TOGETHER_S = 1.0
 #: How long the first lists wait for the watches to begin, all lists together.
@@ -70,7 +70,7 @@ class Relister:
         self._after = after
         self._watched = watched
         self._listed: set[kinds.Kind] = set()
-        self._left_out: set[kinds.Kind] = set()  # optional kinds that could not be listed
+        self._unlisted: set[kinds.Kind] = set()  # optional kinds that could not be listed
         self._gaps: dict[kinds.Kind, bool] = {}  # kinds whose events may have been missed; False: only deletions
         self._gap = asyncio.Event()
         self._findings = Findings()  # what ``after`` was not told of yet
@@ -116,8 +116,8 @@ class Relister:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            self._listed |= wanted - swept.left_out
-            self._left_out = (self._left_out - wanted) | swept.left_out
+            self._listed |= wanted - swept.unlisted
+            self._unlisted = (self._unlisted - wanted) | swept.unlisted
             self._after(swept)
             self._findings = Findings()
             if wanted == self._watched:
@@ -143,8 +143,8 @@ class Relister:
             return self._gaps_with(in_full=False), False  # their turn now, as lists in full go first
         loop = asyncio.get_running_loop()
         wait_s = self._all_at - loop.time()
-        if self._left_out:
-            wait_s = min(wait_s, _LEFT_OUT_AGAIN_S)
+        if self._unlisted:
+            wait_s = min(wait_s, _UNLISTED_AGAIN_S)
         if self._gaps:
             self._gap.set()
         else:
@@ -156,7 +156,7 @@ class Relister:
         self._gap.clear()
         if loop.time() >= self._all_at:
             return self._watched, False
-        in_full = self._gaps_with(in_full=True) | self._left_out
+        in_full = self._gaps_with(in_full=True) | self._unlisted
         return (in_full, True) if in_full else (self._gaps_with(in_full=False), False)
 
     def _gaps_with(self, *, in_full: bool) -> set[kinds.Kind]:

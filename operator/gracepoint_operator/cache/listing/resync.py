@@ -78,7 +78,7 @@ class Swept:
     """The result of a sweep.
 
     Attributes:
-        left_out: The optional kinds that could not be listed. Their known objects stay.
+        unlisted: The optional kinds that could not be listed. Their known objects stay.
         changed: The kinds that have to be listed in full, since what is known of them is not the newest state. Empty
             after a full sweep.
         affected: As in ``Findings``.
@@ -86,7 +86,7 @@ class Swept:
         whole: True if all kinds that are always watched were wanted.
     """
 
-    left_out: frozenset[kinds.Kind]
+    unlisted: frozenset[kinds.Kind]
     changed: frozenset[kinds.Kind]
     affected: frozenset[str]
     rewound: bool
@@ -119,7 +119,7 @@ async def sweep(
     Raises:
         kube.KubeError: The API server cannot be asked for a kind that is not optional.
     """
-    left_out: set[kinds.Kind] = set()
+    unlisted: set[kinds.Kind] = set()
     changed: set[kinds.Kind] = set()
     findings = Findings() if findings is None else findings
     for kind in (kind for kind in SELECTORS if kind in wanted):
@@ -134,14 +134,14 @@ async def sweep(
             if kind not in OPTIONAL:
                 raise
             watches.failed(kind, str(error), optional=True)
-            left_out.add(kind)
+            unlisted.add(kind)
             continue
         for uid in listing.before.keys() - found:
             findings.affected |= drop(uid)
         if listing.behind:
             changed.add(kind)
     affected, rewound = frozenset(findings.affected), findings.rewound
-    return Swept(frozenset(left_out), frozenset(changed), affected, rewound, whole=set(wanted) >= ALWAYS)
+    return Swept(frozenset(unlisted), frozenset(changed), affected, rewound, whole=set(wanted) >= ALWAYS)
 
 
 class _Listing:

@@ -93,7 +93,7 @@ async def look_afresh(
     try:
         body = await api.get(kind, workload.namespace, workload.name)
         cache.put(kind, body, listed=True, fresh=True)
-        is_there = body["metadata"]["uid"] == workload.uid and cache.left_out.why(workload.uid) is not None
+        is_there = body["metadata"]["uid"] == workload.uid and cache.unreadable_objects.why(workload.uid) is not None
         gone = [] if is_there or workload.uid in cache.objects.workloads else [workload.uid]
     except client.NotFound:
         gone = [workload.uid]

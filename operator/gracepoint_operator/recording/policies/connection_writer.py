@@ -145,7 +145,7 @@ class ConnectionWriter:
 
     def _in_turn(self) -> list[_Key]:
         known = self._cache.policies.keys()
-        return [*(known - self._unwritten.keys()), *(key for key in self._unwritten if key in known)]
+        return [*sorted(known - self._unwritten.keys()), *(key for key in self._unwritten if key in known)]
 
     async def _judge(self) -> None:
         running, young, connected = self._counted()  # anew, as the writes may have taken long

@@ -170,8 +170,8 @@ class GoodputRecorder:
     def _needs_look(self, said: StallTimes, account: _Account, ledger: GoodputLedger) -> bool:
         """Returns whether a gang is looked at before it is noted that it stalls.
 
-        All its processes may say so at once. What is no news without a look is none after it: a life that a look finds
-        has not trained yet.
+        All its processes may report a stall at once. If a report changes nothing in the present ledger, the pods need
+        not be read first: an attempt that is found then has not trained yet.
         """
         return self._clock() >= account.rests_until and ledger.took(said) != ledger
 

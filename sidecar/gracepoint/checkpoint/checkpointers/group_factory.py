@@ -73,6 +73,7 @@ class GroupFactory:
             raise SettingsError("expected active_processes or gang, found both")
         self._processes = None if active_processes is None else tuple(sorted(set(active_processes)))
         self._gang = gang
+        self._joined: JoinedGroup | None = None
         with _lock:
             if gang is None:
                 self._number = _made[self._processes]
@@ -82,19 +83,22 @@ class GroupFactory:
                 _made_in[gang] = self._number + 1
 
     def join(self, *, timeout_s: float) -> JoinedGroup:
-        """Brings the processes together. Collective. Initialises JAX's backend.
+        """Brings the processes together. Collective. Initialises JAX's backend. Later calls return the same group.
 
         Raises:
             SettingsError: This process does not take part, or there is no coordination service.
             BarrierTimeout: Process 0 did not arrive in time. The process may call again.
         """
+        if self._joined is not None:
+            return self._joined
         gang, processes = self._gang, self._processes
         if gang is None:
             gang, processes = self._gang_of(range(jax.process_count()) if processes is None else processes)
         mine = f"local-{secrets.token_hex(4)}" if gang.process_index == 0 else None
         attempt = gang.broadcast(f"checkpointer/{self._number}/attempt", mine, timeout_s=timeout_s)
         job = machine.environment().get(Env.JOBSET_UID) or attempt
-        return JoinedGroup(gang, attempt, processes or tuple(range(gang.process_count)), job)
+        self._joined = JoinedGroup(gang, attempt, processes or tuple(range(gang.process_count)), job)
+        return self._joined
 
     def _gang_of(self, wanted: Collection[int]) -> tuple[ProcessGroup, tuple[int, ...]]:
         processes, here, count = tuple(wanted), jax.process_index(), jax.process_count()

@@ -66,9 +66,7 @@ class PathSaves:
             SettingsError: The primary process does not save.
             BarrierError: Other processes did not take part in time.
         """
-        if self._joined is None:
-            self._joined = self._joining.join(timeout_s=self._timeout_s)
-        joined = self._joined
+        joined = self._joined = self._joining.join(timeout_s=self._timeout_s)
         if self.executor is None:
             if self._primary_host is not None:
                 joined.rank(self._primary_host)  # raises if the primary process does not save

@@ -21,6 +21,7 @@ from gracepoint.checkpoint.saving.background.save_executor import SaveExecutor
 from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.checkpoint.steps.directory_access import DirectoryAccess
+from gracepoint.checkpoint.steps.retention import DamagedStep
 from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import ProcessGroup
@@ -137,7 +138,10 @@ class StepRestorer:
         self._save_interval.began_at(0 if restored is None else restored.step)
         if restored is not None and not restored.by_orbax:
             self._committed.newest = restored.step
-        damaged = {} if restored is None else restored.passed_over
+        damaged: dict[int, DamagedStep] = {}
+        if restored is not None:
+            for passed_over, standing in restored.passed_over_standing.items():
+                damaged[passed_over] = DamagedStep(restored.passed_over[passed_over], standing)
         self._committed.after_restore(damaged, self._executor.saves, tidies=tidy)
         return restored
 

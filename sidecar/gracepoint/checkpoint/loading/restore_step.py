@@ -2,14 +2,16 @@
 
 Process 0 salvages and lists the steps, and tells the other processes. Then every process reads its part of a step and
 reports how that went, beginning with the newest step. If a process finds damage, all processes go back to the step
-before, and a log line names the path. If a process finds a mismatch, the state has changed, and an older step would not
-help: all processes raise. Each collective call gets the rest of the timeout.
+before, and a log line names the path. If another checkpoint has replaced the step meanwhile, they read the step once
+more. If a process finds a mismatch, the state has changed, and an older step would not help: all processes raise. Each
+collective call gets the rest of the timeout.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -59,6 +61,7 @@ class Restored:
         changed: What is different from the gang that saved the step, in words: processes, devices, mesh.
         note: The text that the step was saved with. None if there is none, if the host state was not read, and in all
             processes except process 0.
+        passed_over_standing: Identifiers (``records.standing``) of the steps in ``passed_over`` that Gracepoint wrote.
     """
 
     state: Any
@@ -69,6 +72,7 @@ class Restored:
     items: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     changed: tuple[str, ...] = ()
     note: str | None = None
+    passed_over_standing: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
 def restore_newest(
@@ -169,13 +173,14 @@ def restore_listed(
     for reason in refused:
         logger.error("restore: not a checkpoint that can be restored: %s", reason)
     passed_over: dict[int, str] = {}
+    standing = dict(listing.standing)
     if options.donate:
         like = donation.marked(like)  # before the loop, as the arrays may be deleted when an older step is read
-    for step in listing.steps:
 
-        def read(step: int = step) -> Restored:
+    def attempt(step: int, key: str) -> tuple[Restored | None, str]:
+        def read() -> Restored:
             may_take_turns = reader_choice.may_be_taken(gang, paths.root, restore_args, options)
-            together = ReplicaAgreement(gang, f"{key}/step/{step}/read", meets_first=may_take_turns)
+            together = ReplicaAgreement(gang, f"{key}/read", meets_first=may_take_turns)
             return read_step(
                 paths,
                 step,
@@ -192,11 +197,23 @@ def restore_listed(
         what = f"step {step} of {paths.root}"
         marks = marks_readers and gang.process_index == 0
         with retention.reading(paths, step) if marks else contextlib.nullcontext():
-            restored, damage = read_together(what, read, gang=gang, key=f"{key}/step/{step}", deadline=deadline)
+            return read_together(what, read, gang=gang, key=key, deadline=deadline)
+
+    for step in listing.steps:
+        key_of_step = f"{key}/step/{step}"
+        restored, damage = attempt(step, key_of_step)
+        if restored is None and step in standing:
+            look = functools.partial(_standing, paths, step)
+            now = by_process_zero(look, gang=gang, key=f"{key_of_step}/standing", deadline=deadline)
+            if now not in ("", standing[step]):
+                logger.warning("restore: step %d was replaced while it was read, and is read again", step)
+                standing[step] = now
+                restored, damage = attempt(step, f"{key_of_step}/again")
         if restored is not None:
             if refused:
                 logger.error("restore: went back to step %d, as newer ones cannot be restored", step)
-            return dataclasses.replace(restored, passed_over=passed_over)
+            of_passed_over = {step: standing[step] for step in passed_over if step in standing}
+            return dataclasses.replace(restored, passed_over=passed_over, passed_over_standing=of_passed_over)
         logger.error("restore: step %d is not restored: %s", step, damage)
         refused.append(damage)
         passed_over[step] = damage
@@ -208,6 +225,10 @@ def restore_listed(
             f"move them away if that is wanted: {'; '.join(refused)}"
         )
     return None
+
+
+def _standing(paths: Layout, step: int) -> str:
+    return catalog.ours(paths.step(step), step) or ""
 
 
 def _without_others(listing: Listing, step: int, paths: Layout) -> Listing:

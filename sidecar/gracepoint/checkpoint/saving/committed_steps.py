@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps.cleanup import SETTLES_S, StepCleaner
-from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.steps.retention import DamagedStep, Retention
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import ProcessGroup
 
@@ -51,7 +51,7 @@ class CommittedSteps:
         logger.info("step %d is committed already", step)
         return True
 
-    def after_restore(self, damaged: Mapping[int, str], ordinal: int, *, tidies: bool) -> None:
+    def after_restore(self, damaged: Mapping[int, DamagedStep], ordinal: int, *, tidies: bool) -> None:
         """Marks ``damaged`` steps, removes the mark of the newest one, and tidies up; see ``StepCleaner``."""
         if self._gang.process_index == 0:
             self._cleaner.after_restore(

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, retention
-from gracepoint.checkpoint.steps.retention import Retention, StepLook
+from gracepoint.checkpoint.steps.retention import DamagedStep, Retention, StepLook
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -90,7 +90,7 @@ class StepCleaner:
             self._settling.release()
 
     def after_restore(
-        self, damaged: Mapping[int, str], restored: int | None, *, ordinal: int, tidies: bool, give_up_old: bool
+        self, damaged: Mapping[int, DamagedStep], restored: int | None, *, ordinal: int, tidies: bool, give_up_old: bool
     ) -> None:
         """Does what a restore leaves to do: marks of damaged steps, and what ``tidy`` does. No OSError is raised.
 
@@ -138,7 +138,7 @@ class StepCleaner:
         except OSError as error:
             logger.warning("%s was not tidied up: %s", self._paths.root, error)
 
-    def _mark(self, damaged: Mapping[int, str], good: int | None) -> None:
+    def _mark(self, damaged: Mapping[int, DamagedStep], good: int | None) -> None:
         """Marks ``damaged`` steps, and removes the mark of the step ``good``. An OSError is logged, not raised."""
         self._known = {}
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
@@ -36,18 +36,22 @@ class Listing:
         steps: Steps whose folders look complete, newest first. Includes steps that a newer Gracepoint wrote.
         refused: For each folder that is named like a step and is not a complete checkpoint, its path and the reason.
         remarks: Other findings that explain why a checkpoint may be missing.
+        standing: Identifiers (``records.standing``) of the ``steps`` whose manifest this version can read.
     """
 
     steps: tuple[int, ...]
     refused: tuple[str, ...]
     remarks: tuple[str, ...]
+    standing: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def to_text(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Listing:
-        return cls(**{key: tuple(value) for key, value in json.loads(text).items()})
+        told = json.loads(text)
+        standing = {int(step): identifier for step, identifier in told.pop("standing").items()}
+        return cls(**{key: tuple(value) for key, value in told.items()}, standing=standing)
 
 
 def list_steps(
@@ -81,24 +85,21 @@ def list_steps(
             holds_lease=holds_lease,
         )
         seen = _seen(paths) or paths
-    steps, refused, unfinished = _sort_out(seen)
-    remarks += unfinished
+    listing = _sort_out(seen)
+    remarks += listing.remarks
     if strangers := seen.strangers():
-        if not steps and not refused and {layout.MANIFEST, layout.STEP_METADATA} & set(strangers):
+        if not listing.steps and not listing.refused and {layout.MANIFEST, layout.STEP_METADATA} & set(strangers):
             raise CheckpointRefused(
                 f"{paths.root} is the folder of one step; give the directory of the steps, {paths.root.parent}"
             )
         remarks.append(f"{paths.root} also has {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}")
-    return Listing(tuple(steps), tuple(refused), tuple(remarks))
+    return dataclasses.replace(listing, remarks=tuple(remarks))
 
 
 def complete_listing(paths: Layout) -> Listing:
     """Lists the steps of a directory that may only be read. Nothing is salvaged, and no save is waited for."""
     seen = _seen(paths)
-    if seen is None:
-        return _no_folder(paths)
-    steps, refused, unfinished = _sort_out(seen)
-    return Listing(tuple(steps), tuple(refused), tuple(unfinished))
+    return _no_folder(paths) if seen is None else _sort_out(seen)
 
 
 def _seen(paths: Layout) -> Layout | None:
@@ -160,12 +161,12 @@ def settle(
 
 def complete_steps(paths: Layout) -> list[int]:
     """Returns the steps whose folders look complete, oldest first."""
-    return sorted(step for step, reason in _reasons(paths).items() if reason is None)
+    return sorted(step for step, (reason, _) in _looks(paths).items() if reason is None)
 
 
-def _reasons(paths: Layout) -> dict[int, str | None]:
-    """Returns ``why_not`` of all steps, newest first."""
-    return look_at(paths.root, paths.steps(), functools.partial(why_not, paths))
+def _looks(paths: Layout) -> dict[int, tuple[str | None, str]]:
+    """Returns ``_look`` of all steps, newest first."""
+    return look_at(paths.root, paths.steps(), functools.partial(_look, paths))
 
 
 def _newer_than_complete(paths: Layout, saves: list[Temporary]) -> list[Temporary]:
@@ -179,17 +180,27 @@ def why_not(paths: Layout, step: int) -> str | None:
     A checkpoint that a newer Gracepoint wrote counts as complete, though this version cannot read it. So a restore
     reports it.
     """
+    return _look(paths, step)[0]
+
+
+def _look(paths: Layout, step: int) -> tuple[str | None, str]:
+    """Returns ``why_not``, and the checkpoint's identifier (``records.standing``). Empty if no manifest says it."""
     folder = paths.step(step)
     try:
         manifest = records.manifest_fields(folder)
     except CheckpointTooNew:
-        return None
+        return None, ""
     except CheckpointCorrupt as error:
-        return str(error)
-    if manifest is not None:
-        if manifest["step"] != step:
-            return f"{folder} holds step {manifest['step']}"
-        return None
+        return str(error), ""
+    if manifest is None:
+        return _why_not_of_orbax(paths, folder), ""
+    if manifest["step"] != step:
+        return f"{folder} holds step {manifest['step']}", ""
+    return None, records.identifier(manifest)
+
+
+def _why_not_of_orbax(paths: Layout, folder: StoragePath) -> str | None:
+    """Returns why a folder without a manifest is not a complete checkpoint of Orbax. None if it looks like one."""
     if commit.is_unfinished(folder):
         return f"{folder} is being written or deleted, or was left so"
     try:
@@ -243,22 +254,25 @@ def ours(folder: StoragePath, step: int) -> str | None:
         manifest = records.manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
         return None
-    return f"{manifest['attempt']}.{manifest['ordinal']}" if manifest is not None and manifest["step"] == step else None
+    return records.identifier(manifest) if manifest is not None and manifest["step"] == step else None
 
 
-def _sort_out(paths: Layout) -> tuple[list[int], list[str], list[str]]:
+def _sort_out(paths: Layout) -> Listing:
     """Returns the complete steps, why other folders are no checkpoints, and remarks on steps that are not finished."""
     steps: list[int] = []
     refused: list[str] = []
     unfinished: list[str] = []
-    for step, reason in _reasons(paths).items():
+    standing: dict[int, str] = {}
+    for step, (reason, identifier) in _looks(paths).items():
         if reason is None:
             steps.append(step)
+            if identifier:
+                standing[step] = identifier
         elif commit.is_unfinished(paths.step(step)):
             unfinished.append(reason)
         elif paths.step(step).is_folder():  # otherwise it was deleted meanwhile
             refused.append(reason)
-    return steps, refused, unfinished
+    return Listing(tuple(steps), tuple(refused), tuple(unfinished), standing)
 
 
 def _is_live(paths: Layout, temporary: Temporary) -> bool:

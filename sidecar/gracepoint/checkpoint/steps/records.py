@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gracepoint.checkpoint.format import layout
@@ -77,6 +77,11 @@ def standing(folder: StoragePath) -> str | None:
     if manifest is None:
         # Without renames, a save writes its own objects there. They are not another checkpoint.
         return "" if folder.backend.renames else None
+    return identifier(manifest)
+
+
+def identifier(manifest: Mapping[str, Any]) -> str:
+    """Returns the identifier of a checkpoint, as ``standing`` does, from the fields of its manifest."""
     return f"{manifest['attempt']}.{manifest['ordinal']}"
 
 

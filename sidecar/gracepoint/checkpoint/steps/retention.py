@@ -162,11 +162,24 @@ def _look(paths: Layout, step: int) -> StepLook | None:
     return StepLook(standing, committed_s, paths.damage_mark(step).is_value())
 
 
-def mark_damaged(paths: Layout, steps: Mapping[int, str]) -> None:
-    """Marks steps that a restore went back from. ``steps`` maps each step to the damage that was found."""
-    for step, reason in steps.items():
-        if listing.is_ours(paths.step(step), step):
-            paths.damage_mark(step).put(reason.encode())
+@dataclasses.dataclass(frozen=True)
+class DamagedStep:
+    """What a restore found in a step that it went back from.
+
+    Attributes:
+        reason: What is wrong.
+        standing: Identifier of the checkpoint that was read, as ``records.standing`` returns it.
+    """
+
+    reason: str
+    standing: str
+
+
+def mark_damaged(paths: Layout, steps: Mapping[int, DamagedStep]) -> None:
+    """Marks steps that a restore went back from, unless another checkpoint has replaced the damaged one."""
+    for step, damage in steps.items():
+        if listing.ours(paths.step(step), step) == damage.standing:
+            paths.damage_mark(step).put(damage.reason.encode())
 
 
 def unmark_damaged(paths: Layout, step: int) -> None:

@@ -5,8 +5,9 @@ This module has no threads and no state.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from gracepoint.checkpoint.storage.backend import StaleGeneration
 from gracepoint.checkpoint.storage.checksum import crc32
@@ -81,10 +82,27 @@ def crc32_of(path: StoragePath) -> int:
     return checksum
 
 
+@contextlib.contextmanager
+def _staying(path: StoragePath) -> Iterator[None]:
+    """Raises CheckpointCorrupt if ``path`` is missing, or is replaced or deleted while it is read."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointCorrupt(f"{path} is missing") from None
+    except StaleGeneration as error:
+        raise CheckpointCorrupt(f"{path} was replaced or deleted while it was read") from error
+
+
 def check_contents(path: StoragePath, size_bytes: int, checksum: int) -> None:
-    """Raises CheckpointCorrupt if ``path`` is missing or has another size or checksum. The message names it."""
+    """Compares all of ``path`` with its recorded size and checksum.
+
+    Raises:
+        CheckpointCorrupt: As ``read_checked``.
+    """
     check_size(path, size_bytes)
-    if crc32_of(path) != checksum:
+    with _staying(path):
+        found = crc32_of(path)
+    if found != checksum:
         raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")
 
 
@@ -101,25 +119,17 @@ def read_checked(path: StoragePath, size_bytes: int, expected: int, out: memoryv
         CheckpointCorrupt: The value is missing, has another size or checksum, or was replaced or deleted while it was
             read. The message names the path.
     """
-    try:
-        opening = path.open()
-        with opening as reader:
-            if reader.size_bytes != size_bytes:
-                raise CheckpointCorrupt(f"{path} has {reader.size_bytes} bytes, expected {size_bytes}")
-            if size_bytes != len(out):
-                raise CheckpointCorrupt(
-                    f"{path} has {size_bytes} bytes, expected {len(out)} by its array's type and shape"
-                )
-            position = checksum = 0
-            while position < len(out):
-                count = reader.read_into(out[position : position + reader.best_bytes], position)
-                if count == 0:
-                    raise CheckpointCorrupt(f"{path} has {position} bytes, expected {size_bytes}")
-                checksum = crc32(out[position : position + count], checksum)
-                position += count
-    except FileNotFoundError:
-        raise CheckpointCorrupt(f"{path} is missing") from None
-    except StaleGeneration as error:
-        raise CheckpointCorrupt(f"{path} was replaced or deleted while it was read") from error
+    with _staying(path), path.open() as reader:
+        if reader.size_bytes != size_bytes:
+            raise CheckpointCorrupt(f"{path} has {reader.size_bytes} bytes, expected {size_bytes}")
+        if size_bytes != len(out):
+            raise CheckpointCorrupt(f"{path} has {size_bytes} bytes, expected {len(out)} by its array's type and shape")
+        position = checksum = 0
+        while position < len(out):
+            count = reader.read_into(out[position : position + reader.best_bytes], position)
+            if count == 0:
+                raise CheckpointCorrupt(f"{path} has {position} bytes, expected {size_bytes}")
+            checksum = crc32(out[position : position + count], checksum)
+            position += count
     if checksum != expected:
         raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")

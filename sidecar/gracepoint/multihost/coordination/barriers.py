@@ -149,9 +149,11 @@ class StoreProcessGroup:
             try:
                 with self.waiting.at(key, lambda: [source]):
                     released = read_released(self._store.get(f"{key}/released", timeout_s=timeout_s))
-            except KeyTimeout as error:
+            except BaseException as error:
                 with self._lock:
                     self._used.discard(key)  # nobody knows that this process was here, so it may wait again
+                if not isinstance(error, KeyTimeout):
+                    raise
                 raise BarrierTimeout(
                     f"broadcast {key!r}: {self._named([source])} published nothing within {timeout_s:g} s", (source,)
                 ) from error
@@ -169,8 +171,9 @@ class StoreProcessGroup:
 
     def leave(self, folder: str, *, processes: Collection[int] | None = None) -> None:
         """As ``ProcessGroup.leave``."""
+        participants = self._participants(processes)  # before the count: a wrong call must not count
         self._forget(folder)
-        if self._store.increment(f"{folder}/left") == len(self._participants(processes)):
+        if self._store.increment(f"{folder}/left") == len(participants):
             self._store.delete_folder(folder)
 
     def retire(self, folder: str) -> None:

@@ -3,7 +3,7 @@
 It computes when the freeze must begin from this process's own figures, and writes the start when it is time. The first
 process that does so starts the epoch for all. In an open epoch it takes over for a process that died in the middle of
 the protocol, and gives the epoch up for all when the time is over. Both read the store, so the processes take turns
-(``reader_choice``): the more there are, the less often does each of them look.
+(``rank_delays``): the more there are, the less often does each of them look.
 
 It has no thread. The timing thread of the ``agreement`` makes all calls.
 """

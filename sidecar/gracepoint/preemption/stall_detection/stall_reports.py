@@ -67,8 +67,9 @@ class StallReports:
         if limit_s <= 0:
             return None
         self._pods = pods
-        pulse = trainer_watch.watched(workers, self._settings, self._reporter.session, group.process_index, self._step)
-        return StallWatch(limit_s, activities, board, pods, self, pulse, clock=clock)
+        session = self._reporter.session
+        heartbeat = trainer_watch.watched(workers, self._settings, session, group.process_index, self._step)
+        return StallWatch(limit_s, activities, board, pods, self, heartbeat, clock=clock)
 
     def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:
         """Tells the operator of a stall. Called in one process for all, unless the store does not answer.

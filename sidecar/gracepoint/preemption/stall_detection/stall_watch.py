@@ -57,7 +57,7 @@ class StallWatch:
         board: Where the processes say that they make no progress.
         pods: Names of the pods by process index.
         reports: Is told of stalls.
-        pulse: Where this process says that it runs. None: nobody looks.
+        heartbeat: Where this process says that it runs. None: nobody looks.
         clock: Returns monotonic seconds.
         others_s: Seconds to wait for the other processes to say that they make no progress.
     """
@@ -69,7 +69,7 @@ class StallWatch:
         board: StallBoard,
         pods: Pods,
         reports: Reports,
-        pulse: SharedHeartbeat | None = None,
+        heartbeat: SharedHeartbeat | None = None,
         *,
         clock: Callable[[], float],
         others_s: float = _OTHERS_S,
@@ -78,7 +78,7 @@ class StallWatch:
         self._board = board
         self._pods = pods
         self._reports = reports
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._clock = clock
         self._others_s = others_s
         self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
@@ -101,13 +101,13 @@ class StallWatch:
                 self._look()
             except Exception as error:
                 log.exception("could not look for stalls error=%s", error)
-        if self._pulse is not None:
-            self._pulse.end()  # here, as no beat can follow
+        if self._heartbeat is not None:
+            self._heartbeat.end()  # here, as no beat can follow
 
     def _look(self) -> None:
         activities = self._activities()
-        if self._pulse is not None:
-            self._pulse.beat(activities[0].stage)
+        if self._heartbeat is not None:
+            self._heartbeat.beat(activities[0].stage)
         changes = self._detector.look(self._clock(), time.process_time(), activities)
         if changes.paused_s:
             log.warning("this process was stopped for a while seconds=%.1f", changes.paused_s)

@@ -5,8 +5,8 @@ processes of the gang name it, but they do not see what it does. Its worker proc
 and to the operator.
 
 ``watched`` is called in the training process, and ``begin`` in each of its workers. There, one daemon thread
-("gracepoint-beside") looks every few seconds for progress of the pulse. It ends with the worker. A worker whose trainer
-has died says nothing.
+("gracepoint-beside") looks every few seconds for progress of the heartbeat. It ends with the worker. A worker whose
+trainer has died says nothing.
 """
 
 from __future__ import annotations
@@ -78,21 +78,21 @@ def watched(
         Where this process says that it runs. None: the system has no memory for it.
     """
     try:
-        pulse = SharedHeartbeat(step=step)
+        heartbeat = SharedHeartbeat(step=step)
     except OSError as error:
         log.warning("no worker process will look at this process error=%s", error)
         return None
     at = ProcessAt.here(threading.get_native_id())
-    workers.in_every_worker(begin, pulse.block, Watched(settings, session, index, at))
-    return pulse
+    workers.in_every_worker(begin, heartbeat.block, Watched(settings, session, index, at))
+    return heartbeat
 
 
 def begin(block: Block, who: Watched) -> None:
     """Begins to look, in a worker process."""
-    pulse = SharedHeartbeat(block)
+    heartbeat = SharedHeartbeat(block)
     if who.at.visible:
-        pulse.watch(os.getpid())
-    watch = TrainerWatch(pulse, who, lambda: _operator(who.settings))
+        heartbeat.watch(os.getpid())
+    watch = TrainerWatch(heartbeat, who, lambda: _operator(who.settings))
     threading.Thread(target=watch.run, name="gracepoint-beside", daemon=True).start()
 
 
@@ -109,7 +109,7 @@ class TrainerWatch:
     """See the module.
 
     Args:
-        pulse: Where the training process says that it runs.
+        heartbeat: Where the training process says that it runs.
         who: The training process.
         operator: Returns whom to tell. It returns None if there is nobody.
         clock: Returns monotonic seconds.
@@ -117,12 +117,12 @@ class TrainerWatch:
 
     def __init__(
         self,
-        pulse: SharedHeartbeat,
+        heartbeat: SharedHeartbeat,
         who: Watched,
         operator: Callable[[], Operator | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._who = who
         self._find_operator = operator
         self._clock = clock
@@ -150,8 +150,8 @@ class TrainerWatch:
             self._own_s += self._clock() - began_s
 
     def _look(self, now_s: float) -> None:
-        beats = self._pulse.beats
-        doing = [Activity(_PART, self._pulse.stage, (beats,))] if beats else []
+        beats = self._heartbeat.beats
+        doing = [Activity(_PART, self._heartbeat.stage, (beats,))] if beats else []
         changes = self._detector.look(now_s, time.process_time(), doing)
         if changes.over and not trainer_death.trainer_has_died():
             log.warning("the training process runs again")
@@ -188,7 +188,7 @@ class TrainerWatch:
             workload_uid=settings.jobset_uid or "",
             over=over,
             stage=stage,
-            step=self._pulse.step,
+            step=self._heartbeat.step,
             for_s=for_s,
             suspects=[self._who.index],
             message=message,

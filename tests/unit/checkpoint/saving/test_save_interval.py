@@ -325,6 +325,34 @@ def test_another_interval_holds_from_the_next_block_on() -> None:
     assert len(times) >= 8
 
 
+def test_an_interval_told_while_the_one_before_is_taken_is_not_lost() -> None:
+    class Told(SaveInterval):
+        """Another thread calls ``follow`` right after the first read of what was told."""
+
+        told: Any = None
+        tells_next = False
+
+        @property
+        def _told_s(self) -> Any:
+            seen = self.told
+            if self.tells_next:
+                self.tells_next = False
+                self.follow(100.0)
+            return seen
+
+        @_told_s.setter
+        def _told_s(self, told_s: Any) -> None:
+            self.told = told_s
+
+    clock = Clock()
+    due = Told(every_steps=0, every_s=600, gang=SingleProcess(), key="cadence", clock=clock)
+    due.follow(300.0)
+    due.tells_next = True
+    times = run(due, clock, 1000, 1.0)
+    assert gaps(times)[1:] == pytest.approx([100] * (len(times) - 2), abs=6)
+    assert len(times) >= 8
+
+
 @pytest.mark.parametrize("every_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_an_interval_that_is_none_is_not_taken(every_s: float) -> None:
     clock = Clock()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,10 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import array_source
+from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import (
@@ -88,6 +93,47 @@ def test_damage_that_one_process_finds_sends_all_to_the_older_step(tmp_path: Pat
     flip_bit(tmp_path / "2" / "host_state" / "process_1.json")
     restored = in_gang(2, lambda gang: restore(tmp_path, small_state(), gang=gang))
     assert [(r.step, r.host_state) for r in restored if r] == [(1, {"data": 0}), (1, {"data": 1})]
+
+
+def replaced_at_read(root: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Another attempt has replaced step 2, which then holds the state 5, when a chunk of ``step`` is first read."""
+    other, lock = root.with_name("other"), threading.Lock()
+    save(engine(other, attempt="job-9-x"), 2, small_state(5))
+
+    def replaces(path: StoragePath, *rest: Any) -> None:
+        with lock:
+            if path.below(storage_path(root)).startswith(f"{step}/") and (other / "2").exists():
+                shutil.rmtree(root / "2")
+                (other / "2").rename(root / "2")
+        read_checked(path, *rest)
+
+    monkeypatch.setattr(array_source, "read_checked", replaces)
+
+
+def test_a_step_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "run"
+    for step in (1, 2):
+        save(engine(root), step, small_state(step))
+    replaced_at_read(root, monkeypatch, 2)
+    for restored in in_gang(2, lambda gang: restore(root, small_state(), gang=gang)):
+        assert restored is not None
+        assert restored.step == 2
+        assert_same(restored.state, small_state(5))
+    assert not Layout(storage_path(root)).damage_mark(2).exists()
+
+
+def test_a_step_that_replaces_a_damaged_one_is_not_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "run"
+    for step in (1, 2):
+        save(engine(root), step, small_state(step))
+    flip_bit(chunk_files(root, 2, "w")[0])
+    replaced_at_read(root, monkeypatch, 1)
+    restored = restore(root, small_state())
+    assert restored is not None
+    assert (restored.step, list(restored.passed_over)) == (1, [2])
+    assert not Layout(storage_path(root)).damage_mark(2).exists()
 
 
 def test_when_every_step_is_damaged_nothing_starts_from_zero(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from gracepoint.errors import BarrierCancelled, BarrierFailed, BarrierReused, BarrierTimeout
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.multihost.coordination import rank_delays
+from gracepoint.multihost.coordination.store import StoreUnavailable
 from gracepoint.process_group import SingleProcess
 from tests.unit.multihost.fakes.gangs import gangs, together
 
@@ -164,6 +165,21 @@ def test_a_process_may_wait_again_for_a_broadcast_that_was_late() -> None:
     assert second.broadcast("x", None, timeout_s=1) == "word"
     with pytest.raises(BarrierReused, match="'x' was used before"):
         second.broadcast("x", None, timeout_s=1)
+
+
+def test_a_process_may_wait_again_if_the_store_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = InMemoryStore()
+    first, second = gangs(2, store)
+    first.broadcast("x", "word", timeout_s=1)
+
+    def no_answer(key: str, *, timeout_s: float) -> str:
+        raise StoreUnavailable("connection reset")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "get", no_answer)
+        with pytest.raises(StoreUnavailable):
+            second.broadcast("x", None, timeout_s=1)
+    assert second.broadcast("x", None, timeout_s=1) == "word"
 
 
 def test_process_0_must_give_the_value_of_a_broadcast() -> None:
@@ -471,6 +487,18 @@ def test_the_last_process_to_leave_removes_the_keys() -> None:
     members[2].leave("plan")
     assert store.list("plan") == {}
     assert together(*(barrier(g, "plan/1") for g in members)) == [None] * 3
+
+
+def test_a_wrong_call_to_leave_is_not_counted() -> None:
+    store = InMemoryStore()
+    first, second = gangs(2, store)
+    with pytest.raises(ValueError, match="to be among those taking part"):
+        first.leave("plan", processes={1})
+    store.set("plan/1", "word")
+    second.leave("plan")
+    assert store.try_get("plan/1") == "word"
+    first.leave("plan")
+    assert store.list("plan") == {}
 
 
 def test_keys_beside_a_retired_folder_stay_used() -> None:

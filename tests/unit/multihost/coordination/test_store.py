@@ -1,4 +1,4 @@
-"""The in-memory store keeps the contract that JAX's own keeps (see tests/multiprocess/test_store.py)."""
+"""The in-memory store keeps the contract that JAX's own keeps (see tests/multiprocess/test_parts.py)."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_preemption_of_another_schema_is_left_out_with_the_fields_name() -> No
     body = objects.preemption()
     del body["spec"]["deadline"]
     assert scene.cache.put(kinds.PREEMPTIONS, body, listed=True) == set()
-    assert "deadline" in str(scene.cache.left_out.why(body["metadata"]["uid"]))
+    assert "deadline" in str(scene.cache.unreadable_objects.why(body["metadata"]["uid"]))
     assert scene.cache.preemptions.epochs == {}
 
 

@@ -427,6 +427,14 @@ def test_a_request_for_a_time_beyond_all_dates_is_one_like_others() -> None:
     assert scene.start().spec.deadline.year == 9999
 
 
+def test_a_deletion_at_a_time_before_all_dates_is_one_like_others() -> None:
+    scene = Scene()
+    body = objects.pod(disruption="EvictionByEvictionAPI", deleting_at=objects.NOW)
+    body["metadata"]["deletionGracePeriodSeconds"] = -(10**18)
+    scene.seen(kinds.PODS, body)
+    assert scene.start().spec.deadline.year == 1970
+
+
 @pytest.mark.parametrize("reason", ["x" * 1000, "xxx\ud800"], ids=["longer than a record takes", "no Unicode"])
 def test_a_gang_is_told_of_a_condition_whatever_its_reason_is(reason: str) -> None:
     scene = Scene()

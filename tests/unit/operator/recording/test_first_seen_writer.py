@@ -246,7 +246,7 @@ class RefusingApi(MemoryApi):
 async def test_signs_are_kept_while_an_optional_kind_cannot_be_listed(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._LEFT_OUT_AGAIN_S", 0.05)
+    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._UNLISTED_AGAIN_S", 0.05)
     api = RefusingApi(clock)
     cluster(api)
     old = {"a-sign-of-a-node-claim": str(NOW - 900)}

@@ -50,3 +50,20 @@ def test_the_alert_about_lost_preemptions_has_every_cause_from_the_beginning() -
     outcome_metrics.begin(metrics)
     causes = [*Cause, outcome_metrics.REQUESTED]
     assert lost(metrics) == {f"{cause} {phase}": 0 for cause in causes for phase in ("Expired", "Failed")}
+
+
+def test_failed_drills_have_every_cause_from_the_beginning() -> None:
+    metrics = Metrics()
+    outcome_metrics.begin(metrics)
+    for cause in (*Cause, outcome_metrics.REQUESTED):
+        for phase in ("Expired", "Failed"):
+            labels = {"phase": phase, "cause": str(cause), "mode": "Drill"}
+            assert metrics.registry.get_sample_value("gracepoint_preemption_phases_total", labels) == 0
+
+
+@pytest.mark.parametrize(("mode", "late"), [(Mode.ENFORCE, 1), (Mode.DRILL, 0)])
+def test_a_drill_that_is_late_does_not_count_as_late(mode: Mode, late: int) -> None:
+    metrics, before = Metrics(), PreemptionRecord.of(objects.preemption(mode=str(mode)))
+    status = before.status.model_copy(update={"phase": Phase.COMMITTED, "seconds_to_spare": -3.0})
+    outcome_metrics.count(metrics, before, dataclasses.replace(before, status=status), pods_live=True)
+    assert metrics.registry.get_sample_value("gracepoint_spare_seconds_bucket", {"le": "0.0"}) == late

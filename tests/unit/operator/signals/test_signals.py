@@ -608,10 +608,10 @@ def test_a_mark_says_whether_its_beginning_is_told(node: Body, exact: bool) -> N
 def test_parts_that_cannot_be_read_are_named_and_the_others_count() -> None:
     key = "node.gke.io/upcoming-maintenance"
     node = objects.node(annotations={key: "NONE"}, taints=[objects.taint() | {"timeAdded": "yesterday"}])
-    left_out: dict[str, None] = {}
-    (mark,) = signals.marks(BUILT_IN, On.NODE, node, left_out)
+    unreadable_parts: dict[str, None] = {}
+    (mark,) = signals.marks(BUILT_IN, On.NODE, node, unreadable_parts)
     assert (mark.text, mark.until_at) == (f"annotation {key}=NONE", None)
-    annotation, taint = sorted(left_out)
+    annotation, taint = sorted(unreadable_parts)
     assert annotation.startswith(f"annotation/{key}: ")
     assert taint.startswith("spec.taints[0]: ")
 

@@ -15,7 +15,7 @@ import yaml
 
 from gracepoint_operator import signals
 from gracepoint_operator.__main__ import main
-from gracepoint_operator.signals import BUILT_IN, On, OwnRowsError, Row, page, read_own_rows
+from gracepoint_operator.signals import BUILT_IN, On, Row, UserRowsError, page, read_user_rows
 from gracepoint_operator.signals.rows import Cause
 from tests.unit.operator.fakes import objects
 
@@ -42,17 +42,17 @@ def written(folder: Path, *rows: Any) -> Path:
 
 
 def test_no_rows_are_none(tmp_path: Path) -> None:
-    assert read_own_rows(written(tmp_path)) == ()
+    assert read_user_rows(written(tmp_path)) == ()
 
 
 @pytest.mark.parametrize("row", READY_MADE, ids=lambda row: row["name"])
 def test_a_ready_made_row_can_be_used(tmp_path: Path, row: dict[str, Any]) -> None:
-    (read,) = read_own_rows(written(tmp_path, row))
+    (read,) = read_user_rows(written(tmp_path, row))
     assert read.name == row["name"]
 
 
 def test_all_ready_made_rows_can_be_used_together(tmp_path: Path) -> None:
-    assert len(read_own_rows(written(tmp_path, *READY_MADE))) == len(READY_MADE) > 10
+    assert len(read_user_rows(written(tmp_path, *READY_MADE))) == len(READY_MADE) > 10
 
 
 def ready_made(name: str) -> Row:
@@ -152,16 +152,16 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     ],
 )
 def test_a_wrong_row_is_refused_with_the_fields_path(tmp_path: Path, row: dict[str, Any], said: str) -> None:
-    with pytest.raises(OwnRowsError, match=said):
-        read_own_rows(written(tmp_path, GOOD | {"name": "first"}, row))
+    with pytest.raises(UserRowsError, match=said):
+        read_user_rows(written(tmp_path, GOOD | {"name": "first"}, row))
 
 
 @pytest.mark.parametrize("text", ["", "rows: []", '{"rows": {}}', '{"lines": []}'])
 def test_what_is_no_list_of_rows_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "signals.json"
     path.write_text(text)
-    with pytest.raises(OwnRowsError, match="signals"):
-        read_own_rows(path)
+    with pytest.raises(UserRowsError, match="signals"):
+        read_user_rows(path)
 
 
 def test_the_operator_does_not_start_with_a_wrong_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +179,7 @@ def test_the_operator_does_not_start_with_a_wrong_row(tmp_path: Path, capsys: py
 
 def test_a_row_of_ones_own_comes_before_the_built_in_ones(tmp_path: Path) -> None:
     mine = changed("match", {"label": {"key": "cloud.google.com/active-node-maintenance"}})
-    rows = (*read_own_rows(written(tmp_path, mine)), *BUILT_IN)
+    rows = (*read_user_rows(written(tmp_path, mine)), *BUILT_IN)
     node = objects.node(labels={"cloud.google.com/active-node-maintenance": "ONGOING"})
     assert [mark.row.name for mark in signals.marks(rows, On.NODE, node)] == ["racks"]
 

@@ -162,7 +162,7 @@ async def test_failures_are_tried_again_after_pauses_that_grow_until_it_works(
             await asyncio.Event().wait()
         return answers.pop(0)
 
-    monkeypatch.setattr(keeper, "Backoffs", Pauses)
+    monkeypatch.setattr(keeper, "RetryPauses", Pauses)
     monkeypatch.setattr(keeper, "_EVERY_S", 0.0)
     monkeypatch.setattr(replica.keeper, "once", once)
     with pytest.raises(TimeoutError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_operator.kube.retry_pauses import Backoffs
+from gracepoint_operator.kube.retry_pauses import RetryPauses
 from gracepoint_operator.watches.pauses import Pauses
 from tests.unit.operator.fakes.objects import Clock
 
@@ -19,7 +19,7 @@ from tests.unit.operator.fakes.objects import Clock
 )
 def test_pauses_grow_until_a_run_lasts(runs_s: list[float], most_s: list[float]) -> None:
     clock = Clock()
-    pauses = Pauses(Backoffs(1.0, 4.0), clock)
+    pauses = Pauses(RetryPauses(1.0, 4.0), clock)
     for run_s, expected_s in zip(runs_s, most_s, strict=True):
         clock.move(run_s)
         pause_s = pauses.next_s()
@@ -29,7 +29,7 @@ def test_pauses_grow_until_a_run_lasts(runs_s: list[float], most_s: list[float])
 
 def test_a_given_first_pause_comes_again_after_a_run() -> None:
     clock = Clock()
-    pauses = Pauses(Backoffs(1.0, 4.0), clock)
+    pauses = Pauses(RetryPauses(1.0, 4.0), clock)
     assert pauses.next_s(first_s=0.0) == 0.0
     assert 0.5 <= pauses.next_s(first_s=0.0) <= 1.0
     clock.move(120)

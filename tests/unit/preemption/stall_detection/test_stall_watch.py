@@ -32,7 +32,7 @@ class Watched:
         index: int = 0,
         count: int = 1,
         pods: Pods = ("pod-0", "pod-1", "pod-2"),
-        pulse: SharedHeartbeat | None = None,
+        heartbeat: SharedHeartbeat | None = None,
     ) -> None:
         self.step = 0
         self.stalls = threading.Event()
@@ -46,7 +46,7 @@ class Watched:
             StallBoard(store, StoreProcessGroup(store, index, count)),
             pods,
             self,
-            pulse,
+            heartbeat,
             clock=time.monotonic,
             others_s=LIMIT_S,
         )
@@ -123,9 +123,9 @@ def test_process_0_is_suspected_if_its_store_does_not_answer(watched: list[Watch
 class SlowToLook(Watched):
     """Its thread hangs in a look until ``goes_on`` is set."""
 
-    def __init__(self, pulse: SharedHeartbeat) -> None:
+    def __init__(self, heartbeat: SharedHeartbeat) -> None:
         self.looks, self.goes_on = threading.Event(), threading.Event()
-        super().__init__(InMemoryStore(), pulse=pulse)
+        super().__init__(InMemoryStore(), heartbeat=heartbeat)
 
     def _activities(self) -> list[Activity]:
         self.looks.set()
@@ -133,15 +133,15 @@ class SlowToLook(Watched):
         return super()._activities()
 
 
-def test_a_look_that_outlasts_the_end_leaves_no_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_outlasts_the_end_leaves_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_watch, "_JOIN_S", 0.01)
-    pulse = SharedHeartbeat()
-    slow = SlowToLook(pulse)
+    heartbeat = SharedHeartbeat()
+    slow = SlowToLook(heartbeat)
     assert slow.looks.wait(PATIENCE_S)
     slow.watch.stop()
     slow.goes_on.set()
     slow.watch._thread.join(PATIENCE_S)
-    assert pulse.beats == 0, "else the worker would say that the process does not run"
+    assert heartbeat.beats == 0, "else the worker would say that the process does not run"
 
 
 def test_a_compilation_is_recognised_by_the_stack() -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 PODS = ("pod-0", "pod-1", "pod-2")
 
 
-def suspects(store: KeyValueStore, index: int, sync_point: int = 7, host: int = 0) -> StragglerSearch:
+def search(store: KeyValueStore, index: int, sync_point: int = 7, host: int = 0) -> StragglerSearch:
     order, reached = (sync_point,), f"sync point {sync_point}"
     training = Activity("training", "training", (), order, reached, threading.get_ident())
     board = StallBoard(store, StoreProcessGroup(store, index, 3), host)
@@ -58,7 +58,7 @@ def test_process_0_names_a_process_that_says_nothing_by_its_pod(monkeypatch: pyt
     store = Counting()
     primary = substitute(store, 0)
     primary.opened(0)
-    answers = [suspects(store, index).ask(0, 20.0) for index in (0, 2)]
+    answers = [search(store, index).ask(0, 20.0) for index in (0, 2)]
     first, other = (answer() for answer in answers)
     assert first.startswith("process 1 (pod-1) did not say so as well")
     assert other == ""
@@ -69,7 +69,7 @@ def test_process_0_names_a_process_that_says_nothing_by_its_pod(monkeypatch: pyt
 @pytest.mark.usefixtures("_patient")
 def test_one_process_names_a_process_0_that_does_not_run() -> None:
     store = Counting()
-    answers = [suspects(store, index).ask(0, 20.0) for index in (1, 2)]
+    answers = [search(store, index).ask(0, 20.0) for index in (1, 2)]
     (found,) = [words for answer in answers if (words := answer())]
     assert found.startswith("process 0 (pod-0) did not say so as well")
     assert store.lists == 1
@@ -78,41 +78,41 @@ def test_one_process_names_a_process_0_that_does_not_run() -> None:
 @pytest.mark.usefixtures("_patient")
 def test_a_process_that_is_behind_is_named_with_its_stack() -> None:
     store = InMemoryStore()
-    answers = [suspects(store, index, sync_point).ask(0, 20.0) for index, sync_point in enumerate((7, 7, 6))]
+    answers = [search(store, index, sync_point).ask(0, 20.0) for index, sync_point in enumerate((7, 7, 6))]
     why = answers[0]()
     assert why.startswith("process 2 (pod-2) is at sync point 6, others at sync point 7; it is at: File")
 
 
 @pytest.mark.usefixtures("_patient")
 def test_process_0_is_named_if_its_store_cannot_be_reached() -> None:
-    found = suspects(Unreachable(), 1).ask(0, 20.0)()
+    found = search(Unreachable(), 1).ask(0, 20.0)()
     assert found.startswith("process 0 (pod-0), which hosts the coordination service, cannot be reached")
 
 
 def test_process_0_is_named_if_its_store_is_silent() -> None:
     store = Silent()
-    found = suspects(store, 1).ask(0)()
+    found = search(store, 1).ask(0)()
     assert found == "process 0 (pod-0), which hosts the coordination service, does not answer"
     store.goes_on.set()
 
 
 def test_process_0_names_another_process_that_hosts_the_store() -> None:
     store = Silent()
-    found = suspects(store, 0, host=2).ask(0)()
+    found = search(store, 0, host=2).ask(0)()
     assert found == "process 2 (pod-2), which hosts the coordination service, does not answer"
     store.goes_on.set()
 
 
 def test_process_0_does_not_suspect_itself_if_its_store_is_slow() -> None:
     store = Silent()
-    assert suspects(store, 0).ask(0)() == ""
+    assert search(store, 0).ask(0)() == ""
     store.goes_on.set()
 
 
 def test_a_near_deadline_leaves_less_time_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ANSWER_S", 600.0)
     store = Silent()
-    assert suspects(store, 1).ask(0, most_s=0.1)().endswith("does not answer")  # else it takes minutes
+    assert search(store, 1).ask(0, most_s=0.1)().endswith("does not answer")  # else it takes minutes
     assert not store.goes_on.is_set()
     store.goes_on.set()
 
@@ -126,7 +126,7 @@ def test_source_files_on_a_file_system_that_hangs_delay_nothing(monkeypatch: pyt
         return ""
 
     monkeypatch.setattr(module, "stack_of", stack_of)
-    assert suspects(InMemoryStore(), 0).ask(0)() == ""
+    assert search(InMemoryStore(), 0).ask(0)() == ""
     assert not was_read.is_set()
     hangs.set()
 

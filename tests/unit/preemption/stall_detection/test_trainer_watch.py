@@ -16,14 +16,14 @@ LIMIT_S, LOOK_S = 100.0, 5.0
 
 
 class Looking:
-    """A worker that looks, and the pulse of its trainer, which is in another container."""
+    """A worker that looks, and the heartbeat of its trainer, which is in another container."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.telling_s = 0.0
-        self.pulse = SharedHeartbeat(step=lambda: 40)
+        self.heartbeat = SharedHeartbeat(step=lambda: 40)
         who = Watched(Settings(stall_after_s=LIMIT_S, pod_name="pod-3"), "session", 3, ProcessAt(1, 0, 1))
-        self._beside = TrainerWatch(SharedHeartbeat(self.pulse.block), who, self._operator, lambda: self.now_s)
+        self._beside = TrainerWatch(SharedHeartbeat(self.heartbeat.block), who, self._operator, lambda: self.now_s)
 
     def _operator(self) -> None:
         self.now_s += self.telling_s
@@ -32,7 +32,7 @@ class Looking:
         for _ in range(round(seconds / look_s)):
             self.now_s += look_s
             if beats:
-                self.pulse.beat("training after step 40")
+                self.heartbeat.beat("training after step 40")
             self._beside.look()
 
 
@@ -42,7 +42,7 @@ def looking(caplog: pytest.LogCaptureFixture) -> Looking:
     return Looking()
 
 
-def test_a_process_without_a_pulse_is_named_at_its_limit(looking: Looking, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_without_heartbeat_is_named_at_its_limit(looking: Looking, caplog: pytest.LogCaptureFixture) -> None:
     looking.for_s(10 * LIMIT_S, beats=True)
     looking.for_s(LIMIT_S - LOOK_S)
     assert caplog.text == ""
@@ -68,7 +68,7 @@ def test_nothing_is_said_of_a_process_that_has_ended_training(
 ) -> None:
     looking.for_s(LIMIT_S)  # it has not begun
     looking.for_s(LIMIT_S, beats=True)
-    looking.pulse.end()
+    looking.heartbeat.end()
     looking.for_s(10 * LIMIT_S)
     assert caplog.text == ""
 

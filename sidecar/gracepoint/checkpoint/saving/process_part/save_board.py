@@ -7,6 +7,7 @@ process that writes it. The outcome is written before ``ended`` is set.
 
 from __future__ import annotations
 
+import builtins
 import json
 import threading
 from typing import Any
@@ -75,11 +76,14 @@ class SaveBoard:
         """Says with which error the save ended. A very long text is cut."""
         told: dict[str, Any] = {"error": to_word(error), "text": str(error) or repr(error)}
         if not isinstance(error, CheckpointError):
-            if isinstance(error, OSError):
+            name = type(error).__name__
+            if not isinstance(error, OSError):
+                told["text"] = f"{name}: {error}"
+            elif getattr(builtins, name, None) is type(error):
                 told["text"] = told["text"].removeprefix(f"[Errno {error.errno}] ")
-                told["errno"] = error.errno
-            else:
-                told["text"] = f"{type(error).__name__}: {error}"
+                told |= {"class": name, "errno": error.errno}
+            else:  # its number may not be one of the system's, as in ``ssl.SSLError``
+                told |= {"class": "OSError", "errno": None}
         told["text"] = told["text"][:_MOST_TEXT]
         self._put(told)
 
@@ -92,7 +96,8 @@ class SaveBoard:
     def outcome(self) -> dict[str, Any] | Exception | None:
         """How the save ended: what ``end`` was told, or the error. None: the worker has not said it.
 
-        A ``CheckpointError`` keeps its class, and an ``OSError`` its number. Other errors become ``CheckpointError``.
+        A ``CheckpointError`` keeps its class, and so does an ``OSError`` of Python's own classes, which also keeps its
+        number. Any other ``OSError`` becomes a plain one with its text, and any other error a ``CheckpointError``.
         """
         size = int(self._words[_ENDED])
         if not size:
@@ -100,7 +105,7 @@ class SaveBoard:
         told: dict[str, Any] = json.loads(self.block.memory[_TEXT_AT : _TEXT_AT + size])
         if "error" not in told:
             return told
-        if "errno" not in told:
+        if "class" not in told:
             return from_word(told["error"])(told["text"])
-        # Python chooses the class by the number, for example ``FileNotFoundError``.
-        return OSError(told["text"]) if told["errno"] is None else OSError(told["errno"], told["text"])
+        kind: type[OSError] = getattr(builtins, told["class"])
+        return kind(told["text"]) if told["errno"] is None else kind(told["errno"], told["text"])

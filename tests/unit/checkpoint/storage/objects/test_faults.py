@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
 from gracepoint.checkpoint.saving.operation import commit_apart
 from gracepoint.checkpoint.steps import listing
 from gracepoint.checkpoint.storage.backend import StaleGeneration
-from gracepoint.checkpoint.storage.checks import read_checked
+from gracepoint.checkpoint.storage.checks import check_contents, read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.objects import object_reader
@@ -149,8 +150,18 @@ def test_a_large_value_that_is_replaced_is_not_mixed(
             reader.read_into(memoryview(bytearray(len(data))), 0)
 
 
+def read_whole(path: StoragePath, size_bytes: int, checksum: int) -> None:
+    read_checked(path, size_bytes, checksum, memoryview(bytearray(size_bytes)))
+
+
+@pytest.mark.parametrize(
+    "read", [pytest.param(read_whole, id="a restore"), pytest.param(check_contents, id="a verification")]
+)
 def test_a_file_that_is_replaced_while_it_is_read_is_damage(
-    top: StoragePath, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    top: StoragePath,
+    store_proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[StoragePath, int, int], None],
 ) -> None:
     data, begin = large_value(top, monkeypatch), object_reader.ObjectReader.begin
 
@@ -161,7 +172,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_damage(
 
     monkeypatch.setattr(object_reader.ObjectReader, "begin", begin_and_replace)
     with pytest.raises(CheckpointCorrupt, match="/w was replaced or deleted while it was read"):
-        read_checked(top / "w", len(data), crc32(data), memoryview(bytearray(len(data))))
+        read(top / "w", len(data), crc32(data))
 
 
 def test_what_is_replaced_while_it_is_read_is_not_mixed(top: StoragePath) -> None:

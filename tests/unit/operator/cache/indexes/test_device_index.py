@@ -252,4 +252,4 @@ def test_value_of_one_taint_that_is_no_time_hides_no_other() -> None:
     repair = objects.taint("example.com/repair", "None", added_at=NOW) | {"value": "soon"}
     scene.seen(kinds.RESOURCE_SLICES, objects.resource_slice(tpu_0=[repair, BROKEN]))
     assert sorted(signal.lead_s for signal in found(scene)) == [30, 300]
-    assert scene.cache.left_out.objects(kinds.RESOURCE_SLICES) == {}
+    assert scene.cache.unreadable_objects.objects(kinds.RESOURCE_SLICES) == {}

@@ -52,8 +52,8 @@ class Lists:
         for kind in wanted:
             await begins(kind)
         self.made.append((set(wanted), not metadata_only))
-        left_out = frozenset(self.refused & set(wanted))
-        return Swept(left_out, frozenset(), frozenset(), rewound=False, whole=set(wanted) == WATCHED)
+        unlisted = frozenset(self.refused & set(wanted))
+        return Swept(unlisted, frozenset(), frozenset(), rewound=False, whole=set(wanted) == WATCHED)
 
 
 async def lists_after(
