@@ -75,13 +75,11 @@ class Walk:
 
     Attributes:
         name: Where from and where to.
-        bar: At most so many modules are passed.
         stations: Qualified names of functions, in the order in which the data comes to them.
         play: Runs the scenario once. It gives the control back just before the data comes in.
     """
 
     name: str
-    bar: int
     stations: tuple[str, ...]
     play: Callable[[], contextlib.AbstractContextManager[Callable[[], None]]]
 
@@ -330,7 +328,6 @@ def _state(step: int) -> dict[str, Any]:
 WALKS = (
     Walk(
         "event -> socket",
-        12,
         (
             "gracepoint_operator.watches.handlers._watch.<locals>.see",
             "gracepoint_operator.cache.cluster_cache.ClusterCache.store",
@@ -344,7 +341,6 @@ WALKS = (
     ),
     Walk(
         "state -> disk",
-        10,
         (
             "gracepoint.session.session.Session.step",
             "gracepoint.checkpoint.transfer.host_snapshot.Transfer._copy",
@@ -354,7 +350,6 @@ WALKS = (
     ),
     Walk(
         "disk -> state",
-        10,
         (
             "gracepoint.session.session.Session.restore",
             "gracepoint.checkpoint.reading.stored_tree.open_tree",
@@ -365,7 +360,6 @@ WALKS = (
     ),
     Walk(
         "report -> status",
-        10,
         (
             "gracepoint_operator.channel.routes.Channel._report",
             "gracepoint_operator.decisions.statuses.preemption_status.reported",
@@ -377,75 +371,19 @@ WALKS = (
 )
 
 
-def sizes() -> dict[str, int]:
-    """Lines of each module of both packages, by dotted name."""
-    found = {}
-    for folder in PACKAGES.values():
-        for file in sorted(folder.rglob("*.py")):
-            found[str(_module_at(str(file)))] = len(file.read_text(encoding="utf-8").splitlines())
-    return found
-
-
-def rooms() -> dict[str, int]:
-    """How many modules each package has, by dotted name. Neither itself nor the packages inside it count."""
-    count: dict[str, int] = {}
-    for module in sizes():
-        room, _, name = module.rpartition(".")
-        if room and name != "__main__":
-            count[room] = count.get(room, 0) + 1
-    for package in list(count):
-        if (outer := package.rpartition(".")[0]) in count:
-            count[outer] -= 1
-    return count
-
-
-#: Between these lines the page has what ``described`` gives.
-PAGE, BEGIN, END = ROOT / "ARCHITECTURE.md", "<!-- walks: python -m tests.walks --write -->\n", "<!-- end of walks -->"
-
-
-def described(traces: Sequence[tuple[Walk, Trace]]) -> str:
-    """The walks in Markdown: the modules that each passes, room by room."""
-    lines = []
-    for walk, trace in traces:
-        lines.append(f"{walk.name.replace('->', '→')} ({len(trace.passed)} modules):\n\n```")
-        for module in trace.passed:
-            room, _, name = module.rpartition(".")
-            lines.append(f"{room.partition('.')[2] or '(top)':<34} {name}")
-        lines.append("```\n")
-    return "\n".join(lines)
-
-
-def put_into(page: str, text: str) -> str:
-    """The page with another description of the walks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"found no lines {BEGIN.strip()!r} and {END!r}, expected them around the walks")
-    return f"{before}{begin}\n{text}\n{end}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the walks; returns 1 if one is longer than its bar."""
+    """Prints the walks."""
     parser = argparse.ArgumentParser(prog="python -m tests.walks", description="Traces the four walks of the data.")
-    parser.add_argument("--write", action="store_true", help="put the walks into ARCHITECTURE.md, too")
-    asked = parser.parse_args(arguments)
+    parser.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", accelerators.jax_platforms())
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
     os.environ.setdefault("XLA_FLAGS", xla.FLAGS)
-    too_long = 0
-    traces = [(walk, walked(walk)) for walk in WALKS]
-    if asked.write:
-        PAGE.write_text(put_into(PAGE.read_text(encoding="utf-8"), described(traces)), encoding="utf-8")
-    for walk, trace in traces:
-        too_long += len(trace.passed) > walk.bar
-        print(f"{walk.name}: passes {len(trace.passed)} modules (at most {walk.bar}); {len(trace.beside)} have a call")
+    for walk in WALKS:
+        trace = walked(walk)
+        print(f"{walk.name}: passes {len(trace.passed)} modules; {len(trace.beside)} have a call")
         for module, stations in trace.passed.items():
             print(f"    {module} ({len(stations)} of {len(walk.stations)} stations)")
-    lines, by_room = sizes(), rooms()
-    longest, fullest = max(lines, key=lambda m: lines[m]), max(by_room, key=lambda room: by_room[room])
-    print(f"{len(lines)} modules with {sum(lines.values())} lines; the longest module is {longest} ({lines[longest]})")
-    print(f"{len(by_room)} rooms; the fullest is {fullest} ({by_room[fullest]} modules)")
-    return int(too_long > 0)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rules of the tests themselves: where they stand, what they import, and how they are named."""
+"""Rules of the tests themselves: where they stand, and what they import."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ import collections
 import functools
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-#: A longer name describes the cause as well, which belongs into the id of a parameter or into the docstring.
-WORDS_LIMIT = 12
-#: Of the modules of a room, without those of the rooms inside it.
-ROOM_SIZES = range(3, 13)
 #: Packages of the product, by the folder of their unit tests.
 PACKAGES = {
     "async_calls": "sidecar/gracepoint/async_calls",
@@ -32,64 +27,35 @@ PACKAGES = {
 }
 
 
-class Facts(NamedTuple):
-    """What the rules ask of a module. Its syntax tree is let go: together they are a million objects to search."""
-
-    #: Dotted names of all modules that may be imported, and of what is imported from them.
-    imported: frozenset[str]
-    #: Names of all functions, nested ones too.
-    functions: tuple[str, ...]
-
-
 @functools.cache
-def modules() -> dict[Path, Facts]:
-    """What the rules ask of each module of the tests, by its path from the root of the repository."""
-    return {path.relative_to(ROOT): _facts(path) for path in sorted(TESTS.rglob("*.py"))}
+def modules() -> dict[Path, frozenset[str]]:
+    """What each module of the tests may import: dotted names, by the module's path from the root of the repository.
+
+    The syntax trees are let go: together they are a million objects to search.
+    """
+    return {path.relative_to(ROOT): _imported(path) for path in sorted(TESTS.rglob("*.py"))}
 
 
-def _facts(path: Path) -> Facts:
-    imported, functions = set[str](), list[str]()
+def _imported(path: Path) -> frozenset[str]:
+    imported = set[str]()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = f"{'.' * node.level}{node.module or ''}"
             imported |= {f"{module}.{alias.name}" for alias in node.names} | {module}
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            functions.append(node.name)
-    return Facts(frozenset(imported), tuple(functions))
+    return frozenset(imported)
 
 
 def test_no_module_imports_a_test_module() -> None:
     of_tests = {".".join(path.with_suffix("").parts) for path in modules() if path.name.startswith("test_")}
-    found = {f"{path}: {name}" for path, facts in modules().items() for name in facts.imported & of_tests}
+    found = {f"{path}: {name}" for path, imported in modules().items() for name in imported & of_tests}
     assert not found, "move what several tests need into a module of their folder that is no test module"
 
 
 def test_imports_are_absolute() -> None:
-    relative = {f"{path}: {name}" for path, facts in modules().items() for name in facts.imported if name[:1] == "."}
+    relative = {f"{path}: {name}" for path, imported in modules().items() for name in imported if name[:1] == "."}
     assert not relative
-
-
-def test_names_are_short() -> None:
-    long = {
-        f"{path}: {name}"
-        for path, facts in modules().items()
-        for name in facts.functions
-        if name.startswith("test_") and len(name.split("_")) - 1 > WORDS_LIMIT
-    }
-    assert not long, f"over {WORDS_LIMIT} words: name the behaviour; the cause is an id of a parameter or the docstring"
-
-
-def test_rooms_have_three_to_twelve_modules() -> None:
-    found = {}
-    for package in ("sidecar/gracepoint", "operator/gracepoint_operator", "operator/gracepoint_cli"):
-        for start in (ROOT / package).rglob("__init__.py"):
-            # Not counted: ``__init__``, which says what the room is for, and ``__main__``, which only starts it.
-            count = sum(not path.name.startswith("__") for path in start.parent.glob("*.py"))
-            found[str(start.parent.relative_to(ROOT))] = count
-    wrong = {room: count for room, count in found.items() if count not in ROOM_SIZES}
-    assert not wrong, "put modules that belong together into a room of their own, or a room into the next one"
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
