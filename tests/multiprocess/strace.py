@@ -25,7 +25,7 @@ _CALLS = (
     "unlinkat,rmdir,write,writev,pwrite64,pwritev,pwritev2,truncate,ftruncate,fallocate,copy_file_range,sendfile,splice,"
     "fsync,fdatasync,access,faccessat,faccessat2"
 )
-_COMMAND = ("strace", "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "16777216", "-e", "signal=none", "-e", _CALLS)
+_COMMAND = ("strace", "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "16777216", "-e", "signal=none", "-e")
 _MARKS = "/marks-of-tests/"
 
 # Every string and path is written in hexadecimal (-xx), so that no text can look like strace's own.
@@ -80,7 +80,7 @@ def missing() -> str | None:
     if shutil.which("strace") is None:
         return "there is no strace: `make system` installs it (Debian's package strace)"
     tried = subprocess.run(
-        [*_COMMAND, "-o", os.devnull, "true"], capture_output=True, text=True, timeout=30, check=False
+        [*_COMMAND, _CALLS, "-o", os.devnull, "true"], capture_output=True, text=True, timeout=30, check=False
     )
     return None if tried.returncode == 0 else f"strace cannot be used here: {tried.stderr.strip()}"
 
@@ -91,9 +91,9 @@ def mark(text: str) -> None:
 
 
 @contextlib.contextmanager
-def recording(log: Path) -> Iterator[Nursery]:
-    """Yields a nursery whose processes are recorded in ``log``, which is complete after the block."""
-    nursery = new_nursery(under=[*_COMMAND, "-o", str(log)])
+def recording(log: Path, calls: str = _CALLS) -> Iterator[Nursery]:
+    """Yields a nursery whose processes' ``calls`` are recorded in ``log``, which is complete after the block."""
+    nursery = new_nursery(under=[*_COMMAND, calls, "-o", str(log)])
     try:
         yield nursery
     finally:

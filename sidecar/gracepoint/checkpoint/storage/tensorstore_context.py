@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorstore as ts
 
-#: Holds the values of ``memory://``, for the life of the process.
-SHARED = ts.Context({"memory_key_value_store": {}})
+#: Holds the values of ``memory://``, for the life of the process. Files are not locked, as some file systems have no
+#: locks: each file has one writer, or writers of which any may win (``format.ocdbt``), and appears by a rename.
+SHARED = ts.Context({"memory_key_value_store": {}, "file_io_locking": {"mode": "none"}})
 
 
 def new_context(resources: dict[str, Any]) -> ts.Context:

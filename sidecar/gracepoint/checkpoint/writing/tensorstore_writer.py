@@ -47,10 +47,7 @@ class TensorStoreWriter:
     def __init__(self, options: WriteOptions) -> None:
         self._limit_bytes = options.write_limit_bytes
         self._data_file_bytes = options.ocdbt_target_data_file_bytes
-        self._resources: dict[str, Any] = {
-            "file_io_concurrency": {"limit": _CONCURRENT_WRITES},
-            "file_io_locking": {"mode": "none"},
-        }
+        self._resources: dict[str, Any] = {"file_io_concurrency": {"limit": _CONCURRENT_WRITES}}
         self._context = new_context({**self._resources, "cache_pool": {"total_bytes_limit": 0}, "file_io_sync": True})
 
     def write(self, job: WriteJob, deadline: Deadline) -> WrittenFiles:

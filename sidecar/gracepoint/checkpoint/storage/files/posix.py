@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from gracepoint.checkpoint.storage.files import page_cache
 from gracepoint.checkpoint.storage.files.mounts import check_mount
 
 logger = logging.getLogger(__name__)
+
+_LOCK_S = 5.0  # to wait for the lock; it is held for two calls to the file system
+_LOOK_EVERY_S = 0.05
 
 
 class PosixBackend:
@@ -251,15 +255,29 @@ def _entry(key: str, found: os.stat_result) -> Entry:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Locks ``folder``, so that one process at a time compares and replaces. A process that dies releases its lock."""
+    """Locks ``folder``, so that one process at a time compares and replaces. A process that dies releases its lock.
+
+    Without the lock, two replacements at once may both succeed, and the later one counts. So it is done without if the
+    file system has no locks, or if another process, which may be stopped, holds the lock for ``_LOCK_S``.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    until_s = time.monotonic() + _LOCK_S
     try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if not isinstance(error, BlockingIOError) or time.monotonic() > until_s:
+                    logger.debug("%s: no lock: %s", folder, error)
+                    break
+            time.sleep(_LOOK_EVERY_S)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            # The file system has no locks: two replacements at once may both succeed, and the later one counts.
-            logger.debug("%s: no lock: %s", folder, error)
-        yield
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                # A process that was forked meanwhile has the descriptor, too: closing it here would not release.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
