@@ -75,6 +75,7 @@ class Coordinator:
         step: The step that training has reached. The session sets it; all threads read it.
         arrive: Passes the next sync point, as ``Agreement.arrive``. It is that method itself: a quiet sync point costs
             one call.
+        look: To be called before that, as ``ReceiverSet.look``.
         reporter: Sends reports. The session reports what is not about a preemption.
         activities: What the process does, for the stall watch. The session names the stages.
     """
@@ -98,6 +99,7 @@ class Coordinator:
         self._forecaster = forecaster
         self._mailbox = mailbox = Mailbox(clock)
         self._receivers = ReceiverSet(settings, mailbox, hints, clock, receiver)
+        self.look = self._receivers.look
         self.reporter = reporter = Reporter(self._receivers.sender, settings, session, group, mailbox, time_spent)
         self._budget = budget = TimeBudget(mailbox, settings, forecaster.figures, clock)
         self.activities = Activities(

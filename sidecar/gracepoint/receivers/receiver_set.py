@@ -72,6 +72,11 @@ class ReceiverSet:
         if self._receiver is not None:
             self._receiver.start(self._mailbox)
 
+    def look(self) -> None:
+        """Sees to it that no other code has taken SIGTERM away. For the training thread, at each sync point."""
+        if self._sigterm is not None:
+            self._sigterm.look()
+
     def stop_listening(self) -> None:
         """Closes the receivers. Messages can still be sent. Safe to repeat."""
         if self._receiver is not None:

@@ -1,15 +1,18 @@
-"""SIGTERM as a notice. It needs no operator.
+"""SIGTERM as a notice, and SIGHUP where it would end the process. It needs no operator.
 
 A Python signal handler runs only when the main thread returns from C++, which may take as long as a training step. The
 wakeup fd does not wait: the interpreter's C handler writes the signal's number into it at once. A **reader thread**
-("gracepoint-sigterm", daemon) is blocked on the other end and posts the notice. The C handler exists only while a
-Python handler is installed. So this module installs one, which writes a byte of its own, in case other code has
-installed another wakeup fd, and calls the handler that was installed before. The bytes are passed on, each once, to the
-wakeup fd that was installed before, for example asyncio's, whose own handlers go on working.
+("gracepoint-sigterm", daemon) is blocked on the other end and posts the notice. It unblocks the signal in itself, so a
+mask of the other threads does not keep it away. The C handler exists only while a Python handler is installed. So this
+module installs one, which writes a byte of its own, in case other code has installed another wakeup fd. The bytes are
+passed on, each once, to the wakeup fd that was installed before, for example asyncio's, whose own handlers go on
+working.
 
-If other code replaces only the handler or only the fd later, a SIGTERM is still noticed. If it replaces both, as
-asyncio's ``add_signal_handler(SIGTERM)`` does, SIGTERM is no longer noticed. Only the main thread can read which fd is
-installed, so the reader thread checks the handler alone, every few seconds, and logs once that it was replaced.
+**Ours decides, theirs is called afterwards.** A handler of other code may raise, end the process, or make the training
+loop end before the sync point that the processes agree upon; then nothing is saved, and an exit with code 0 looks like
+the end of training. So it is called once, by ``close``, when the session has ended; what it raises is logged. Other
+code may replace handler, wakeup fd or C handler at any time. ``look``, which the training thread calls at its sync
+points, sees that at the first one and every few seconds, says by whom, and puts ours in front of theirs again.
 
 A forked child inherits all of this: a data loader's worker that is ended with SIGTERM would write into its parent's
 pipe. So the child restores the previous handler and fd at once.
@@ -23,6 +26,7 @@ Python knows of, and ends the thread. Python allows only the main thread to inst
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
 import os
@@ -30,8 +34,9 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from gracepoint.receivers.mailbox import SIGTERM, Disruption, Mailbox
 
@@ -40,7 +45,9 @@ log = logging.getLogger(__name__)
 _JOIN_S = 1.0
 _LOOK_EVERY_S = 5.0
 _END = b"\0"  # no signal has number 0
-_HANDLED = b"\xff"  # nor number 255; the Python handler writes it for SIGTERM
+_HANDLED = b"\xff"  # nor number 255; the Python handler writes it
+#: JAX's own handler is one of C, in a library of such a name.
+_JAX = ("jax", "xla")
 
 
 class SigtermReceiver:
@@ -56,8 +63,10 @@ class SigtermReceiver:
         self._mailbox = mailbox
         self._grace_period_s = grace_period_s
         self._on_signal = on_signal
+        self._theirs: dict[int, Any] = {}  # the handlers of other code, by the signals that are watched
+        self._received: list[int] = []  # what the Python handler was called for
         self._posted = threading.Event()
-        self._told_replaced = False
+        self._look_due = True  # the reader thread sets it, the training thread clears it
         self._installed = False
 
     def install(self) -> bool:
@@ -71,17 +80,42 @@ class SigtermReceiver:
         self._read_end, self._write_end = socket.socketpair()
         self._read_end.settimeout(_LOOK_EVERY_S)
         self._write_end.setblocking(False)
-        self._previous_handler = signal.getsignal(signal.SIGTERM)
+        self._theirs = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+        # Whoever ignores or handles a hang-up, as nohup does, wants to live on.
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            self._theirs[signal.SIGHUP] = signal.SIG_DFL
+        self._tell_of_those_before()
         self._thread = threading.Thread(target=self._read, name="gracepoint-sigterm", daemon=True)
         self._previous_fd = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._handle)
+        for number in self._theirs:
+            signal.signal(number, self._handle)
+        self._c_handler = _c_handler(signal.SIGTERM)
         self._thread.start()
         self._installed = True
         os.register_at_fork(after_in_child=functools.partial(_forget, weakref.ref(self)))
         return True
 
+    def look(self) -> None:
+        """Puts our handler back in front of one that was installed meanwhile, if it is time to look.
+
+        For the training thread, at each sync point. Does so in the main thread; in another one it only says what it
+        found.
+        """
+        if not self._look_due or not self._installed:
+            return
+        self._look_due = False
+        for number in self._theirs:
+            self._look_at(number)
+        if threading.current_thread() is threading.main_thread():
+            found = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+            if found != self._write_end.fileno():
+                self._previous_fd = found
+
     def close(self) -> None:
-        """Restores the previous handler and fd, and ends the thread. Safe to repeat."""
+        """Restores the previous handler and fd, ends the thread, and calls that handler if there was a signal.
+
+        Safe to repeat.
+        """
         if not self._installed:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -92,62 +126,153 @@ class SigtermReceiver:
         self._thread.join(_JOIN_S)
         self._read_end.close()
         self._write_end.close()
+        for number in dict.fromkeys(self._received):
+            self._call_theirs(number)
 
     def _restore(self) -> None:
         self._installed = False
-        # Compared by equality, as each access makes a new bound method. A handler that replaced ours stays.
-        if signal.getsignal(signal.SIGTERM) == self._handle:
-            before = self._previous_handler
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        for number, theirs in self._theirs.items():
+            # Compared by equality, as each access makes a new bound method. A handler that replaced ours stays.
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, signal.SIG_DFL if theirs is None else theirs)
         found = signal.set_wakeup_fd(self._previous_fd)
         if found != self._write_end.fileno():
             signal.set_wakeup_fd(found)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Runs in the main thread between two bytecodes: perhaps late, perhaps while the thread holds a lock."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the reader wakes anyway
+        self._received.append(number)
+        with contextlib.suppress(OSError):  # the pipe is full, so the reader wakes anyway; or the session has ended
             self._write_end.send(_HANDLED)
-        if callable(self._previous_handler):
-            self._previous_handler(number, frame)
+
+    def _call_theirs(self, number: int) -> None:
+        theirs, name = self._theirs[number], signal.Signals(number).name
+        if not callable(theirs):
+            return
+        try:
+            with _hard_exits_raised():
+                theirs(number, None)
+        except BaseException as error:  # noqa: BLE001 - it would decide how the process ends, in place of the save
+            log.warning("%s's handler %s, called after the session's end, raised %r", name, _named(theirs), error)
+
+    # The reader thread.
 
     def _read(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._theirs)
         while True:
             try:
                 numbers = self._read_end.recv(64)
             except TimeoutError:
-                self._look()
+                self._look_due = True
                 continue
-            if signal.SIGTERM in numbers or _HANDLED in numbers:
-                self._post()
-            if self._previous_fd != -1:
-                self._pass_on(numbers.replace(_END, b"").replace(_HANDLED, b""))
+            found = next((number for number in self._theirs if number in numbers), None)
+            if found is not None or _HANDLED in numbers:
+                self._post(signal.Signals(found or self._received[-1]).name)
+            self._pass_on(numbers.replace(_END, b"").replace(_HANDLED, b""))
             if _END in numbers or not numbers:
                 return
 
-    def _post(self) -> None:
+    def _post(self, name: str) -> None:
         if self._posted.is_set():
-            return  # the grace period counts from the first SIGTERM
+            return  # the grace period counts from the first signal
         self._posted.set()
-        log.warning("received SIGTERM grace_period_s=%g", self._grace_period_s)
-        self._mailbox.post(Disruption(preemption="", cause=SIGTERM, signal=SIGTERM, remaining_s=self._grace_period_s))
+        log.warning("received %s grace_period_s=%g", name, self._grace_period_s)
+        self._mailbox.post(Disruption(preemption="", cause=SIGTERM, signal=name, remaining_s=self._grace_period_s))
         self._on_signal()
 
-    def _look(self) -> None:
-        handler = signal.getsignal(signal.SIGTERM)
-        if handler == self._handle or self._told_replaced or not self._installed:
-            return
-        self._told_replaced = True
-        log.warning(
-            "SIGTERM's handler was replaced after attach(): a SIGTERM is noticed only if the wakeup fd is still ours, "
-            "which asyncio's add_signal_handler() replaces too; install handlers before attach() handler=%r",
-            handler,
-        )
-
     def _pass_on(self, numbers: bytes) -> None:
+        if self._previous_fd == -1 or not numbers:
+            return
         try:
             os.write(self._previous_fd, numbers)
         except OSError as error:
             log.debug("the wakeup fd that was there before takes nothing error=%s", error)
+
+    # What other code installs.
+
+    def _tell_of_those_before(self) -> None:
+        theirs, in_c = self._theirs[signal.SIGTERM], _c_handler(signal.SIGTERM)
+        if callable(theirs):
+            log.info("SIGTERM's handler %s will be called after the session's end, and not before", _named(theirs))
+        elif theirs == signal.SIG_IGN:
+            log.warning("SIGTERM was ignored, and is a notice from now on")
+        elif in_c > signal.SIG_IGN and not any(word in os.path.basename(_library(in_c)) for word in _JAX):
+            log.warning("SIGTERM's handler in C is replaced, and will not be called library=%s", _library(in_c))
+        if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+            log.warning("SIGTERM is blocked in the main thread: a thread of Gracepoint takes it, also from a sigwait()")
+
+    def _look_at(self, number: int) -> None:
+        found, name = signal.getsignal(number), signal.Signals(number).name
+        ours, in_c = found == self._handle, _c_handler(number)
+        if ours and in_c == self._c_handler:
+            return
+        who = f"one in C, of {_library(in_c)}, which is not called any more" if ours else _named(found)
+        if threading.current_thread() is not threading.main_thread():
+            log.warning("%s may not be noticed: its handler was replaced after attach() by %s", name, who)
+            return
+        log.warning(
+            "%s's handler was replaced after attach() by %s: Gracepoint's is in front again, and calls one of Python "
+            "after the session's end",
+            name,
+            who,
+        )
+        if not ours:
+            self._theirs[number] = found
+        signal.signal(number, self._handle)
+
+
+def _named(handler: Any) -> str:
+    """Returns the name of a handler as a user may look for it."""
+    if not callable(handler) or isinstance(handler, signal.Handlers):
+        return str(getattr(handler, "name", handler))
+    function = getattr(handler, "func", handler)  # of a partial
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def _c_handler(number: int) -> int:
+    """Returns the address of the handler in C, of which Python does not know if other code of C has installed it."""
+    action = ctypes.create_string_buffer(512)  # more than any system's struct sigaction, which begins with the handler
+    if ctypes.CDLL(None).sigaction(number, None, action) != 0:
+        return 0
+    return ctypes.c_void_p.from_buffer(action).value or 0
+
+
+class _SymbolInfo(ctypes.Structure):
+    """Dl_info of dladdr(3)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _library(address: int) -> str:
+    """Returns the file of the library that has a function. Empty if that is not known."""
+    info = _SymbolInfo()
+    try:
+        found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info))
+    except AttributeError:  # a system without it
+        return ""
+    return os.fsdecode(info.file) if found and info.file else ""
+
+
+@contextlib.contextmanager
+def _hard_exits_raised() -> Iterator[None]:
+    """Within the block, ``os._exit`` of this process raises SystemExit, so that its code does not count either."""
+    hard, pid = os._exit, os.getpid()
+
+    def leave(code: int) -> None:
+        if os.getpid() != pid:
+            hard(code)
+        raise SystemExit(code)
+
+    vars(os)["_exit"] = leave
+    try:
+        yield
+    finally:
+        vars(os)["_exit"] = hard
 
 
 def _forget(receiver: weakref.ref[SigtermReceiver]) -> None:

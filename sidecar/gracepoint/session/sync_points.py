@@ -44,6 +44,7 @@ class SyncPoints:
     ) -> None:
         self._coordinator = coordinator
         self._arrive = coordinator.arrive
+        self._look = coordinator.look
         self._steps_at_risk = steps_at_risk
         self._on_own_save = on_own_save
         self._clock = clock
@@ -80,6 +81,7 @@ class SyncPoints:
         if self.closed:
             raise self._preempted or SettingsError("the session is closed: pass no sync points after close()")
         number = step if type(step) is int and step >= 0 else checked(step)
+        self._look()
         if self.asked is not None:  # checked here, too: settle's text would be built at every quiet step
             self.settle(f"training went on to step {number}")
         return number

@@ -1,8 +1,9 @@
-"""SIGTERM becomes a notice; handlers and wakeup fds of others keep working and come back."""
+"""SIGTERM becomes a notice; handlers of others are called afterwards, and their wakeup fds keep working."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import hashlib
 import os
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_a_second_sigterm_does_not_move_the_deadline(post: Post) -> None:
     assert len(post.heard.posts) == 1
 
 
-def test_previous_python_handler_is_called_and_restored(post: Post) -> None:
+def test_previous_python_handler_is_called_after_the_end_and_restored(post: Post) -> None:
     called: list[int] = []
 
     def before(number: int, frame: object) -> None:
@@ -84,10 +85,118 @@ def test_previous_python_handler_is_called_and_restored(post: Post) -> None:
     signal.signal(signal.SIGTERM, before)
     post.receiver.install()
     sigterm()
+    sigterm()
     post.heard.wait_for_posts()
-    assert called == [signal.SIGTERM]
+    assert called == [], "ours decides first"
     post.receiver.close()
+    assert called == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def _raises_an_error(*_: object) -> None:
+    raise RuntimeError("terminated")
+
+
+def _exits_hard(*_: object) -> None:
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        (lambda *_: sys.exit(0), "raised SystemExit(0)"),
+        (signal.default_int_handler, "raised KeyboardInterrupt()"),
+        (_raises_an_error, "_raises_an_error, called after the session's end, raised RuntimeError('terminated')"),
+        (_exits_hard, "_exits_hard, called after the session's end, raised SystemExit(0)"),
+    ],
+)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_handler_of_others_that_ends_the_process_does_not(
+    post: Post, before: Callable[..., object], told: str, later: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not later:
+        signal.signal(signal.SIGTERM, before)
+    post.receiver.install()
+    if later:
+        signal.signal(signal.SIGTERM, before)
+        post.receiver.look()
+    sigterm()
+    post.heard.wait_for_posts()
+    post.receiver.close()
+    assert told in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert os._exit.__name__ == "_exit"
+
+
+def _faulthandler() -> None:
+    faulthandler.register(signal.SIGTERM, chain=False)
+
+
+@pytest.mark.parametrize(
+    ("taking", "told"),
+    [
+        (
+            lambda: signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)),
+            "by tests.unit.receivers.test_sigterm.<lambda>",
+        ),
+        (lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL), "by SIG_DFL"),
+        (lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), "by SIG_IGN"),
+        (_faulthandler, "by one in C, of "),
+    ],
+)
+def test_who_takes_the_signal_away_later_is_named_and_comes_second(
+    post: Post, taking: Callable[[], object], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    post.receiver.install()
+    taking()
+    try:
+        post.receiver.look()
+        assert f"SIGTERM's handler was replaced after attach() {told}" in caplog.text
+        sigterm()
+        post.heard.wait_for_posts()
+    finally:
+        faulthandler.unregister(signal.SIGTERM)
+
+
+def test_a_handler_in_c_from_before_is_named(post: Post, caplog: pytest.LogCaptureFixture) -> None:
+    faulthandler.register(signal.SIGTERM, chain=False)
+    try:
+        post.receiver.install()
+        assert "SIGTERM's handler in C is replaced, and will not be called library=/" in caplog.text
+        sigterm()
+        post.heard.wait_for_posts()
+    finally:
+        faulthandler.unregister(signal.SIGTERM)
+
+
+def test_a_signal_that_is_blocked_in_all_other_threads_is_noticed(post: Post, caplog: pytest.LogCaptureFixture) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        post.receiver.install()
+        assert "SIGTERM is blocked in the main thread" in caplog.text
+        sigterm()
+        post.heard.wait_for_posts()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.parametrize(("before", "noticed"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_hang_up_is_a_notice_unless_it_is_ignored(
+    post: Post, before: signal.Handlers, noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = signal.signal(signal.SIGHUP, before)
+    try:
+        post.receiver.install()
+        os.kill(os.getpid(), signal.SIGHUP)
+        if not noticed:
+            sigterm()
+        post.heard.wait_for_posts()
+        (disruption,) = post.heard.posts
+        assert disruption.signal == ("SIGHUP" if noticed else "SIGTERM")
+        post.receiver.close()
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, found)
 
 
 def test_a_handler_that_somebody_installs_later_is_left_alone(post: Post) -> None:
@@ -159,19 +268,28 @@ def test_previous_asyncio_handler_is_called_and_restored(post: Post) -> None:
         loop.close()
 
 
-def test_who_takes_the_signal_away_later_is_told_of(
+def test_asyncio_that_takes_handler_and_fd_later_comes_second(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sigterm_module, "_LOOK_EVERY_S", 0.01)
     loop = asyncio.new_event_loop()
     try:
         post.receiver.install()
+        post.receiver.look()  # the first sync point
         loop.add_signal_handler(signal.SIGTERM, loop.stop)
-        until(lambda: "SIGTERM's handler was replaced after attach()" in caplog.text, "the warning")
-        post.receiver.close()
+
+        def is_told() -> bool:
+            post.receiver.look()  # each sync point
+            return (
+                "SIGTERM's handler was replaced after attach() by asyncio.unix_events._sighandler_noop" in caplog.text
+            )
+
+        until(is_told, "the warning")
         sigterm()
         loop.call_later(60, loop.stop)
-        loop.run_forever()  # asyncio keeps what it took
+        loop.run_forever()  # asyncio's handler works
+        post.heard.wait_for_posts()
+        post.receiver.close()
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         loop.close()
