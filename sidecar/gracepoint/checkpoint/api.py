@@ -64,12 +64,13 @@ def restore(
 def all_steps(directory: UserPath) -> list[int]:
     """Returns the steps below ``directory`` that have a complete checkpoint, Gracepoint's or Orbax's, oldest first.
 
-    Changes nothing: a save that is durable but not committed is listed only after the next ``restore`` commits it.
+    Changes nothing: a save that is durable but not committed is listed only after the next ``restore`` commits it. If
+    there are no steps, and something else looks like a checkpoint, a line in the log names it.
 
     Raises:
         SettingsError: ``directory`` is neither an absolute path nor a known kind of URI.
     """
-    return listing.complete_steps(Layout(storage_path(directory)))
+    return listing.steps_for_users(Layout(storage_path(directory)))
 
 
 def latest_step(directory: UserPath) -> int | None:

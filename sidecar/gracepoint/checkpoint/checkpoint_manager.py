@@ -145,7 +145,7 @@ class CheckpointManager:
 
     def all_steps(self) -> list[int]:
         """Returns the steps that have a complete checkpoint, oldest first."""
-        return listing.complete_steps(self._paths)
+        return listing.steps_for_users(self._paths)
 
     def latest_step(self) -> int | None:
         """Returns the newest step that has a complete checkpoint. None if there is none."""

@@ -44,11 +44,18 @@ class PeriodicSaves:
         """To be called at a first step before which nothing was restored.
 
         Raises:
-            CheckpointError: The directory has a step that is as new or newer.
+            CheckpointError: The directory has a step that is as new or newer, or what looks like one.
         """
-        from gracepoint.checkpoint.api import latest_step
+        from gracepoint.checkpoint.format.layout import Layout
+        from gracepoint.checkpoint.steps import foreign, listing
+        from gracepoint.checkpoint.storage.storage_path import storage_path
 
-        newest = latest_step(self._directory)
+        paths = Layout(storage_path(self._directory))
+        newest = max(listing.complete_steps(paths), default=None)
+        if newest is None:
+            found = [each for each in foreign.look_alikes(paths) if each.step is not None and each.step >= step]
+            if found:
+                raise foreign.refusal(paths.root, found)
         if newest is not None and newest >= step:
             raise CheckpointError(
                 f"step({step}): {self._directory} has a complete step {newest}, and restore() was not called. The next "

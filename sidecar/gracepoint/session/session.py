@@ -227,6 +227,7 @@ class Session(OwnLoop):
                 restore_args=asked.restore_args,
                 options=asked.options,
                 reshard=self._values.reshard,
+                base=from_,
             )
         start = start_from(restored, self._checkpointer, asked, from_, self._values)
         self.restored = start.restored

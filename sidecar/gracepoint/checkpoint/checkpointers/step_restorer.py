@@ -22,7 +22,7 @@ from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.checkpoint.steps.directory_access import DirectoryAccess
 from gracepoint.checkpoint.steps.retention import DamagedStep
-from gracepoint.checkpoint.storage.storage_path import UserPath
+from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import ProcessGroup
 
@@ -85,6 +85,7 @@ class StepRestorer:
         reshard: Mapping[str, Reshard] | None = None,
         items: ItemsRequest = NO_ITEMS,
         tidy: bool = True,
+        base: UserPath | None = None,
     ) -> Restored | None:
         """Restores the newest complete step into the form, shardings and types of ``like``.
 
@@ -102,12 +103,14 @@ class StepRestorer:
             items: The items to restore beside the state.
             tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
                 may use the directory.
+            base: Where the state comes from if there is no step; see ``restore_base``. None: from nowhere.
 
         Returns:
             The restored state. None if nothing looks like a checkpoint; the log says what was found.
 
         Raises:
             CheckpointNotFound: There is no complete checkpoint of ``step``.
+            CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint.
             CheckpointCorrupt: There are checkpoints, and none can be restored.
             CheckpointMismatch: The newest step does not fit ``like``, or its host state does not fit the number of
                 processes.
@@ -134,6 +137,7 @@ class StepRestorer:
                 reshard=reshard,
                 only=step,
                 items=items,
+                base=None if base is None else storage_path(base),
             )
         self._save_interval.began_at(0 if restored is None else restored.step)
         if restored is not None and not restored.by_orbax:

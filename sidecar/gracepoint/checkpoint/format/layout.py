@@ -42,7 +42,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gracepoint.checkpoint.storage.backend import Child
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -118,12 +118,19 @@ class Layout:
     """
 
     def __init__(
-        self, root: StoragePath, *, name: str | None = None, item: str = STATE_ITEM, seen: list[Child] | None = None
+        self,
+        root: StoragePath,
+        *,
+        name: str | None = None,
+        item: str = STATE_ITEM,
+        seen: list[Child] | None = None,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         """Makes the layout of the steps below ``root``, with the train state in their item ``item``.
 
         With ``name``, makes the layout of the checkpoint ``root/name``, which has no items. ``seen`` is a listing of
-        the root. None: the root is listed anew each time.
+        the root. None: the root is listed anew each time. ``names`` has the folders of steps of another run whose names
+        are not their numbers; such a layout is only read.
         """
         self.root = root
         self.item = item if name is None else NO_ITEM
@@ -132,6 +139,7 @@ class Layout:
         self._final = re.compile(final, re.ASCII)
         self._marked_name = re.compile(f"(?P<final>{final}){_MARK}", re.ASCII)
         self._seen = seen
+        self._names = names or {}
 
     def seen(self) -> Layout:
         """Returns this layout as it is now. All its methods that need a listing of the root use the same one.
@@ -139,7 +147,7 @@ class Layout:
         Raises:
             FileNotFoundError: There is no root.
         """
-        return Layout(self.root, name=self._name, item=self.item, seen=self.root.children())
+        return Layout(self.root, name=self._name, item=self.item, seen=self.root.children(), names=self._names)
 
     def step(self, step: int | None) -> StoragePath:
         """Returns the folder of a committed step. If ``step`` is None, that of the single checkpoint."""
@@ -183,7 +191,7 @@ class Layout:
     def _final_name(self, step: int | None) -> str:
         if (step is None) == (self._name is None):
             raise ValueError(f"step {step} in {self.root}: steps have numbers, and a checkpoint with a path has none")
-        return str(step) if self._name is None else self._name
+        return self._name or self._names.get(step or 0) or str(step)
 
     def _marked(self, step: int | None, mark: str, attempt: str, ordinal: int) -> StoragePath:
         return self.root / f"{self._final_name(step)}.gracepoint-{mark}.{attempt}.{ordinal}"
@@ -203,11 +211,10 @@ class Layout:
     def trashed(self) -> list[StoragePath]:
         return [path for path, _ in self._matches("trash")]
 
-    def strangers(self) -> list[str]:
-        """Returns the names in the root that are neither hidden nor known, links included. No link is followed."""
-        return sorted(
-            child.name for child in self._children() if not child.name.startswith(".") and not self._is_ours(child)
-        )
+    def foreign(self) -> list[Child]:
+        """Returns what is in the root and neither hidden nor known, by name, links included. No link is followed."""
+        found = [child for child in self._children() if not child.name.startswith(".") and not self._is_ours(child)]
+        return sorted(found, key=lambda child: child.name)
 
     def _is_ours(self, child: Child) -> bool:
         """Returns whether ``child`` is or was a folder of Gracepoint. Others may rename or delete it meanwhile."""

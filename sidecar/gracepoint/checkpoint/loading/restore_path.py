@@ -20,7 +20,7 @@ from gracepoint.checkpoint.loading.restore_step import read_together
 from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
-from gracepoint.checkpoint.steps import legacy, listing, records, retention
+from gracepoint.checkpoint.steps import foreign, listing, records, retention
 from gracepoint.checkpoint.steps.process_zero import by_process_zero
 from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
@@ -124,7 +124,7 @@ def folder_of(path: StoragePath, preferred: str = layout.STATE_ITEM) -> StorageP
     """
     if not path.is_folder() and not path.is_value():
         raise CheckpointNotFound(f"there is no checkpoint at {path}")
-    legacy.check(path)
+    foreign.check(path)
     above = records.read_manifest(path.parent)
     if above is not None and above.item == path.name:
         return path.parent  # the manifest with the checksums is there

@@ -31,10 +31,11 @@ from gracepoint.checkpoint.loading.saved_form import form_of_state, form_of_stor
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest, restore_items
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.reading.stored_tree import open_tree
+from gracepoint.checkpoint.steps import foreign, retention
 from gracepoint.checkpoint.steps import listing as catalog
-from gracepoint.checkpoint.steps import retention
 from gracepoint.checkpoint.steps.listing import Listing
 from gracepoint.checkpoint.steps.process_zero import by_process_zero
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
     CheckpointCorrupt,
@@ -90,6 +91,7 @@ def restore_newest(
     only: int | None = None,
     items: ItemsRequest = NO_ITEMS,
     holds_lease: bool = False,
+    base: StoragePath | None = None,
 ) -> Restored | None:
     """Restores the newest step that all processes can read. Returns None if nothing looks like a checkpoint.
 
@@ -107,8 +109,10 @@ def restore_newest(
         only: The only step that may be restored. None: the newest that can be.
         items: The items to restore beside the state.
         holds_lease: Whether this process holds the lease of the directory. See ``listing.settle``.
+        base: Where the state comes from if there is no step. It may be in the directory. None: from nowhere.
 
     Raises:
+        CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint.
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.
         CheckpointCorrupt: There are checkpoints, and none can be restored; says why for each.
         CheckpointMismatch: The newest readable step does not fit ``like``.
@@ -143,6 +147,8 @@ def restore_newest(
         items=items,
     )
     if restored is None:
+        if others := [each for each in listing.look_alikes if not _is_at(base, each.path)]:
+            raise foreign.refusal(paths.root, others)
         logger.warning("no checkpoint to restore in %s: %s", paths.root, "; ".join(listing.remarks) or "it is empty")
     return restored
 
@@ -225,6 +231,10 @@ def restore_listed(
             f"move them away if that is wanted: {'; '.join(refused)}"
         )
     return None
+
+
+def _is_at(base: StoragePath | None, path: str) -> bool:
+    return base is not None and f"{base}/".startswith(f"{path}/")
 
 
 def _standing(paths: Layout, step: int) -> str:

@@ -13,10 +13,11 @@ from typing import Any
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.loading.restore_step import Restored, restore_listed
 from gracepoint.checkpoint.options import RestoreOptions
+from gracepoint.checkpoint.steps import foreign, records
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps.listing import Listing
 from gracepoint.checkpoint.steps.process_zero import by_process_zero
-from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointNotFound
 from gracepoint.process_group import ProcessGroup
@@ -37,7 +38,7 @@ def restore_base(
     """Restores the newest step of another run, or the step whose folder is given. Collective.
 
     Args:
-        base: A directory of steps, or the folder of one step in it, written by Gracepoint or Orbax.
+        base: A directory of steps, or the folder of one step in it, of any name, written by Gracepoint or Orbax.
         like: See ``read_tree``.
         gang: The processes that restore together.
         key: Prefix of the keys that they use.
@@ -58,12 +59,12 @@ def restore_base(
     folder = storage_path(base)
 
     def look() -> str:
-        paths, listing = _find(Layout(folder))
-        return json.dumps([str(paths.root), listing.to_text()])
+        root, names, listing = _find(folder)
+        return json.dumps([str(root), list(names.items()), listing.to_text()])
 
-    root, listing = json.loads(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
+    root, names, listing = json.loads(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
     restored = restore_listed(
-        Layout(storage_path(root)),
+        Layout(storage_path(root), names=dict(names)),
         Listing.from_text(listing),
         like,
         gang=gang,
@@ -78,19 +79,32 @@ def restore_base(
     return restored
 
 
-def _find(paths: Layout) -> tuple[Layout, Listing]:
-    """Returns the directory of the steps, and the steps that may be restored."""
-    listing = catalog.complete_listing(paths)
+def _find(folder: StoragePath) -> tuple[StoragePath, dict[int, str], Listing]:
+    """Returns the directory of the steps, the names of their folders that are no numbers, and what may be restored."""
+    listing = catalog.complete_listing(Layout(folder))
     if listing.steps:
-        return paths, listing
-    name, above = paths.root.name, Layout(paths.root.parent)
-    if _STEP.fullmatch(name) and paths.root.is_folder():
-        why = catalog.why_not(above, int(name))
+        return folder, {}, listing
+    if (step := _step_at(folder)) is not None:
+        names = {} if str(step) == folder.name else {step: folder.name}
+        why = catalog.why_not(Layout(folder.parent, names=names), step)
         if why is None:
-            return above, Listing((int(name),), (), ())
-        raise CheckpointNotFound(f"from_: {paths.root} is not a complete checkpoint of a step: {why}")
-    found = "; ".join((*listing.refused, *listing.remarks)) or "it has no steps"
+            return folder.parent, names, Listing((step,), (), ())
+        raise CheckpointNotFound(f"from_: {folder} is not a complete checkpoint of a step: {why}")
+    others = [str(each) for each in foreign.look_alikes(Layout(folder))]
+    found = "; ".join((*listing.refused, *listing.remarks, *others)) or "it has no steps"
     raise CheckpointNotFound(
-        f"from_: expected a directory of steps, or the folder of a step, at {paths.root}; found no complete "
-        f"checkpoint: {found}"
+        f"from_: expected a directory of steps, or the folder of a step, at {folder}; found no complete checkpoint: "
+        f"{found}"
     )
+
+
+def _step_at(folder: StoragePath) -> int | None:
+    """Returns the step in ``folder``; 0 if nothing says its number. None if it is not the folder of a step."""
+    if not folder.is_folder():
+        return None
+    if _STEP.fullmatch(folder.name):
+        return int(folder.name)
+    if foreign.checkpoint_around(folder) != folder:
+        return None
+    step = (records.manifest_fields(folder) or {}).get("step")
+    return step if step is not None else foreign.number_of(folder) or 0

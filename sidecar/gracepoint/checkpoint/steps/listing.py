@@ -9,23 +9,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 from collections.abc import Callable, Mapping
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.steps import commit, legacy, records, recovery
+from gracepoint.checkpoint.steps import commit, foreign, records, recovery
+from gracepoint.checkpoint.steps.foreign import LookAlike
 from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
 
+logger = logging.getLogger(__name__)
+
 #: Seconds without a change after which the writer of a save counts as dead.
 QUIET_S = 5.0
 #: The same for stores that cannot rename. They show an object only when all of it is written.
 FLAT_QUIET_S = 15.0
 _POLL_S = 0.1
-_UNFINISHED = ".orbax-checkpoint-tmp"  # part of the name of a folder that Orbax is still writing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +40,14 @@ class Listing:
         refused: For each folder that is named like a step and is not a complete checkpoint, its path and the reason.
         remarks: Other findings that explain why a checkpoint may be missing.
         standing: Identifiers (``records.standing``) of the ``steps`` whose manifest this version can read.
+        look_alikes: What looks like a checkpoint and is no step, if there are no steps.
     """
 
     steps: tuple[int, ...]
     refused: tuple[str, ...]
     remarks: tuple[str, ...]
     standing: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    look_alikes: tuple[LookAlike, ...] = ()
 
     def to_text(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -51,7 +56,8 @@ class Listing:
     def from_text(cls, text: str) -> Listing:
         told = json.loads(text)
         standing = {int(step): identifier for step, identifier in told.pop("standing").items()}
-        return cls(**{key: tuple(value) for key, value in told.items()}, standing=standing)
+        look_alikes = tuple(LookAlike(**each) for each in told.pop("look_alikes"))
+        return cls(**{k: tuple(value) for k, value in told.items()}, standing=standing, look_alikes=look_alikes)
 
 
 def list_steps(
@@ -87,13 +93,32 @@ def list_steps(
         seen = _seen(paths) or paths
     listing = _sort_out(seen)
     remarks += listing.remarks
-    if strangers := seen.strangers():
-        if not listing.steps and not listing.refused and {layout.MANIFEST, layout.STEP_METADATA} & set(strangers):
-            raise CheckpointRefused(
-                f"{paths.root} is the folder of one step; give the directory of the steps, {paths.root.parent}"
+    if names := [child.name for child in seen.foreign()]:
+        remarks.append(f"{paths.root} also has {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}")
+    return dataclasses.replace(listing, remarks=tuple(remarks), look_alikes=_look_alikes(seen, listing))
+
+
+def _look_alikes(paths: Layout, listing: Listing) -> tuple[LookAlike, ...]:
+    """Returns what looks like a checkpoint, if there is nothing else to restore. Names of newer ones are logged.
+
+    Raises:
+        CheckpointRefused: The directory is the folder of one step.
+    """
+    if listing.steps:
+        if newer := foreign.named_like_newer(paths, listing.steps[0]):
+            logger.error(
+                "%s are named like newer steps than %d, and are not restored: a step is a folder whose name is its "
+                "number alone",
+                ", ".join(newer[:5]),
+                listing.steps[0],
             )
-        remarks.append(f"{paths.root} also has {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}")
-    return dataclasses.replace(listing, remarks=tuple(remarks))
+        return ()
+    if listing.refused:
+        return ()
+    if (checkpoint := foreign.checkpoint_around(paths.root)) is not None:
+        what = "is the folder of one step" if checkpoint == paths.root else "is in the folder of one step"
+        raise CheckpointRefused(f"{paths.root} {what}; give the directory of the steps, {checkpoint.parent}")
+    return tuple(foreign.look_alikes(paths))
 
 
 def complete_listing(paths: Layout) -> Listing:
@@ -164,6 +189,13 @@ def complete_steps(paths: Layout) -> list[int]:
     return sorted(step for step, (reason, _) in _looks(paths).items() if reason is None)
 
 
+def steps_for_users(paths: Layout) -> list[int]:
+    """Returns ``complete_steps``. If there are none, says once what else looks like a checkpoint."""
+    if not (steps := complete_steps(paths)):
+        foreign.warn_once(paths.root)
+    return steps
+
+
 def _looks(paths: Layout) -> dict[int, tuple[str | None, str]]:
     """Returns ``_look`` of all steps, newest first."""
     return look_at(paths.root, paths.steps(), functools.partial(_look, paths))
@@ -204,7 +236,7 @@ def _why_not_of_orbax(paths: Layout, folder: StoragePath) -> str | None:
     if commit.is_unfinished(folder):
         return f"{folder} is being written or deleted, or was left so"
     try:
-        legacy.check(folder)
+        foreign.check(folder)
         if not folder.children():
             return f"{folder} is empty"
     except CheckpointRefused as error:
@@ -294,7 +326,9 @@ def finished_by_orbax(folder: StoragePath) -> bool:
     Orbax writes its marker files before it gives the folder its final name. Older versions of Orbax, and its handlers
     when they are used alone, write none. Then only the name counts, and missing files are found when arrays are opened.
     """
-    if _UNFINISHED in folder.name or ((folder.parent / layout.STEP_METADATA).is_value() and _unfinished(folder.parent)):
+    if foreign.UNFINISHED in folder.name or (
+        (folder.parent / layout.STEP_METADATA).is_value() and _unfinished(folder.parent)
+    ):
         return False
     return not _unfinished(folder)
 

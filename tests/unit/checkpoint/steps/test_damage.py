@@ -179,11 +179,11 @@ def test_directory_without_checkpoints_is_logged_with_its_contents(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "README").write_text("")
-    (tmp_path / "5.orbax-checkpoint-tmp").mkdir()
-    (tmp_path / "500").symlink_to(tmp_path)
+    (tmp_path / "logs_5").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path)
     assert restore(tmp_path, small_state()) is None
     assert "no checkpoint to restore" in caplog.text
-    assert "also has 5.orbax-checkpoint-tmp, 500, README" in caplog.text
+    assert "also has README, data, logs_5" in caplog.text
 
 
 def test_missing_directory_has_no_checkpoint_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

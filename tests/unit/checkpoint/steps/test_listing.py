@@ -52,7 +52,7 @@ def test_save_committed_during_listing_is_not_foreign(tmp_path: Path, meanwhile:
         (tmp_path / name).write_text("")
     (tmp_path / "others").mkdir()
     meanwhile(lambda: temporary.rename(step), tmp_path)
-    assert Layout(storage_path(tmp_path)).strangers() == ["7", "8", "notes", "others"]
+    assert [child.name for child in Layout(storage_path(tmp_path)).foreign()] == ["7", "8", "notes", "others"]
     assert step.is_dir()
 
 
