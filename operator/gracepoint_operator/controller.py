@@ -59,6 +59,7 @@ from gracepoint_operator.recording.pod_protector import PodProtector
 from gracepoint_operator.recording.policies.connection_writer import ConnectionWriter
 from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
 from gracepoint_operator.recording.policies.stall_recorder import StallRecorder
+from gracepoint_operator.recording.policies.trouble_recorder import TroubleRecorder
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import CheckpointPolicy
@@ -145,6 +146,9 @@ class Controller:
         self._stall_recorder = StallRecorder(
             api, self.cache, self._policy_writer, metrics, clock, replica, write_interval_s
         )
+        self._trouble_recorder = TroubleRecorder(
+            api, self.cache, self._policy_writer, metrics, clock, replica, write_interval_s
+        )
         self.reports = ReportHandler(
             api,
             self.cache,
@@ -153,6 +157,7 @@ class Controller:
             self._preemption_writer,
             self._policy_writer,
             self._stall_recorder,
+            self._trouble_recorder,
             metrics,
             clock,
         )
@@ -239,7 +244,7 @@ class Controller:
             # Before the writers: it takes the condition Connected out of the last writes of the policy writer.
             await self.connection_writer.close(_LEAVES_S)
             writers = (
-                *(self._preemption_writer, self._policy_writer, self._stall_recorder),
+                *(self._preemption_writer, self._policy_writer, self._stall_recorder, self._trouble_recorder),
                 *(self._request_writer, self._eviction_responder, self._pod_protector, self._first_seen_writer),
             )
             await asyncio.gather(*(writer.close(_LAST_WRITES_S) for writer in writers))
@@ -283,6 +288,7 @@ class Controller:
         self.subscribers.forget(uid)  # a pod
         self._policy_writer.forget(uid)  # a workload
         self._stall_recorder.forget(uid)
+        self._trouble_recorder.forget(uid)
         self._eviction_responder.forget(uid)
         self._pod_protector.forget(uid)
         if place is not None and place[0] is kinds.PREEMPTIONS:
@@ -307,6 +313,7 @@ class Controller:
     def _note_policy(self, found: ObjectReading, before: CheckpointPolicy | None) -> None:
         if isinstance(found.value, CheckpointPolicy):
             self._stall_recorder.follow(found.value)
+            self._trouble_recorder.follow(found.value)
         if found.kind is kinds.POLICIES:
             # Replicas that answered each other's writes of a status would go on for ever.
             now = self._readable_policy(found)

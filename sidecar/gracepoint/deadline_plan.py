@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Self, TypeVar
 
-from gracepoint.errors import AgreementError
-
 T = TypeVar("T", int, float)
 
 #: Assumed until a save was measured: the throughput of a slow network disk for one process, and the fixed part of a
@@ -166,19 +164,8 @@ def must_choose(snapshot: NewestSnapshot | None) -> bool:
 
 
 def merged(situations: Sequence[Situation]) -> Situation:
-    """Returns one situation for all processes: the worst of each figure.
-
-    Raises:
-        AgreementError: Their newest snapshots are of different steps, or not all have one.
-    """
+    """Returns one situation for all processes: the worst of each figure."""
     first = situations[0]
-    for process, other in enumerate(situations):
-        mine, theirs = (None if s.snapshot is None else s.snapshot.step for s in (first, other))
-        if mine != theirs:
-            raise AgreementError(
-                f"the newest snapshot of process 0 is of step {mine}, and that of process {process} of step {theirs}: "
-                f"every process must pass the same sync points, with the same settings"
-            )
     return dataclasses.replace(
         first,
         left_s=min(s.left_s for s in situations),
@@ -244,8 +231,13 @@ def plan(now: Situation) -> Plan:
 def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:
     """Returns the newest snapshot as all processes together know it.
 
-    The save of a snapshot ends alike in all processes, so what one of them knows of its end is true for all.
+    The save of a snapshot ends alike in all processes, so what one of them knows of its end is true for all. Where a
+    process could not take its snapshot, the newest ones are of different steps. Then none can be committed.
     """
+    found = [situation.snapshot for situation in situations]
+    newest = max((each for each in found if each is not None), key=lambda each: each.step, default=None)
+    if newest is None or any(each is None or each.step != newest.step for each in found):
+        return None if newest is None else dataclasses.replace(newest, state=SnapshotState.GONE)
     # GONE before HELD: a snapshot that one process no longer has cannot be committed.
     for state in (SnapshotState.COMMITTED, SnapshotState.GONE, SnapshotState.HELD):
         for situation in situations:

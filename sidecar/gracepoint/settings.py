@@ -23,6 +23,7 @@ from gracepoint.wire.names import (
     DEFAULT_HEAD_START_S,
     DEFAULT_SAVED_EXIT_CODE,
     DEFAULT_STALL_AFTER_S,
+    DEFAULT_TOLERATE_FAILURES_S,
     DEFAULT_UNSAVED_EXIT_CODE,
     ENV_JOB_COMPLETION_INDEX,
     ENV_PREFIX,
@@ -79,6 +80,7 @@ class Settings:
     keep_last: int = 3
     keep_every_steps: int = 0  # 0: no steps are kept for that reason
     keep_for_s: float = 0.0  # 0: no steps are kept for that reason
+    tolerate_failures_s: float = DEFAULT_TOLERATE_FAILURES_S  # for which periodic saves may fail; 0: not at all
     writer: str | None = None  # who writes saves: thread, worker, or the path of a keeper's socket; None: thread
     host_memory_limit_bytes: int | None = None  # for snapshots, in each process; None: all that is free
     saved_exit_code: int = DEFAULT_SAVED_EXIT_CODE
@@ -292,6 +294,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.KEEP_LAST: ("keep_last", _integer(1)),
     Env.KEEP_EVERY_STEPS: ("keep_every_steps", _integer(0)),
     Env.KEEP_FOR_S: ("keep_for_s", _number(0)),
+    Env.TOLERATE_FAILURES_S: ("tolerate_failures_s", _number(0)),
     Env.WRITER: ("writer", _writer),
     Env.HOST_MEMORY_LIMIT_BYTES: ("host_memory_limit_bytes", _integer(1)),
     Env.SAVED_EXIT_CODE: ("saved_exit_code", _exit_code),

@@ -135,6 +135,18 @@ CASES: dict[str, Case] = {
         30,
         value="2",
     ),
+    "GracepointSavesFail": Case(
+        {f'gracepoint_troubled_workloads{{{_A},kind="Saves"}}': "0x60"},
+        {f'gracepoint_troubled_workloads{{{_A},kind="Saves"}}': "0x5 2x55"},
+        7,
+        value="2",
+    ),
+    "GracepointDeletionsFail": Case(
+        {f'gracepoint_troubled_workloads{{{_A},kind="Deletions"}}': "0x5 1x10 0x45"},  # for less than 15 minutes
+        {f'gracepoint_troubled_workloads{{{_A},kind="Deletions"}}': "0x5 1x55"},
+        22,
+        value="1",
+    ),
     "GracepointConnectionsCrowded": Case(
         {f'gracepoint_channel_connections_closed_total{{{_A},reason="too_slow"}}': "0+9x60"},
         {f'gracepoint_channel_connections_closed_total{{{_A},reason="crowded"}}': "0x20 1x39"},

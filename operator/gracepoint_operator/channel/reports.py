@@ -1,4 +1,4 @@
-"""Handles the messages of gangs: acknowledgements, reports, forecasts, resumptions, stalls.
+"""Handles the messages of gangs: acknowledgements, reports, forecasts, resumptions, stalls, troubles.
 
 Everything here runs on the controller's event loop, each message in the task of its request. A message waits for the
 API server only if it names a preemption that is not known here. The last report of a gang also waits shortly until it
@@ -23,6 +23,7 @@ from gracepoint.wire.messages import (
     SaveEvery,
     Stall,
     Subscription,
+    Trouble,
 )
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -41,6 +42,7 @@ from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
 from gracepoint_operator.recording.policies.stall_recorder import StallRecorder
+from gracepoint_operator.recording.policies.trouble_recorder import TroubleRecorder
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.workloads import ANY_NAME
 
@@ -66,6 +68,7 @@ class ReportHandler:
         preemption_writer: Writes preemptions to the API server.
         policy_writer: Writes what gangs forecast.
         stalls: Records gangs that make no progress.
+        troubles: Records gangs that train while something fails.
         metrics: Gets latencies.
         clock: Seconds since the epoch.
 
@@ -82,6 +85,7 @@ class ReportHandler:
         preemption_writer: PreemptionWriter,
         policy_writer: PolicyWriter,
         stalls: StallRecorder,
+        troubles: TroubleRecorder,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
@@ -92,19 +96,20 @@ class ReportHandler:
         self._preemption_writer = preemption_writer
         self._policy_writer = policy_writer
         self._stalls = stalls
+        self._troubles = troubles
         self.on_end: Callable[[Iterable[str]], None] = lambda uids: None
         self._metrics = metrics
         self._clock = clock
 
     async def take(
-        self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption | Stall
+        self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption | Stall | Trouble
     ) -> SaveEvery | None:
         """Handles a message of a running pod. Returns the answer, if there is one.
 
         Raises:
             UnknownPreemption: It names a preemption that does not exist.
         """
-        if not isinstance(message, Acknowledgement | Stall):
+        if not isinstance(message, Acknowledgement | Stall | Trouble):
             self._policy_writer.goodput.hear(pod, message.session, message.spent)
         match message:
             case Acknowledgement():
@@ -118,6 +123,8 @@ class ReportHandler:
                 self._resumed(pod, message)
             case Stall():
                 self._stalled(pod, message)
+            case Trouble():
+                self._troubles.take(pod, message)
         return None
 
     def subscribed(self, pod: Pod, hello: Subscription) -> None:
@@ -167,6 +174,8 @@ class ReportHandler:
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
         self._stalls.resumed(message.workload_uid)
+        if not message.training:  # a gang that has just started
+            self._troubles.resumed(message.workload_uid)
         if (saved_for := message.saved_for) is not None:
             self._policy_writer.goodput.hear(pod, saved_for.session, saved_for.spent, of_former=True)
         now = self._clock()

@@ -26,7 +26,16 @@ from pydantic import ValidationError
 from gracepoint.wire import names
 from gracepoint.wire.codec import Message, WireError, json_key
 from gracepoint.wire.frames import Frame, Hello
-from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, SaveEvery, Stall, Subscription
+from gracepoint.wire.messages import (
+    Acknowledgement,
+    Forecast,
+    Report,
+    Resumption,
+    SaveEvery,
+    Stall,
+    Subscription,
+    Trouble,
+)
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.channel.heartbeat import INTERVAL_S, Heartbeat
 from gracepoint_operator.channel.loop_calls import LoopCalls
@@ -52,7 +61,7 @@ _UNACKNOWLEDGED_MS = 15_000
 
 _Any = TypeVar("_Any", bound=Message)
 _Result = TypeVar("_Result")
-_FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resumption, Stall)
+_FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resumption, Stall, Trouble)
 
 
 class Channel:
@@ -106,6 +115,7 @@ class Channel:
         app.router.add_post(names.PATH_FORECAST, self._forecast)
         app.router.add_post(names.PATH_RESUMPTION, self._resumption)
         app.router.add_post(names.PATH_STALL, self._stall)
+        app.router.add_post(names.PATH_TROUBLE, self._trouble)
 
     async def _subscribe(self, request: web.Request) -> web.StreamResponse:
         subscriber = None
@@ -176,6 +186,9 @@ class Channel:
 
     async def _stall(self, request: web.Request) -> web.Response:
         return await self._take(request, Stall)
+
+    async def _trouble(self, request: web.Request) -> web.Response:
+        return await self._take(request, Trouble)
 
     async def _take(self, request: web.Request, kind: type[_FromSession]) -> web.Response:
         """Handles a message of a session that has subscribed before."""

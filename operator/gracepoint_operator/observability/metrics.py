@@ -73,6 +73,18 @@ class Metrics:
             ["namespace", "workload", "trainer", "stage"],  # not "pod": that is the replica, which a scrape adds
             registry=self.registry,
         )
+        self.troubles = prometheus.Counter(
+            "gracepoint_troubles",
+            "What went wrong in gangs that train on, as far as this replica was told: Saves or Deletions that fail.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.troubled = prometheus.Gauge(
+            "gracepoint_troubled_workloads",
+            "Gangs that train while their periodic saves (Saves) or deletions of old checkpoints (Deletions) fail.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.evictions = prometheus.Counter(
             "gracepoint_evictions_answered",
             "Attempts to evict a pod of a gang, by what this replica answered: wait (429) or go.",

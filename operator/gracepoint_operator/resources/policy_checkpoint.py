@@ -8,7 +8,11 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from gracepoint.wire.names import DEFAULT_COMPILATION_CACHE_BYTES, DEFAULT_COMPILATION_CACHE_DAYS
+from gracepoint.wire.names import (
+    DEFAULT_COMPILATION_CACHE_BYTES,
+    DEFAULT_COMPILATION_CACHE_DAYS,
+    DEFAULT_TOLERATE_FAILURES_S,
+)
 from gracepoint_operator.resources.base import Model, cel, rules
 from gracepoint_operator.resources.goodput import SaveIntervalMode
 
@@ -87,6 +91,10 @@ class Checkpoint(Model):
     """Checkpoints whose step is a multiple of this number are kept forever. 0: none are kept for this reason."""
     keep_for_seconds: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """Checkpoints younger than this number of seconds are kept. 0: none are kept for this reason."""
+    tolerate_failures_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = int(DEFAULT_TOLERATE_FAILURES_S)
+    """Seconds for which periodic saves may fail, one after the other, before the training processes end with an error.
+    Until then training goes on, each failure is logged, and the condition Saving of the policy is False. A save is
+    tried at least twice. Emergency saves are tried whatever failed before. 0: the first failure ends training."""
     writer: SaveWriter = SaveWriter.THREAD
     """Who writes saves: threads of the training process (Thread), a second process in the training container, which
     finishes a save if the training process is killed (Worker), or a process in a sidecar, which finishes it even if the

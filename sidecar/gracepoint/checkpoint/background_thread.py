@@ -63,6 +63,11 @@ class BackgroundThread:
         return thread is not None and thread.is_alive()
 
     @property
+    def has_failed(self) -> bool:
+        """True if a function has ended with an error that was not taken yet."""
+        return self._error is not None and not self.busy
+
+    @property
     def thread_id(self) -> int | None:
         """Identifier of the thread of the function that was started last. None if a wait has seen that thread end."""
         thread = self._thread

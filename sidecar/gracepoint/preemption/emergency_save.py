@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from gracepoint.deadline import Deadline
-from gracepoint.deadline_plan import Choice, NewestSnapshot, Plan, Situation, merged, must_choose, plan
+from gracepoint.deadline_plan import Choice, NewestSnapshot, Plan, Situation, SnapshotState, merged, must_choose, plan
 from gracepoint.errors import BarrierError, Preempted
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.forecast import Forecaster
@@ -171,12 +171,15 @@ class EmergencySave:
         own = self._forecaster.situation(step, self._budget.time_left_s(), snapshot)
         together = self.meet(step, own.to_json(), _merged)
         if together is not None:
-            chosen = plan(Situation.from_json(together))
+            everywhere = Situation.from_json(together)
+            chosen, known = plan(everywhere), everywhere.snapshot
+            # That save has failed in another process, and this one may still write its part of it.
+            stops = known is not None and known.state is SnapshotState.GONE and must_choose(snapshot)
         else:
             # All save the current step. A save that was begun after the freeze began is stopped first, in all of them.
-            chosen = plan(dataclasses.replace(own, snapshot=None))
-            if must_choose(snapshot):
-                chosen = dataclasses.replace(chosen, choice=Choice.CANCEL_AND_SAVE)
+            chosen, stops = plan(dataclasses.replace(own, snapshot=None)), must_choose(snapshot)
+        if stops:
+            chosen = dataclasses.replace(chosen, choice=Choice.CANCEL_AND_SAVE)
         epoch.chose(chosen)
         log.warning("chosen choice=%s step=%d reason=%s", chosen.choice, chosen.step, chosen.reason)
         if chosen.choice is not Choice.SAVE_NOW:  # else the next stage's report, which comes at once, says it

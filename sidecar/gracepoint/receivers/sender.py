@@ -20,8 +20,15 @@ from gracepoint.errors import WireError
 from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.wire.codec import Message
-from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, SaveEvery, Stall
-from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_REPORT, PATH_RESUMPTION, PATH_STALL
+from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, SaveEvery, Stall, Trouble
+from gracepoint.wire.names import (
+    PATH_ACKNOWLEDGE,
+    PATH_FORECAST,
+    PATH_REPORT,
+    PATH_RESUMPTION,
+    PATH_STALL,
+    PATH_TROUBLE,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +38,7 @@ _PATHS: dict[type[Message], str] = {
     Report: PATH_REPORT,
     Resumption: PATH_RESUMPTION,
     Stall: PATH_STALL,
+    Trouble: PATH_TROUBLE,
 }
 _MOST_WAITING = 200
 #: Short, as a replica that is gone with its node does not answer, and the next attempt may reach the other replica.

@@ -1,22 +1,60 @@
-"""Periodic saves, and how many steps would be lost without another one. Belongs to the training thread."""
+"""Periodic saves, how long they may fail, and how many steps would be lost without another one.
+
+A save that fails does not end training: storage that is away for some minutes comes back. A failure is logged and
+reported, and the save is tried again soon. If saves fail for longer than ``tolerate_s``, training ends, in all
+processes at the same step: at a save that is due, the first process that asks decides for all (``DueSaves``). A save
+fails in all processes or in none, so that all of them count alike.
+
+All of this belongs to the training thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.preemption.forecast import Figures
+from gracepoint.wire.messages import TroubleKind
+from gracepoint.wire.names import DEFAULT_TOLERATE_FAILURES_S
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+    from gracepoint.checkpoint.metrics import SaveStats
 
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.05
+#: A save that failed is tried again after so many seconds, if none is due before.
+_RETRIED_AFTER_S = 60.0
+
+
+@dataclasses.dataclass
+class _Failing:
+    """The saves that failed since one was committed.
+
+    Attributes:
+        since_s: When the first of them was due.
+        first_step: Its step.
+        before: The committed save before them. None if there is none.
+        saves: How many they are.
+        tried_s: When the newest was due.
+        error: What the newest failed with.
+        told: Whether training was ended for it, and goes on nevertheless, as the loop caught the error.
+    """
+
+    since_s: float
+    first_step: int
+    before: SaveStats | None
+    saves: int = 0
+    tried_s: float = 0.0
+    error: Exception | None = None
+    told: bool = False
 
 
 class PeriodicSaves:
@@ -26,16 +64,30 @@ class PeriodicSaves:
         checkpointer: The checkpoint engine.
         directory: The directory of its steps.
         coordinator: Says whether a preemption is under way, and how much time is left.
+        tolerate_s: Seconds for which saves may fail. 0: the first failure ends training.
+        clock: Returns monotonic seconds.
 
     Attributes:
         restored_step: The step that was restored. None if nothing was.
         own_step: The newest step that the training loop saved by its own means. None if there is none.
     """
 
-    def __init__(self, checkpointer: StepCheckpointer, directory: str, coordinator: Coordinator) -> None:
+    def __init__(
+        self,
+        checkpointer: StepCheckpointer,
+        directory: str,
+        coordinator: Coordinator,
+        *,
+        tolerate_s: float = DEFAULT_TOLERATE_FAILURES_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._checkpointer = checkpointer
         self._directory = directory
         self._coordinator = coordinator
+        self._tolerate_s = tolerate_s
+        self._clock = clock
+        self._failing: _Failing | None = None
+        self._due_s, self._due_step = 0.0, 0  # of the newest save
         self.restored_step: int | None = None
         self.own_step: int | None = None
         coordinator.reporter.follow_interval(checkpointer.save_interval.follow)
@@ -66,13 +118,14 @@ class PeriodicSaves:
     def begins(self, step: int) -> bool:
         """Returns whether the save of this step begins now. All processes get the same answer.
 
-        If it does, the caller makes it within ``stopped``.
+        If it does, the caller calls ``save``.
 
         Raises:
-            CheckpointError: The previous save failed.
+            SaveFailed: Saves have failed for longer than they may. Raised in all processes.
             AgreementError: Another process is at another step. The message names both.
             BarrierError: The other processes cannot be reached.
         """
+        self._look()
         if not self._checkpointer.save_interval.is_due(step):
             return False
         time_spent, begun = self._coordinator.reporter.time_spent, False
@@ -84,9 +137,35 @@ class PeriodicSaves:
                 time_spent.goes_on()
         return begun
 
+    def save(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
+        """Begins the save for which ``begins`` has stopped the training. Then training goes on, even if this fails.
+
+        Raises:
+            CheckpointError: Another job has taken the directory over.
+        """
+        try:
+            self._checkpointer.access.check_lease()
+        except CheckpointError as error:
+            self._checkpointer.refuse(step, error)
+            raise
+        try:
+            with self._stopped():
+                self._checkpointer.save_in_background(step, state, host_state)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other processes count one failed save
+            self._failed(error)
+
+    def check_newest(self) -> None:
+        """To be called once training has finished.
+
+        Raises:
+            SaveFailed: The newest save failed, and no later one is there to make up for it.
+        """
+        self._look()
+        if self._failing is not None:
+            raise SaveFailed(f"{self._said(self._failing)}. Training has finished; what it did since then is not saved")
+
     @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """The block begins a periodic save, for which ``begins`` has stopped the training. Then training goes on."""
+    def _stopped(self) -> Iterator[None]:
         begun = False
         try:
             with self._coordinator.activities.at("periodic save"):
@@ -97,16 +176,73 @@ class PeriodicSaves:
 
     def _begins(self, step: int) -> bool:
         over = self._is_the_save_before_over()
-        if not self._checkpointer.due_saves.are_begun(step, sync_point=self._coordinator.sync_point, ready=over):
+        self._look()
+        executor = self._checkpointer.executor
+        decided = self._checkpointer.due_saves.decide(
+            step, sync_point=self._coordinator.sync_point, ready=over, saves=executor.saves, ends=self._ends()
+        )
+        executor.saves = decided.saves
+        if decided.ends:
+            if self._failing is not None:
+                self._failing.told = True
+            raise SaveFailed(decided.ends)
+        if not decided.begins:
             log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
             return False
-        if self._coordinator.noticed:
-            # A preemption is about to save: the failure of the previous save must not keep training from that.
-            try:
-                self._checkpointer.executor.background.check_for_errors()
-            except SaveFailed as error:
-                log.error("a periodic save failed; a preemption is under way, which saves error=%s", error)
+        self._due_s, self._due_step = self._clock(), step
         return True
+
+    # Failures.
+
+    def _look(self) -> None:
+        """Takes the outcome of the save before, if it has ended. Costs nothing while saves succeed."""
+        executor, failing = self._checkpointer.executor, self._failing
+        if failing is not None:
+            if executor.last_save is not failing.before:
+                self._failing = None
+                over = f"a periodic save is committed again, after {failing.saves} that failed"
+                log.warning("%s", over)
+                self._coordinator.reporter.trouble(TroubleKind.SAVES, over, over=True)
+            elif self._clock() - failing.tried_s > _RETRIED_AFTER_S:
+                failing.tried_s = self._clock()
+                self._checkpointer.save_interval.hasten()
+        if not executor.background.has_failed:
+            return
+        newest = executor.background.newest
+        try:
+            executor.background.check_for_errors()
+        except SaveFailed as error:
+            if newest is not None and newest.committed:
+                log.error("what follows a save has failed, the save itself is committed error=%s", error)
+            else:
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """Notes that the newest save failed, in this process or in all."""
+        if self._failing is None:
+            self._failing = _Failing(self._due_s, self._due_step, self._checkpointer.executor.last_save)
+        failing = self._failing
+        failing.saves += 1
+        failing.tried_s, failing.error, failing.told = self._due_s, error, False
+        for_s, said = self._clock() - failing.since_s, self._said(failing)
+        left_s = max(0.0, self._tolerate_s - for_s)
+        log.error("%s; training goes on, and ends if none succeeds within %.0f s", said, left_s, exc_info=error)
+        self._coordinator.reporter.trouble(TroubleKind.SAVES, said, for_s=for_s, times=failing.saves, left_s=left_s)
+
+    def _ends(self) -> str:
+        """Returns why this process would end training now. Empty: it would not."""
+        failing = self._failing
+        if failing is None or failing.told or self._coordinator.noticed:
+            return ""
+        # A save is tried at least twice, as the interval between saves may be longer than they may fail.
+        if self._tolerate_s > 0 and (failing.saves < 2 or self._clock() - failing.since_s <= self._tolerate_s):
+            return ""
+        return f"{self._said(failing)}; they may fail for {self._tolerate_s:.0f} s (checkpoint.tolerateFailures)"
+
+    def _said(self, failing: _Failing) -> str:
+        count = "a periodic save failed" if failing.saves == 1 else f"{failing.saves} periodic saves in a row failed"
+        since = f"the first was that of step {failing.first_step}, {self._clock() - failing.since_s:.0f} s ago"
+        return f"{count}; {since}: {failing.error}"
 
     def _is_the_save_before_over(self) -> bool:
         """Waits for the previous save, as host memory has room for one snapshot.

@@ -100,7 +100,9 @@ class Session(OwnLoop):
             receiver=receiver,
         )
         self._compilations = Compilations(self._coordinator.activities.at, programs)
-        self._saves = PeriodicSaves(checkpointer, directory, self._coordinator)
+        self._saves = PeriodicSaves(
+            checkpointer, directory, self._coordinator, tolerate_s=settings.tolerate_failures_s, clock=clock
+        )
         self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
         atexit.register(self._at_exit)
         set_reached_preemption_hook(self.reached_preemption)
@@ -249,8 +251,10 @@ class Session(OwnLoop):
         Raises:
             Preempted: This was the agreed sync point, and the process is to exit now. The state is saved, or ``saved``
                 is False and ``reason`` says why.
-            CheckpointError: The previous periodic save failed. Or this is the first step, ``restore`` was not called,
-                and the directory has a step that is as new or newer.
+            SaveFailed: Periodic saves have failed for longer than ``attach(tolerate_failures_s=...)``. It is raised in
+                all processes, at the same step.
+            CheckpointError: This is the first step, ``restore`` was not called, and the directory has a step that is as
+                new or newer. Or another job has taken the directory over.
             AgreementError: A periodic save is due, and another process is at another step. The message names both.
             SettingsError: ``step`` is no step's number, or the session is closed.
         """
@@ -270,8 +274,7 @@ class Session(OwnLoop):
         if self._hints.due():
             self._checkpointer.hasten()
         if self._saves.begins(number):
-            with self._saves.stopped():
-                self._checkpointer.save_in_background(number, state, self._values.get())
+            self._saves.save(number, state, self._values.get)
         if (figures := self._forecaster.news(last := self._checkpointer.executor.last_save)) is not None:
             self._coordinator.report_forecast(figures, None if last is None else last.step)
 
@@ -288,7 +291,7 @@ class Session(OwnLoop):
         """Passes the last sync point: training has finished. Waits for the save under way. Safe to repeat.
 
         Raises:
-            CheckpointError: A background save failed.
+            CheckpointError: The newest periodic save failed.
             Preempted: ``reached_preemption`` returned True, and ``saved`` was not called.
         """
         if self._points.closed:
@@ -299,6 +302,7 @@ class Session(OwnLoop):
             with self._coordinator.activities.at("close"):
                 self._coordinator.finish()
                 self._checkpointer.close(_CLOSE_TIMEOUT_S)
+            self._saves.check_newest()
         finally:
             self._end_threads(well=True)
 

@@ -22,6 +22,13 @@ from gracepoint.wire.spent import SavedFor as SavedFor
 from gracepoint.wire.spent import Spent as Spent
 
 
+class TroubleKind(StrEnum):
+    """What goes wrong without ending the training."""
+
+    SAVES = "Saves"  # periodic saves fail
+    DELETIONS = "Deletions"  # old checkpoints, or what failed saves left, cannot be deleted
+
+
 class Mode(StrEnum):
     """What a preemption asks for."""
 
@@ -297,3 +304,31 @@ class Stall(Message):
     stack: str
     beside: bool = False
     pods: list[str] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trouble(Message):
+    """Written by the primary process when something goes wrong that does not end the training, again when more is known
+    of it, and when it is over; read by the operator.
+
+    Attributes:
+        pod_uid: UID of the pod that writes.
+        session: Session that writes.
+        workload_uid: UID of the JobSet, or of the Job by itself.
+        kind: What goes wrong, a ``TroubleKind``. A text, as later versions may know more kinds.
+        over: True if it does not go wrong any more.
+        for_s: Seconds since it began.
+        times: How often it has happened since then.
+        left_s: Seconds after which training ends for it. None: it does not end for it.
+        message: What happened, in words.
+    """
+
+    pod_uid: str
+    session: str
+    workload_uid: str
+    kind: str
+    over: bool
+    for_s: float
+    times: int
+    left_s: float | None
+    message: str

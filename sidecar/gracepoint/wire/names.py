@@ -29,6 +29,9 @@ DEFAULT_UNSAVED_EXIT_CODE = 78
 #: Seconds before the deadline at which a preemption's save begins at the latest, if the policy names none.
 DEFAULT_HEAD_START_S = 60.0
 
+#: Seconds for which periodic saves may fail, if the policy names none.
+DEFAULT_TOLERATE_FAILURES_S = 900.0
+
 #: Seconds without progress after which a process is reported as stalled, if the policy names none.
 DEFAULT_STALL_AFTER_S = 900.0
 #: What follows from a stall. "report": it is logged and reported. "restart": the processes also exit, so that the job
@@ -50,6 +53,7 @@ PATH_REPORT = "/v1/reports"  # Report in; 204 out
 PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out, or a SaveEvery if it takes one
 PATH_RESUMPTION = "/v1/resumptions"  # Resumption in; 204 out
 PATH_STALL = "/v1/stalls"  # Stall in; 204 out
+PATH_TROUBLE = "/v1/troubles"  # Trouble in; 204 out
 
 #: JobSet's own labels on pods (jobset.sigs.k8s.io, api/jobset/v1alpha2).
 JOBSET_LABEL_NAME = "jobset.sigs.k8s.io/jobset-name"
@@ -114,6 +118,7 @@ class Env:
     GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"  # seconds that the pod lives after a SIGTERM
     MARGIN = "GRACEPOINT_MARGIN"  # factor on predicted durations, at least 1
     HEAD_START_S = "GRACEPOINT_HEAD_START_S"  # seconds before the deadline at which a save begins at the latest
+    TOLERATE_FAILURES_S = "GRACEPOINT_TOLERATE_FAILURES_S"  # seconds for which periodic saves may fail; 0: not at all
     STALL_AFTER_S = "GRACEPOINT_STALL_AFTER_S"  # seconds without progress; 0: nothing is watched
     STALL_ACTION = "GRACEPOINT_STALL_ACTION"  # STALL_REPORT or STALL_RESTART
     COMPILATION_CACHE = "GRACEPOINT_COMPILATION_CACHE"  # off, on, or URI or path of a directory; absent: off

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gracepoint.deadline_plan import Choice, NewestSnapshot, Situation, SnapshotState, merged, must_choose, plan
-from gracepoint.errors import AgreementError
 from tests.unit.preemption.fakes.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "deadline.md"
@@ -238,6 +237,8 @@ def test_what_one_process_knows_of_a_saves_end_holds_for_all(state: SnapshotStat
 
 
 @pytest.mark.parametrize("other", [None, snapshot(SnapshotState.WRITING, step=980)])
-def test_processes_with_different_snapshots_fail_and_name_both(other: NewestSnapshot | None) -> None:
-    with pytest.raises(AgreementError, match=r"process 0 is of step 990, and that of process 1 of step (None|980)"):
-        with_snapshots(snapshot(SnapshotState.WRITING), other)
+def test_a_snapshot_that_not_all_processes_have_is_not_saved_in_place_of_the_current_step(
+    other: NewestSnapshot | None,
+) -> None:
+    found = with_snapshots(other, snapshot(SnapshotState.WRITING)).snapshot
+    assert found == dataclasses.replace(snapshot(SnapshotState.WRITING), state=SnapshotState.GONE)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from gracepoint.checkpoint.saving.background import background_save
+from gracepoint.checkpoint.saving.due_saves import DueSave
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.errors import AgreementError, SaveFailed
+from gracepoint.errors import AgreementError, CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
-from gracepoint.process_group import ProcessGroup
+from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.session.periodic_saves import PeriodicSaves
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -63,16 +67,16 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
         is_stuck = gang.process_index == 0
         checkpointer = engine(tmp_path, gang, save_every_steps=1)
-        begun_by_all, asked = checkpointer.due_saves.are_begun, []
+        begun_by_all, asked = checkpointer.due_saves.decide, []
 
-        def ask(step: int, *, sync_point: int, ready: bool) -> bool:
+        def ask(step: int, *, ready: bool, **words: Any) -> DueSave:
             if is_stuck is not stuck_asks_first:
                 assert first.wait(30)
-            answer = begun_by_all(step, sync_point=sync_point, ready=ready)
+            answer = begun_by_all(step, ready=ready, **words)
             first.set()
             if is_stuck:
                 goes_on.set()
-            asked.append((ready, answer))
+            asked.append((ready, answer.begins))
             return answer
 
         preempted = Preempted(in_epoch=is_stuck)  # who is stuck stops the save for all
@@ -80,7 +84,7 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
         assert saves.begins(1)
         checkpointer.save_in_background(1, small_state(1), {})
         assert stuck.wait(30)
-        monkeypatch.setattr(checkpointer.due_saves, "are_begun", ask)
+        monkeypatch.setattr(checkpointer.due_saves, "decide", ask)
         if saves.begins(2):
             checkpointer.save_in_background(2, small_state(2), {})
         newest = checkpointer.executor.background.newest_snapshot
@@ -102,6 +106,10 @@ class AtSyncPoint:
     def __init__(self, sync_point: int) -> None:
         self.sync_point = sync_point
         self.reporter = without_operator()
+        self.activities = self
+
+    def at(self, stage: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 @pytest.mark.parametrize(
@@ -138,3 +146,181 @@ def test_process_at_another_step_is_found_at_the_periodic_save(
     assert both in str(second)
     assert isinstance(first, SaveFailed)
     assert both in str(first)
+
+
+class Training:
+    """One process that trains: it passes steps, and saves at each. Its clock is its own.
+
+    Args:
+        root: The directory of steps.
+        gang: The processes.
+        tolerate_s: For how long saves may fail.
+    """
+
+    def __init__(self, root: Path, gang: ProcessGroup, *, tolerate_s: float = 100.0, **options: Any) -> None:
+        self.now_s = 1000.0 * gang.process_index
+        self.engine = engine(root, gang, save_every_steps=1, clock=lambda: self.now_s, **options)
+        self._at = AtSyncPoint(0)
+        self._saves = PeriodicSaves(
+            self.engine, str(root), cast(Coordinator, self._at), tolerate_s=tolerate_s, clock=lambda: self.now_s
+        )
+        self.check_newest = self._saves.check_newest
+
+    def step(
+        self, step: int, state: Any = None, host_state: Callable[[], Mapping[str, Any]] = dict, *, takes_s: float = 1.0
+    ) -> None:
+        """Passes a step, which took so many seconds, and waits until its save has ended."""
+        self.now_s += takes_s
+        self._at.sync_point = step
+        if self._saves.begins(step):
+            self._saves.save(step, small_state(step) if state is None else state, host_state)
+            assert not self.engine.executor.background.is_busy(60)
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def host_state_that_raises(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    training.step(2, host_state=raising(OSError("the data loader could not be asked, this once")))
+
+
+def host_state_that_cannot_be_encoded(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    training.step(2, host_state=lambda: {"data": object()})
+
+
+def state_that_cannot_be_saved(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    training.step(2, state=small_state(2) | {"more": object()})
+
+
+def in_engine(owner: Callable[[Training], Any], name: str) -> Callable[[Training, pytest.MonkeyPatch], None]:
+    def step(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(owner(training), name, raising(MemoryError("there is no memory, this once")))
+            training.step(2)
+
+    return step
+
+
+ONCE: Mapping[str, Callable[[Training, pytest.MonkeyPatch], None]] = {
+    "host state raises": host_state_that_raises,
+    "host state cannot be encoded": host_state_that_cannot_be_encoded,
+    "state cannot be saved": state_that_cannot_be_saved,
+    "no memory for the snapshot": in_engine(lambda training: training.engine.executor.planner, "snapshot"),
+    "the plan fails": in_engine(lambda training: training.engine.executor.planner, "plan"),
+    "the worker refuses": in_engine(lambda training: training.engine.executor.handing, "hand_over"),
+    "no thread": in_engine(lambda training: training.engine.executor._thread, "start"),
+    "the write fails": in_engine(lambda training: training.engine.executor._writer, "write"),
+}
+
+
+@pytest.mark.parametrize("fails_in", [0, 1])
+@pytest.mark.parametrize("once", ONCE)
+def test_a_save_that_fails_once_in_one_process_leaves_all_later_ones_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, once: str, fails_in: int
+) -> None:
+    def run(gang: ProcessGroup) -> int:
+        training = Training(tmp_path, gang, keep_last=100)
+        training.step(1)
+        if gang.process_index == fails_in:
+            ONCE[once](training, monkeypatch)
+        else:
+            training.step(2)
+        training.step(3)
+        training.step(4)
+        training.check_newest()
+        training.now_s = 0.0
+        return save(training.engine, 5, small_state(5)).step
+
+    assert in_gang(2, run) == [5, 5]
+    assert sorted(int(path.name) for path in tmp_path.glob("[0-9]")) == [1, 3, 4, 5]
+    assert caplog.text.count("a periodic save failed; the first was that of step 2") == 2
+    assert caplog.text.count("a periodic save is committed again, after 1 that failed") == 2
+
+
+@pytest.mark.parametrize(
+    ("tolerate_s", "ends_at"),
+    [
+        pytest.param(0.0, 3, id="strict: at the next save that is due"),
+        pytest.param(110.0, 8, id="after 110 s"),
+        pytest.param(1.0, 4, id="a save is tried twice, however long the interval is"),
+    ],
+)
+def test_saves_that_fail_for_too_long_end_training_in_all_processes_at_the_same_step(
+    tmp_path: Path, tolerate_s: float, ends_at: int
+) -> None:
+    storage = tmp_path / "steps"
+
+    def run(gang: ProcessGroup) -> list[tuple[int, str]]:
+        training, ended = Training(storage, gang, tolerate_s=tolerate_s), []
+        training.step(1)
+        for step in range(2, ends_at + 3):
+            writer = training.engine.executor._writer
+            with pytest.MonkeyPatch.context() as patched:
+                if gang.process_index == 1 and step <= ends_at:
+                    patched.setattr(writer, "write", raising(OSError("the storage is away")))
+                try:
+                    training.step(step, takes_s=20.0 + gang.process_index / 10)  # clocks differ
+                except SaveFailed as error:
+                    ended.append((step, str(error)))
+        return ended
+
+    for ended in in_gang(2, run):
+        ((step, why),) = ended
+        assert step == ends_at
+        assert "the first was that of step 2" in why
+        assert "the storage is away" in why
+    assert (storage / str(ends_at + 1)).is_dir(), "who goes on nevertheless saves again"
+
+
+def test_training_that_finishes_after_a_failed_save_is_told(tmp_path: Path) -> None:
+    def run(gang: ProcessGroup) -> None:
+        training = Training(tmp_path, gang)
+        training.step(1, host_state=raising(OSError("away")) if gang.process_index == 1 else dict)
+        training.check_newest()
+
+    for outcome in outcomes_in_gang(2, run):
+        assert isinstance(outcome, SaveFailed)
+        assert "that of step 1" in str(outcome)
+        assert "is not saved" in str(outcome)
+
+
+def test_a_failed_save_is_tried_again_before_the_interval_is_over(tmp_path: Path) -> None:
+    now_s = [0.0]
+    checkpointer = engine(tmp_path, save_every_s=3600, clock=lambda: now_s[0])
+    saves = PeriodicSaves(checkpointer, str(tmp_path), cast(Coordinator, AtSyncPoint(1)), clock=lambda: now_s[0])
+    tried: list[float] = []
+    for step in range(1, 700):
+        now_s[0] += 10.0
+        if saves.begins(step):
+            tried.append(now_s[0])
+            saves.save(step, small_state(), raising(OSError("away")) if len(tried) == 1 else dict)
+            assert not checkpointer.executor.background.is_busy(60)
+    first, second, *_ = tried
+    assert 3600 <= first <= 4200
+    assert 60 <= second - first <= 600
+
+
+def test_another_job_in_the_directory_ends_training_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(gang: ProcessGroup) -> None:
+        training = Training(tmp_path, gang)
+        if gang.process_index == 0:
+            monkeypatch.setattr(training.engine.access, "check_lease", raising(CheckpointError("another job has it")))
+        training.step(1)
+
+    first, _ = outcomes_in_gang(2, run)
+    assert isinstance(first, CheckpointError)
+
+
+def test_each_failure_is_logged_with_since_when_and_how_long_it_may_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    training = Training(tmp_path, SingleProcess(), tolerate_s=100.0)
+    for step in (1, 2):
+        training.step(step, host_state=raising(OSError("the mount is gone")), takes_s=30.0)
+    assert "2 periodic saves in a row failed; the first was that of step 1, 30 s ago: the mount is gone" in caplog.text
+    assert "training goes on, and ends if none succeeds within 70 s" in caplog.text

@@ -637,7 +637,7 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     notices.post(remaining_s=3600.0)
     until(lambda: coordinators[-1].noticed, "the notice")
     session.step(step + 2, state_of(step + 2))
-    assert "a periodic save failed; a preemption is under way" in caplog.text
+    assert "a periodic save failed; the first was that of step" in caplog.text
     notices.post(remaining_s=10.0)
     until(lambda: "the freeze begins" in caplog.text, "the freeze")
     monkeypatch.setattr(ChunkWriter, "write", write)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 
-from gracepoint.wire.messages import Forecast
+from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions.statuses import connectivity, policy_status, progress
+from gracepoint_operator.decisions.statuses import connectivity, policy_status, progress, troubles
 from gracepoint_operator.decisions.statuses.connectivity import GangConnection
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
@@ -66,6 +66,7 @@ class PolicyWriter:
         self._mended: set[Key] = set()  # policies of which nothing is refused any more, until that is written
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
+        self._troubles: dict[tuple[Key, TroubleKind], dict[str, str]] = {}  # likewise, of each kind
         self.goodput = GoodputRecorder(cache, self.touch, metrics, clock)
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
 
@@ -125,6 +126,11 @@ class PolicyWriter:
         self._stalls[policy] = dict(stalled)
         self.touch(*policy)
 
+    def troubles(self, policy: Key, kind: TroubleKind, failing: Mapping[str, str]) -> None:
+        """As ``stalls``, for what goes wrong while training goes on."""
+        self._troubles[policy, kind] = dict(failing)
+        self.touch(*policy)
+
     def leave_connections(self) -> None:
         """This replica ends: it writes no condition Connected any more."""
         self._connections.clear()
@@ -147,9 +153,10 @@ class PolicyWriter:
         try:
             policy = CheckpointPolicy.of(body)
         except Unreadable as error:
-            changes, workloads, stalls = self._unreadable(body, str(error)), [], None
+            changes, workloads, stalls, told = self._unreadable(body, str(error)), [], None, {}
         else:
             stalls = self._stalls.get(key)
+            told = {kind: self._troubles[key, kind] for kind in TroubleKind if (key, kind) in self._troubles}
             workloads = self._workloads(key)
             changes = self._status(policy, workloads).changes_since(policy.status)
         if changes:
@@ -159,6 +166,9 @@ class PolicyWriter:
         self.goodput.written(workloads)
         if stalls == {} and self._stalls.get(key) is stalls:
             del self._stalls[key]
+        for kind, failing in told.items():
+            if not failing and self._troubles.get((key, kind)) is failing:
+                del self._troubles[key, kind]
         if mended and key not in self._unrecorded:
             self._mended.discard(key)
 
@@ -222,6 +232,11 @@ class PolicyWriter:
             conditions.append(policy_status.stalled(policy.generation, None, now))
         if key in self._stalls:
             conditions.append(progress.condition(policy, self._stalls[key], now))
+        conditions += [
+            troubles.condition(policy, kind, self._troubles[key, kind], now)
+            for kind in TroubleKind
+            if (key, kind) in self._troubles
+        ]
         # While a workload restarts it has no pods. Then the condition stays.
         if worst is not None or not forecasts:
             conditions.append(policy_status.fit(policy, worst, now))

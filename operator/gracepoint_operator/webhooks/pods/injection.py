@@ -38,6 +38,7 @@ YIELDING = frozenset(
         Env.KEEP_FOR_S,
         Env.MARGIN,
         Env.HEAD_START_S,
+        Env.TOLERATE_FAILURES_S,
         Env.STALL_AFTER_S,
         Env.STALL_ACTION,
         Env.METADATA,
@@ -176,6 +177,7 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
     unless_default = {
         Env.HEAD_START_S: (policy.deadline.head_start_seconds, names.DEFAULT_HEAD_START_S),
         Env.SAVE_INTERVAL: (policy.checkpoint.interval.lower(), names.SAVE_FIXED),
+        Env.TOLERATE_FAILURES_S: (policy.checkpoint.tolerate_failures_seconds, names.DEFAULT_TOLERATE_FAILURES_S),
         Env.STALL_AFTER_S: (policy.stalls.after_seconds, names.DEFAULT_STALL_AFTER_S),
         Env.STALL_ACTION: (policy.stalls.action.lower(), names.STALL_REPORT),
     }

@@ -20,7 +20,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import Saved
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.saving.background.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.background.save_executor import HostState, SaveExecutor
 from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
 from gracepoint.checkpoint.saving.due_saves import DueSaves
 from gracepoint.checkpoint.saving.operation.save_extras import NO_EXTRAS, SaveExtras
@@ -199,7 +199,7 @@ class StepCheckpointer(BackgroundView):
         self,
         step: int,
         state: Any,
-        host_state: Mapping[str, Any],
+        host_state: HostState,
         *,
         save_args: Any = None,
         extras: SaveExtras = NO_EXTRAS,
@@ -213,7 +213,8 @@ class StepCheckpointer(BackgroundView):
         Args:
             step: The step that ``state`` is at; the same in all processes.
             state: The train state.
-            host_state: This process's values by name.
+            host_state: This process's values by name, or what returns them. If it raises, the save fails in all
+                processes.
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
             extras: What is saved beside the state.
             timeout_s: Seconds for the part in the background.
@@ -223,6 +224,7 @@ class StepCheckpointer(BackgroundView):
             SaveFailed: The save before this one failed, or hangs; this one was not begun.
             CheckpointError: The state or the host state cannot be saved; names the leaf. Or another job has taken
                 the directory over.
+            Exception: What ``host_state`` raises.
         """
         began_s = self._clock()
         save = self.executor.begin(self._paths, step, extras=extras)

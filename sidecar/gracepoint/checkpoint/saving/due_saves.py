@@ -1,6 +1,6 @@
 """When a periodic save is due, decides for all processes whether it begins, and checks that all are at the same step.
 
-The training thread calls ``are_begun``. The thread that has committed a save calls ``retire``. No process waits for
+The training thread calls ``decide``. The thread that has committed a save calls ``retire``. No process waits for
 another. The first process that asks decides, and records the decision together with its step and sync point.
 """
 
@@ -15,7 +15,7 @@ from gracepoint.process_group import ProcessGroup
 
 
 @dataclasses.dataclass(frozen=True)
-class _Word:
+class DueSave:
     """The decision of the first process that asks.
 
     Attributes:
@@ -23,12 +23,16 @@ class _Word:
         step: The step that is due in that process.
         sync_point: Number of the sync point at which it is due.
         begins: Whether the save begins. False: it is skipped.
+        saves: How many saves that process has begun. Barriers are named by this count, so all take it over.
+        ends: Why training ends here, as saves have failed for too long. Empty: it goes on.
     """
 
     process: int
     step: int
     sync_point: int
     begins: bool
+    saves: int = 0
+    ends: str = ""
 
 
 class DueSaves:
@@ -48,8 +52,8 @@ class DueSaves:
         self._asked = 0
         self._retired = 0  # written by the thread of the save that was committed last; never by two threads at a time
 
-    def are_begun(self, step: int, *, sync_point: int, ready: bool) -> bool:
-        """Returns whether all processes begin the save that is due. The first process that asks decides.
+    def decide(self, step: int, *, sync_point: int, ready: bool, saves: int = 0, ends: str = "") -> DueSave:
+        """Returns what all processes do about the save that is due. The first process that asks decides.
 
         Collective, for each save that is due. If only some processes began a save, it would never end, and the later
         saves of the processes would not match. The first process also records its step, and all others compare it with
@@ -59,6 +63,8 @@ class DueSaves:
             step: The step that is due in this process.
             sync_point: Number of the sync point at which it is due; the same in all processes.
             ready: Whether this process can begin the save. If it cannot, and all begin, it waits for the previous save.
+            saves: How many saves this process has begun.
+            ends: Why this process would end training here. Empty: it would not.
 
         Raises:
             AgreementError: The first process asked at another sync point, or for another step; names both. The save
@@ -66,9 +72,9 @@ class DueSaves:
             BarrierError: The other processes cannot be reached.
         """
         self._asked += 1
-        mine = _Word(self._gang.process_index, step, sync_point, ready)
+        mine = DueSave(self._gang.process_index, step, sync_point, ready and not ends, saves, ends)
         text = self._gang.decide(f"{self._key}/{self._asked}", json.dumps(dataclasses.astuple(mine)))
-        first = _Word(*json.loads(text))
+        first = DueSave(*json.loads(text))
         if (first.step, first.sync_point) != (step, sync_point):
             error = AgreementError(
                 f"periodic save {self._asked} is due in process {first.process} with step {first.step} at sync point "
@@ -78,7 +84,7 @@ class DueSaves:
             if first.begins:
                 self._fail(step, error)
             raise error
-        return first.begins
+        return first
 
     @property
     def asked(self) -> int:

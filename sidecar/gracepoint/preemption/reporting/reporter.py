@@ -18,7 +18,17 @@ from gracepoint.preemption.reporting.time_spent import TimeSpent
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
-from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, SavedFor, StageTiming, Stall
+from gracepoint.wire.messages import (
+    Forecast,
+    Phase,
+    Report,
+    Resumption,
+    SavedFor,
+    StageTiming,
+    Stall,
+    Trouble,
+    TroubleKind,
+)
 from gracepoint.wire.names import SAVE_AUTO
 
 log = logging.getLogger(__name__)
@@ -32,6 +42,7 @@ _RECEIPT_S = 1.0
 #: A stall names this many processes, and this much of a stack.
 _SUSPECTS = 100
 _STACK_CHARACTERS = 3000
+_MESSAGE_CHARACTERS = 2000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -277,6 +288,31 @@ class Reporter:
                 message=message,
                 stack=stack[-_STACK_CHARACTERS:],
                 pods=list(pods),
+            )
+            self._sender.send(told, within_s=_UNHURRIED_S)
+
+    def trouble(
+        self,
+        kind: TroubleKind,
+        message: str,
+        *,
+        over: bool = False,
+        for_s: float = 0.0,
+        times: int = 0,
+        left_s: float | None = None,
+    ) -> None:
+        """Reports what goes wrong without ending the training; see ``wire.messages.Trouble``. The caller logs it."""
+        if self._sender is not None and self._is_primary:
+            told = Trouble(
+                pod_uid=self._settings.pod_uid or "",
+                session=self.session,
+                workload_uid=self._settings.jobset_uid or "",
+                kind=kind,
+                over=over,
+                for_s=for_s,
+                times=times,
+                left_s=left_s,
+                message=message[:_MESSAGE_CHARACTERS],
             )
             self._sender.send(told, within_s=_UNHURRIED_S)
 

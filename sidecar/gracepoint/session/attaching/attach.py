@@ -47,6 +47,7 @@ def attach(
     keep_last: int | None = None,
     keep_every_steps: int | None = None,
     keep_for_s: float | None = None,
+    tolerate_failures_s: float | None = None,
     saved_exit_code: int | None = None,
     unsaved_exit_code: int | None = None,
     grace_period_s: float | None = None,
@@ -83,6 +84,9 @@ def attach(
         keep_last: How many committed steps are kept. Default: 3.
         keep_every_steps: Multiples of this number of steps are kept, too. 0, the default: none for that reason.
         keep_for_s: Steps that are younger than this are kept, too. 0, the default: none for that reason.
+        tolerate_failures_s: Seconds for which periodic saves may fail, one after the other, before ``step`` raises
+            ``SaveFailed`` in all processes. Until then training goes on, and each failure is logged and reported. An
+            emergency save is tried whatever failed before. 0: the first failure ends training. Default: 900.
         saved_exit_code: Exit code of the process after an emergency save. Default: 77.
         unsaved_exit_code: Exit code if that save failed. Default: 78.
         grace_period_s: Seconds that the process lives after a SIGTERM. Default: 30.
@@ -136,6 +140,7 @@ def attach(
         keep_last=keep_last,
         keep_every_steps=keep_every_steps,
         keep_for_s=keep_for_s,
+        tolerate_failures_s=tolerate_failures_s,
         saved_exit_code=saved_exit_code,
         unsaved_exit_code=unsaved_exit_code,
         grace_period_s=grace_period_s,

@@ -170,6 +170,7 @@ def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
         "keepLast": 3,
         "keepEverySteps": 0,
         "keepForSeconds": 0,
+        "tolerateFailuresSeconds": 900,
         "writer": "Thread",
     }
     assert PreemptionStatus(phase=Phase.NOTICED).to_json() == {"phase": "Noticed"}

@@ -49,6 +49,11 @@ class BackgroundSave:
         return self._thread.busy
 
     @property
+    def has_failed(self) -> bool:
+        """True if a background save has ended with an error that nobody has taken yet."""
+        return self._thread.has_failed
+
+    @property
     def newest_snapshot(self) -> NewestSnapshot | None:
         """What is known of ``newest``. None if there is none, or if it is not a step."""
         return None if self.newest is None else self.newest.seen(busy=self.busy)

@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 #: Seconds to write a probe file before training begins.
 WARM_UP_TIMEOUT_S = 60.0
 
+#: A process's values by name, or a function that returns them.
+HostState = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
 
 class SaveExecutor:
     """Saves states, and knows which save is under way.
@@ -135,7 +138,7 @@ class SaveExecutor:
         self,
         save: SaveOperation,
         state: Any,
-        host_state: Mapping[str, Any],
+        host_state: HostState,
         *,
         timeout_s: float,
         began_s: float,
@@ -147,7 +150,8 @@ class SaveExecutor:
         Args:
             save: What ``begin`` returned. No other save is under way.
             state: The state. The caller may donate it after this returns.
-            host_state: This process's values by name. The caller may change them after this returns.
+            host_state: This process's values by name, or what returns them. The caller may change them after this
+                returns.
             timeout_s: Seconds for the part in the background.
             began_s: Time on the clock at which the caller began to wait.
             then: Called in the save's thread after the commit. If it raises, the save fails with that error.
@@ -158,11 +162,11 @@ class SaveExecutor:
                 snapshot.
         """
         waited_s = self._clock() - began_s
-        self._tell_started(save, in_background=True)
         self.background.newest = None  # its memory is filled again below
         with save.failing_together():
+            self._tell_started(save, in_background=True)
             leaves, prepared = self.planner.plan(state, save_args)
-            save.describe(leaves, prepared, host_state)
+            save.describe(leaves, prepared, host_state() if callable(host_state) else host_state)
             snapshot = self.planner.snapshot(leaves, prepared, save.key)
             started_s = self._clock()
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
@@ -223,8 +227,8 @@ class SaveExecutor:
             CheckpointError: The state or the host state cannot be saved; names the leaf.
         """
         began_s = self._clock()
-        self._tell_started(save, in_background=False)
         with save.failing_together():
+            self._tell_started(save, in_background=False)
             leaves, prepared = self.planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
             snapshot = None
@@ -250,22 +254,25 @@ class SaveExecutor:
             SaveFailed: There is no snapshot, or it was not committed in time.
         """
         began_s, newest = self._clock(), self.background.newest
-        self.saves += 1  # whether it is needed or not, so that the processes' counts never differ
-        if newest is None or newest.save.temporary.step is None:
-            raise SaveFailed("there is no snapshot in host memory that could be saved in place of the state")
-        self.background.wait_until(deadline)
-        step = newest.save.temporary.step
-        error = self.background.take_error()
-        if newest.committed:
+        step = None if newest is None else newest.save.temporary.step
+        # Whether it is needed or not, so that the processes' counts never differ. It touches no file.
+        again = self.begin(paths, step or 0)
+        with again.failing_together():
+            if newest is None or step is None:
+                raise SaveFailed("there is no snapshot in host memory that could be saved in place of the state")
+            self.background.wait_until(deadline)
+            error = self.background.take_error()
+            source = None if newest.committed else newest.once_more()
+            if not newest.committed and source is None:
+                raise SaveFailed(f"the snapshot of step {step} was not saved, and is not in memory any more: {error}")
+        if source is None:
             for stage in ("written", "durable", "committed"):
                 on_stage(stage)
             return step, newest.save.total_bytes
-        source = newest.once_more()
-        if source is None:
-            raise SaveFailed(f"the snapshot of step {step} was not saved, and is not in memory any more: {error}")
         logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
-        save = newest.save.again(paths.temporary(step, self._attempt, self.saves))
-        handed = self.handing.hand_over(save, newest.chunks, newest.snapshot, deadline, urgent=True)
+        save = newest.save.again(again.temporary)
+        with save.failing_together():
+            handed = self.handing.hand_over(save, newest.chunks, newest.snapshot, deadline, urgent=True)
         return step, self._run_now(save, source, deadline, on_stage, began_s, handed)
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ def test_every_variable_of_the_wire_is_set() -> None:
             "interval": "Auto",
             "keepEverySteps": 10,
             "keepForSeconds": 60,
+            "tolerateFailuresSeconds": 60,
             "writer": "Worker",
         },
         deadline={"headStartSeconds": 10},
@@ -128,6 +129,13 @@ def test_stalls_are_told_only_where_the_policy_differs() -> None:
     assert (told[Env.STALL_AFTER_S], told[Env.STALL_ACTION]) == ("120.0", "restart")
     untold = environment(pod_of(injected(body))["containers"][0])
     assert not {Env.STALL_AFTER_S, Env.STALL_ACTION} & untold.keys()
+
+
+def test_for_how_long_saves_may_fail_is_told_only_where_the_policy_differs() -> None:
+    policy = policy_spec(checkpoint={"directory": "/checkpoints/{jobset}", "tolerateFailuresSeconds": 0})
+    told = environment(pod_of(injected(jobset(), policy))["containers"][0])
+    assert told[Env.TOLERATE_FAILURES_S] == "0"
+    assert Env.TOLERATE_FAILURES_S not in environment(pod_of(injected(jobset()))["containers"][0])
 
 
 @pytest.mark.parametrize(
