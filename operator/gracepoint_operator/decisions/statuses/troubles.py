@@ -12,8 +12,8 @@ from gracepoint_operator.workloads import ANY_PLURAL
 
 #: The condition of each kind, which is False while there is such trouble.
 CONDITIONS = {TroubleKind.SAVES: "Saving", TroubleKind.DELETIONS: "CleanedUp"}
-_FAIL = {TroubleKind.SAVES: "SavesFail", TroubleKind.DELETIONS: "DeletionsFail"}
-_SUCCEED = {TroubleKind.SAVES: "SavesSucceed", TroubleKind.DELETIONS: "DeletionsSucceed"}
+REASONS_FAIL = {TroubleKind.SAVES: "SavesFail", TroubleKind.DELETIONS: "DeletionsFail"}
+REASONS_SUCCEED = {TroubleKind.SAVES: "SavesSucceed", TroubleKind.DELETIONS: "DeletionsSucceed"}
 _FAILING = {
     TroubleKind.SAVES: "have periodic saves that fail",
     TroubleKind.DELETIONS: "have checkpoints or remains of saves that cannot be deleted",
@@ -32,8 +32,8 @@ def note(trouble: Trouble) -> Note:
     """Returns the Event on the workload."""
     kind = TroubleKind(trouble.kind)
     if trouble.over:
-        return Note(_SUCCEED[kind], trouble.message)
-    return Note(_FAIL[kind], in_words(trouble), warning=True)
+        return Note(REASONS_SUCCEED[kind], trouble.message)
+    return Note(REASONS_FAIL[kind], in_words(trouble), warning=True)
 
 
 def condition(policy: CheckpointPolicy, kind: TroubleKind, failing: Mapping[str, str], now: float) -> Condition:
@@ -53,7 +53,7 @@ def condition(policy: CheckpointPolicy, kind: TroubleKind, failing: Mapping[str,
     return Condition(
         type=CONDITIONS[kind],
         status=ConditionStatus.FALSE if failing else ConditionStatus.TRUE,
-        reason=(_FAIL if failing else _SUCCEED)[kind],
+        reason=(REASONS_FAIL if failing else REASONS_SUCCEED)[kind],
         message=message[:4096],
         last_transition_time=datetime.datetime.fromtimestamp(now, datetime.UTC).replace(microsecond=0),
         observed_generation=policy.generation,

@@ -12,7 +12,7 @@ import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
 from gracepoint_operator.channel import notifier
-from gracepoint_operator.decisions.statuses import connectivity, event_notes, preemption_status, progress
+from gracepoint_operator.decisions.statuses import connectivity, event_notes, preemption_status, progress, troubles
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
@@ -297,4 +297,6 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     assert set(event_notes.STORY) == reasons
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
     beside = {connectivity.REASON_NOT_CONNECTED, connectivity.REASON_CONNECTED}
-    assert listed == reasons | beside | {progress.REASON_STALLED, progress.REASON_PROGRESS}
+    beside |= {progress.REASON_STALLED, progress.REASON_PROGRESS}
+    beside |= {*troubles.REASONS_FAIL.values(), *troubles.REASONS_SUCCEED.values()}
+    assert listed == reasons | beside
