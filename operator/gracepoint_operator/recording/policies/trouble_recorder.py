@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Told:
+class _KnownTrouble:
     workload: Workload
     trouble: Trouble
     since: float  # when the first word of it came
@@ -64,8 +64,10 @@ class TroubleRecorder:
         self._metrics = metrics
         self._clock = clock
         self._events = EventRecorder(api, clock, replica)
-        self._troubles: dict[tuple[str, TroubleKind], _Told] = {}  # (UID of the workload, kind) -> the newest word
-        self._unposted: dict[str, dict[TroubleKind, _Told]] = {}  # UID of the workload -> what is to be posted
+        self._troubles: dict[
+            tuple[str, TroubleKind], _KnownTrouble
+        ] = {}  # (UID of the workload, kind) -> the newest word
+        self._unposted: dict[str, dict[TroubleKind, _KnownTrouble]] = {}  # UID of the workload -> what is to be posted
         self._write_queue = WriteQueue("trouble", self._write, metrics, interval_s)
 
     def take(self, pod: Pod, trouble: Trouble) -> None:
@@ -79,7 +81,7 @@ class TroubleRecorder:
             return
         kind, now = TroubleKind(trouble.kind), self._clock()
         known = self._troubles.pop((workload.uid, kind), None)
-        told = _Told(workload, trouble, now if known is None else known.since, now)
+        told = _KnownTrouble(workload, trouble, now if known is None else known.since, now)
         if not trouble.over:
             self._troubles[workload.uid, kind] = told
         if known is None and not trouble.over:
