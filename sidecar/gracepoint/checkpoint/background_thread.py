@@ -1,17 +1,18 @@
 """Runs functions in the background, one at a time, each on a thread of its own.
 
-One thread owns this object and starts functions. The thread of a function ends with the function. After that, the owner
-reads its outcome by ``wait`` or ``take_error``. An error that was not read is logged when this object is deleted. The
-thread is a daemon: a save that hangs never keeps a process from ending. Any thread may ask ``busy`` and ``thread_id``,
-also while the owner's wait ends.
+One thread owns this object and starts functions. The thread of a function ends with the function, and says so itself
+(``DaemonThread``): an exception that leaves the owner's ``start`` or ``wait`` changes nothing about what ``busy`` says.
+After that, the owner reads its outcome by ``wait`` or ``take_error``. An error that was not read is logged when this
+object is deleted. The thread is a daemon: a save that hangs never keeps a process from ending. Any thread may ask
+``busy`` and ``thread_id``, also while the owner's wait ends.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
+from gracepoint.daemon_thread import DaemonThread
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -24,13 +25,15 @@ class BackgroundThread:
     """Runs functions one after the other. An error is kept until ``take_error`` is called."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._thread: DaemonThread | None = None
         self._name = ""
         self._error: Exception | None = None  # written by the thread, read once it has ended
         self._failed = ""  # the name of the function that ended with the error
 
     def start(self, name: str, function: Callable[[], None]) -> None:
         """Starts ``function``. No other function may be running.
+
+        If an exception of a signal handler leaves this, the function may run: ``busy`` knows.
 
         Raises:
             RuntimeError: No thread can be started, or the interpreter ends.
@@ -47,10 +50,9 @@ class BackgroundThread:
                 ended.__cause__ = error
                 self._error, self._failed = ended, name
 
-        thread = threading.Thread(target=run, name=f"gracepoint: {name}", daemon=True)
-        thread.start()
-        # After the start: a thread that the system refused must not be waited for.
+        thread = DaemonThread(run, f"gracepoint: {name}")
         self._name, self._thread = name, thread
+        thread.start()
 
     def __del__(self) -> None:
         # May run in the thread of the function, which holds a reference to this object until it ends.
@@ -60,7 +62,7 @@ class BackgroundThread:
     @property
     def busy(self) -> bool:
         thread = self._thread  # read once: the owner may set it to None meanwhile
-        return thread is not None and thread.is_alive()
+        return thread is not None and not thread.ended
 
     @property
     def has_failed(self) -> bool:
@@ -81,16 +83,14 @@ class BackgroundThread:
         """
         if self._thread is None:
             return
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self._thread.wait(timeout_s):
             raise SaveFailed(f"{self._name} did not end within {timeout_s} s")
         self._thread = None
 
     def wait_until(self, deadline: Deadline) -> None:
         """Waits as ``wait`` does, until a deadline that may move meanwhile."""
         while self._thread is not None:
-            self._thread.join(min(deadline.remaining_s(), _LOOK_EVERY_S))
-            if not self._thread.is_alive():
+            if self._thread.wait(min(deadline.remaining_s(), _LOOK_EVERY_S)):
                 self._thread = None
             elif deadline.passed():
                 raise SaveFailed(f"{self._name} did not end {deadline.ended}")

@@ -6,6 +6,7 @@ import sys
 import threading
 
 from gracepoint.checkpoint.background_thread import BackgroundThread
+from gracepoint.daemon_thread import DaemonThread
 from gracepoint.errors import SaveFailed
 
 
@@ -22,15 +23,15 @@ def test_the_thread_may_be_asked_for_while_a_wait_ends() -> None:
     class Waited(BackgroundThread):
         """Its owner's wait ends right after any read of the thread."""
 
-        seen: threading.Thread | None = None
+        seen: DaemonThread | None = None
 
         @property
-        def _thread(self) -> threading.Thread | None:
+        def _thread(self) -> DaemonThread | None:
             seen, self.seen = self.seen, None
             return seen
 
         @_thread.setter
-        def _thread(self, thread: threading.Thread | None) -> None:
+        def _thread(self, thread: DaemonThread | None) -> None:
             self.seen = thread
 
     waited, over = Waited(), threading.Event()

@@ -29,27 +29,31 @@ class Block:
     """
 
     def __init__(self, size: int) -> None:
-        fd = os.memfd_create("gracepoint", os.MFD_CLOEXEC)
+        self._own(os.memfd_create("gracepoint", os.MFD_CLOEXEC))
         try:
-            os.ftruncate(fd, size)
-            self._map(fd, size)
+            os.ftruncate(self.fd, size)
+            self._map(size)
         except BaseException:
-            os.close(fd)
+            self._closing()
             raise
 
     @classmethod
     def received(cls, fd: int, size: int) -> Self:
         """Returns the memory behind a descriptor that another process has sent. Takes the descriptor over."""
         block = cls.__new__(cls)
-        block._map(fd, size)  # noqa: SLF001  of this class
+        block._own(fd)  # noqa: SLF001  of this class
+        block._map(size)  # noqa: SLF001
         return block
 
-    def _map(self, fd: int, size: int) -> None:
-        self.bytes = size
-        self.memory = mmap.mmap(fd, size)
-        self.fd = fd
+    def _own(self, fd: int) -> None:
+        # From here on, only this closes the descriptor, and once: closed twice, it could be that of another file.
         self._closing = weakref.finalize(self, os.close, fd)
         self._closing.atexit = False
+        self.fd = fd
+
+    def _map(self, size: int) -> None:
+        self.bytes = size
+        self.memory = mmap.mmap(self.fd, size)
 
     def free(self) -> None:
         """Gives the memory back once no process maps it. Safe to repeat.

@@ -17,13 +17,14 @@ class ByteLimiter:
     def __init__(self, max_bytes: int | None) -> None:
         self.max_bytes = max_bytes
         self._taken = 0
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     def take(self, size_bytes: int, deadline: Deadline) -> bool:
         """Waits for room and takes it. Returns False and takes nothing if there was no room before the deadline."""
         if self.max_bytes is None:
             return True
-        with self._changed:
+        with self._lock:
             if not deadline.wait_for(self._changed, lambda: self._has_room(size_bytes)):
                 return False
             self._taken += size_bytes
@@ -33,7 +34,7 @@ class ByteLimiter:
         """Takes room without waiting. Returns False and takes nothing if there is none."""
         if self.max_bytes is None:
             return True
-        with self._changed:
+        with self._lock:
             if not self._has_room(size_bytes):
                 return False
             self._taken += size_bytes
@@ -42,7 +43,7 @@ class ByteLimiter:
     def give_back(self, size_bytes: int) -> None:
         if self.max_bytes is None:
             return
-        with self._changed:
+        with self._lock:
             self._taken -= size_bytes
             self._changed.notify_all()
 

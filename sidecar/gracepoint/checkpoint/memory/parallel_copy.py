@@ -3,20 +3,22 @@
 The caller adds copies to a queue, and takes part in the copying at the end of the context. Additional threads start
 once there is enough to copy for them, and end with the context. If the system does not allow more threads, those that
 have started do the work. Each thread takes the next copy from the queue. The threads only access memory, so the wait
-for them needs no timeout. The GIL is released while bytes are copied.
+for them needs no timeout. If a signal handler's exception leaves the context, threads may still copy: ``end`` ends
+them, before the memory is used again. The GIL is released while bytes are copied.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
-import threading
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from gracepoint import machine
+from gracepoint.daemon_thread import DaemonThread
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,16 @@ _ZERO = np.zeros(1, np.uint8)
 _Job = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
+class MemoryUser(Protocol):
+    """Threads, or another process, that read or write memory which is to be used again."""
+
+    def end(self, timeout_s: float) -> bool:
+        """Ends what an interrupted caller has left behind, and returns whether nothing uses the memory any more.
+
+        Waits for ``timeout_s`` seconds at most. May be called again.
+        """
+
+
 class Copies:
     """A context manager for copies. When it exits, all copies are complete; it raises the first error of a copy."""
 
@@ -45,7 +57,7 @@ class Copies:
         cores = machine.available_cores()
         self._helpers = min(MAX_THREADS, max(1, cores // 2) if max_threads is None else max_threads) - 1
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[DaemonThread] = []
         self._queued_bytes = 0
         self._error: BaseException | None = None
 
@@ -82,24 +94,33 @@ class Copies:
         self._queued_bytes += size_bytes
         if len(self._threads) >= min(self._helpers, self._queued_bytes // _BLOCK_BYTES):
             return
-        thread = threading.Thread(target=self._help, name="gracepoint: copying", daemon=True)
+        thread = DaemonThread(self._help, "gracepoint: copying")
+        self._threads.append(thread)  # before the start, which may be interrupted
         try:
             thread.start()
         except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+            self._threads.pop()
             begun = len(self._threads)
             logger.warning("values are copied in %d threads and not %d: %s", begun + 1, self._helpers + 1, error)
             self._helpers = begun
-        else:
-            self._threads.append(thread)
 
     def __exit__(self, *error: object) -> None:
         for _ in range(len(self._threads) + 1):
             self._jobs.put(None)
         self._help()
         for thread in self._threads:
-            thread.join()
+            thread.wait()
         if self._error is not None:
             raise self._error
+
+    def end(self, timeout_s: float) -> bool:
+        """As ``MemoryUser``. Copies that were not begun are dropped."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+        return all(thread.wait(timeout_s) for thread in self._threads)
 
     def _help(self) -> None:
         while (job := self._jobs.get()) is not None:

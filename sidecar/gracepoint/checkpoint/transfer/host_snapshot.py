@@ -62,7 +62,11 @@ class _Taken:
 
 
 class Transfer:
-    """The chunks of one save with their values, in the order in which they reach host memory."""
+    """The chunks of one save with their values, in the order in which they reach host memory.
+
+    Attributes:
+        filled: The snapshot as this save has filled it. None: there is no snapshot.
+    """
 
     def __init__(
         self,
@@ -98,6 +102,7 @@ class Transfer:
         ahead_bytes = self._devices.ahead_bytes(plan.shards)
         self._limit = ByteLimiter(options.device_host_max_bytes or ahead_bytes)
         self._copied: list[_Piece] = []
+        self.filled = None if snapshot is None else snapshot.fill()
         if snapshot is None:
             self._left = [list(plan.shards)]
             return
@@ -125,6 +130,11 @@ class Transfer:
         """The chunks in the snapshot, before ``chunks`` is called. None if they are not all of the state."""
         return None if self._left else tuple(self._copied)
 
+    def check_unchanged(self) -> None:
+        """Raises SaveFailed if the snapshot was filled again."""
+        if self.filled is not None:
+            self.filled.check_unchanged()
+
     def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
         """Yields every chunk once, in the type of the state or the stored type. The caller passes each to ``written``.
 
@@ -139,7 +149,7 @@ class Transfer:
 
         for shards in self._left:
             makes = [functools.partial(self._pulled, own) for own in self._devices.split(shards)]
-            with contextlib.closing(merged(makes, deadline, join=False)) as pulled:
+            with contextlib.closing(merged(makes, deadline)) as pulled:
                 for pieces in pulled:
                     for chunk, values in pieces:
                         self._transferred(chunk)
@@ -196,7 +206,9 @@ class Transfer:
     ) -> None:
         far = [shard for shard in shards if shard.leaf in self._far]
         if len(far) < len(shards):
-            with Copies() as copies:
+            copies = Copies()
+            snapshot.lend(copies)
+            with copies:
                 for shard in shards:
                     if shard.leaf in self._far:
                         continue
@@ -209,8 +221,8 @@ class Transfer:
         if far:
             makes = [functools.partial(self._copied_from, own, snapshot, limit) for own in self._devices.split(far)]
             deadline = deadline or Deadline.after(_COPY_TIMEOUT_S, time.monotonic)
-            # Joined, as the threads write to the snapshot, which the next save fills again.
-            with contextlib.closing(merged(makes, deadline, join=True)) as pieces:
+            # Lent, as the threads write to the snapshot, which the next save fills again.
+            with contextlib.closing(merged(makes, deadline, snapshot.lend)) as pieces:
                 for chunk, buffer in pieces:
                     self._copied.append((chunk, buffer))
                     self._transferred(chunk)

@@ -28,6 +28,13 @@ class ChunkSource(Protocol):
         """Is called for each chunk whose values are no longer needed, from any thread."""
 
 
+class PartSource(ChunkSource, Protocol):
+    """Supplies the chunks of one process's part of a save."""
+
+    def check_unchanged(self) -> None:
+        """Raises SaveFailed if the values are not those any more that the source was made with."""
+
+
 @dataclasses.dataclass(frozen=True)
 class WriteJob:
     """This process's part of a save.

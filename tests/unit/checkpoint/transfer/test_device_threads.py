@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint.memory import parallel_copy
-from gracepoint.checkpoint.memory.parallel_copy import Copies
+from gracepoint.checkpoint.memory.parallel_copy import Copies, MemoryUser
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
 from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
@@ -159,19 +159,23 @@ def waiting(begun: threading.Event | None = None) -> Any:
     return make
 
 
+def lent(threads: MemoryUser) -> None:
+    """The threads write to memory that is used again."""
+
+
 def until_ended() -> None:
     until(lambda: not any(thread.name.startswith("gracepoint: device") for thread in threading.enumerate()), "the end")
 
 
 def test_every_value_of_every_device_comes_once() -> None:
     makes = [counting(range(100 * number, 100 * number + 100)) for number in range(5)]
-    assert sorted(merged(makes, soon(), join=False)) == list(range(500))
+    assert sorted(merged(makes, soon())) == list(range(500))
     until_ended()
 
 
 def test_one_device_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", None)
-    assert list(merged([counting(range(3))], soon(), join=True)) == [0, 1, 2]
+    assert list(merged([counting(range(3))], soon(), lent)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
@@ -180,7 +184,7 @@ def test_devices_without_a_thread_are_copied_from_by_the_caller(
 ) -> None:
     allow_threads(monkeypatch, allowed, name="gracepoint: device")
     makes = [counting(range(10 * number, 10 * number + 10)) for number in range(4)]
-    assert sorted(merged(makes, soon(), join=True)) == list(range(40))
+    assert sorted(merged(makes, soon(), lent)) == list(range(40))
     assert f"values of {4 - allowed} devices are copied by one thread: can't start new thread" in caplog.text
 
 
@@ -190,12 +194,12 @@ def test_an_error_of_one_device_ends_the_threads_of_all() -> None:
         raise ValueError("the device is gone")
 
     with pytest.raises(ValueError, match="the device is gone"):
-        list(merged([waiting(), failing, waiting()], soon(), join=True))
+        list(merged([waiting(), failing, waiting()], soon(), lent))
     until_ended()
 
 
 def test_a_caller_that_stops_ends_the_threads() -> None:
-    pieces = merged([waiting(), waiting()], soon(), join=False)
+    pieces = merged([waiting(), waiting()], soon())
     assert next(pieces) == -1
     pieces.close()
     until_ended()
@@ -210,7 +214,7 @@ def test_a_device_that_never_answers_is_named_at_the_deadline() -> None:
         yield 1
 
     deadline = soon()
-    pieces = merged([stuck, counting(range(1))], deadline, join=False)
+    pieces = merged([stuck, counting(range(1))], deadline)
     assert next(pieces) == 0
     assert begun.wait(_TIMEOUT_S)
     for thread in threading.enumerate():

@@ -40,7 +40,7 @@ class BackgroundSave:
         self._told_hanging = False  # whether the caller knows that this save hangs
 
     def begun(self, newest: SnapshotSave) -> None:
-        """Notes that the thread was started with this save."""
+        """Notes that the thread is started with this save."""
         self.newest, self._told_hanging = newest, False
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from gracepoint.checkpoint.planning.chunks import Chunk
-from gracepoint.checkpoint.writing.write_job import ChunkSource
+from gracepoint.checkpoint.writing.write_job import PartSource
 from gracepoint.deadline import Deadline
 
 
@@ -23,7 +23,7 @@ class CountedChunks:
         written_bytes: Bytes of this process's chunks that are written.
     """
 
-    def __init__(self, source: ChunkSource) -> None:
+    def __init__(self, source: PartSource) -> None:
         self._source = source
         self._lock = threading.Lock()
         self.written_bytes = 0
@@ -36,3 +36,6 @@ class CountedChunks:
             with self._lock:
                 self.written_bytes += chunk.bytes
         self._source.written(chunk)
+
+    def check_unchanged(self) -> None:
+        self._source.check_unchanged()

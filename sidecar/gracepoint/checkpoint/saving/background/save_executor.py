@@ -1,9 +1,9 @@
 """Runs the saves of one gang, one at a time. The one place that knows which save is under way.
 
 One thread owns a ``SaveExecutor``: the training thread, or the one that owns the checkpointer. A background save runs
-in a thread of its own (``BackgroundThread``), which ends with the save. That thread reads the snapshot, and the owner
-fills the snapshot only while no background save runs. The writers' threads end with each save. Every wait for another
-process has a timeout.
+in a thread of its own (``BackgroundThread``), which ends with the save. That thread reads the snapshot. The owner fills
+the snapshot only while no background save runs, and while nothing uses it that an interrupted save has left behind. The
+writers' threads end with each save. Every wait for another process has a timeout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
 from gracepoint.checkpoint.saving.process_part.save_worker import HandedOver
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.write_job import ChunkSource
+from gracepoint.checkpoint.writing.write_job import PartSource
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -172,8 +172,8 @@ class SaveExecutor:
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
             snapshot_s = self._clock() - started_s
             deadline = Deadline.after(timeout_s, self._clock)
-            handed = self.handing.hand_over(save, transfer.copied, snapshot, deadline, urgent=False)
-        newest = SnapshotSave(save, transfer, deadline, snapshot, handed)
+            handed = self.handing.hand_over(save, transfer.copied, transfer.filled, deadline, urgent=False)
+        newest = SnapshotSave(save, transfer, deadline, handed)
         blocked_s = self._clock() - began_s
 
         def run() -> None:
@@ -190,11 +190,11 @@ class SaveExecutor:
 
         name = f"the save of {save.temporary.what}"
         with save.failing_together():
+            self.background.begun(newest)  # before the start: if that is interrupted, the thread may run
             try:
                 self._thread.start(name, run)
             except RuntimeError as error:
                 raise SaveFailed(f"{name} was not begun, as the system has no thread for it: {error}") from error
-        self.background.begun(newest)
         metrics.tell_blocked(blocked_s, waited_s=waited_s, snapshot_s=snapshot_s)
 
     def now(
@@ -236,7 +236,7 @@ class SaveExecutor:
                 self.background.newest = None  # its memory is filled again
                 snapshot = self.planner.snapshot(leaves, prepared, save.key)
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot, deadline)
-            handed = self.handing.hand_over(save, transfer.copied, snapshot, deadline, urgent=True)
+            handed = self.handing.hand_over(save, transfer.copied, transfer.filled, deadline, urgent=True)
         return self._run_now(save, transfer, deadline, on_stage, began_s, handed)
 
     def promote(self, paths: Layout, deadline: Deadline, on_stage: Callable[[str], None]) -> tuple[int, int]:
@@ -272,7 +272,7 @@ class SaveExecutor:
         logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
         save = newest.save.again(again.temporary)
         with save.failing_together():
-            handed = self.handing.hand_over(save, newest.chunks, newest.snapshot, deadline, urgent=True)
+            handed = self.handing.hand_over(save, newest.chunks, newest.filled, deadline, urgent=True)
         return step, self._run_now(save, source, deadline, on_stage, began_s, handed)
 
     def close(self) -> None:
@@ -292,7 +292,7 @@ class SaveExecutor:
     def _run_now(
         self,
         save: SaveOperation,
-        source: ChunkSource,
+        source: PartSource,
         deadline: Deadline,
         on_stage: Callable[[str], None],
         began_s: float,

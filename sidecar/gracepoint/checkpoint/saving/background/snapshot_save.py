@@ -7,7 +7,7 @@ The snapshot's memory is not changed before the next background save.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from gracepoint.checkpoint.saving.background.counted_chunks import CountedChunks
 from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.process_part.save_worker import HandedOver
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
-from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import BarrierCancelled, SaveFailed
@@ -35,10 +34,10 @@ class SnapshotSave:
         save: The save.
         transfer: The snapshot's chunks, none of which is written yet.
         deadline: When the save must have ended.
-        snapshot: The memory of the chunks.
         handed: The save in the worker process that writes it. None: a thread of this process writes it.
 
     Attributes:
+        filled: The snapshot, as this save has filled it.
         source: The chunks that the save must write from; it counts what is written.
         chunks: The chunks in the snapshot. None if they are not all of the state.
         committed: Whether the save is committed. Set by the save's thread.
@@ -50,12 +49,11 @@ class SnapshotSave:
         save: SaveOperation,
         transfer: Transfer,
         deadline: Deadline,
-        snapshot: HostSnapshot,
         handed: HandedOver | None,
     ) -> None:
         self.save = save
         self.deadline = deadline
-        self.snapshot = snapshot
+        self.filled = transfer.filled
         self.handed = handed
         self.source = CountedChunks(transfer)
         self.committed = False
@@ -128,7 +126,7 @@ class SnapshotSave:
 
     def once_more(self) -> InMemory | None:
         """Returns the snapshot's chunks, to write them again. None if they are not in memory any more."""
-        return None if self.chunks is None else InMemory(self.chunks)
+        return None if self.chunks is None else InMemory(self.chunks, self.source.check_unchanged)
 
     def has_ended(self) -> None:
         """Says that the save is committed. The save's thread calls it."""
@@ -142,8 +140,9 @@ class SnapshotSave:
 class InMemory:
     """A source of chunks that are in memory."""
 
-    def __init__(self, chunks: _Chunks) -> None:
+    def __init__(self, chunks: _Chunks, check_unchanged: Callable[[], None]) -> None:
         self._chunks = chunks
+        self.check_unchanged = check_unchanged
 
     def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
         yield from self._chunks

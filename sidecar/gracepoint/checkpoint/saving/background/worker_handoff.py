@@ -20,7 +20,7 @@ from gracepoint.checkpoint.options import IN_THREADS, WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
 from gracepoint.checkpoint.saving.process_part.save_worker import CallFailed, HandedOver, SaveWorker
-from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
+from gracepoint.checkpoint.transfer.snapshot_memory import Filling
 from gracepoint.deadline import Deadline
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class WorkerHandoff:
         self,
         save: SaveOperation,
         chunks: Sequence[tuple[Chunk, npt.NDArray[Any]]] | None,
-        snapshot: HostSnapshot | None,
+        filled: Filling | None,
         deadline: Deadline,
         *,
         urgent: bool,
@@ -76,20 +76,20 @@ class WorkerHandoff:
 
         Args:
             save: The save, described.
-            chunks: All chunks of this process, in the memory of ``snapshot``. None: some are not in memory.
-            snapshot: The memory. None: the chunks are in other memory.
+            chunks: All chunks of this process, in the snapshot. None: some are not in memory.
+            filled: The snapshot. None: the chunks are in other memory.
             deadline: When the save must have ended.
             urgent: Whether somebody waits for the save.
 
         Returns:
             The save in the worker. None: threads of this process must write it.
         """
-        if self._worker is None or snapshot is None or snapshot.arena is None:
+        if self._worker is None or filled is None or filled.snapshot.arena is None:
             return None
         if chunks is None or not self.is_for(save):
             return None
         try:
-            handed = self._worker.hand_over(save.part(), chunks, snapshot.arena, deadline=deadline, urgent=urgent)
+            handed = self._worker.hand_over(save.part(), chunks, filled, deadline=deadline, urgent=urgent)
         except (OSError, CallFailed) as error:
             what = save.temporary.what
             logger.warning("the worker process does not take the save of %s, a thread writes it: %s", what, error)

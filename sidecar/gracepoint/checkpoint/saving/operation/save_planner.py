@@ -151,12 +151,16 @@ class SavePlanner:
     def snapshot(self, leaves: Sequence[pytree.Leaf], prepared: PreparedSave, key: str) -> HostSnapshot:
         """Returns the memory for the snapshot of one save, for the priorities that its leaves have in this save.
 
-        It is reserved if ``prepare`` or an earlier save did not reserve it for the same priorities.
+        It is reserved if ``prepare`` or an earlier save did not reserve it for the same priorities. It is also reserved
+        if an interrupted save has left something behind that uses the memory and does not end, which then keeps it.
 
         Raises:
             CheckpointError: It does not fit into memory; ``key`` names the save.
         """
         priorities = ask_priorities(leaves, prepared.plan, self._options)
+        if prepared.snapshot is not None and not prepared.snapshot.is_free():
+            logger.warning("an interrupted save still uses the memory of its snapshot: another snapshot is reserved")
+            prepared.snapshot = None
         if prepared.snapshot is not None and prepared.snapshot.priorities != priorities:
             prepared.snapshot = None  # frees it before the new one is reserved
         needed_bytes = self._needed_bytes(prepared, priorities)

@@ -18,7 +18,7 @@ from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.steps import commit, records
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.storage.time_limit import ended_by
-from gracepoint.checkpoint.writing.write_job import ChunkSource, WriteJob, WrittenFiles
+from gracepoint.checkpoint.writing.write_job import ChunkSource, PartSource, WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -96,20 +96,35 @@ class PartStages:
 
 
 class BegunPart:
-    """A part whose folder exists. The caller has its ``job`` written, and then calls ``make_durable``."""
+    """A part whose folder exists. The caller has its ``job`` written, and then calls ``make_durable``.
+
+    Args:
+        part: The part.
+        source: The values of the chunks. They must be the same when the part begins and when it has been written.
+        writing: Its folder.
+        deadline: When the part must be durable.
+        on_stage: Called with "written" and "durable".
+    """
 
     def __init__(
-        self, part: SavePart, writing: commit.Writing, deadline: Deadline, on_stage: Callable[[str], None]
+        self,
+        part: SavePart,
+        source: PartSource,
+        writing: commit.Writing,
+        deadline: Deadline,
+        on_stage: Callable[[str], None],
     ) -> None:
+        source.check_unchanged()
         self._part = part
+        self._source = source
         self._writing = writing
         self._deadline = deadline
         self._on_stage = on_stage
         self._began_s = deadline.clock()
 
-    def job(self, source: ChunkSource) -> WriteJob:
-        """Returns what the writers need. ``source`` has the values of the chunks."""
-        return self._part.job(self._writing.folder, source)
+    def job(self) -> WriteJob:
+        """Returns what the writers need."""
+        return self._part.job(self._writing.folder, self._source)
 
     def make_durable(self, written: WrittenFiles, handled: Callable[[], Mapping[str, StoredFile]] = dict) -> PartStages:
         """Writes the done-record.
@@ -119,7 +134,7 @@ class BegunPart:
             handled: Returns the files that handlers of the user's have written.
 
         Raises:
-            SaveFailed: The deadline was cancelled, or the folder was taken away.
+            SaveFailed: The deadline was cancelled, or the folder was taken away, or the values were changed.
             OSError: The record cannot be written.
         """
         part, writing, deadline, temporary = self._part, self._writing, self._deadline, self._part.temporary
@@ -129,6 +144,7 @@ class BegunPart:
         deadline.check_not_cancelled()
         written_s = deadline.clock() - self._began_s
         _check_stayed(temporary, writing.stayed)
+        self._source.check_unchanged()
         chunk_bytes = written.chunk_bytes
         if part.plan is not None:
             written = write_manifest_part(
@@ -159,22 +175,25 @@ class BegunPart:
 
 
 @contextlib.contextmanager
-def begun(part: SavePart, deadline: Deadline, on_stage: Callable[[str], None]) -> Iterator[BegunPart]:
+def begun(
+    part: SavePart, source: PartSource, deadline: Deadline, on_stage: Callable[[str], None]
+) -> Iterator[BegunPart]:
     """Makes the folder of a save, so that a part can be written.
 
     Args:
         part: The part.
+        source: The values of its chunks.
         deadline: When the part must be durable.
         on_stage: Called with "written" and "durable".
 
     Raises:
-        SaveFailed: The folder was taken away meanwhile.
+        SaveFailed: The folder was taken away meanwhile, or the values were changed.
         OSError: The folder cannot be made.
     """
     stays = commit.writing(part.temporary, part.begun_ns, process_index=part.process_index)
     with ended_by(deadline.check), stays as writing:
         try:
-            yield BegunPart(part, writing, deadline, on_stage)
+            yield BegunPart(part, source, writing, deadline, on_stage)
         except FileNotFoundError:
             _check_stayed(part.temporary, writing.stayed)
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import pickle
 import weakref
@@ -22,12 +23,12 @@ import numpy.typing as npt
 from gracepoint.async_calls.process_callers import PersistentAsyncCaller
 from gracepoint.async_calls.processes.worker_process import CallFailed
 from gracepoint.async_calls.request import AsyncRequest
-from gracepoint.checkpoint.memory.shared_arena import SharedArena
 from gracepoint.checkpoint.options import Silent, WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.process_part import worker_side
 from gracepoint.checkpoint.saving.process_part.save_board import SaveBoard
 from gracepoint.checkpoint.saving.process_part.save_part import PartStages, SavePart
+from gracepoint.checkpoint.transfer.snapshot_memory import Filling, HostSnapshot
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import SingleProcess
@@ -47,20 +48,47 @@ class WriterDied(GracepointError):
 
 
 class HandedOver:
-    """A part that a worker process writes.
+    """A part that a worker process writes from shared memory. A ``MemoryUser``.
 
     Args:
         board: What the worker reports.
-        ended: Done when the worker has ended the call.
         what: Names the save, for messages.
         kill: Ends the worker process at once.
+        in_keeper: Whether the worker may be in a keeper's container, where nobody here sees its end.
     """
 
-    def __init__(self, board: SaveBoard, ended: Future[None], what: str, kill: Callable[[], None]) -> None:
+    def __init__(self, board: SaveBoard, what: str, kill: Callable[[], None], *, in_keeper: bool) -> None:
         self._board = board
-        self._ended = ended
         self._what = what
         self._kill = kill
+        self._in_keeper = in_keeper
+        self._ended: Future[None] = Future()  # the call, once it was sent
+        self._refused = False
+
+    def send(self, call: Callable[[], Future[None]]) -> None:
+        """Sends the call to the worker.
+
+        Raises:
+            OSError, CallFailed: The worker does not have it.
+        """
+        try:
+            self._ended = call()
+        except (OSError, CallFailed):
+            self._refused = True
+            raise
+
+    def end(self, timeout_s: float) -> bool:
+        """As ``MemoryUser``: tells the worker to stop, and asks whether it has ended the call.
+
+        Only the worker knows when it has, as what it reports on the board. An answer that did not come says nothing of
+        a process in another container.
+        """
+        self._board.cancel()
+        if not self._refused and self._board.outcome is None:
+            concurrent.futures.wait([self._ended], timeout=timeout_s)
+        if self._refused or self._board.outcome is not None:
+            return True
+        return self._ended.done() and (self._ended.exception() is None or not self._in_keeper)
 
     @property
     def done_bytes(self) -> int:
@@ -128,14 +156,15 @@ class SaveWorker:
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = dataclasses.replace(options, callback=Silent())
+        self._in_keeper = options.writer != "worker"
         self._caller = PersistentAsyncCaller(
             gang=SingleProcess(),
             orphan_limit_s=ORPHAN_LIMIT_S,
             timeout_s=_ENDS_S,
-            keeper=None if options.writer == "worker" else options.writer,
+            keeper=options.writer if self._in_keeper else None,
         )
         self._numbers = itertools.count()
-        self._forms: weakref.WeakKeyDictionary[SharedArena, bytes] = weakref.WeakKeyDictionary()  # pickled
+        self._forms: weakref.WeakKeyDictionary[HostSnapshot, bytes] = weakref.WeakKeyDictionary()  # pickled
 
     @property
     def process_ids(self) -> list[int]:
@@ -159,7 +188,7 @@ class SaveWorker:
         self,
         part: SavePart,
         chunks: Sequence[tuple[Chunk, npt.NDArray[Any]]],
-        arena: SharedArena,
+        filled: Filling,
         *,
         deadline: Deadline,
         urgent: bool,
@@ -168,8 +197,8 @@ class SaveWorker:
 
         Args:
             part: The part.
-            chunks: Its chunks, with arrays of ``arena`` that hold their values.
-            arena: The memory of the arrays. It must not change before the part is written.
+            chunks: Its chunks, with arrays of the snapshot that hold their values.
+            filled: The snapshot, which is in shared memory. It must not change before the part is written.
             deadline: When the save must have ended, if this process lives.
             urgent: Whether somebody waits for the save. Otherwise the worker leaves the CPU to the training.
 
@@ -180,18 +209,24 @@ class SaveWorker:
         board = SaveBoard()
         if urgent:
             board.hurry()
-        form = self._form_of(part, chunks, arena)
+        form = self._form_of(part, chunks, filled.snapshot)
         timeout_s = deadline.remaining_s() + ORPHAN_LIMIT_S
-        ended = self._call(
+        handed = HandedOver(board, part.temporary.what, self._kill, in_keeper=self._in_keeper)
+        assert filled.snapshot.arena is not None
+        filled.snapshot.lend(handed)
+        call = functools.partial(
+            self._call,
             worker_side.write_handed,
             part.without_specs(),
             form,
-            arena.block,
+            filled.snapshot.arena.block,
+            filled.generation,
             board.block,
             self._options,
             timeout_s,
         )
-        return HandedOver(board, ended, part.temporary.what, self._kill)
+        handed.send(call)
+        return handed
 
     def close(self) -> None:
         """Ends the worker process, after its saves. Does not wait for it."""
@@ -204,13 +239,14 @@ class SaveWorker:
     def _kill(self) -> None:
         self._caller.kill()
 
-    def _form_of(self, part: SavePart, chunks: Sequence[tuple[Chunk, npt.NDArray[Any]]], arena: SharedArena) -> bytes:
-        # An arena is reserved for states of one form, so its entry never changes.
-        if arena not in self._forms:
-            places = [(chunk, arena.offset_of(array)) for chunk, array in chunks]
-            form = worker_side.StagedForm(places, part.specs, part.arrays, part.copied)
-            self._forms[arena] = pickle.dumps(form, protocol=5)
-        return self._forms[arena]
+    def _form_of(
+        self, part: SavePart, chunks: Sequence[tuple[Chunk, npt.NDArray[Any]]], snapshot: HostSnapshot
+    ) -> bytes:
+        # A snapshot is reserved for states of one form, so its entry never changes.
+        if snapshot not in self._forms:
+            form = worker_side.staged_form(part, chunks, snapshot)
+            self._forms[snapshot] = pickle.dumps(form, protocol=5)
+        return self._forms[snapshot]
 
 
 __all__ = ["CallFailed", "HandedOver", "SaveWorker", "WriterDied"]

@@ -28,6 +28,7 @@ from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.process_part.save_board import SaveBoard
 from gracepoint.checkpoint.saving.process_part.save_part import SavePart, begun
 from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.transfer.snapshot_memory import GENERATION, HostSnapshot, check_generation
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 
@@ -42,15 +43,24 @@ class StagedForm:
 
     Attributes:
         chunks: The chunks in shared memory, each with the offset of its values.
+        generation_at: The offset of the snapshot's generation in shared memory.
         specs: See ``SavePart``.
         arrays: See ``SavePart``.
         copied: See ``SavePart``.
     """
 
     chunks: Sequence[tuple[Chunk, int]]
+    generation_at: int
     specs: Mapping[int, ArraySpec]
     arrays: Sequence[int]
     copied: frozenset[int]
+
+
+def staged_form(part: SavePart, chunks: Sequence[tuple[Chunk, npt.NDArray[Any]]], snapshot: HostSnapshot) -> StagedForm:
+    """Returns the form of a part whose chunks are in the shared memory of ``snapshot``. Runs in the trainer."""
+    assert snapshot.arena is not None
+    places = [(chunk, snapshot.arena.offset_of(array)) for chunk, array in chunks]
+    return StagedForm(places, snapshot.generation_at, part.specs, part.arrays, part.copied)
 
 
 def warm() -> None:
@@ -58,7 +68,7 @@ def warm() -> None:
 
 
 def write_handed(
-    part: SavePart, form: bytes, memory: Block, board: Block, options: WriteOptions, timeout_s: float
+    part: SavePart, form: bytes, memory: Block, generation: int, board: Block, options: WriteOptions, timeout_s: float
 ) -> None:
     """Writes a part, and makes it durable. Says on the board how it ended, and raises no error of the save.
 
@@ -66,6 +76,7 @@ def write_handed(
         part: The part, ``without_specs``.
         form: A pickled ``StagedForm``.
         memory: The values of the chunks.
+        generation: The generation of the values.
         board: The memory of a ``SaveBoard``.
         options: How chunks are written.
         timeout_s: Seconds after which the worker gives up. The trainer cancels the save earlier.
@@ -79,8 +90,8 @@ def write_handed(
         chunks = [chunk for chunk, _ in staged.chunks]
         part = dataclasses.replace(part, specs=staged.specs, arrays=staged.arrays, chunks=chunks, copied=staged.copied)
         deadline = Deadline(timeout_s, time.monotonic, lambda: 0.0 if told.cancelled else timeout_s)
-        with begun(part, deadline, told.reach) as writing:
-            job = dataclasses.replace(writing.job(_Staged(staged, memory, told)), is_urgent=lambda: _is_urgent(told))
+        with begun(part, _Staged(staged, memory, generation, told), deadline, told.reach) as writing:
+            job = dataclasses.replace(writing.job(), is_urgent=lambda: _is_urgent(told))
             written = _writer(options).write(job, deadline)
             stages = writing.make_durable(written)
     except Exception as error:  # noqa: BLE001 - the trainer raises it
@@ -120,8 +131,9 @@ def _writer(options: WriteOptions) -> ChunkWriter:
 class _Staged:
     """The chunks in shared memory, as a source for writers. Counts the bytes that are written."""
 
-    def __init__(self, form: StagedForm, memory: Block, board: SaveBoard) -> None:
+    def __init__(self, form: StagedForm, memory: Block, generation: int, board: SaveBoard) -> None:
         self._form = form
+        self._generation = generation
         self._memory = np.frombuffer(memory.memory, np.uint8)
         self._board = board
 
@@ -129,6 +141,9 @@ class _Staged:
         for chunk, offset in self._form.chunks:
             spec = self._form.specs[chunk.leaf]
             yield chunk, array_at(self._memory, offset, spec.chunk, spec.numpy_dtype)
+
+    def check_unchanged(self) -> None:
+        check_generation(self._generation, int(array_at(self._memory, self._form.generation_at, (1,), GENERATION)[0]))
 
     def written(self, chunk: Chunk) -> None:
         if chunk.mine:

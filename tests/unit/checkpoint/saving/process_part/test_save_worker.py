@@ -251,11 +251,13 @@ def staged(root: Path | str, process: int = 0, count: int = 1) -> Callable[..., 
     leaves, prepared = executor.planner.plan(small_state())
     operation.describe(leaves, prepared, {})
     snapshot = executor.planner.snapshot(leaves, prepared, operation.key)
-    chunks = Transfer(leaves, prepared.specs, prepared.plan, WORKER, snapshot).copied
+    transfer = Transfer(leaves, prepared.specs, prepared.plan, WORKER, snapshot)
     arena, part = snapshot.arena, operation.part()
-    assert chunks is not None
+    assert transfer.copied is not None
+    assert transfer.filled is not None
     assert arena is not None
-    form = worker_side.StagedForm([(c, arena.offset_of(a)) for c, a in chunks], part.specs, part.arrays, part.copied)
+    form = pickle.dumps(worker_side.staged_form(part, transfer.copied, snapshot))
+    generation = transfer.filled.generation
 
     def write(*, cancelled: bool = False, urgent: bool = False) -> SaveBoard:
         board = SaveBoard()
@@ -263,7 +265,7 @@ def staged(root: Path | str, process: int = 0, count: int = 1) -> Callable[..., 
             board.cancel()
         if urgent:
             board.hurry()
-        worker_side.write_handed(part.without_specs(), pickle.dumps(form), arena.block, board.block, WORKER, 30)
+        worker_side.write_handed(part.without_specs(), form, arena.block, generation, board.block, WORKER, 30)
         return board
 
     return write
@@ -378,7 +380,8 @@ def test_the_trainer_gets_the_error_that_its_worker_met(
     monkeypatch.setattr(worker_side, "begun", fails)
     ended: Future[None] = Future()
     ended.set_result(None)
-    handed = save_worker.HandedOver(staged(tmp_path)(), ended, "step 1", lambda: None)
+    handed = save_worker.HandedOver(staged(tmp_path)(), "step 1", lambda: None, in_keeper=False)
+    handed.send(lambda: ended)
     with pytest.raises(kind) as found:
         handed.wait(Deadline.after(30, time.monotonic), lambda stage: None)
     assert type(found.value) is kind

@@ -1,0 +1,93 @@
+"""A daemon thread that says by itself when it has ended, as nothing else can be believed.
+
+If a signal handler raises in the main thread (Ctrl-C, a time limit by SIGALRM), the exception comes between any two
+bytecodes. In CPython 3.11 and 3.12, a ``Thread.join`` that is left so marks a running thread as stopped. And after an
+interrupted ``Thread.start`` nobody can say whether the thread runs. So whoever hands memory to a thread uses this
+class. Its thread takes its turn before it calls the function, and the maker takes the turn away when a start was left:
+exactly one of the two succeeds. What ``ended`` reads is set by the thread.
+
+The maker's thread calls ``start``. Any thread may ask ``ended`` and ``wait``. After a fork, the child has none of its
+parent's threads: there, all have ended. A lock is left held if an exception comes right after it was taken; so no lock
+decides anything here, and a wait only sleeps on one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+_RUNS, _NEVER = "runs", "never runs"
+_TURN = "turn"
+# Seconds for the interpreter to take a thread down whose function has returned.
+_TAKEN_DOWN_S = 1.0
+
+
+class DaemonThread:
+    """Calls ``function`` once, in a daemon thread of the given name.
+
+    Args:
+        function: What the thread does.
+        name: The thread's name.
+    """
+
+    def __init__(self, function: Callable[[], object], name: str) -> None:
+        self._function: Callable[[], object] | None = function
+        self._turn: dict[str, str] = {}  # ``setdefault`` is one step: the first to call it wins
+        self._ended = self._is_started = False
+        self._running = threading.Lock()  # held until the thread has ended
+        self._running.acquire()
+        self._made_by = threading.get_ident()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread. If this raises, the thread never runs, or runs to its end: ``ended`` says which.
+
+        Raises:
+            RuntimeError: The system has no thread, or the interpreter ends.
+        """
+        try:
+            self._thread.start()
+        except BaseException:
+            self._turn.setdefault(_TURN, _NEVER)
+            raise
+        self._is_started = True
+
+    @property
+    def ended(self) -> bool:
+        """True once the function has returned or raised, or if it will never be called.
+
+        The maker must not ask between making the thread and starting it: a thread that was not started then never runs.
+        """
+        if self._ended or self._pid != os.getpid():
+            return True
+        if not self._is_started and self._made_by == threading.get_ident():  # exceptions have left the start
+            self._turn.setdefault(_TURN, _NEVER)
+        return self._turn.get(_TURN) == _NEVER
+
+    @property
+    def ident(self) -> int | None:
+        """Python's identifier of the thread. None before it runs."""
+        return self._thread.ident
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until the thread has ended, for ``timeout_s`` seconds at most. Returns whether it has ended."""
+        limit_s = threading.TIMEOUT_MAX if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+        if not self.ended and self._running.acquire(timeout=limit_s):
+            self._running.release()
+        if not self.ended:
+            return False
+        if self._thread.is_alive():
+            self._thread.join(_TAKEN_DOWN_S)
+        return True
+
+    def _run(self) -> None:
+        function, self._function = self._function, None
+        try:
+            if self._turn.setdefault(_TURN, _RUNS) == _RUNS and function is not None:
+                function()
+        finally:
+            del function  # frees what it holds before anybody is told
+            self._ended = True
+            self._running.release()

@@ -1,0 +1,74 @@
+"""Exceptions that come from outside of the code in the main thread, as those of signal handlers do."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Collection
+from types import FrameType, ModuleType
+from typing import Any
+
+
+class Interrupted(BaseException):
+    """What the signal handler raises."""
+
+
+def interrupt(function: Callable[[], object], after_s: float, *, times: int = 1) -> bool:
+    """Calls ``function``. A signal's handler raises ``Interrupted`` in it after ``after_s`` seconds, if it still runs.
+
+    With ``times``, the handler raises again after as many seconds, as code in a ``finally`` may wait, too.
+
+    Returns whether it did. Errors of the function that follow from it are dropped.
+    """
+    left, raised = times, False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal left, raised
+        if left:
+            left, raised = left - 1, True
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after_s, after_s)
+            function()
+        finally:
+            left = 0
+    except BaseException:
+        if not raised:
+            raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return raised
+
+
+def interrupt_at(function: Callable[[], object], number: int, modules: Collection[ModuleType]) -> bool:
+    """Calls ``function``, and raises ``Interrupted`` before the given bytecode of these modules that it comes to.
+
+    Returns whether it came to so many.
+    """
+    files = {module.__file__ for module in modules}
+    left = number
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                raise Interrupted
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        function()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
