@@ -230,6 +230,7 @@ class Session(OwnLoop):
                 options=asked.options,
                 reshard=self._values.reshard,
                 base=from_,
+                same_devices=True,
             )
         start = start_from(restored, self._checkpointer, asked, from_, self._values)
         self.restored = start.restored

@@ -86,6 +86,7 @@ class StepRestorer:
         items: ItemsRequest = NO_ITEMS,
         tidy: bool = True,
         base: UserPath | None = None,
+        same_devices: bool = False,
     ) -> Restored | None:
         """Restores the newest complete step into the form, shardings and types of ``like``.
 
@@ -104,13 +105,15 @@ class StepRestorer:
             tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
                 may use the directory.
             base: Where the state comes from if there is no step; see ``restore_base``. None: from nowhere.
+            same_devices: Whether a step that accelerators saved is refused where JAX has fallen back to the CPU.
 
         Returns:
             The restored state. None if nothing looks like a checkpoint; the log says what was found.
 
         Raises:
             CheckpointNotFound: There is no complete checkpoint of ``step``.
-            CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint.
+            CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint. Or see
+                ``same_devices``.
             CheckpointCorrupt: There are checkpoints, and none can be restored.
             CheckpointMismatch: The newest step does not fit ``like``, or its host state does not fit the number of
                 processes.
@@ -138,6 +141,7 @@ class StepRestorer:
                 only=step,
                 items=items,
                 base=None if base is None else storage_path(base),
+                same_devices=same_devices,
             )
         self._save_interval.began_at(0 if restored is None else restored.step)
         if restored is not None and not restored.by_orbax:

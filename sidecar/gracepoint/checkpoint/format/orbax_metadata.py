@@ -119,7 +119,9 @@ def _sharding_json(sharding: Any) -> str | None:
     """Returns ``sharding`` as Orbax writes it. None for kinds that Orbax does not know."""
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         device = next(iter(sharding.device_set))
-        return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": str(device)})
+        return json.dumps(
+            {"sharding_type": "SingleDeviceSharding", "device_str": str(device), "platform": device.platform}
+        )
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return None
     mesh = sharding.mesh
@@ -135,6 +137,7 @@ def _sharding_json(sharding: Any) -> str | None:
             "axis_types": [str(axis_type) for axis_type in mesh.axis_types],
             "partition_spec": list(sharding.spec),
             **devices,
+            "platform": next(iter(sharding.device_set)).platform,  # Orbax ignores it
         }
     )
 

@@ -61,6 +61,18 @@ def without_last_axis(sharding: jax.sharding.Sharding, ndim: int) -> jax.shardin
     return jax.sharding.NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
+def platform_of(recorded: Mapping[str, Any]) -> str | None:
+    """Returns the platform of the devices of a recorded sharding: ``cpu``, ``gpu``, ``tpu``. None if nothing says it.
+
+    Orbax, and older versions of Gracepoint, record it of single devices only, as a part of the device's name.
+    """
+    if (platform := recorded.get("platform")) is not None:
+        return str(platform)
+    name = str(recorded.get("device_str", "")).lower()
+    known = {"cuda": "gpu", "rocm": "gpu", "gpu": "gpu", "tpu": "tpu", "cpu": "cpu", "tfrt_cpu": "cpu"}
+    return next((platform for start, platform in known.items() if name.startswith(start)), None)
+
+
 def fits(recorded: Mapping[str, Any] | None) -> bool:
     """True if an array was saved with a ``NamedSharding`` whose devices all exist."""
     if recorded is None or recorded.get("sharding_type") != "NamedSharding":

@@ -27,7 +27,7 @@ from gracepoint.checkpoint.loading.own_host_state import Reshard, own_host_state
 from gracepoint.checkpoint.loading.reading_together import damage_in_any
 from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_into, telling
-from gracepoint.checkpoint.loading.saved_form import form_of_state, form_of_stored
+from gracepoint.checkpoint.loading.saved_form import check_devices, form_of_state, form_of_stored
 from gracepoint.checkpoint.loading.stored_items import NO_ITEMS, ItemsRequest, restore_items
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.reading.stored_tree import open_tree
@@ -37,10 +37,7 @@ from gracepoint.checkpoint.steps.listing import Listing
 from gracepoint.checkpoint.steps.process_zero import by_process_zero
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
-from gracepoint.errors import (
-    CheckpointCorrupt,
-    CheckpointNotFound,
-)
+from gracepoint.errors import CheckpointCorrupt, CheckpointNotFound
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -92,6 +89,7 @@ def restore_newest(
     items: ItemsRequest = NO_ITEMS,
     holds_lease: bool = False,
     base: StoragePath | None = None,
+    same_devices: bool = False,
 ) -> Restored | None:
     """Restores the newest step that all processes can read. Returns None if nothing looks like a checkpoint.
 
@@ -110,9 +108,11 @@ def restore_newest(
         items: The items to restore beside the state.
         holds_lease: Whether this process holds the lease of the directory. See ``listing.settle``.
         base: Where the state comes from if there is no step. It may be in the directory. None: from nowhere.
+        same_devices: Whether a step that accelerators saved is refused where JAX has fallen back to the CPU.
 
     Raises:
-        CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint.
+        CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint. Or see
+            ``same_devices``.
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.
         CheckpointCorrupt: There are checkpoints, and none can be restored; says why for each.
         CheckpointMismatch: The newest readable step does not fit ``like``.
@@ -145,6 +145,7 @@ def restore_newest(
         reshard=reshard,
         only=only,
         items=items,
+        same_devices=same_devices,
     )
     if restored is None:
         if others := [each for each in listing.look_alikes if not _is_at(base, each.path)]:
@@ -168,6 +169,7 @@ def restore_listed(
     items: ItemsRequest = NO_ITEMS,
     with_host_state: bool = True,
     marks_readers: bool = True,
+    same_devices: bool = False,
 ) -> Restored | None:
     """Restores the newest step of a listing that all processes can read. Returns None if nothing is listed.
 
@@ -198,6 +200,7 @@ def restore_listed(
                 reshard=reshard or {},
                 items=items,
                 with_host_state=with_host_state,
+                same_devices=same_devices,
             )
 
         what = f"step {step} of {paths.root}"
@@ -289,6 +292,7 @@ def read_step(
     reshard: Mapping[str, Reshard],
     items: ItemsRequest = NO_ITEMS,
     with_host_state: bool = True,
+    same_devices: bool = False,
 ) -> Restored:
     """Reads this process's part of a step.
 
@@ -301,6 +305,8 @@ def read_step(
         index, own, note = together.gang.process_index, dict[str, Any](), None
         also = [layout.host_state_file(index), *([layout.NOTE] if index == 0 else [])]
         stored = open_tree(folder, deadline, preferred=paths.item, also=also if with_host_state else [])
+        if same_devices:
+            check_devices(stored)
         if with_host_state:
             own = own_host_state(stored, index, together.gang.process_count, reshard)
             note = stored.note() if index == 0 else None

@@ -162,10 +162,18 @@ def _to_connect_to(place: Place, bind_address: str | None, environ: Mapping[str,
     """
     host, _, port = (place.coordinator_address or "").rpartition(":")
     is_bound_to_all = not (bind_address or environ.get(_ENV_JAX_BIND_ADDRESS))
-    has_proxy = any(environ.get(name) for name in _ENV_PROXIES)
-    if place.process_id != 0 or not host or _is_loopback(host) or not is_bound_to_all or has_proxy:
+    # With a proxy, or certificates that are checked against the address, another address is another place.
+    must_be_named = any(environ.get(name) for name in _ENV_PROXIES) or _has_certificates()
+    if place.process_id != 0 or not host or _is_loopback(host) or not is_bound_to_all or must_be_named:
         return place.coordinator_address
     return f"{_LOOPBACK}:{port}"
+
+
+def _has_certificates() -> bool:
+    """Returns whether the coordination service has mutual TLS, which JAX has from 0.12 on."""
+    import jax
+
+    return bool(getattr(jax.config, "jax_mtls_cert_file", None))
 
 
 def shutdown(timeout_s: float = 300.0) -> None:

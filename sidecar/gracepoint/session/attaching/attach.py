@@ -122,7 +122,8 @@ def attach(
             processes. None: the defaults.
 
     Raises:
-        SettingsError: A setting is missing, unknown or wrong, or a session is open already.
+        SettingsError: A setting is missing, unknown or wrong, or a session is open already. Or this container has
+            accelerators, and JAX has fallen back to the CPU.
         CheckpointError: The directory cannot be written to, or not all processes share its storage. Or another job uses
             it, or another cluster of the same start of this job.
         AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
@@ -187,8 +188,10 @@ def _opened(
         is_auto = settings.save_interval == SAVE_AUTO
         with tracing.span("import of the checkpoint engine"):
             from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+            from gracepoint.checkpoint.loading.saved_form import check_accelerators_of_container
             from gracepoint.compile_cache.opening import open_compile_cache
 
+        check_accelerators_of_container(os.environ)
         # First, as it reads in the background what the restore and the first steps need.
         with tracing.span("opening of the compilation cache"):
             compile_cache = open_compile_cache(settings, meeting, where)

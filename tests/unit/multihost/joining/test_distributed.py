@@ -201,6 +201,11 @@ def test_recoverability_is_jaxs_own_setting(call: Call, monkeypatch: pytest.Monk
         call("h:1", 2, 0, recoverable=True)
 
 
+def test_process_0_connects_by_name_where_certificates_are_checked(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(jax.config), "jax_mtls_cert_file", "/tls.crt", raising=False)
+    assert call("h:1", 2, 0)["address"] == "h:1"
+
+
 def test_a_coordinator_that_does_not_answer_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
