@@ -1,7 +1,7 @@
 """``python -m gracepoint_operator``: one replica of the operator.
 
 The main thread waits for SIGTERM or SIGINT. A second thread runs the controller and the servers (``server``), a third
-one runs the channel (``channel.endpoint.server_thread``), and some more watch the cluster (``watches.threads``). The
+one runs the channel (``channel.server_thread``), and some more watch the cluster (``watches.threads``). The
 process ends when it receives such a signal. It also ends when the second or third thread fails, with a status other
 than 0. No answer or failure of the API server ends it. It writes no files.
 """
@@ -20,11 +20,11 @@ import urllib.parse
 from pathlib import Path
 
 from gracepoint_operator import gc_schedule
-from gracepoint_operator.channel.endpoint.accepted_connections import ConnectionLimits
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.decisions.rate_limit import DEFAULT_LIKELY_GANGS_PER_MINUTE
 from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube.client import KubeClient, KubeError
+from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.observability.logs import about, configure
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Server
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     configure(given.log_format)
     gc_schedule.restrain()
     sys.setswitchinterval(_THREADS_TAKE_TURNS_S)
-    metrics = Metrics()
+    metrics = Metrics(accounts=given.account_metrics == "true")
     try:
         own_rows = () if given.signals is None else read_user_rows(given.signals)
         api = KubeClient.connect(given.kubeconfig, given.context, metrics.count_api_request)
@@ -214,6 +214,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=("true", "false"),
         default="false",
         help="whether the taints of devices (resource.k8s.io) are watched; the operator needs the right to do so",
+    )
+    parser.add_argument(
+        "--account-metrics",
+        choices=("true", "false"),
+        default="true",
+        help="whether the metrics have series for each workload: where its time went",
     )
     parser.add_argument("--namespace", default="", help="the operator's own namespace")
     parser.add_argument(

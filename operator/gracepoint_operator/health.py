@@ -1,11 +1,18 @@
 """The probes and the metrics, on a port without TLS. The controller's event loop answers them.
 
 ``/healthz`` fails if a restart would help. ``/readyz`` fails if pods and the API server should go to another replica.
+
+The text of the metrics is made in a thread beside the loop, at most once a second and for a fifth of the time, however
+many ask. One task makes it; all requests meanwhile wait for it, or get the last text. The thread is one of the loop's
+executor, which ends with the loop.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
+import time
 
 from aiohttp import web
 
@@ -15,6 +22,10 @@ from gracepoint_operator.controller import Controller
 from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
 
+#: A text of the metrics is used for this time, and for ``_RESTS`` times as long as it took to make.
+_FRESH_S = 1.0
+_RESTS = 4.0
+_SCRAPE_S = 30.0
 #: A loop is blocked if it has not run for this long. Nothing on it takes so long.
 BLOCKED_S = 30.0
 
@@ -34,6 +45,9 @@ class Health:
         self._channel_lag = channel_lag
         self._canary = canary
         self._metrics = metrics
+        self._text = b""
+        self._fresh_until = -math.inf
+        self._making: asyncio.Task[None] | None = None
 
     def add_routes(self, app: web.Application) -> None:
         """Adds the routes to ``app``."""
@@ -75,4 +89,22 @@ class Health:
         return web.Response(status=200 if why is None else 503, text="\n".join(said))
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), content_type="text/plain")
+        if self._making is None and time.monotonic() >= self._fresh_until:
+            self._making = asyncio.create_task(self._make_text(), name="metrics")
+        if self._making is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SCRAPE_S):
+                    await asyncio.shield(self._making)
+        if not self._text:
+            return web.Response(status=503, text=f"the metrics: no text within {_SCRAPE_S:.0f} s; ask again")
+        return web.Response(body=self._text, content_type="text/plain")
+
+    async def _make_text(self) -> None:
+        began = time.monotonic()
+        try:
+            await self._metrics.update_accounts()
+            self._text = await asyncio.to_thread(self._metrics.text)
+        finally:
+            took_s = time.monotonic() - began
+            self._fresh_until = time.monotonic() + max(_FRESH_S, _RESTS * took_s)
+            self._making = None

@@ -1,9 +1,10 @@
 """The operator's HTTP servers, and the thread that the controller runs on.
 
 There are three ports: HTTPS for pods (the channel), HTTPS for the API server (the webhooks, on a port of their own so
-that a NetworkPolicy can separate the two), and plain HTTP for probes and metrics. The last two are served on the
-controller's event loop. The channel has a thread and a loop of its own (``channel.endpoint``), because every pod can
-reach it: what pods do there does not delay an answer to the API server.
+that a NetworkPolicy can separate the two), and plain HTTP for probes and metrics. Each has limits for connections
+(``limited_port``). The last two are served on the controller's event loop. The channel has a thread and a loop of its
+own (``channel.server_thread``), because every pod can reach it: what pods do there does not delay an answer to the API
+server.
 
 ``Server`` is started and stopped from the main thread. Its own thread runs ``asyncio.run`` until ``stop`` cancels it,
 or until a part of it or the channel's thread fails. Then ``on_failure`` is called, so that the process ends: it must
@@ -18,7 +19,6 @@ import asyncio.sslproto
 import concurrent.futures
 import contextlib
 import logging
-import ssl
 import threading
 import time
 import urllib.parse
@@ -27,14 +27,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from aiohttp import web
 
 from gracepoint_operator.channel.canary import Canary
-from gracepoint_operator.channel.endpoint.accepted_connections import ConnectionLimits
-from gracepoint_operator.channel.endpoint.runner_close import CLOSE_CONNECTIONS_S, close_runner
-from gracepoint_operator.channel.endpoint.server_thread import ChannelThread
+from gracepoint_operator.channel.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.gc_schedule import collect_in_portions
 from gracepoint_operator.health import Health
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from gracepoint_operator.model.evictions import held_for_s
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
@@ -57,6 +56,20 @@ _STOP_TIMEOUT_S = 8.0
 #: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
 #: use in all. A TLS record has at most this, and the channel's messages are smaller still.
 _TLS_BUFFER_BYTES = 16 * 1024
+#: The API server's connections are few, and serve many requests each; whoever else connects shows no path that exists.
+_WEBHOOK_LIMITS = ConnectionLimits(
+    request_s=300.0,
+    pending_s=15.0,
+    at_once=512,
+    at_once_of_address=128,
+    a_second_of_address=50.0,
+    replaces=True,
+    kept=256,
+)
+#: Probes and scrapes are answered at once.
+_HEALTH_LIMITS = ConnectionLimits(
+    pending_s=15.0, at_once=128, at_once_of_address=32, a_second_of_address=20.0, replaces=True
+)
 
 
 class Admission:
@@ -232,7 +245,9 @@ class Server:
     async def _run(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
-        async with self._ports(), asyncio.TaskGroup() as tasks:
+        async with self._ports() as ports, asyncio.TaskGroup() as tasks:
+            for port in ports:
+                tasks.create_task(port.accept(), name="accept")
             tasks.create_task(self._core.run(), name="core")
             tasks.create_task(self._channel.ended(), name="channel")
             tasks.create_task(self._certificates.watch(), name="certificates")
@@ -263,30 +278,31 @@ class Server:
         return not self._core.cache.preemptions.disrupted_workload_uids()
 
     @contextlib.asynccontextmanager
-    async def _ports(self) -> AsyncIterator[None]:
-        webhooks = web.Application()
-        add_admission_routes(webhooks, self._admission, self._webhook_token, self._metrics.count_webhook_refused)
-        plain = web.Application()
-        Health(self._core, self._channel.lag, self._canary, self._metrics).add_routes(plain)
-        runners: list[web.AppRunner] = []
+    async def _ports(self) -> AsyncIterator[list[LimitedPort]]:
+        """Listens on all ports. Those that this loop serves are given."""
+        webhooks, plain = web.Application(), web.Application()
+        ports: list[LimitedPort] = []
         try:
             await self._certificate()
             context = self._certificates.context
+            served = LimitedPort("webhooks", webhooks, context, _WEBHOOK_LIMITS, self._closed("webhooks"))
+            add_admission_routes(
+                webhooks, self._admission, self._webhook_token, self._metrics.count_webhook_refused, served.keep
+            )
+            health = LimitedPort("health", plain, None, _HEALTH_LIMITS, self._closed("health"), keepalive=False)
+            Health(self._core, self._channel.lag, self._canary, self._metrics).add_routes(plain)
             self.https_port = await self._channel.start()
-            self.webhook_port = await self._listen(runners, webhooks, self.webhook_port, context)
-            self.health_port = await self._listen(runners, plain, self.health_port, None)
-            ports = about(https=self.https_port, webhooks=self.webhook_port, health=self.health_port)
-            log.info("listening", extra=ports)
-            yield
+            ports = [served, health]
+            self.webhook_port = await served.start(self._host, self.webhook_port)
+            self.health_port = await health.start(self._host, self.health_port)
+            numbers = about(https=self.https_port, webhooks=self.webhook_port, health=self.health_port)
+            log.info("listening", extra=numbers)
+            yield ports
         finally:
-            await asyncio.gather(self._channel.stop(), *map(close_runner, runners))
+            await asyncio.gather(self._channel.stop(), *(port.close() for port in ports))
 
-    async def _listen(
-        self, runners: list[web.AppRunner], app: web.Application, port: int, context: ssl.SSLContext | None
-    ) -> int:
-        # No access log, because the webhooks' paths are secret.
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_CONNECTIONS_S)
-        await runner.setup()
-        runners.append(runner)
-        await web.TCPSite(runner, self._host, port, ssl_context=context, backlog=1024).start()
-        return int(runner.addresses[0][1])
+    def _closed(self, port: str) -> Callable[[str], None]:
+        """Counts the connections to a port that are closed before their callers are known."""
+        for reason in CloseReason:  # from 0 on, so that increase() sees the first connections
+            self._metrics.port_connections_closed.labels(port=port, reason=reason)
+        return lambda reason: self._metrics.port_connections_closed.labels(port=port, reason=reason).inc()

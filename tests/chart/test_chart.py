@@ -186,6 +186,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--preemption-history-limit": "50",
         "--protect-pods": "false",
         "--device-taints": "false",
+        "--account-metrics": "true",
         "--pending-connections": "1024",
         "--pending-connections-per-address": "256",
         "--service-url": "https://gp-gracepoint.gp-system.svc:443",

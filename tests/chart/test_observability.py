@@ -166,6 +166,16 @@ def test_alerts_and_dashboard_are_installed_if_asked_for(render: Render) -> None
     assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
+def test_the_dashboard_has_no_panel_of_accounts_that_are_switched_off(render: Render) -> None:
+    found = of_kind(render("dashboard.enabled=true", "metrics.accounts=false"), "ConfigMap")
+    (made,) = [o for o in found if "dashboard" in o["metadata"]["name"]]
+    text = made["data"]["gracepoint.json"]
+    assert "gracepoint_goodput_seconds" not in text
+    assert len(json.loads(text)["panels"]) == sum(
+        "gracepoint_goodput_seconds" not in json.dumps(p) for p in DASHBOARD["panels"]
+    )
+
+
 def alert(rendered: list[Json], name: str) -> Json | None:
     rules = [rule for group in one(rendered, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
     return next((rule for rule in rules if rule["alert"] == name), None)

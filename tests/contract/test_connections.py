@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import http.client
 import socket
 import ssl
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from gracepoint.receivers.channel import ChannelError
 from gracepoint.wire.frames import Frame, Hello, Notice
 from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
-from gracepoint_operator.channel.endpoint.accepted_connections import ConnectionLimits
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.limited_port import ConnectionLimits
+from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
 from tests.contract.fakes.evictions import evict
 from tests.contract.fakes.replicas import NAME, WAIT_S, WEBHOOK_TOKEN, Replica
@@ -43,8 +47,10 @@ def opened() -> Iterator[list[socket.socket]]:
             one.close()
 
 
-def connect(replica: Replica, opened: list[socket.socket], address: str = "127.0.0.1", *, tls: bool) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", replica.server.https_port), WAIT_S, (address, 0))
+def connect(
+    replica: Replica, opened: list[socket.socket], address: str = "127.0.0.1", *, tls: bool, port: int | None = None
+) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port or replica.server.https_port), WAIT_S, (address, 0))
     opened.append(made)
     if tls:
         context = ssl.create_default_context(cadata=replica.ca)
@@ -65,8 +71,9 @@ def is_closed(one: socket.socket) -> bool:
         return True
 
 
-def closed(replica: Replica, reason: str) -> float:
-    name = f'gracepoint_channel_connections_closed_total{{reason="{reason}"}} '
+def closed(replica: Replica, reason: str, port: str | None = None) -> float:
+    labels = f'reason="{reason}"' if port is None else f'port="{port}",reason="{reason}"'
+    name = f"gracepoint_{'channel' if port is None else 'port'}_connections_closed_total{{{labels}}} "
     lines = [line for line in replica.metrics().splitlines() if line.startswith(name)]
     return float(lines[0].rpartition(" ")[2]) if lines else 0.0
 
@@ -185,6 +192,113 @@ def test_evictions_are_answered_while_the_channels_loop_does_nothing_at_all(
         go_on.set()
     assert status == 200
     assert '"code": 429' in said
+
+
+EVICTIONS = path_of(PATH_EVICTIONS, WEBHOOK_TOKEN)
+
+
+def _nothing(replica: Replica, opened: list[socket.socket], address: str, port: int) -> None:
+    connect(replica, opened, address, tls=False, port=port)
+
+
+def _half_a_handshake(replica: Replica, opened: list[socket.socket], address: str, port: int) -> None:
+    with contextlib.suppress(OSError):
+        connect(replica, opened, address, tls=False, port=port).sendall(b"\x16\x03\x01\x02\x00\x01")
+
+
+def _handshake_alone(replica: Replica, opened: list[socket.socket], address: str, port: int) -> None:
+    with contextlib.suppress(OSError):
+        connect(replica, opened, address, tls=True, port=port)
+
+
+@pytest.mark.parametrize(
+    "address", [pytest.param(ATTACKER, id="of another address"), pytest.param("127.0.0.1", id="of its own address")]
+)
+@pytest.mark.parametrize("does", [_nothing, _half_a_handshake, _handshake_alone])
+def test_evictions_are_answered_while_idle_connections_flood_the_webhooks(
+    start: Callable[..., Replica],
+    api: MemoryApi,
+    opened: list[socket.socket],
+    does: Callable[[Replica, list[socket.socket], str, int], None],
+    address: str,
+) -> None:
+    replica = start(api)
+    port = replica.server.webhook_port
+    for _ in range(160):  # more than an address may have at once, fewer than it may open at once
+        does(replica, opened, address, port)
+    status, said = evict(replica, EVICTIONS, port=port)
+    assert (status, '"code": 429' in said) == (200, True)
+    reasons = ("address_full", "crowded")
+    until(lambda: any(closed(replica, one, "webhooks") > 0 for one in reasons), "the oldest connections to be closed")
+
+
+def test_an_address_that_opens_connections_too_often_is_refused_and_others_are_not(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    replica = start(api)
+    for port, name in ((replica.server.webhook_port, "webhooks"), (replica.server.health_port, "health")):
+        for _ in range(400):
+            with contextlib.suppress(OSError):
+                connect(replica, opened, ATTACKER, tls=False, port=port).close()
+        until(lambda name=name: closed(replica, "too_often", name) > 0, "the address to be refused")  # type: ignore[misc]
+    assert evict(replica, EVICTIONS, port=replica.server.webhook_port)[0] == 200
+
+
+def test_probes_are_answered_while_idle_connections_of_their_own_address_flood_the_port(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    """A kubelet shares its node's address with pods of hostNetwork."""
+    replica = start(api)
+    for _ in range(70):
+        connect(replica, opened, tls=False, port=replica.server.health_port)
+    with urllib.request.urlopen(f"http://localhost:{replica.server.health_port}/healthz", timeout=WAIT_S) as answer:
+        assert answer.read() == b"ok"
+
+
+def test_a_request_for_no_webhook_ends_its_connection(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    replica = start(api)
+    one = connect(replica, opened, tls=True, port=replica.server.webhook_port)
+    one.sendall(b"POST /mutate/jobsets HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    assert is_closed(one)
+
+
+def test_the_api_servers_connection_stays_open_between_two_calls(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    replica = start(api)
+    connection = http.client.HTTPSConnection(
+        "localhost", replica.server.webhook_port, context=ssl.create_default_context(cadata=replica.ca)
+    )
+    with contextlib.closing(connection):
+        kept = None
+        for _ in range(2):
+            connection.request("POST", EVICTIONS, body="{}")  # no review: refused, on a path that only it knows
+            assert connection.getresponse().read()
+            assert kept in (None, connection.sock)
+            kept = connection.sock
+
+
+def test_many_who_ask_for_the_metrics_get_one_text_and_do_not_hold_the_loop(
+    start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = start(api)
+    go_on, made = threading.Event(), list[float]()
+
+    def text(self: Metrics) -> bytes:
+        made.append(0.0)
+        assert go_on.wait(WAIT_S)
+        return b"the text\n"
+
+    monkeypatch.setattr(Metrics, "text", text)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(replica.scrape) for _ in range(8)]
+        until(lambda: made, "the text to be made")
+        assert evict(replica, EVICTIONS, port=replica.server.webhook_port)[0] == 200  # on the loop that serves both
+        go_on.set()
+        assert {one.result(WAIT_S) for one in asked} == {"the text\n"}
+    assert len(made) == 1
 
 
 PODS = 300

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.listing.resync import ALWAYS
 from gracepoint_operator.channel.authentication import AuthenticationFailure
-from gracepoint_operator.channel.endpoint.accepted_connections import CloseReason
+from gracepoint_operator.limited_port import CloseReason
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
 from gracepoint_operator.signals import Cause
@@ -93,9 +93,8 @@ class _Replica:
         metrics.stalled_pods.clear()
         if _hour(at_s, 5.0, 5.2):
             metrics.stalled_pods.labels("research", "llm", "llm-workers-0-1", "training").set(1)
-        for category, share in _TIME_SHARES.items():
-            spent = metrics.goodput_s.labels(namespace="research", workload="llm", category=category)
-            spent.set((at_s - BEGIN_S) * share)
+        spent_s = {category: (at_s - BEGIN_S) * share for category, share in _TIME_SHARES.items()}
+        metrics.show_accounts(lambda: [("research", "llm", *spent) for spent in spent_s.items()])
         for loop in ("controller", "channel"):
             for _ in range(60):
                 metrics.loop_lag_s.labels(loop=loop).observe(chance.expovariate(200))

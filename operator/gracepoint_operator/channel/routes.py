@@ -45,7 +45,7 @@ from gracepoint_operator.channel.subscribers import Subscriber, Subscribers, not
 from gracepoint_operator.channel.trust_notifier import TrustNotifier
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.logs import about, seldom
 from gracepoint_operator.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ class Channel:
         self._metrics.refused.labels(reason=refusal.reason).inc()
         log.warning(
             "request refused",
-            extra=about(path=request.path, peer=request.remote, reason=refusal.reason, why=str(refusal)),
+            extra=seldom(refusal.reason, path=request.path, peer=request.remote, why=str(refusal)),
         )
         return web.Response(status=refusal.status, text=str(refusal))
 

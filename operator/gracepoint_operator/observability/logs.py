@@ -4,14 +4,68 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 _FIELDS = "gracepoint_fields"
+_SELDOM = "gracepoint_seldom"
+#: Seconds between two lines of one kind.
+SELDOM_S = 60.0
+#: Kinds that are remembered; there are some dozens.
+_KINDS = 1000
+#: Loggers of libraries that write a line for a request or handshake that is broken.
+_OF_REQUESTS = frozenset({"aiohttp.server", "aiohttp.web", "aiohttp.internal", "asyncio"})
 
 
 def about(**fields: object) -> dict[str, Any]:
     """The ``extra=`` of a log call: ``log.info("preemption noticed", extra=about(preemption=name))``."""
     return {_FIELDS: fields}
+
+
+def seldom(kind: str, **fields: object) -> dict[str, Any]:
+    """The ``extra=`` of a log call that strangers can cause as often as they like: one line a minute of each kind.
+
+    Args:
+        kind: One of few: what strangers send must be no part of it.
+        fields: What the line is about.
+    """
+    return {**about(**fields, reason=kind), _SELDOM: kind}
+
+
+class SeldomFilter(logging.Filter):
+    """Passes one record a minute of each message and kind that ``seldom`` names; it says how many it did not pass.
+
+    What the libraries say of broken requests and handshakes is limited in the same way. Any thread may log.
+
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: dict[tuple[str, str], tuple[float, int]] = {}  # when one was passed, and how many were not since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = getattr(record, _SELDOM, "" if record.name in _OF_REQUESTS else None)
+        if kind is None:
+            return True
+        key, now = (str(record.msg), kind), self._clock()
+        with self._lock:
+            at, not_logged = self._last.get(key, (-math.inf, 0))
+            if now - at < SELDOM_S:
+                self._last[key] = (at, not_logged + 1)
+                return False
+            if key not in self._last and len(self._last) >= _KINDS:
+                del self._last[next(iter(self._last))]
+            self._last[key] = (now, 0)
+        if not_logged:
+            setattr(record, _FIELDS, {**getattr(record, _FIELDS, {}), "not_logged": not_logged})
+        return True
 
 
 class PlainFormatter(logging.Formatter):
@@ -45,6 +99,7 @@ class JsonFormatter(logging.Formatter):
 def configure(log_format: str) -> None:
     """Sends all logs to standard error, as ``plain`` or ``json``."""
     handler = logging.StreamHandler()
+    handler.addFilter(SeldomFilter())
     handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each watch event

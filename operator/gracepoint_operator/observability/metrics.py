@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import prometheus_client as prometheus
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 _LONG_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 86400.0)
 _SPARE_S = (-60.0, -10.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 600.0)
@@ -12,16 +14,49 @@ _LAG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _FAST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
+#: Namespace, workload, category, seconds.
+AccountRow = tuple[str, str, str, float]
+
+
+class _Accounts(Collector):
+    """Where the time of each workload went. The figures grow with the time, so they are computed when they are read."""
+
+    def __init__(self) -> None:
+        self.rows: Callable[[], Iterable[AccountRow]] = tuple
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "gracepoint_goodput_seconds",
+            "Where the time of a workload went since its account began. Each replica shows all workloads.",
+            labels=["namespace", "workload", "category"],
+        )
+        for *labels, seconds in self.rows():
+            family.add_metric(labels, seconds)
+        yield family
+
+
+async def _no_accounts() -> Callable[[], Iterable[AccountRow]]:
+    return tuple
+
+
 class Metrics:
     """All metrics of one operator process, in a registry of their own.
 
+    Args:
+        accounts: Whether there is a series for each category of each workload's account.
+
     Attributes:
-        before_text: Called before the metrics are read, for what grows with the time.
+        copy_accounts: Copies the accounts of workloads on the controller's loop. What it returns computes their figures
+            in whichever thread calls it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, accounts: bool = True) -> None:
         self.registry = prometheus.CollectorRegistry()
-        self.before_text: Callable[[], None] = lambda: None
+        self.copy_accounts: Callable[[], Awaitable[Callable[[], Iterable[AccountRow]]]] = _no_accounts
+        self._accounts = _Accounts()
+        self._shows_accounts = accounts
+        if accounts:
+            self.registry.register(self._accounts)
         self.signal_to_notice_s = prometheus.Histogram(
             "gracepoint_signal_to_notice_seconds",
             "From first observing a signal to having written a notice to a subscriber's stream.",
@@ -44,6 +79,12 @@ class Metrics:
             "gracepoint_channel_connections_closed",
             "Connections to the channel that the operator closed before their callers had shown who they are.",
             ["reason"],
+            registry=self.registry,
+        )
+        self.port_connections_closed = prometheus.Counter(
+            "gracepoint_port_connections_closed",
+            "Connections to the ports of webhooks and of health that were closed before their callers were known.",
+            ["port", "reason"],
             registry=self.registry,
         )
         self.webhooks_refused = prometheus.Counter(
@@ -132,12 +173,6 @@ class Metrics:
         self.steps_lost = prometheus.Counter(
             "gracepoint_steps_lost",
             "Completed training steps that the committed checkpoints lack.",
-            registry=self.registry,
-        )
-        self.goodput_s = prometheus.Gauge(
-            "gracepoint_goodput_seconds",
-            "Where the time of a workload went since its account began. Each replica shows all workloads.",
-            ["namespace", "workload", "category"],
             registry=self.registry,
         )
         self.false_alarms = prometheus.Counter(
@@ -253,7 +288,15 @@ class Metrics:
     def count_connection_closed(self, reason: str) -> None:
         self.connections_closed.labels(reason=reason).inc()
 
+    async def update_accounts(self) -> None:
+        """Takes the accounts over as they are now. Call it on the controller's loop."""
+        if self._shows_accounts:
+            self.show_accounts(await self.copy_accounts())
+
+    def show_accounts(self, rows: Callable[[], Iterable[AccountRow]]) -> None:
+        """Shows these accounts from now on."""
+        self._accounts.rows = rows
+
     def text(self) -> bytes:
-        """The exposition format."""
-        self.before_text()
+        """The exposition format. For thousands of workloads this takes long; any thread may call it."""
         return prometheus.generate_latest(self.registry)

@@ -18,6 +18,7 @@ from typing import Protocol
 from aiohttp import web
 
 from gracepoint.wire.names import LABEL_POLICY
+from gracepoint_operator.observability.logs import seldom
 from gracepoint_operator.read_errors import CAUSES, Unreadable, said
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import creation_warnings
@@ -123,7 +124,11 @@ def path_of(webhook: str, token: str) -> str:
 
 
 def add_routes(
-    app: web.Application, context: AdmissionContext, token: str, count_refused: Callable[[str], None]
+    app: web.Application,
+    context: AdmissionContext,
+    token: str,
+    count_refused: Callable[[str], None],
+    keep: Callable[[web.Request], None] = lambda request: None,
 ) -> None:
     """Adds the webhooks to ``app``.
 
@@ -132,6 +137,7 @@ def add_routes(
         context: The operator.
         token: The secret from which the paths are computed.
         count_refused: Called with the reason when a request is refused before its object is read.
+        keep: Called with each request for the path of a webhook: its caller is an API server.
     """
     bodies = RequestBodies(count_refused)
 
@@ -139,6 +145,7 @@ def add_routes(
         webhook: str, answer: Callable[[AdmissionRequest, AdmissionContext], Awaitable[Json]], at_most_bytes: int
     ) -> None:
         async def handle(http: web.Request) -> web.Response:
+            keep(http)
             async with bodies.read(http, at_most_bytes) as body:
                 try:
                     request = AdmissionRequest.read(body)
@@ -151,8 +158,11 @@ def add_routes(
 
     async def nobody(http: web.Request) -> web.Response:
         count_refused("unknown_path")
-        logger.warning("a request for no webhook was refused, from %s", http.remote)  # the path may be almost right
-        raise web.HTTPNotFound
+        # Without the path, which may be almost right.
+        logger.warning("a request for no webhook was refused", extra=seldom("unknown_path", peer=http.remote))
+        response = web.Response(status=404)
+        response.force_close()  # the next one costs another handshake
+        return response
 
     add(PATH_EVICTIONS, validate_eviction, _LARGEST_EVICTION_BYTES)
     add(PATH_JOBSETS, mutate_workload, _LARGEST_OBJECT_BYTES)

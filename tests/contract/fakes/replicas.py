@@ -17,9 +17,9 @@ from gracepoint.settings import Settings
 from gracepoint.wire.codec import Message
 from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.names import PATH_SUBSCRIBE
-from gracepoint_operator.channel.endpoint.accepted_connections import ConnectionLimits
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.server import Server
 from gracepoint_operator.trust.certificates import Certificates
@@ -44,6 +44,7 @@ class Replica:
     ca: str
     tokens: Path
     certificates: Certificates
+    counted: Metrics
 
     @property
     def core_trusts(self) -> str:
@@ -84,7 +85,11 @@ class Replica:
             channel.close()
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://localhost:{self.server.health_port}/metrics") as response:
+        return self.counted.text().decode()
+
+    def scrape(self) -> str:
+        """The metrics as Prometheus gets them."""
+        with urllib.request.urlopen(f"http://localhost:{self.server.health_port}/metrics", timeout=WAIT_S) as response:
             return str(response.read().decode())
 
     def refused(self, reason: str) -> float:
@@ -174,7 +179,7 @@ def replicas(authority: trustme.CA, folder: Path) -> Iterator[Callable[..., Repl
         servers.append(server)
         server.start(lambda: None)
         until(lambda: core.ready, "the replica to know the cluster")
-        return Replica(server, core, api, authority.cert_pem.bytes().decode(), folder, certificates)
+        return Replica(server, core, api, authority.cert_pem.bytes().decode(), folder, certificates, metrics)
 
     try:
         yield make

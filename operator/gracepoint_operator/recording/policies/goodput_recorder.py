@@ -1,13 +1,15 @@
 """Keeps the accounts of where the time of each workload goes.
 
-Everything here runs on the controller's event loop, and nothing waits. ``observe`` is called whenever a workload is
-decided about, ``hear`` with what a process says. What changes an account is kept as a list of changes. The policy
-writer puts them into the policy's status (``entries``), where the account is, and says when that is written
-(``written``). Both replicas do so: to take a change a second time changes nothing.
+Everything here runs on the controller's event loop. Only the copy for the metrics waits, so that others can run
+meanwhile. ``observe`` is called whenever a workload is decided about, ``hear`` with what a process says. What changes
+an account is kept as a list of changes. The policy writer puts them into the policy's status (``entries``), where the
+account is, and says when that is written (``written``). Both replicas do so: to take a change a second time changes
+nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +26,7 @@ from gracepoint_operator.goodput.save_interval import suggested
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.observability.logs import about
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.observability.metrics import AccountRow, Metrics
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast, WorkloadGoodput
 from gracepoint_operator.workloads import Workload
 
@@ -41,6 +43,8 @@ _PER_POD_S = 0.0005
 _AT_ONCE_S = 0.01
 #: An entry in which nothing has changed is written again after this time, if the status is written anyway.
 _OLD_S = 300.0
+#: So many accounts are copied in one turn of the event loop: some milliseconds.
+_COPIED_AT_ONCE = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +106,9 @@ class GoodputRecorder:
     ) -> None:
         self._cache = cache
         self._touch = touch
-        self._metrics = metrics
         self._clock = clock
         self._accounts: dict[str, _Account] = {}  # by the workload's UID
-        metrics.before_text = self._show
+        metrics.copy_accounts = self._copy
 
     def observe(self, gang: GangSnapshot) -> float | None:
         """Looks at the pods of a gang. Returns when to look again even if nothing changes. None: there is no need."""
@@ -252,18 +255,24 @@ class GoodputRecorder:
             self._touch(workload.namespace, workload.policy)
         return after
 
-    def _show(self) -> None:
-        """Sets the metrics, right before they are read."""
-        now_ms = self._now_ms()
-        self._metrics.goodput_s.clear()
-        for policy in self._cache.policies.values():
+    async def _copy(self) -> Callable[[], Iterable[AccountRow]]:
+        """Copies the accounts, some at a time. The figures are computed from the copy, on any thread."""
+        ledgers: list[tuple[str, str, GoodputLedger]] = []
+        for policy in list(self._cache.policies.values()):
             for entry in policy.status.goodput or ():
-                if (account := self._accounts.get(entry.uid)) is None:
-                    continue
-                spent = self._ledger(account, policy, entry.uid).spent(now_ms)
+                if (account := self._accounts.get(entry.uid)) is not None:
+                    ledgers.append((policy.namespace, entry.name, self._ledger(account, policy, entry.uid)))
+                    if len(ledgers) % _COPIED_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+        now_ms = self._now_ms()
+
+        def rows() -> Iterable[AccountRow]:
+            for namespace, workload, ledger in ledgers:
+                spent = ledger.spent(now_ms)
                 for category in Category:
-                    labels = self._metrics.goodput_s.labels(policy.namespace, entry.name, category.value)
-                    labels.set(spent.get(category, 0) / 1000)
+                    yield namespace, workload, category.value, spent.get(category, 0) / 1000
+
+        return rows
 
     def _now_ms(self) -> int:
         return round(self._clock() * 1000)

@@ -162,6 +162,7 @@ async def test_the_metrics_show_the_account_as_of_now(api: MemoryApi, clock: Clo
         line = (
             f'gracepoint_goodput_seconds{{category="training",namespace="{objects.NAMESPACE}",workload="train"}} 141.0'
         )
+        await replica.metrics.update_accounts()
         assert line in replica.metrics.text().decode().splitlines()
 
 

@@ -15,25 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
-import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.endpoint.accepted_connections import ChannelConnections, CloseReason, ConnectionLimits
-from gracepoint_operator.channel.endpoint.runner_close import CLOSE_CONNECTIONS_S
 from gracepoint_operator.channel.routes import Channel
+from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 4096  # as many as the kernel allows (net.core.somaxconn): a gang's pods connect at once
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0
 
@@ -129,57 +125,22 @@ class ChannelThread:
 
     async def _run(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        async with contextlib.AsyncExitStack() as stack:
-            app = web.Application()
-            # A handler is cancelled when its client disconnects, so that a lost subscriber is removed at once.
-            runner = web.AppRunner(
-                app,
-                access_log=None,
-                handler_cancellation=True,
-                shutdown_timeout=CLOSE_CONNECTIONS_S,
-                # It also counts from the handshake to the first request.
-                keepalive_timeout=self._limits.request_s,
-            )
-            make = _server_of(runner)
-            connections = ChannelConnections(make, self._context, self._limits, self._metrics.count_connection_closed)
-            self._channel.add_routes(app, lambda request: connections.keep(request.protocol))
-            app.on_shutdown.append(self._release_subscribers)
-            await runner.setup()
-            # In reverse order: first what is pending ends, so that aiohttp gets no new connection while it closes.
-            stack.push_async_callback(connections.close)
-            stack.push_async_callback(runner.cleanup)
-            stack.push_async_callback(connections.close_pending)
-            listener = stack.enter_context(_listener(self._host, self._port))
+        app = web.Application()
+        port = LimitedPort("channel", app, self._context, self._limits, self._metrics.count_connection_closed)
+        self._channel.add_routes(app, port.keep)
+        app.on_shutdown.append(self._release_subscribers)
+        try:
+            number = await port.start(self._host, self._port)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._renew(), name="certificate")  # first, as no handshake succeeds without it
-                tasks.create_task(connections.accept(listener), name="accept")
+                tasks.create_task(port.accept(), name="accept")
                 tasks.create_task(self.lag.measure(), name="loop lag")
-                self._listening.set_result(int(listener.getsockname()[1]))
+                self._listening.set_result(number)
+        finally:
+            await port.close()
 
     async def _renew(self) -> None:
         await self._watch()
 
     async def _release_subscribers(self, app: web.Application) -> None:
         await self._channel.release_subscribers()
-
-
-def _server_of(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
-    """Makes aiohttp's protocol for each new connection. ``runner`` must be set up when it is called."""
-
-    def make() -> asyncio.Protocol:
-        server = runner.server
-        assert server is not None
-        return server()
-
-    return make
-
-
-def _listener(host: str | None, port: int) -> socket.socket:
-    if host is None and socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # the kernel supports IPv6, but this network does not
-            listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
-            listener.setblocking(False)
-            return listener
-    listener = socket.create_server((host or "", port), backlog=_BACKLOG)
-    listener.setblocking(False)
-    return listener
