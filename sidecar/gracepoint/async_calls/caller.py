@@ -92,6 +92,10 @@ class AsyncCaller(abc.ABC):
     def close(self, abort: bool = False) -> None:
         """Ends what runs the functions, after the calls have ended. With ``abort`` it ends at once, and they fail."""
 
+    @abc.abstractmethod
+    def __del__(self) -> None:
+        """Says that no more calls come, without waiting: those that were handed over are finished."""
+
     def start(self, request: AsyncRequest) -> tuple[Future[None], Future[None]]:
         """Starts a call. Returns its end in this process, and its end in all processes.
 

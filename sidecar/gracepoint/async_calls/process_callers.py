@@ -69,9 +69,11 @@ class _ProcessAsyncCaller(AsyncCaller):
         self._keeper_starts = True
         self._workers: list[WorkerProcess] = []  # those that have not ended
         self._first_calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []
-        # Calls that were handed over are finished: a caller that is dropped, or still there at the interpreter's end,
-        # only says that no more come. `__del__` may run when the modules that it needs are gone already.
-        weakref.finalize(self, _no_more_calls, self._workers, os.getpid())
+        self._no_more: weakref.finalize[[list[WorkerProcess], int], _ProcessAsyncCaller] | None = None
+
+    def __del__(self) -> None:
+        if (no_more := getattr(self, "_no_more", None)) is not None:  # None: no worker was started
+            no_more()
 
     @property
     def worker_process_ids(self) -> list[int]:
@@ -121,6 +123,10 @@ class _ProcessAsyncCaller(AsyncCaller):
 
     def _start_worker(self) -> WorkerProcess:
         worker = self._new_worker(self._keeper)
+        if self._no_more is None or not self._no_more.alive:
+            # Calls that were handed over are finished: a caller that is dropped, or still there at the interpreter's
+            # end, only says that no more come. At that end, modules that `__del__` needs may be gone already.
+            self._no_more = weakref.finalize(self, _no_more_calls, self._workers, os.getpid())
         self._workers[:] = [each for each in self._workers if each.alive]
         self._workers.append(worker)
         for number in range(len(self._first_calls)):
@@ -193,6 +199,7 @@ def _no_more_calls(workers: list[WorkerProcess], owner: int) -> None:
     if owner == os.getpid():
         for worker in workers:
             worker.close()
+        workers.clear()
 
 
 class TemporalAsyncCaller(_ProcessAsyncCaller):

@@ -5,10 +5,10 @@ The training thread calls all methods. The threads are those of the caller (``ca
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from gracepoint.async_calls.caller import AsyncCaller
 from gracepoint.async_calls.process_callers import PersistentAsyncCaller, TemporalAsyncCaller
@@ -19,8 +19,7 @@ from gracepoint.process_group import ProcessGroup
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ActiveAsyncRequest:
+class _ActiveAsyncRequest(NamedTuple):
     """A call that was scheduled and is not finalized.
 
     Attributes:

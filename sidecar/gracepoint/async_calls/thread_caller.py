@@ -57,8 +57,9 @@ class ThreadAsyncCaller(AsyncCaller):
             self._thread.join(self._timeout_s)
 
     def __del__(self) -> None:
-        if self._work is not None:
-            self._work.put(None)
+        work, self._work = self._work, None
+        if work is not None:
+            work.put(None)
 
 
 def _run_all(work: _Calls, nice: int) -> None:

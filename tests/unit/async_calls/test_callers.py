@@ -289,6 +289,23 @@ def test_a_caller_that_is_dropped_finishes_its_calls_and_leaves_nothing_behind(
 
 
 @ALL
+def test_del_may_be_called_finishes_the_calls_and_hinders_no_later_one(
+    kind: type[AsyncCaller], made: Callable[..., AsyncCaller], tmp_path: Path
+) -> None:
+    caller = made(kind)
+    caller.__del__()  # before there is a worker
+    caller.schedule_async_call(request(functions.wait_and_append, str(tmp_path / "go on"), str(tmp_path / "a"), "done"))
+    for _ in range(2):
+        caller.__del__()
+    (tmp_path / "go on").touch()
+    assert caller.is_current_async_call_done(blocking=True)
+    assert (tmp_path / "a").read_text() == "done"
+    caller.schedule_async_call(request(functions.write, str(tmp_path / "b"), "later"))
+    assert caller.is_current_async_call_done(blocking=True)
+    assert (tmp_path / "b").read_text() == "later"
+
+
+@ALL
 def test_a_caller_that_is_closed_finishes_its_calls_first(
     kind: type[AsyncCaller], made: Callable[..., AsyncCaller], tmp_path: Path
 ) -> None:
