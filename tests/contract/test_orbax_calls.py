@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 
@@ -324,3 +326,100 @@ def test_checkpoints_in_msgpack_are_refused_by_their_name(tmp_path: Path, place:
     if place == "a step":
         with CheckpointManager(tmp_path) as manager, pytest.raises(CheckpointCorrupt, match="msgpack"):
             manager.restore()
+
+
+def as_older_metadata(path: Path, aggregated: tuple[str, ...]) -> None:
+    """Rewrites the metadata in ``path`` as Orbax 0.4 wrote it: without the format, with values in a msgpack file."""
+    file = path / "_METADATA"
+    found = json.loads(file.read_text())
+    for name, entry in found["tree_metadata"].items():
+        entry["value_metadata"].pop("write_shape", None)
+        if name in {f"('{each}',)" for each in aggregated}:
+            entry["value_metadata"]["skip_deserialize"] = True
+    file.write_text(json.dumps({"tree_metadata": found["tree_metadata"], "use_zarr3": False}))
+    for each in aggregated:
+        shutil.rmtree(path / each, ignore_errors=True)
+    (path / "checkpoint").write_bytes(b"\x81\xa1a\x01")  # also there if no value is in it
+
+
+@pytest.mark.parametrize("ocdbt", [True, False], ids=["ocdbt", "files"])
+def test_what_orbax_0_4_wrote_is_restored(tmp_path: Path, ocdbt: bool) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)) as theirs:
+        theirs.save(tmp_path / "a", state())
+    as_older_metadata(tmp_path / "a", ())
+    assert_same(checkpoint.restore(tmp_path / "a"), state())
+
+
+@pytest.mark.parametrize("ocdbt", [True, False], ids=["ocdbt", "files"])
+@pytest.mark.parametrize("aggregated", [("i",), ("i", "w")], ids=["some", "all"])
+def test_values_that_orbax_0_4_wrote_to_msgpack_are_refused_by_its_name(
+    tmp_path: Path, aggregated: tuple[str, ...], ocdbt: bool
+) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)) as theirs:
+        theirs.save(tmp_path / "2" / "default", state())
+    checkpoint.save(tmp_path / "1", state())
+    as_older_metadata(tmp_path / "2" / "default", aggregated)
+    said = rf"the values of {len(aggregated)} leaves, as 'i', in a msgpack file, checkpoint.*restore it with Orbax"
+    with AsyncCheckpointer() as ours, CheckpointManager(tmp_path) as manager:
+        calls: list[Callable[[], Any]] = [
+            lambda: checkpoint.restore(tmp_path / "2"),
+            lambda: ours.metadata(tmp_path / "2" / "default"),
+            lambda: manager.metadata(2),
+            lambda: manager.restore(2),
+            lambda: manager.restore(),
+        ]
+        for call in calls:
+            with pytest.raises(CheckpointRefused, match=said):
+                call()
+
+
+NUMBERS: dict[str, Callable[[], Any]] = {
+    "as saved": lambda: (dict.fromkeys(state(), 0), {}, {}),
+    "as the arguments say": lambda: ({"w": 0}, {"w": ocp.ArrayRestoreArgs(sharding=sharding("y"))}, {}),
+    "what was not saved": lambda: ({"w": 0, "more": 5}, {}, {}),
+    "a default": lambda: ({"w": 7, "i": 0}, {}, {"w": ocp.Transform(use_fallback=True)}),
+    "renamed": lambda: ({"v": 0}, {"v": ocp.ArrayRestoreArgs(sharding=sharding("y"))}, {"v": ocp.Transform("w")}),
+    "computed": lambda: ({"w": 0, "i": 0}, {}, {"[wi]": ocp.Transform(value_fn=lambda value: value * 2)}),
+    "computed, of another shape": lambda: (
+        {"w": 0},
+        {"w": ocp.ArrayRestoreArgs(sharding=sharding("y"))},
+        {"w": ocp.Transform(value_fn=lambda value: value.reshape(-1, 4).astype("float16"))},
+    ),
+}
+
+
+@pytest.mark.parametrize("make", NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.parametrize("by_ours", [True, False], ids=["ours", "theirs"])
+def test_numbers_of_an_item_stand_for_any_leaf_with_transforms_too(
+    tmp_path: Path, make: Callable[[], Any], by_ours: bool
+) -> None:
+    item, given, transforms = make()
+    if by_ours:
+        checkpoint.save(tmp_path / "a", state())
+    else:
+        ocp.PyTreeCheckpointer().save(tmp_path / "a", state())
+    restore_args = {name: given.get(name, ocp.RestoreArgs()) for name in item}
+    args = ocp.args.PyTreeRestore(item, restore_args=restore_args, transforms=transforms)
+    expected = ocp.PyTreeCheckpointer().restore(tmp_path / "a", args=args)
+    with AsyncCheckpointer() as ours:
+        found = ours.restore(tmp_path / "a", args=args)
+    assert_same(found, expected)
+    for leaf, there in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert not isinstance(there, jax.Array) or leaf.sharding.is_equivalent_to(there.sharding, there.ndim)
+
+
+def is_nothing(node: Any) -> bool:
+    return node is None or isinstance(node, optax.MaskedNode)
+
+
+@pytest.mark.parametrize("like", [True, False], ids=["with an item", "as saved"])
+def test_leaves_that_are_nothing_may_have_arguments(tmp_path: Path, like: bool) -> None:
+    tree = state() | {"none": None, "masked": optax.MaskedNode(), "deep": {"none": None}}
+    args = {of: jax.tree.map(lambda _, of=of: of(), tree, is_leaf=is_nothing) for of in (ocp.SaveArgs, ocp.RestoreArgs)}
+    checkpoint.save(tmp_path / "a", tree, save_args=args[ocp.SaveArgs])
+    restore = ocp.args.PyTreeRestore(tree if like else None, restore_args=args[ocp.RestoreArgs])
+    expected = ocp.PyTreeCheckpointer().restore(tmp_path / "a", args=restore)
+    with AsyncCheckpointer() as ours:
+        assert_same(ours.restore(tmp_path / "a", args=restore), expected)
+        with pytest.raises(CheckpointRefused, match="expected a leaf or container of what is restored"):
+            ours.restore(tmp_path / "a", restore_args={"gone": ocp.RestoreArgs()})

@@ -81,7 +81,7 @@ class AsyncCheckpointer:
                 must hold all values that are saved. None: all processes.
             barrier_sync_fn: Barrier at which the processes meet in the background. The primary process then commits,
                 between two calls of it. A process that fails cannot tell the others, which wait for the whole timeout.
-                None: the built-in barrier, at which the last process to arrive commits.
+                None: the built-in barrier, at which the last process to arrive commits. One process calls neither.
             post_finalization_callback: Called after each commit, before the save counts as finished in any process.
                 ``timeout_s`` also applies to it. None: nothing is called.
             options: How arrays are written. None: the defaults.
@@ -152,6 +152,7 @@ class AsyncCheckpointer:
             CheckpointError: The tree cannot be saved; names the leaf. Or its copy does not fit into memory.
             BarrierError: Other processes did not take part in time.
         """
+        self._check_open()
         self.wait_until_finished()  # the save under way uses memory that a tree of another form may need
         _, executor = self._saves.join()
         executor.planner.prepare(tree, in_background=True, save_args=save_args)
@@ -253,6 +254,7 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         call = orbax_calls.restore_call(like, args, restore_args=restore_args, options=options)
+        self._check_open()
         self.wait_until_finished()
         joined, _ = self._saves.join()
         self._restores += 1
@@ -280,25 +282,25 @@ class AsyncCheckpointer:
             CheckpointNotFound: There is no checkpoint.
             CheckpointCorrupt: The metadata is damaged.
         """
+        self._check_open()
         self.wait_until_finished()
         folder = restore_path.folder_of(restore_path.paths_of(path).step(None))
         return metadata_of(folder, Deadline.after(self._timeout_s, self._clock), self._handlers)
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait."""
-        if self._closed:
-            raise SettingsError("the checkpointer is closed")
+        """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait.
+
+        After ``close``, which has raised what there was to raise, it does nothing.
+        """
         if self._saves.executor is not None:
             self._saves.executor.background.check_for_errors()
 
     def wait_until_finished(self) -> None:
-        """Waits for the background save under way.
+        """Waits for the background save under way. After ``close`` there is none.
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
         """
-        if self._closed:
-            raise SettingsError("the checkpointer is closed")
         if self._saves.executor is not None:
             self._saves.executor.background.wait_until_finished(None)
 
@@ -333,6 +335,10 @@ class AsyncCheckpointer:
         self._at_exit.forget()
         self._last_save, self._saves.executor = self.last_save, None
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SettingsError("the checkpointer is closed")
+
     def _begin(
         self,
         path: UserPath,
@@ -345,6 +351,5 @@ class AsyncCheckpointer:
         call = orbax_calls.save_call(
             tree, args, save_args=save_args, custom_metadata=custom_metadata, options=self._options
         )
-        if self._closed:
-            raise SettingsError("the checkpointer is closed")
+        self._check_open()
         return call, *self._saves.begin(path, force, SaveExtras(call.custom_metadata))

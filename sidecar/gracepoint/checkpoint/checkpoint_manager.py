@@ -329,19 +329,24 @@ class CheckpointManager:
         return self._checkpointer is not None and self._checkpointer.executor.background.busy
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait."""
-        self._open().executor.background.check_for_errors()
+        """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait.
+
+        After ``close``, which has raised what there was to raise, it does nothing.
+        """
+        if self._checkpointer is not None and not self._closed:
+            self._checkpointer.executor.background.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save. After that, process 0 removes the steps that retention does not keep.
 
         The removed steps are no longer listed. Their files are deleted later. If another thread is removing steps,
-        process 0 waits for it for at most a minute, and then logs a warning.
+        process 0 waits for it for at most a minute, and then logs a warning. After ``close`` it does nothing.
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
         """
-        self._open().wait_until_finished()
+        if not self._closed:
+            self._open().wait_until_finished()
 
     def close(self) -> None:
         """Waits for the background save, and for old steps to be deleted. May be called again.

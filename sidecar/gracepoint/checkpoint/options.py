@@ -55,10 +55,10 @@ class SaveCallback(Protocol):
         """
 
     def on_transfer_end(self, keypath: tuple[Any, ...]) -> None:
-        """Called when all that this process writes of the leaf is in host memory."""
+        """Called when all that this process writes of the leaf is in host memory. If that is nothing: at the begin."""
 
     def on_write_end(self, keypath: tuple[Any, ...]) -> None:
-        """Called when all that this process writes of the leaf is on the disk."""
+        """Called when all that this process writes of the leaf is on the disk. If that is nothing: at the end."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,10 +18,18 @@ from gracepoint.checkpoint.orbax_objects import is_orbax
 from gracepoint.errors import CheckpointRefused
 
 _SAVES = ("StandardSaveArgs", "PyTreeSaveArgs")
-#: Marks a leaf of ``like`` that is restored as its arguments say, else as it was saved.
-AS_SAVED = object()
-
 _RESTORES = ("StandardRestoreArgs", "PyTreeRestoreArgs")
+
+
+@dataclasses.dataclass(frozen=True)
+class AsSaved:
+    """A number of ``like`` that stands for any leaf: it is restored as its arguments say, else as it was saved.
+
+    Attributes:
+        value: The number, which stays if the leaf is not restored.
+    """
+
+    value: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +153,8 @@ def restore_call(
             "partial_restore": True,
             "keep_missing": True,
         }
-    elif not options.keep_missing:  # the item gives the structure: its numbers often stand for arrays
-        like = jax.tree.map(lambda leaf: AS_SAVED if isinstance(leaf, bool | int | float) else leaf, like)
+    # The item gives the structure: its numbers often stand for arrays.
+    like = jax.tree.map(lambda leaf: AsSaved(leaf) if isinstance(leaf, bool | int | float) else leaf, like)
     options = dataclasses.replace(options, **changes) if changes else options
     return RestoreCall(like, _one_of(restore_args, state.restore_args, "restore_args"), options, items)
 

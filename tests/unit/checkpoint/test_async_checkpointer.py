@@ -205,15 +205,20 @@ def test_a_context_that_an_error_leaves_raises_that_error(tmp_path: Path, monkey
         raise ZeroDivisionError
 
 
-def test_a_closed_one_says_so(tmp_path: Path) -> None:
+def test_a_closed_one_says_so_and_waiting_for_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = AsyncCheckpointer()
-    checkpointer.close()
-    checkpointer.close()
+    break_writer(monkeypatch)
+    checkpointer.save(tmp_path / "a", small_state())
+    with pytest.raises(SaveFailed, match="No space left on device"):
+        checkpointer.close()
+    for harmless in (checkpointer.close, checkpointer.wait_until_finished, checkpointer.check_for_errors):
+        harmless()
     calls: list[Callable[[], object]] = [
         lambda: checkpointer.save(tmp_path / "a", small_state()),
+        lambda: checkpointer.save_and_wait(tmp_path / "a", small_state()),
+        lambda: checkpointer.prepare(small_state()),
         lambda: checkpointer.restore(tmp_path / "a"),
-        checkpointer.wait_until_finished,
-        checkpointer.check_for_errors,
+        lambda: checkpointer.metadata(tmp_path / "a"),
     ]
     for call in calls:
         with pytest.raises(SettingsError, match="the checkpointer is closed"):
@@ -556,14 +561,53 @@ def test_custom_barrier_is_called_twice_a_save_with_unique_keys(tmp_path: Path) 
     assert [key.rpartition("/")[2] for key in sync.keys[::2]] == ["write_complete", "commit_complete"] * 2
 
 
-def test_custom_barrier_failure_fails_a_save_that_is_not_durable(tmp_path: Path) -> None:
-    def fail(*, key: str, timeout_ms: int) -> None:
-        raise RuntimeError("DEADLINE_EXCEEDED")
+def fail(*, key: str, timeout_ms: int) -> None:
+    raise RuntimeError("DEADLINE_EXCEEDED")
 
+
+def test_custom_barrier_is_not_called_with_one_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with AsyncCheckpointer(barrier_sync_fn=fail) as checkpointer:
         checkpointer.save(tmp_path / "a", small_state())
-        checkpointer.wait_until_finished()  # all one processes' parts are on the disk
+        checkpointer.wait_until_finished()
+        checkpointer.save_and_wait(tmp_path / "b", small_state())
+    assert names(tmp_path) == ["a", "b"]
+    assert "DEADLINE_EXCEEDED" not in caplog.text
+
+
+def test_save_whose_custom_barrier_fails_is_committed_with_a_warning_if_it_is_durable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    all_have_written = threading.Barrier(2)
+
+    def fail_late(*, key: str, timeout_ms: int) -> None:
+        all_have_written.wait(timeout_ms / 1000)
+        fail(key=key, timeout_ms=timeout_ms)
+
+    def run(gang: ProcessGroup) -> None:
+        with AsyncCheckpointer(gang=gang, barrier_sync_fn=fail_late, timeout_s=30) as checkpointer:
+            checkpointer.save(tmp_path / "a", small_state())
+
+    in_gang(2, run)
     assert_same(api.restore(tmp_path / "a", small_state()), small_state())
+    assert "RuntimeError: DEADLINE_EXCEEDED" in caplog.text
+
+
+def test_custom_barrier_failure_fails_a_save_that_is_not_durable(tmp_path: Path) -> None:
+    def no_space(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    def run(gang: ProcessGroup) -> None:
+        writer: Any
+        with AsyncCheckpointer(gang=gang, barrier_sync_fn=fail, timeout_s=5) as checkpointer:
+            checkpointer.prepare(small_state())
+            assert checkpointer._saves.executor is not None
+            if gang.process_index == 1:
+                writer = checkpointer._saves.executor._writer
+                writer.write = no_space
+            checkpointer.save(tmp_path / "a", small_state())
+
+    assert [type(each) for each in outcomes_in_gang(2, run)] == [SaveFailed, SaveFailed]
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("barrier_sync_fn", [None, SyncFn(2)], ids=["built in", "of its own"])

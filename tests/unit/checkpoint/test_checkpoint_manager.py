@@ -291,10 +291,12 @@ def test_an_argument_out_of_range_is_refused_each_time(tmp_path: Path) -> None:
 
 def test_a_closed_one_says_so(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
-    manager.close()
-    manager.close()
-    with pytest.raises(SettingsError, match="closed"):
-        manager.save(1, small_state())
+    manager.save(1, small_state())
+    for harmless in (manager.close, manager.close, manager.wait_until_finished, manager.check_for_errors):
+        harmless()
+    for call in (lambda: manager.save(2, small_state()), manager.restore, lambda: manager.should_save(2)):
+        with pytest.raises(SettingsError, match="closed"):
+            call()
 
 
 def test_looking_at_steps_needs_no_manager_and_changes_nothing(tmp_path: Path) -> None:

@@ -103,8 +103,8 @@ class PathSaves:
         return save, executor, paths
 
     def _barrier(self, joined: JoinedGroup) -> SyncFnBarrier | None:
-        if self._barrier_sync_fn is None:
-            return None
+        if self._barrier_sync_fn is None or joined.gang.process_count == 1:
+            return None  # as in Orbax, one process meets nobody
         committer = 0 if self._primary_host is None else joined.rank(self._primary_host)
         return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
 

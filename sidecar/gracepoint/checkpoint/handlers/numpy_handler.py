@@ -21,7 +21,7 @@ import numpy as np
 from gracepoint.checkpoint import metrics, orbax_objects
 from gracepoint.checkpoint.format import layout, ocdbt, pytree
 from gracepoint.checkpoint.handler_registry import ParamInfo
-from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary
+from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary, leaf_args
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
 from gracepoint.checkpoint.loading.leaves.leaf_target import target_of
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_leaves
@@ -210,14 +210,14 @@ class NumpyHandler:
             CheckpointError: A leaf was not read in time, or cannot be restored as asked.
         """
         folder = folder_of(infos, args)
+        asked = leaf_args(infos, args)
         deadline = Deadline.after(self._timeout_s, self._clock)
 
         def read(_: Sequence[Any]) -> list[Any]:
             with in_time(folder, deadline):
                 stored = self._open(infos, deadline)
                 targets = [
-                    target_of(stored.leaves[info.name], None, arg)
-                    for info, arg in zip(infos, args or [RestoreArgs()] * len(infos), strict=True)
+                    target_of(stored.leaves[info.name], None, arg) for info, arg in zip(infos, asked, strict=True)
                 ]
                 return read_leaves(stored, targets, RestoreOptions(limit_bytes=self._read_limit_bytes), deadline)
 

@@ -8,7 +8,7 @@ from typing import Any
 from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.array_handler import ArrayHandler
-from gracepoint.checkpoint.handlers.call_checks import folder_of
+from gracepoint.checkpoint.handlers.call_checks import folder_of, leaf_args
 from gracepoint.checkpoint.handlers.dispatcher import InProcessDispatcher
 from gracepoint.checkpoint.loading.leaves.leaf_target import target_of
 from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement
@@ -49,9 +49,11 @@ class SingleReplicaArrayHandler(ArrayHandler):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._replica = SingleReplica(
-            replica_axis_index, primary_replica_id, broadcast_memory_limit_bytes, broadcast_memory_scaling_factor
-        )
+        self.replica_axis_index = replica_axis_index
+        self.primary_replica_id = primary_replica_id
+        self.broadcast_memory_limit_bytes = broadcast_memory_limit_bytes
+        self.broadcast_memory_scaling_factor = broadcast_memory_scaling_factor
+        self._replica()  # raises if an argument is wrong
         self._joining = GroupFactory(gang=gang)
         self._joined: JoinedGroup | None = None
         self._calls = 0
@@ -71,25 +73,35 @@ class SingleReplicaArrayHandler(ArrayHandler):
             BarrierTimeout: Another process did not report in time whether it has read its part.
         """
         folder = folder_of(infos, args)
-        for info, arg in zip(infos, args or [RestoreArgs()] * len(infos), strict=True):
+        asked = leaf_args(infos, args)
+        for info, arg in zip(infos, asked, strict=True):
             if not isinstance(arg, SingleReplicaArrayRestoreArgs):
                 raise CheckpointRefused(
                     f"leaf {info.name!r}: expected SingleReplicaArrayRestoreArgs, found {type(arg).__name__}"
                 )
         deadline = Deadline.after(self._timeout_s, self._clock)
         together = self._together(deadline)
-        options = RestoreOptions(limit_bytes=self._read_limit_bytes, single_replica=self._replica)
+        replica = self._replica()
+        options = RestoreOptions(limit_bytes=self._read_limit_bytes, single_replica=replica)
 
         def read(_: Sequence[Any]) -> list[Any]:
             with in_time(folder, deadline), together.telling_failure(deadline):
                 stored = self._open(infos, deadline)
                 targets = [
-                    target_of(stored.leaves[info.name], None, arg, self._replica)
-                    for info, arg in zip(infos, args or (), strict=True)
+                    target_of(stored.leaves[info.name], None, arg, replica)
+                    for info, arg in zip(infos, asked, strict=True)
                 ]
                 return read_leaves(stored, targets, options, deadline, together)
 
         return (self._dispatcher or InProcessDispatcher()).dispatch("reading arrays of one replica", read, []).result()
+
+    def _replica(self) -> SingleReplica:
+        return SingleReplica(
+            self.replica_axis_index,
+            self.primary_replica_id,
+            self.broadcast_memory_limit_bytes,
+            self.broadcast_memory_scaling_factor,
+        )
 
     def _together(self, deadline: Deadline) -> ReplicaAgreement:
         if self._joined is None:

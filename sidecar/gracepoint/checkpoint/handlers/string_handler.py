@@ -9,10 +9,11 @@ from typing import Any
 
 from gracepoint.checkpoint.format import layout, orbax_metadata, pytree
 from gracepoint.checkpoint.handler_registry import ParamInfo
-from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary
+from gracepoint.checkpoint.handlers.call_checks import check_primary_host, folder_of, is_primary, leaf_args
 from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
 from gracepoint.checkpoint.metadata import LeafMetadata
 from gracepoint.checkpoint.options import RestoreArgs, SaveArgs
+from gracepoint.checkpoint.orbax_objects import save_args_of
 from gracepoint.checkpoint.reading.stored_tree import text_of
 from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused
@@ -43,7 +44,7 @@ class StringHandler:
         """
         folder = folder_of(infos, values, args)
         for info, arg in zip(infos, args or (), strict=False):
-            if arg != SaveArgs():
+            if save_args_of(arg, f"leaf {info.name!r}") != SaveArgs():
                 raise CheckpointRefused(f"leaf {info.name!r}: strings have neither type nor chunks, found {arg}")
         check_primary_host(self._primary_host)
         leaves = [
@@ -70,8 +71,8 @@ class StringHandler:
             CheckpointRefused: ``args`` ask for another type.
         """
         folder = folder_of(infos, args)
-        for info, arg in zip(infos, args or (), strict=False):
-            if arg.restore_type not in (None, str) or arg.dtype is not None:
+        for info, arg in zip(infos, leaf_args(infos, args), strict=True):
+            if arg not in (RestoreArgs(), RestoreArgs(restore_type=str)):
                 raise CheckpointRefused(f"leaf {info.name!r}: strings are restored as str, found {arg}")
         try:
             strings = json.loads((folder / layout.STRINGS).read_bytes())

@@ -30,7 +30,7 @@ from gracepoint.checkpoint.options import (
     RestoreArgs,
     RestoreOptions,
 )
-from gracepoint.checkpoint.orbax_calls import AS_SAVED
+from gracepoint.checkpoint.orbax_calls import AsSaved
 from gracepoint.checkpoint.orbax_objects import restore_args_of
 from gracepoint.checkpoint.reading.parallel_reader import read_all
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
@@ -98,8 +98,9 @@ def read_into(
         stored.nested() if like is None else like, is_leaf=pytree.leaf_test(options.handlers)
     )
     keyed = [(pytree.path_of(path), leaf) for path, leaf in nodes]
+    empty_of_like = _empty_keys(like)
     more = [leaf.keys for leaf in stored.leaves.values()] if options.partial_restore else []
-    args_of = _args_by_keys(restore_args, [keys for keys, _ in keyed] + more)
+    args_of = _args_by_keys(restore_args, [keys for keys, _ in keyed] + empty_of_like + list(stored.empty) + more)
     leaves = [leaf for _, leaf in keyed]
     empty = {pytree.name_of(keys): value for keys, value in stored.empty.items()}
     targets: dict[int, LeafTarget] = {}
@@ -121,25 +122,21 @@ def read_into(
                 leaves[position] = empty[name]
                 logger.warning("%s: leaf %r is restored as %r, as which it was saved", stored.folder, name, empty[name])
             elif not (options.keep_missing or origin.name is None) or isinstance(leaf, jax.ShapeDtypeStruct):
-                what = "a leaf" if leaf is AS_SAVED else describe_like(leaf)
+                what = "a leaf" if isinstance(leaf, AsSaved) else describe_like(leaf)
                 missing.append(f"leaf {name!r}: expected {what}, found nothing")
             continue
         try:
             if origin.function is not None:
                 targets[position] = computed(stored.leaves[name], leaf, args_of(keys), origin.function)
                 continue
-            if is_handled(stored.leaves[name], None if like is None or leaf is AS_SAVED else leaf, options.handlers):
+            wanted = None if like is None or isinstance(leaf, AsSaved) else leaf
+            if is_handled(stored.leaves[name], wanted, options.handlers):
                 handled[position] = stored.leaves[name], args_of(keys)
                 continue
-            targets[position] = target_of(
-                stored.leaves[name],
-                None if like is None or leaf is AS_SAVED else leaf,
-                args_of(keys),
-                options.single_replica,
-            )
+            targets[position] = target_of(stored.leaves[name], wanted, args_of(keys), options.single_replica)
         except CheckpointMismatch as mismatch:
             differ.append(str(mismatch))
-    if like is not None and (left := _empty_names(like) & set(stored.leaves)):
+    if like is not None and (left := set(map(pytree.name_of, empty_of_like)) & set(stored.leaves)):
         known |= left
         logger.info("%s: not restored, as there is nothing in their place: %s", stored.folder, ", ".join(sorted(left)))
     extra = [
@@ -255,10 +252,10 @@ def _args_by_keys(restore_args: Any, known: Sequence[Keys]) -> Callable[[Keys], 
     return find
 
 
-def _empty_names(like: Any) -> set[str]:
-    """Returns the names of None nodes and of nodes without leaves, for example optax's ``MaskedNode``."""
+def _empty_keys(like: Any) -> list[Keys]:
+    """Returns the keys of None nodes and of nodes without leaves, for example optax's ``MaskedNode``."""
     nodes = jax.tree_util.tree_flatten_with_path(like, is_leaf=pytree.is_empty_or_leaf)[0]
-    return {pytree.name_of(pytree.path_of(path)) for path, node in nodes if not jax.tree_util.tree_leaves(node)}
+    return [pytree.path_of(path) for path, node in nodes if not jax.tree_util.tree_leaves(node)]
 
 
 def _shown(problems: Sequence[str]) -> str:

@@ -94,8 +94,13 @@ def open_arrays(
     """
     in_ocdbt, zarr3 = metadata.get("use_ocdbt"), metadata.get("use_zarr3", False)
     kinds = {name: _KINDS[value_type] for name, value_type in value_types.items() if value_type in _KINDS}
-    if in_ocdbt and kinds and not (item / ocdbt.MANIFEST).is_value():
-        raise CheckpointCorrupt(f"{item} has no {ocdbt.MANIFEST}: Orbax's per-process OCDBT folders were never merged")
+    if in_ocdbt is not False and kinds:
+        has_tree = (item / ocdbt.MANIFEST).is_value()
+        if in_ocdbt and not has_tree:
+            raise CheckpointCorrupt(
+                f"{item} has no {ocdbt.MANIFEST}: Orbax's per-process OCDBT folders were never merged"
+            )
+        in_ocdbt = has_tree  # older metadata does not have this entry
     files = item.kvstore_spec()
     opening = {
         name: {

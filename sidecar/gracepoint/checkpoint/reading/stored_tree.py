@@ -15,7 +15,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import Manifest
 from gracepoint.checkpoint.reading.array_source import ArraySource
 from gracepoint.checkpoint.reading.stored_arrays import array_metadatas, json_object, open_arrays, source_by_manifest
-from gracepoint.checkpoint.steps import listing, records
+from gracepoint.checkpoint.steps import foreign, listing, records
 from gracepoint.checkpoint.storage import read_many
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.checksum import crc32
@@ -123,6 +123,7 @@ def open_tree(
 
     Raises:
         CheckpointCorrupt: The metadata is missing or damaged.
+        CheckpointRefused: Values are in a format of the past, which is not supported.
         TimeoutError: The deadline passed.
     """
     ahead, asked = dict[str, bytes](), list[str]()
@@ -188,7 +189,7 @@ def _read_ahead(folder: StoragePath, paths: Sequence[str]) -> dict[str, bytes]:
 def _leaves(
     metadata: Mapping[str, Any], item: StoragePath
 ) -> tuple[list[StoredLeaf], dict[tuple[tuple[str, int], ...], Any]]:
-    leaves, empty = [], {}
+    leaves, empty, aggregated = [], {}, []
     try:
         for entry in metadata["tree_metadata"].values():
             keys = tuple((str(key["key"]), int(key["key_type"])) for key in entry["key_metadata"])
@@ -197,8 +198,11 @@ def _leaves(
                 empty[keys] = _EMPTY[value_type]
             else:
                 leaves.append(StoredLeaf(pytree.name_of(keys), keys, value_type))
+                if entry["value_metadata"].get("skip_deserialize"):
+                    aggregated.append(leaves[-1].name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointCorrupt(f"{item / layout.TREE_METADATA} cannot be read: {error!r}") from error
+    foreign.refuse_aggregated(item, aggregated)
     return leaves, empty
 
 

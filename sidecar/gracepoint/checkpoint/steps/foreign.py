@@ -3,8 +3,9 @@
 A step is a folder named by its number alone. What else looks like a checkpoint is never read as one, and training must
 not begin at step 0 beside it without a word.
 
-Flax's ``flax.training.checkpoints`` wrote a checkpoint as one file of msgpack. Orbax before its version 0.2 wrote the
-tree, with the values of small leaves, to a msgpack file ``checkpoint`` beside the arrays. Neither has metadata.
+Flax's ``flax.training.checkpoints`` wrote a checkpoint as one file of msgpack. Orbax before its version 0.4 wrote the
+tree, with the values of small leaves, to a msgpack file ``checkpoint`` beside the arrays, and so did T5X. Neither has
+metadata. Orbax 0.4 wrote the metadata, too, and put values into the file only where ``SaveArgs.aggregate`` asked so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import functools
 import logging
 import re
+from collections.abc import Sequence
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
@@ -71,6 +73,19 @@ def check(path: StoragePath) -> None:
                 f"{folder} has its tree in a msgpack file, {_AGGREGATE}, as old versions of Orbax wrote it, which is "
                 "not supported: restore it with Orbax (PyTreeCheckpointer), and save the state again"
             )
+
+
+def refuse_aggregated(item: StoragePath, names: Sequence[str]) -> None:
+    """Raises CheckpointRefused if there are ``names``: leaves of the tree in ``item`` with values in the msgpack file.
+
+    The metadata marks them. The file is also there if no value is in it.
+    """
+    if names:
+        raise CheckpointRefused(
+            f"{item} has the values of {len(names)} leaves, as {names[0]!r}, in a msgpack file, {_AGGREGATE}, as old "
+            "versions of Orbax wrote them (SaveArgs.aggregate), which is not supported: restore it with Orbax "
+            "(PyTreeCheckpointer), and save the state again"
+        )
 
 
 def look_alikes(paths: Layout) -> list[LookAlike]:

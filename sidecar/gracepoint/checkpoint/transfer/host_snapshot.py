@@ -94,6 +94,10 @@ class Transfer:
         self._callback = options.callback
         self._to_transfer = plan.mine_by_leaf.copy()
         self._to_write = plan.mine_by_leaf.copy()
+        # Leaves of which this process writes nothing, as others do: these are transferred at once.
+        self._only_elsewhere = [i for i, spec in enumerate(specs) if spec is not None and not self._to_write[i]]
+        for index in self._only_elsewhere:
+            self._callback.on_transfer_end(self._paths[index])
         self._lock = threading.Lock()  # protects what ``written`` changes
         self._taken: dict[str, _Taken] = {}  # by the chunk's file: what counts against the limit
         self._data = [leaf.data for leaf in leaves]
@@ -155,6 +159,18 @@ class Transfer:
                         self._transferred(chunk)
                         yield chunk, values
                     del pieces, values  # before the next transfer is taken
+        self._tell_only_elsewhere()
+
+    def written_elsewhere(self) -> None:
+        for index, left in self._to_write.items():
+            if left > 0:
+                self._callback.on_write_end(self._paths[index])
+        self._to_write.clear()
+        self._tell_only_elsewhere()
+
+    def _tell_only_elsewhere(self) -> None:
+        while self._only_elsewhere:
+            self._callback.on_write_end(self._paths[self._only_elsewhere.pop()])
 
     def _pulled(self, shards: Sequence[Shard], deadline: Deadline) -> Iterator[list[_Piece]]:
         """Yields the values of each transfer. Runs in the thread of a device."""

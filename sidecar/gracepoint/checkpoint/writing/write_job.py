@@ -35,6 +35,13 @@ class PartSource(ChunkSource, Protocol):
         """Raises SaveFailed if the values are not those any more that the source was made with."""
 
 
+class SaveSource(PartSource, Protocol):
+    """Supplies the chunks of a save that a worker process may write."""
+
+    def written_elsewhere(self) -> None:
+        """Is called in place of the others if a worker process, which has the chunks, too, has written them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class WriteJob:
     """This process's part of a save.

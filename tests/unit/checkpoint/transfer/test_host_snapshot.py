@@ -24,8 +24,8 @@ from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing import file_writer, tensorstore_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
-from gracepoint.process_group import SingleProcess
-from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save
+from gracepoint.process_group import ProcessGroup, SingleProcess
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save
 from tests.unit.checkpoint.fakes.transfer_recorder import Recorder
 
 LEAF_BYTES = 4096
@@ -57,6 +57,24 @@ def test_leaves_are_copied_by_priority_and_synchronous_ones_at_once(caplog: pyte
         transfer.written(chunk)
     assert recorder.names("transferred") == ["s1", "s2", "p1", "p2", "d1", "d2"]
     assert recorder.names("written") == ["s1", "s2", "p1", "p2", "d1", "d2"]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waited for", "in the background"])
+def test_every_process_hears_of_every_leaf_also_of_those_that_others_write(tmp_path: Path, waits: bool) -> None:
+    heard: dict[int, list[tuple[str, str]]] = {}
+    tree = {"s1": jnp.ones(2), "s2": jnp.zeros((0, 2)), "s3": 7, "s4": None, "s5": "text"}
+
+    def run(gang: ProcessGroup) -> None:
+        recorder = Recorder()
+        with AsyncCheckpointer(gang=gang, options=WriteOptions(callback=recorder)) as checkpointer:
+            (checkpointer.save_and_wait if waits else checkpointer.save)(tmp_path / "a", tree)
+        heard[gang.process_index] = recorder.events
+
+    in_gang(3, run)  # more processes than leaves with values
+    for events in heard.values():
+        for name in ("s1", "s2", "s3"):
+            assert [event for event, leaf in events if leaf == name] == ["transferred", "written"]
+        assert len(events) == 6
 
 
 def test_each_leaf_s_priority_is_asked_for_once_a_save(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from gracepoint.checkpoint.loading.leaves.leaf_request import Donated, as_like
+from gracepoint.checkpoint.orbax_calls import AsSaved
 from gracepoint.errors import CheckpointError
 
 _NOTE = (
@@ -36,6 +37,8 @@ def marked(like: Any) -> Any:
 
 def kept(leaf: Any) -> Any:
     """Returns a leaf of ``marked`` as the caller gave it, for a leaf that is not restored."""
+    if isinstance(leaf, AsSaved):
+        return leaf.value
     return leaf.array if isinstance(leaf, Donated) else leaf
 
 

@@ -22,6 +22,18 @@ ANYWHERE = "anywhere"
 NUMBERS = (bool, int, float)
 
 
+def is_number(restore_type: Any) -> bool:
+    """Returns whether ``restore_type`` is a type of numbers of Python or, with a size, of numpy."""
+    if restore_type in NUMBERS:
+        return True
+    if not isinstance(restore_type, type) or not issubclass(restore_type, np.generic):
+        return False
+    try:
+        return zarr_dtype(np.dtype(restore_type)) is not None
+    except TypeError:  # an abstract type, as numpy.number
+        return False
+
+
 @dataclasses.dataclass(frozen=True)
 class LeafRequest:
     """How one leaf must be restored.
@@ -137,7 +149,7 @@ def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, a
     if restore_type is None and isinstance(args, ArrayRestoreArgs):
         restore_type = jax.Array
     if restore_type is not None and restore_type is not wanted.restore_type:
-        if restore_type not in (jax.Array, np.ndarray, str, *NUMBERS):
+        if restore_type not in (jax.Array, np.ndarray, str) and not is_number(restore_type):
             raise CheckpointRefused(f"leaf {stored.name!r}: cannot restore into a {restore_type!r}")
         if wanted.key_impl and as_saved and stored.spec is not None:  # the keys' data is restored
             wanted = dataclasses.replace(
@@ -160,14 +172,27 @@ def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, a
         raise CheckpointRefused(
             f"leaf {stored.name!r}: {given} without {other} says no sharding; give both, or sharding"
         )
+    given, layout = sharding_of(args.sharding, f"leaf {stored.name!r}"), None
+    if isinstance(given, Format):
+        given, layout = given.sharding, given.layout
+    if not isinstance(given, jax.sharding.Sharding | None):
+        raise CheckpointRefused(f"leaf {stored.name!r}: expected a jax.sharding.Sharding, found {given!r}")
     if args.mesh is not None and args.mesh_axes is not None:
-        sharding = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
-        return dataclasses.replace(wanted, sharding=sharding, layout=None)
-    if isinstance(args.sharding, Format):
-        return dataclasses.replace(wanted, sharding=args.sharding.sharding, layout=args.sharding.layout)
-    if args.sharding is not None:
-        return dataclasses.replace(wanted, sharding=sharding_of(args.sharding, f"leaf {stored.name!r}"), layout=None)
-    return wanted
+        of_mesh = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
+        if given is not None and not _is_equivalent(of_mesh, given, len(wanted.shape)):
+            raise CheckpointRefused(
+                f"leaf {stored.name!r}: mesh and mesh_axes say {sharding_file.describe(of_mesh)}, and sharding says "
+                f"{sharding_file.describe(given)}; give one"
+            )
+        given = of_mesh if given is None else given
+    return wanted if given is None else dataclasses.replace(wanted, sharding=given, layout=layout)
+
+
+def _is_equivalent(one: jax.sharding.Sharding, other: jax.sharding.Sharding, axes: int) -> bool:
+    try:
+        return bool(one.is_equivalent_to(other, axes))
+    except (IndexError, ValueError):  # one has more axes than the array, which is an error elsewhere
+        return bool(one == other)
 
 
 def _kind(restore_type: Any) -> Any:

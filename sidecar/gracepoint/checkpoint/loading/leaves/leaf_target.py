@@ -17,13 +17,13 @@ import numpy as np
 from gracepoint.checkpoint.format import sharding_file
 from gracepoint.checkpoint.loading.leaves.leaf_request import (
     ANYWHERE,
-    NUMBERS,
     LeafRequest,
     as_args_say,
     as_like,
     as_stored,
     describe_leaf,
     dtype_name,
+    is_number,
 )
 from gracepoint.checkpoint.loading.leaves.placement import LeafPlacement, OnDefaultDevice, OnDevices, OnHost
 from gracepoint.checkpoint.loading.replicas.single_replica import OnOneReplica, check_sharding, replica_of
@@ -34,6 +34,7 @@ from gracepoint.checkpoint.options import (
     SingleReplica,
     SingleReplicaArrayRestoreArgs,
 )
+from gracepoint.checkpoint.orbax_objects import sharding_of
 from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.errors import CheckpointMismatch, CheckpointRefused
@@ -103,7 +104,7 @@ def target_of(
         raise _mismatch(stored, wanted)
     if wanted.restore_type is str:
         return LeafTarget(stored)
-    if args.dtype is None and wanted.restore_type in NUMBERS and _is_same_kind(wanted.dtype, found.dtype):
+    if args.dtype is None and is_number(wanted.restore_type) and _is_same_kind(wanted.dtype, found.dtype):
         wanted = dataclasses.replace(wanted, dtype=found.dtype)  # Python's numbers have no width
     _check(stored, wanted, found, args)
     assert stored.spec is not None
@@ -113,7 +114,7 @@ def target_of(
     shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())
     dtype = None if wanted.key_impl or np.dtype(wanted.dtype) == stored.spec.numpy_dtype else np.dtype(wanted.dtype)
     if wanted.restore_type is not jax.Array:
-        return LeafTarget(stored, dtype, OnHost(shape), _finish_on_host(wanted))
+        return LeafTarget(stored, dtype, OnHost(shape), _finish_on_host(stored, wanted))
     placement: LeafPlacement
     from_file = False
     if isinstance(args, SingleReplicaArrayRestoreArgs):
@@ -170,7 +171,7 @@ def _check(stored: StoredLeaf, wanted: LeafRequest, found: LeafRequest, args: Re
         or (args.dtype is None and not wanted.key_impl and dtype_name(wanted.dtype) != dtype_name(found.dtype))
     ):
         raise _mismatch(stored, wanted)
-    if wanted.restore_type in NUMBERS and wanted.shape != ():
+    if is_number(wanted.restore_type) and wanted.shape != ():
         raise CheckpointMismatch(f"leaf {stored.name!r}: expected a number, found {found}")
 
 
@@ -200,6 +201,7 @@ def _on_devices(
         sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
     ):  # other shardings have a fixed number of axes, and the keys' data has one more
         raise CheckpointRefused(f"{where}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
+    _check_fits(where, shape, sharding)
     return OnDevices(shape, dtype or stored.spec.numpy_dtype, sharding, wanted.layout), from_file
 
 
@@ -215,12 +217,22 @@ def _on_one_replica(
     if wanted.sharding is None or wanted.sharding is ANYWHERE or isinstance(wanted.sharding, Mapping):
         raise CheckpointRefused(f"{where}: give a sharding, by which one replica reads it for all")
     dtype = stored.spec.numpy_dtype if wanted.dtype is None else np.dtype(wanted.dtype)
+    _check_fits(where, shape, wanted.sharding)
     if args.single_replica_sharding is not None:
-        single_replica = replica_of(single_replica, where, args.single_replica_sharding, wanted.sharding, shape)
+        reads = sharding_of(args.single_replica_sharding, f"{where}: single_replica_sharding")
+        single_replica = replica_of(single_replica, where, reads, wanted.sharding, shape)
     return OnOneReplica(shape, dtype, check_sharding(single_replica, where, wanted.sharding), single_replica)
 
 
-def _finish_on_host(wanted: LeafRequest) -> Callable[[Any], Any]:
+def _check_fits(where: str, shape: tuple[int, ...], sharding: Any) -> None:
+    """Raises CheckpointRefused if an array of this shape cannot have the sharding."""
+    try:
+        sharding.shard_shape(shape)
+    except (ValueError, IndexError) as error:
+        raise CheckpointRefused(f"{where}: no array of shape {list(shape)} can have {sharding}: {error}") from error
+
+
+def _finish_on_host(stored: StoredLeaf, wanted: LeafRequest) -> Callable[[Any], Any]:
     restore_type = wanted.restore_type
     if restore_type is np.ndarray:
         return lambda values: values
@@ -228,7 +240,16 @@ def _finish_on_host(wanted: LeafRequest) -> Callable[[Any], Any]:
         return lambda values: values[()]
     if restore_type == "scalar":
         return lambda values: values.item() if values.ndim == 0 else values
-    return lambda values: restore_type(values.item())
+
+    def to_number(values: Any) -> Any:
+        try:
+            return restore_type(values.item())
+        except (ValueError, OverflowError) as error:
+            raise CheckpointMismatch(
+                f"leaf {stored.name!r}: {values.item()!r} is no {restore_type.__name__}: {error}"
+            ) from error
+
+    return to_number
 
 
 def _mismatch(stored: StoredLeaf, wanted: LeafRequest) -> CheckpointMismatch:

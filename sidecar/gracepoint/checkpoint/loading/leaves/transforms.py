@@ -15,18 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gracepoint.checkpoint.format import pytree
+from gracepoint.checkpoint.format import pytree, sharding_file
 from gracepoint.checkpoint.loading.leaves.leaf_request import (
     ANYWHERE,
     LeafRequest,
     as_args_say,
     as_like,
+    as_stored,
     describe,
     describe_leaf,
     dtype_name,
 )
 from gracepoint.checkpoint.loading.leaves.leaf_target import LeafTarget, target_of
 from gracepoint.checkpoint.options import RestoreArgs, RestoreOptions, Transform
+from gracepoint.checkpoint.orbax_calls import AsSaved
 from gracepoint.checkpoint.orbax_objects import is_orbax
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.errors import CheckpointMismatch, CheckpointRefused
@@ -88,11 +90,13 @@ def computed(stored: StoredLeaf, like: Any, args: RestoreArgs, function: Callabl
     spec = stored.spec
     if spec is not None and spec.kind == "key":
         raise CheckpointRefused(f"leaf {stored.name!r}: typed PRNG keys have no value_fn: compute them afterwards")
-    wanted = as_args_say(stored, as_like(stored.name, like), args, as_saved=False)
+    as_saved = isinstance(like, AsSaved)  # the function says what the leaf is, the arguments where it goes
+    wanted = as_stored(stored) if as_saved else as_like(stored.name, like)
+    wanted = as_args_say(stored, wanted, args, as_saved=as_saved)
     is_array = spec is not None and spec.kind != "scalar"
     host = target_of(stored, None, RestoreArgs(np.ndarray if is_array else None))
     finish = host.finish
-    return dataclasses.replace(host, finish=lambda value: _placed(stored, function(finish(value)), wanted))
+    return dataclasses.replace(host, finish=lambda value: _placed(stored, function(finish(value)), wanted, as_saved))
 
 
 def _origin(match: re.Match[str], rule: Transform, path: str, names: Mapping[str, str], by_default: bool) -> Origin:
@@ -104,8 +108,8 @@ def _origin(match: re.Match[str], rule: Transform, path: str, names: Mapping[str
     return Origin(names.get(original, original.replace("/", ".")), rule.value_fn, is_asked_for=True)
 
 
-def _placed(stored: StoredLeaf, value: Any, wanted: LeafRequest) -> Any:
-    """Returns the result of a function where ``wanted`` wants it.
+def _placed(stored: StoredLeaf, value: Any, wanted: LeafRequest, as_saved: bool) -> Any:
+    """Returns the result of a function where ``wanted`` wants it. ``as_saved``: it may be of any shape and type.
 
     Raises:
         CheckpointMismatch: It does not have the shape or type that is wanted.
@@ -113,6 +117,10 @@ def _placed(stored: StoredLeaf, value: Any, wanted: LeafRequest) -> Any:
     if wanted.restore_type is str:
         return str(value)
     array = np.asarray(value)
+    if as_saved:
+        if wanted.restore_type == "scalar":
+            return value
+        wanted = dataclasses.replace(wanted, shape=array.shape, dtype=array.dtype)
     weak = not isinstance(value, np.ndarray | np.generic | jax.Array)  # a number of Python
     if array.shape != wanted.shape or (not weak and dtype_name(array.dtype) != dtype_name(wanted.dtype)):
         raise CheckpointMismatch(
@@ -123,7 +131,10 @@ def _placed(stored: StoredLeaf, value: Any, wanted: LeafRequest) -> Any:
         array = array.astype(wanted.dtype, copy=False)
         if wanted.sharding is None or wanted.sharding is ANYWHERE:
             return jnp.asarray(array)
-        return jax.make_array_from_callback(array.shape, wanted.sharding, lambda index: array[index])
+        sharding = wanted.sharding
+        if isinstance(sharding, Mapping):
+            sharding = sharding_file.to_jax(sharding, f"leaf {stored.name!r}")
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     if wanted.restore_type is np.ndarray:
         return array.astype(wanted.dtype, copy=False)
     return wanted.dtype.type(array[()]) if wanted.restore_type is np.generic else wanted.restore_type(array.item())

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from gracepoint.checkpoint.options import SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.orbax_objects import is_orbax
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, from_word, to_word
 from gracepoint.process_group import ProcessGroup
@@ -106,5 +107,5 @@ def raise_failure_in(told: Sequence[ReplicaAnswer]) -> None:
 
 def asks_one_replica(restore_args: Any) -> bool:
     """Returns whether some of ``restore_args`` ask one replica to read for all."""
-    args = jax.tree.leaves(restore_args, is_leaf=lambda node: isinstance(node, SingleReplicaArrayRestoreArgs))
-    return any(isinstance(arg, SingleReplicaArrayRestoreArgs) for arg in args)
+    kind = SingleReplicaArrayRestoreArgs
+    return any(isinstance(arg, kind) or is_orbax(arg, kind.__name__) for arg in jax.tree.leaves(restore_args))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from gracepoint.checkpoint.planning.chunks import Chunk
-from gracepoint.checkpoint.writing.write_job import PartSource
+from gracepoint.checkpoint.writing.write_job import SaveSource
 from gracepoint.deadline import Deadline
 
 
@@ -23,7 +23,7 @@ class CountedChunks:
         written_bytes: Bytes of this process's chunks that are written.
     """
 
-    def __init__(self, source: PartSource) -> None:
+    def __init__(self, source: SaveSource) -> None:
         self._source = source
         self._lock = threading.Lock()
         self.written_bytes = 0
@@ -39,3 +39,6 @@ class CountedChunks:
 
     def check_unchanged(self) -> None:
         self._source.check_unchanged()
+
+    def written_elsewhere(self) -> None:
+        self._source.written_elsewhere()

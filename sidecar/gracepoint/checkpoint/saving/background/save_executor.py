@@ -28,7 +28,7 @@ from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
 from gracepoint.checkpoint.saving.process_part.save_worker import HandedOver
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.write_job import PartSource
+from gracepoint.checkpoint.writing.write_job import SaveSource
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -178,7 +178,7 @@ class SaveExecutor:
 
         def run() -> None:
             stages = save.run(newest.source, deadline, newest.reached, handed)
-            newest.has_ended()
+            newest.committed = True
             stats = SaveStats(
                 save.temporary.step, save.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s
             )
@@ -292,7 +292,7 @@ class SaveExecutor:
     def _run_now(
         self,
         save: SaveOperation,
-        source: PartSource,
+        source: SaveSource,
         deadline: Deadline,
         on_stage: Callable[[str], None],
         began_s: float,

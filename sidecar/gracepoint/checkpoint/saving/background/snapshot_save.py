@@ -128,14 +128,6 @@ class SnapshotSave:
         """Returns the snapshot's chunks, to write them again. None if they are not in memory any more."""
         return None if self.chunks is None else InMemory(self.chunks, self.source.check_unchanged)
 
-    def has_ended(self) -> None:
-        """Says that the save is committed. The save's thread calls it."""
-        # The worker has written the chunks, unless it died and a thread of this process wrote and counted them.
-        if self.handed is not None and self.source.written_bytes == 0:
-            for chunk, _ in self.chunks or ():
-                self.source.written(chunk)
-        self.committed = True
-
 
 class InMemory:
     """A source of chunks that are in memory."""
@@ -148,4 +140,7 @@ class InMemory:
         yield from self._chunks
 
     def written(self, chunk: Chunk) -> None:
+        pass
+
+    def written_elsewhere(self) -> None:
         pass

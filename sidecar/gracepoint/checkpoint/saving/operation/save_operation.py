@@ -29,7 +29,7 @@ from gracepoint.checkpoint.saving.process_part.save_worker import HandedOver, Wr
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.time_limit import ended_by
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.write_job import PartSource
+from gracepoint.checkpoint.writing.write_job import SaveSource
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -190,7 +190,7 @@ class SaveOperation:
 
     def run(
         self,
-        source: PartSource,
+        source: SaveSource,
         deadline: Deadline,
         on_stage: Callable[[str], None],
         handed: HandedOver | None = None,
@@ -211,7 +211,9 @@ class SaveOperation:
         try:
             with self.failing_together():
                 part = self._written_elsewhere(handed, deadline, on_stage) if handed is not None else None
-                if part is None:
+                if part is not None:
+                    source.written_elsewhere()
+                else:
                     with begun(self.part(), source, deadline, on_stage) as writing:
                         written = self._writer.write(writing.job(), deadline)
                         part = writing.make_durable(written, self._record_handled(deadline))

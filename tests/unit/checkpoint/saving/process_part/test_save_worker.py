@@ -37,6 +37,7 @@ from tests.object_stores.fixtures import STORES
 from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, small_state
 from tests.unit.checkpoint.fakes.failures import DyingGang
+from tests.unit.checkpoint.fakes.transfer_recorder import Recorder
 from tests.waiting import until
 
 WORKER = WriteOptions(writer="worker")
@@ -218,20 +219,23 @@ def test_leaves_copied_in_the_background_are_written_by_threads(
 
 
 @pytest.mark.integration
-def test_callbacks_hear_of_what_the_worker_wrote(tmp_path: Path, made: Callable[..., StepCheckpointer]) -> None:
-    heard: list[Any] = []
-
-    class Noting(Silent):
-        def on_write_end(self, keypath: Any) -> None:
-            heard.append(keypath)
-
-    checkpointer = made(tmp_path, WriteOptions(writer="worker", callback=Noting()))
-    checkpointer.save_in_background(1, small_state(), {})
-    checkpointer.executor.background.wait_until_finished(60)
-    assert len(heard) == 3
-    newest = checkpointer.newest_snapshot
-    assert newest is not None
-    assert newest.left_bytes == 0
+@pytest.mark.parametrize("waits", [True, False], ids=["waited for", "in the background"])
+def test_callbacks_hear_of_what_the_worker_wrote(
+    tmp_path: Path, made: Callable[..., StepCheckpointer], waits: bool
+) -> None:
+    recorder = Recorder()
+    checkpointer = made(tmp_path, WriteOptions(writer="worker", callback=recorder))
+    checkpointer.prepare(small_state())
+    if waits:
+        save(checkpointer, 1, small_state())
+    else:
+        checkpointer.save_in_background(1, small_state(), {})
+        checkpointer.executor.background.wait_until_finished(60)
+        newest = checkpointer.newest_snapshot
+        assert newest is not None
+        assert newest.left_bytes == 0
+    assert len(worker_of(checkpointer)) == 1
+    assert sorted(recorder.names("transferred")) == sorted(recorder.names("written")) == ["b", "count", "w"]
 
 
 @pytest.mark.integration
