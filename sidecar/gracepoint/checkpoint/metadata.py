@@ -17,6 +17,7 @@ from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, op
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
+from gracepoint.jax_isolation import isolated
 
 if TYPE_CHECKING:
     from gracepoint.machine import LocalPath
@@ -108,6 +109,11 @@ def _custom_metadata(stored: StoredTree) -> dict[str, Any]:
     return found | dict(stored.custom_metadata)
 
 
+@isolated()
+def _key_dtype(impl: str | None) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+
+
 def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:
     spec = leaf.spec
     if spec is None:
@@ -123,7 +129,7 @@ def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:
         leaf.name,
         leaf.value_type,
         spec.shape[:-1] if is_key else spec.shape,
-        jax.eval_shape(lambda: jax.random.key(0, impl=spec.key_impl)).dtype if is_key else spec.numpy_dtype,
+        _key_dtype(spec.key_impl) if is_key else spec.numpy_dtype,
         sharding,
         sharding_file.describe(leaf.sharding),
         spec.chunk,

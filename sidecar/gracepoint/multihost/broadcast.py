@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import AgreementError, GracepointError
+from gracepoint.jax_isolation import isolated, jit, to_numpy
 from gracepoint.multihost.all_processes import joined_cluster
 from gracepoint.multihost.naming import group_name, named
 from gracepoint.multihost.utilities import DEFAULT_BARRIER_TIMEOUT_S, takes_part_alone
@@ -89,7 +90,6 @@ def broadcast_one_to_all(
 
 def _host_array(path: str, leaf: Any) -> np.ndarray[Any, Any]:
     import jax
-    import numpy as np
 
     if isinstance(leaf, jax.Array):
         if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
@@ -98,8 +98,9 @@ def _host_array(path: str, leaf: Any) -> np.ndarray[Any, Any]:
                 f"sharding {leaf.sharding}; no single process can be its source"
             )
         if _is_key(leaf):
-            leaf = jax.random.key_data(leaf)
-    array = np.asarray(leaf)
+            with isolated():
+                leaf = jax.random.key_data(leaf)
+    array: np.ndarray[Any, Any] = to_numpy(leaf)
     if array.dtype.kind in "OUSM" or array.dtype.names:
         raise TypeError(f"broadcast_one_to_all: {path}: expected an array or a number, found {type(leaf).__name__}")
     return array
@@ -114,7 +115,11 @@ def _is_key(leaf: Any) -> bool:
 def _like(leaf: Any, value: np.ndarray[Any, Any]) -> Any:
     import jax
 
-    return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else value
+    if not _is_key(leaf):
+        return value
+    default = jax.config.jax_default_device  # the caller's
+    with isolated(), jax.default_device(default):
+        return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
 
 
 def _exchange(
@@ -196,17 +201,17 @@ def _through_devices(views: Sequence[np.ndarray[Any, Any]], source: int, partici
     words = np.zeros(piece_bytes // _WORD_BYTES, np.uint32)
     piece = words.view(np.uint8)
     split = NamedSharding(mesh, PartitionSpec("process", "device"))
-    add = jax.jit(_add_up, out_shardings=NamedSharding(mesh, PartitionSpec("device")))
+    add = jit(_add_up, out_shardings=NamedSharding(mesh, PartitionSpec("device")))
     for start in range(0, total_bytes, piece_bytes):
         if jax.process_index() == source:
             for stretch, part in _overlaps(views, piece, start):
                 part[:] = stretch
-        with jax.set_mesh(mesh):
+        with isolated():
             mine = jax.make_array_from_process_local_data(split, words[None], (len(participants), len(words)))
             found = jax.block_until_ready(add(mine))  # the next piece uses the same memory
         if jax.process_index() != source:
             shards = sorted(found.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-            received = np.concatenate([np.asarray(shard.data) for shard in shards]).view(np.uint8)
+            received = np.concatenate([to_numpy(shard.data) for shard in shards]).view(np.uint8)
             for stretch, part in _overlaps(views, received, start):
                 stretch[:] = part
 

@@ -18,6 +18,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
+from gracepoint.jax_isolation import jit
 from gracepoint.preemption.forecast import LIMIT
 
 
@@ -100,4 +101,4 @@ def _compile() -> Any:
         # copy=True: an output that is merely the input would be its buffer, and be donated with it.
         return jax.numpy.array(x.reshape(-1)[0], copy=True)
 
-    return jax.jit(copy_first)
+    return jit(copy_first)

@@ -37,6 +37,8 @@ from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.session import session as session_module
 from gracepoint.session.run_ahead import RunAhead
 from gracepoint.wire.names import Env
+from tests.jax_settings import SETTINGS
+from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 from tests.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -168,6 +170,40 @@ def test_periodic_saves_are_restored_and_kept_to_the_last_few(tmp_path: Path) ->
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.isdigit()) == ["6", "8"]
     with gracepoint.attach(tmp_path) as session:
         assert session.restore(like=state_of(0))[1] == 8
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_loop_may_set_for_jax_what_it_wants(tmp_path: Path, name: str) -> None:
+    states = [sharded_state(step) for step in range(6)]
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), states[0])
+    with SETTINGS[name]():
+        with gracepoint.attach(tmp_path, save_every_steps=2) as session:
+            assert session.restore(like=states[0])[1] == 0
+            for step in range(1, 4):
+                session.step(step, states[step])
+        session = gracepoint.attach(tmp_path)
+        found = [session.restore(like=like)]
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Preempted) as caught:  # noqa: PT012
+            for step in _count(3):
+                session.step(step, states[5])
+        _the_process_would_have_ended(session)
+        with gracepoint.attach(tmp_path) as session:
+            found.append(session.restore(like=like))
+    assert caught.value.saved
+    for (state, _), expected in zip(found, (states[2], states[5]), strict=True):
+        assert_same(state, expected)
+
+
+def sharded_state(step: int) -> dict[str, Any]:
+    """Returns arrays on several devices, on one, and a number that is none."""
+    values = np.arange(16.0, dtype=np.float32).reshape(4, 4) + step
+    return {
+        "split": jax.device_put(values, sharding("x", "y")),
+        "alone": jax.device_put(values, jax.devices()[1]),
+        "key": jax.device_put(jax.random.key(step), sharding()),
+        "nan": jax.device_put(np.float32("nan"), sharding()),
+    }
 
 
 def test_there_being_no_checkpoint_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

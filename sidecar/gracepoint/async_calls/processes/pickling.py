@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gracepoint.async_calls.processes.shared_memory import Block, BlockPool
+from gracepoint.jax_isolation import to_numpy
 
 #: Buffers begin at multiples of this many bytes, so that they can be written with O_DIRECT.
 _ALIGNMENT = 4096
@@ -108,7 +109,7 @@ class _Pickler(pickle.Pickler):
                     f"found a jax.Array of shape {value.shape} with shards in other processes; expected arrays of this "
                     "process, for example its addressable shards"
                 )
-            return self._reduced(sys.modules["numpy"].asarray(value))
+            return self._reduced(to_numpy(value))
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(value) is numpy.ndarray:
             return self._reduced(value)

@@ -18,6 +18,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, zarr_dtype
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.errors import CheckpointRefused
+from gracepoint.jax_isolation import isolated
 
 # Orbax's names for the kinds, in _METADATA.
 _VALUE_TYPES: Mapping[Kind, str] = {
@@ -143,7 +144,8 @@ def leaf_of(path: Sequence[Any], value: Any, handlers: HandlerRegistry | None = 
     check_there(path, value)
     kind: Kind
     if is_typed_key(value):
-        kind, key_impl, data = "key", str(jax.random.key_impl(value)), jax.random.key_data(value)
+        with isolated():
+            kind, key_impl, data = "key", str(jax.random.key_impl(value)), jax.random.key_data(value)
     elif isinstance(value, jax.Array):
         kind = "array"
     elif isinstance(value, np.ndarray):

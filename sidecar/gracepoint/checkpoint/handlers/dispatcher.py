@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
+from gracepoint.jax_isolation import isolated
+
 Result = TypeVar("Result")
 
 
@@ -57,6 +59,7 @@ class InProcessDispatcher:
         return future
 
 
+@isolated()
 def _to_host(array: jax.Array) -> jax.Array:
     if array.sharding.memory_kind == "device" and next(iter(array.sharding.device_set)).platform != "cpu":
         return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))

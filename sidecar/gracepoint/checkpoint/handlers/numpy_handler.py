@@ -221,7 +221,9 @@ class NumpyHandler:
                 ]
                 return read_leaves(stored, targets, RestoreOptions(limit_bytes=self._read_limit_bytes), deadline)
 
-        return (self._dispatcher or InProcessDispatcher()).dispatch(f"reading {self.typestr} leaves", read, []).result()
+        if self._dispatcher is None:  # in this thread, as JAX's settings may hold for it alone
+            return read([])
+        return self._dispatcher.dispatch(f"reading {self.typestr} leaves", read, []).result()
 
     def metadata(self, infos: Sequence[ParamInfo]) -> list[LeafMetadata]:
         """Returns shapes, types, shardings and chunks of the leaves, without reading their values.

@@ -9,7 +9,6 @@ from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory, Join
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers.array_handler import ArrayHandler
 from gracepoint.checkpoint.handlers.call_checks import folder_of, leaf_args
-from gracepoint.checkpoint.handlers.dispatcher import InProcessDispatcher
 from gracepoint.checkpoint.loading.leaves.leaf_target import target_of
 from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement
 from gracepoint.checkpoint.loading.restore_tree import in_time, read_leaves
@@ -93,7 +92,9 @@ class SingleReplicaArrayHandler(ArrayHandler):
                 ]
                 return read_leaves(stored, targets, options, deadline, together)
 
-        return (self._dispatcher or InProcessDispatcher()).dispatch("reading arrays of one replica", read, []).result()
+        if self._dispatcher is None:  # in this thread, as JAX's settings may hold for it alone
+            return read([])
+        return self._dispatcher.dispatch("reading arrays of one replica", read, []).result()
 
     def _replica(self) -> SingleReplica:
         return SingleReplica(

@@ -15,7 +15,6 @@ them. They share no state, and have ended when it returns or raises. A compilati
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
@@ -34,6 +33,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan
 from gracepoint.checkpoint.planning.local_shards import local_shard
 from gracepoint.checkpoint.transfer.array_view import as_it_lies
+from gracepoint.jax_isolation import isolated, jit, to_numpy
 
 logger = logging.getLogger(__name__)
 
@@ -97,15 +97,18 @@ def device_of(shard: Shard, data: Any) -> Any:
 
 def start(pull: Pull, data: Any, options: WriteOptions) -> Any:
     """Starts to copy values of ``data`` to host memory. Returns the argument for ``values_of``."""
-    if not is_far(data, options):
-        return in_place(pull.shard, data)
+    return _started(pull, data, options) if is_far(data, options) else in_place(pull.shard, data)
+
+
+@isolated()
+def _started(pull: Pull, data: Any, options: WriteOptions) -> Any:
     values = local_shard(data, pull.shard.position)
     if pull.region != pull.shard.index:
         try:
             values = _slice(values, _starts(pull.region, pull.shard.index), _shape(pull.region))
         except jax.errors.JaxRuntimeError as error:
             logger.warning("all of a shard is copied to the host for a slice of it, as its device could not: %s", error)
-            return np.asarray(_another(values))[_within(pull.region, pull.shard.index)].copy()
+            return to_numpy(_another(values))[_within(pull.region, pull.shard.index)].copy()
     if options.pinned_host_transfer is not False and has_pinned_memory(values.device) and not _is_pinned(values):
         return jax.device_put(values, jax.sharding.SingleDeviceSharding(values.device, memory_kind=_PINNED))
     if pull.region == pull.shard.index:
@@ -116,7 +119,7 @@ def start(pull: Pull, data: Any, options: WriteOptions) -> Any:
 
 def values_of(started: Any, region: Index, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
     """Waits for the values of ``region``, and yields each of ``chunks`` with its values, in the type of the state."""
-    values = np.asarray(started)
+    values = started if isinstance(started, np.ndarray) else to_numpy(started)
     for chunk in chunks:
         part = values
         if chunk.index != region:
@@ -162,6 +165,7 @@ def _is_sliced(shard: Shard, data: Any) -> bool:
     return needed_bytes < shard.bytes or shard.bytes > _WHOLE_BYTES
 
 
+@isolated()
 def _another(values: jax.Array) -> jax.Array:
     """Returns a new array that shares the buffer on the device."""
     return jax.make_array_from_single_device_arrays(values.shape, values.sharding, [values])
@@ -184,6 +188,8 @@ def _starts(index: Index, within: Index) -> tuple[np.int32, ...]:
     return tuple(np.int32(start - first) for (start, _), (first, _) in zip(index, within, strict=True))
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _slice(values: jax.Array, starts: Iterable[Any], shape: tuple[int, ...]) -> jax.Array:
+def _part(values: jax.Array, starts: Iterable[Any], shape: tuple[int, ...]) -> jax.Array:
     return jax.lax.dynamic_slice(values, tuple(starts), shape)
+
+
+_slice = jit(_part, static_argnums=2)

@@ -16,6 +16,7 @@ from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreArgs
 from gracepoint.checkpoint.orbax_objects import sharding_of
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.errors import CheckpointRefused
+from gracepoint.jax_isolation import isolated
 
 #: Value of ``LeafRequest.sharding`` that means the default device.
 ANYWHERE = "anywhere"
@@ -233,5 +234,6 @@ def key_impl_of(like: Any) -> str:
     """Returns the name of the implementation of typed PRNG keys, concrete or abstract."""
     found: list[str] = []
     # JAX tells the implementation only for a concrete or traced key. Tracing computes nothing.
-    jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), like)
+    with isolated():
+        jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), like)
     return found[0]

@@ -6,6 +6,7 @@ The shape and the type must be the stored ones, unless an argument asks for othe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ from gracepoint.checkpoint.orbax_objects import sharding_of
 from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.errors import CheckpointMismatch, CheckpointRefused
+from gracepoint.jax_isolation import isolated
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +125,7 @@ def target_of(
         placement, from_file = _on_devices(stored, wanted, shape, dtype)
     impl = wanted.key_impl
     if impl is not None:
-        return LeafTarget(stored, None, placement, lambda data: jax.random.wrap_key_data(data, impl=impl), from_file)
+        return LeafTarget(stored, None, placement, functools.partial(_as_keys, impl), from_file)
     return LeafTarget(stored, dtype, placement, from_file=from_file)
 
 
@@ -230,6 +232,11 @@ def _check_fits(where: str, shape: tuple[int, ...], sharding: Any) -> None:
         sharding.shard_shape(shape)
     except (ValueError, IndexError) as error:
         raise CheckpointRefused(f"{where}: no array of shape {list(shape)} can have {sharding}: {error}") from error
+
+
+@isolated()
+def _as_keys(impl: str, data: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(data, impl=impl)
 
 
 def _finish_on_host(stored: StoredLeaf, wanted: LeafRequest) -> Callable[[Any], Any]:

@@ -15,6 +15,7 @@ from jax.experimental.layout import Format
 from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.planning.shard_holders import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
+from gracepoint.jax_isolation import isolated
 
 
 class LeafPlacement(Protocol):
@@ -57,9 +58,12 @@ class OnDefaultDevice(OnHost):
         self._weak = weak_scalar and not shape
 
     def put(self, values: Values) -> Any:
-        if self._weak:
-            return jnp.asarray(values[self._whole].item())
-        return jax.device_put(values[self._whole])
+        default, x64 = jax.config.jax_default_device, jax.config.jax_enable_x64  # the caller's: they choose both
+        with isolated(), jax.default_device(default):
+            if not self._weak:
+                return jax.device_put(values[self._whole])
+            with jax.enable_x64(x64):
+                return jnp.asarray(values[self._whole].item())
 
 
 class OnDevices:
@@ -108,6 +112,7 @@ class OnDevices:
             return self._whole(values)
         return {region: self._on_its_devices(region, part) for region, part in values.items()}
 
+    @isolated()
     def build(self, parts: Sequence[Any]) -> Any:
         if not parts:
             return jax.make_array_from_single_device_arrays(self.shape, self.sharding, [], dtype=self.dtype)
@@ -123,10 +128,12 @@ class OnDevices:
         def region(slices: Any) -> npt.NDArray[Any]:
             return values[normal_index(slices, self.shape)]
 
-        return jax.make_array_from_callback(self.shape, where, region)
+        with isolated():
+            return jax.make_array_from_callback(self.shape, where, region)
 
     def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
         kind = self.sharding.memory_kind
         devices = [jax.sharding.SingleDeviceSharding(d, memory_kind=kind) for d in self._devices[region]]
         where = devices if self.layout is None else [Format(self.layout, device) for device in devices]
-        return list(jax.device_put([values] * len(where), where))
+        with isolated():
+            return list(jax.device_put([values] * len(where), where))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gracepoint.checkpoint.format import pytree, sharding_file
@@ -27,11 +26,13 @@ from gracepoint.checkpoint.loading.leaves.leaf_request import (
     dtype_name,
 )
 from gracepoint.checkpoint.loading.leaves.leaf_target import LeafTarget, target_of
+from gracepoint.checkpoint.loading.leaves.placement import OnDefaultDevice
 from gracepoint.checkpoint.options import RestoreArgs, RestoreOptions, Transform
 from gracepoint.checkpoint.orbax_calls import AsSaved
 from gracepoint.checkpoint.orbax_objects import is_orbax
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.errors import CheckpointMismatch, CheckpointRefused
+from gracepoint.jax_isolation import isolated, to_numpy
 
 Keys = tuple[tuple[str, int], ...]
 
@@ -116,7 +117,7 @@ def _placed(stored: StoredLeaf, value: Any, wanted: LeafRequest, as_saved: bool)
     """
     if wanted.restore_type is str:
         return str(value)
-    array = np.asarray(value)
+    array = to_numpy(value)
     if as_saved:
         if wanted.restore_type == "scalar":
             return value
@@ -130,11 +131,12 @@ def _placed(stored: StoredLeaf, value: Any, wanted: LeafRequest, as_saved: bool)
     if wanted.restore_type is jax.Array:
         array = array.astype(wanted.dtype, copy=False)
         if wanted.sharding is None or wanted.sharding is ANYWHERE:
-            return jnp.asarray(array)
+            return OnDefaultDevice(array.shape).put({tuple((0, size) for size in array.shape): array})
         sharding = wanted.sharding
         if isinstance(sharding, Mapping):
             sharding = sharding_file.to_jax(sharding, f"leaf {stored.name!r}")
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        with isolated():
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     if wanted.restore_type is np.ndarray:
         return array.astype(wanted.dtype, copy=False)
     return wanted.dtype.type(array[()]) if wanted.restore_type is np.generic else wanted.restore_type(array.item())

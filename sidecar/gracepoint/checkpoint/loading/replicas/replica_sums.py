@@ -21,6 +21,7 @@ import numpy as np
 from gracepoint.checkpoint.loading.replicas.value_bits import from_bits
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
+from gracepoint.jax_isolation import isolated, jit
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Sums:
     def of(self, start: int, stop: int) -> Callable[[tuple[jax.Array, ...]], Any]:
         """Returns the program of one batch."""
         found: Callable[[tuple[jax.Array, ...]], Any] = self._compiled.get((start, stop)) or self._program(start, stop)
-        return found
+        return isolated()(found)
 
     def _lowered(self, start: int, stop: int) -> Any:
         return self._program(start, stop).lower(tuple(placement.form() for placement in self._placements[start:stop]))
@@ -115,7 +116,7 @@ class Sums:
         batch = self._placements[start:stop]
         dtypes = tuple(placement.dtype for placement in batch)
         shardings = tuple(placement.sharding for placement in batch)
-        return jax.jit(functools.partial(_merge, dtypes), out_shardings=shardings)
+        return jit(functools.partial(_merge, dtypes), out_shardings=shardings)
 
 
 def _merge(dtypes: tuple[np.dtype[Any], ...], stacked: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

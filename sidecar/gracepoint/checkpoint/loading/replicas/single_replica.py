@@ -34,6 +34,7 @@ from gracepoint.checkpoint.planning.shard_holders import normal_index
 from gracepoint.checkpoint.reading.read_group import Values
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, InvalidSharding
+from gracepoint.jax_isolation import isolated
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,7 @@ class OnOneReplica:
             sharding=jax.sharding.NamedSharding(self.sharding.mesh, spec),
         )
 
+    @isolated()
     def build(self, parts: Sequence[Any], zeros: Zeros | None = None) -> jax.Array:
         """Returns the bits of all replicas, with zeros in all replicas but the primary one.
 
@@ -159,7 +161,8 @@ class OnOneReplica:
 
     def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
         bits, devices = to_bits(values)[None], self._primary[region]
-        return list(jax.device_put([bits] * len(devices), [self._on(device) for device in devices]))
+        with isolated():
+            return list(jax.device_put([bits] * len(devices), [self._on(device) for device in devices]))
 
     def _on(self, device: Any) -> jax.sharding.Sharding:
         return jax.sharding.SingleDeviceSharding(device, memory_kind=self.sharding.memory_kind)

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes
@@ -25,6 +24,7 @@ from gracepoint.checkpoint.planning.chunks import WritePlan
 from gracepoint.checkpoint.planning.shard_holders import processes_with
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.errors import CheckpointError
+from gracepoint.jax_isolation import to_numpy
 from gracepoint.process_group import ProcessGroup
 
 # Seconds to wait for the other processes, whose first step may take longer.
@@ -128,7 +128,7 @@ def _processes_of(sharding: Any) -> str:
 def _value(data: Any) -> str:
     if data.nbytes > SMALL_BYTES:
         return ""
-    values = np.asarray(data)
+    values = to_numpy(data)
     shown = str(values[()]) if values.ndim == 0 and not isinstance(data, jax.Array) else ""
     return " ".join(filter(None, [shown, f"values with checksum {crc32(as_bytes(values)):08x}"]))
 
