@@ -19,7 +19,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Index, grid
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
 from gracepoint.checkpoint.reading.stored_tree import open_tree
-from gracepoint.checkpoint.steps import records
+from gracepoint.checkpoint.steps import listing, records
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
@@ -102,6 +102,8 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
     folder = storage_path(path)
     manifest = records.read_manifest(folder)
     if manifest is None:
+        if lost := listing.lost_manifest(folder):
+            raise CheckpointCorrupt(lost)
         if any((folder / item / layout.TREE_METADATA).is_value() for item in (layout.STATE_ITEM, layout.NO_ITEM)):
             raise CannotKnow(
                 f"{folder} was written by Orbax, which records no checksums: restoring it is the only test there is"

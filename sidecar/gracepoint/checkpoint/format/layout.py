@@ -78,6 +78,10 @@ _OF_A_PROCESS = re.compile(
     r"done\.process_\d+\.json|_GRACEPOINT\.process_\d+|ocdbt\.process_\d+(\.[0-9a-f]+)?", re.ASCII
 )
 
+_SIGN = re.compile(r"done\.process_\d+\.json|_GRACEPOINT\.process_\d+", re.ASCII)
+_OF_OCDBT = re.compile(r"manifest\.ocdbt$|d/[0-9a-f]+$|ocdbt\.process_\d+(\.[0-9a-f]+)?/", re.ASCII)
+_PARTLY_WRITTEN = re.compile(r"\.__lock$|\.partial-[0-9a-f]+$", re.ASCII)
+
 _HIDDEN = ".gracepoint-"
 _STEP = r"0|[1-9]\d*"
 _MARK = r"\.gracepoint-(?P<mark>tmp|trash|aside)\.(?P<attempt>[\w-]+)\.(?P<ordinal>\d+)"
@@ -102,6 +106,11 @@ class Temporary:
     step: int | None
     attempt: str
     ordinal: int
+
+    @property
+    def trash(self) -> StoragePath:
+        """What is deleted in favour of this save."""
+        return self.target.with_name(f"{self.target.name}.gracepoint-trash.{self.attempt}.{self.ordinal}")
 
     @property
     def what(self) -> str:
@@ -262,6 +271,22 @@ def checked_attempt(attempt: str) -> str:
 def is_reserved(name: str) -> bool:
     """True if a leaf's folder must not have ``name``, because a file beside it may have that name."""
     return name in _RESERVED or _OF_A_PROCESS.fullmatch(name) is not None
+
+
+def is_sign_of_ours(name: str) -> bool:
+    """Returns whether a file ``name`` in the folder of a checkpoint shows that Gracepoint wrote the checkpoint."""
+    return name in (MANIFEST, MORE_METADATA, NOTE, CHUNK_WRITERS) or _SIGN.fullmatch(name) is not None
+
+
+def is_beside_manifest(path: str, item: str) -> bool:
+    """Returns whether a committed checkpoint has a file ``path`` that its manifest does not name.
+
+    These are the marks, the done-records, what merging in OCDBT adds, and what a crash has left of a single write.
+    ``item`` is the item of the train state.
+    """
+    if path in (STEP_METADATA, COMMIT_SUCCESS) or is_sign_of_ours(path) or _PARTLY_WRITTEN.search(path):
+        return True
+    return path.startswith(in_item(item, "")) and _OF_OCDBT.match(path.removeprefix(in_item(item, ""))) is not None
 
 
 def checked_item(name: str) -> str:

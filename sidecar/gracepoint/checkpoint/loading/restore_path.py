@@ -130,6 +130,8 @@ def folder_of(path: StoragePath, preferred: str = layout.STATE_ITEM) -> StorageP
         return path.parent  # the manifest with the checksums is there
     if records.read_manifest(path) is not None:
         return path
+    if lost := listing.lost_manifest(path):
+        raise CheckpointCorrupt(lost)
     has_mark = any((path / mark).exists() for mark in _MARKS)
     if not has_mark and not listing.trees_of_orbax(path):
         raise CheckpointNotFound(

@@ -165,7 +165,7 @@ def give_up_old(
             restore would choose such a save.
     """
     left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
-    if not left and not probes:
+    if not left and not probes and (paths.root.backend.renames or not paths.trashed()):
         return
     now_s = paths.root.now_s()
     for probe in probes:

@@ -6,6 +6,7 @@ processes what it found.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -243,6 +244,8 @@ def _why_not_of_orbax(paths: Layout, folder: StoragePath) -> str | None:
         return str(error)
     except FileNotFoundError:
         return f"{folder} went away while it was looked at"
+    if lost := lost_manifest(folder):
+        return lost
     if state_item(folder, paths.item) is None:
         several = len(trees_of_orbax(folder)) > 1
         return (
@@ -252,6 +255,19 @@ def _why_not_of_orbax(paths: Layout, folder: StoragePath) -> str | None:
         )
     if not finished_by_orbax(folder):
         return f"{folder} was written by Orbax, and not finished"
+    return None
+
+
+def lost_manifest(folder: StoragePath) -> str | None:
+    """Returns why a folder without a manifest is not complete: it holds a part of one of Gracepoint's.
+
+    None if Gracepoint did not write it."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if signs := records.signs_of_ours(folder, [child.name for child in folder.children()]):
+            return (
+                f"{folder} is not complete: {signs[0]} shows that Gracepoint wrote it, but it has no "
+                f"{layout.MANIFEST}. If a copy of it was broken off, copy it again"
+            )
     return None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gracepoint.checkpoint.format import layout
@@ -20,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Parts of a manifest that ``all_files`` holds in memory at once.
 _PARTS_AT_ONCE = 64
+_BY_A_SAVE = re.compile(rb" by [\w-]+\.\d+$", re.ASCII)  # the end of ``orbax_success``
 # If a step is restored without arguments, Orbax finds the handler of each item by these names.
 _STATE_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 _HOST_STATE_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
@@ -146,6 +149,23 @@ def manifest_bytes(folder: StoragePath) -> bytes | None:
     return None if is_claim(data) else data
 
 
+def signs_of_ours(folder: StoragePath, names: Collection[str]) -> list[str]:
+    """Returns the files by which Gracepoint is known to have written the checkpoint in ``folder``.
+
+    If there are some and there is no manifest, the folder holds a part of a checkpoint, as a copy that was broken off
+    leaves it. ``names`` are the names that are directly in the folder.
+    """
+    signs = [name for name in names if layout.is_sign_of_ours(name)]
+    of_host = layout.host_state_file(0)
+    if layout.HOST_STATE_ITEM in names and (folder / of_host).is_value():
+        signs.append(of_host)
+    if layout.COMMIT_SUCCESS in names:
+        with contextlib.suppress(FileNotFoundError):
+            if _BY_A_SAVE.search((folder / layout.COMMIT_SUCCESS).read_bytes()):
+                signs.append(layout.COMMIT_SUCCESS)
+    return signs
+
+
 def orbax_metadata(manifest: Manifest, folder: StoragePath) -> bytes:
     """Returns the contents of Orbax's metadata file for the step in ``folder``. Its commit time is the present time."""
     more: dict[str, Any] = {"item_handlers": {}, "custom_metadata": {}}
@@ -163,6 +183,9 @@ def orbax_metadata(manifest: Manifest, folder: StoragePath) -> bytes:
     return json.dumps(metadata).encode()
 
 
-def orbax_success(target: StoragePath) -> bytes:
-    """Returns the contents of Orbax's mark of a finished checkpoint."""
-    return f"Checkpoint commit was successful to {target}".encode()
+def orbax_success(target: StoragePath, by: str = "") -> bytes:
+    """Returns the contents of Orbax's mark of a finished checkpoint.
+
+    ``by`` identifies the save. It is told in stores that cannot rename, as some tell versions apart by their contents.
+    """
+    return f"Checkpoint commit was successful to {target}{by and f' by {by}'}".encode()

@@ -228,6 +228,11 @@ def _is_read(paths: Layout, step: int, now_s: float) -> bool:
 
 
 def _committed_s(folder: StoragePath) -> float:
-    """Returns when a step was committed, in seconds since the epoch by the store's clock. 0 if it was not."""
-    entry = (folder / layout.COMMIT_SUCCESS).entry()
-    return 0.0 if entry is None else entry.changed_s
+    """Returns when a step was committed, in seconds since the epoch by the store's clock. 0 if it was not.
+
+    If the step has lost its mark, for example in a copy, the manifest tells.
+    """
+    for name in (layout.COMMIT_SUCCESS, layout.MANIFEST):
+        if (entry := (folder / name).entry()) is not None:
+            return entry.changed_s
+    return 0.0

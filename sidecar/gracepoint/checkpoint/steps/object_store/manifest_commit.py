@@ -28,10 +28,26 @@ from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.steps.object_store.object_deletion import finish, refuse_foreign, store_of
+from gracepoint.checkpoint.steps.object_store.object_deletion import (
+    condemn,
+    copied,
+    copied_in_part,
+    finish,
+    is_part_of_copy,
+    refuse_foreign,
+    store_of,
+)
 from gracepoint.checkpoint.steps.object_store.object_layout import Placement, take
 from gracepoint.checkpoint.steps.object_store.object_moves import merge_trees, move
-from gracepoint.checkpoint.steps.records import done_records, is_of, manifest_fields, orbax_metadata, orbax_success
+from gracepoint.checkpoint.steps.records import (
+    all_files,
+    done_records,
+    is_of,
+    manifest_bytes,
+    orbax_metadata,
+    orbax_success,
+    read_manifest,
+)
 from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -69,6 +85,8 @@ def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StorageP
         with contextlib.suppress(FileNotFoundError):
             data = (temporary.target / layout.MANIFEST).read_bytes()
             staged = not is_claim(data) or Claim.from_bytes(data, str(temporary.target)).trash is not None
+    elif names and is_part_of_copy(temporary.target, names):
+        staged = True
     else:
         try:
             # Only what is directly in the step is looked at. That is enough to find a step of Orbax, whose marks are
@@ -117,7 +135,7 @@ def _finish(
     claim = Claim(temporary.attempt, temporary.ordinal, records[0].begun_ns)
     in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
     if staged := {path: file for path, file in manifest.files.items() if path not in in_place}:
-        if not _take_over(temporary, claim, may_replace, go_on):
+        if not _take_over(temporary, claim, manifest, may_replace, go_on):
             return is_committed(temporary)
         moved = move(temporary, claim, staged, go_on)
         if moved is None:
@@ -147,28 +165,49 @@ def is_committed(temporary: Temporary) -> bool:
 
 
 def _take_over(
-    temporary: Temporary, claim: Claim, may_replace: Callable[[], bool], go_on: Callable[[], None] | None
+    temporary: Temporary,
+    claim: Claim,
+    manifest: Manifest,
+    may_replace: Callable[[], bool],
+    go_on: Callable[[], None] | None,
 ) -> bool:
     """Claims the step, if no other save stands there or it may be replaced. Returns whether it is claimed.
+
+    A step that was copied here, whole or in part, is deleted first: its objects do not say of which save they are.
 
     Raises:
         SaveFailed: The step has objects that Gracepoint did not write.
     """
     place, success = temporary.target / layout.MANIFEST, temporary.target / layout.COMMIT_SUCCESS
-    _refuse_foreign_beside(temporary.target)
+    in_part = copied_in_part(temporary.target, manifest) if manifest_bytes(temporary.target) is None else {}
+    _refuse_foreign_beside(temporary.target, in_part)
+    if in_part:
+        logger.warning(
+            "%s is a part of a checkpoint, as a copy that was broken off leaves it: its %d objects are deleted, as the "
+            "step is saved again",
+            temporary.target,
+            len(in_part),
+        )
+        condemn(temporary.target, temporary.trash, None, None, in_part)
     for _ in range(_TRIES):
         marked = success.entry()
         with contextlib.suppress(FileNotFoundError):
             found = place.read()
             if not is_claim(found.data):
                 save = save_of(found.data, place)
-                if save is not None and save.is_later(claim):
+                standing = None if save is None else Manifest.from_bytes(found.data, str(place))
+                without_note = {} if standing is None else copied(temporary.target, standing)
+                # When a copied save began was told by another clock.
+                if save is not None and save.is_later(claim) and not without_note:
                     logger.warning("%s is given up: a later save of %s is committed", temporary.path, temporary.what)
                     temporary.path.delete_folder()
                     return False
                 if (save is not None and save.is_same(claim)) or not may_replace():
                     return False
                 logger.warning("%s is saved again: it is replaced", temporary.what)
+                if without_note:
+                    condemn(temporary.target, temporary.trash, found.generation, save, without_note)
+                    continue
                 with contextlib.suppress(StaleGeneration):
                     place.replace(claim.to_bytes(), found.generation)
                 continue
@@ -188,13 +227,23 @@ def _take_over(
     return False
 
 
-def _refuse_foreign_beside(target: StoragePath) -> None:
-    """Raises SaveFailed if a step has objects that Gracepoint did not write. Those in its manifest need no look."""
-    known: Collection[str] = ()
+def _refuse_foreign_beside(target: StoragePath, known: Collection[str]) -> None:
+    """Raises SaveFailed if a step has objects that Gracepoint did not write.
+
+    Those that are ``known``, and those that the step has by its manifest, need no look.
+    """
+    item: str | None = None
     with contextlib.suppress(CheckpointCorrupt):
-        manifest = manifest_fields(target)
-        known = () if manifest is None else manifest["files"]
-    refuse_foreign(target, [entry.key for entry in target.entries() if entry.key not in known])
+        if (manifest := read_manifest(target)) is not None:
+            known, item = dict(all_files(target, manifest)), manifest.item
+    refuse_foreign(
+        target,
+        [
+            entry.key
+            for entry in target.entries()
+            if entry.key not in known and (item is None or not layout.is_beside_manifest(entry.key, item))
+        ],
+    )
 
 
 def save_of(manifest: bytes, where: StoragePath) -> Claim | None:
@@ -247,7 +296,7 @@ def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
     """Adds Orbax's marks to a committed step. ``manifest`` is that of the step. None: it is read."""
     if manifest is None:
         manifest = Manifest.from_bytes((temporary.target / layout.MANIFEST).read_bytes(), str(temporary.target))
-    success = orbax_success(temporary.target) + f" by {temporary.attempt}.{temporary.ordinal}".encode()
+    success = orbax_success(temporary.target, f"{temporary.attempt}.{temporary.ordinal}")
     # Marks have notes, too: what has none is not Gracepoint's, and is neither overwritten nor deleted.
     placement = Placement(
         temporary,

@@ -13,16 +13,25 @@ import logging
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.claim import Claim, is_claim
 from gracepoint.checkpoint.format.layout import Layout, Temporary
+from gracepoint.checkpoint.format.manifest import Manifest
 from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
 from gracepoint.checkpoint.steps.object_store.manifest_commit import is_committed, save_of
-from gracepoint.checkpoint.steps.object_store.object_deletion import delete_of_save, refuse_foreign, sweep
-from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
+from gracepoint.checkpoint.steps.object_store.object_deletion import (
+    TOMBSTONE,
+    condemn,
+    copied,
+    delete_of_save,
+    refuse_foreign,
+    sweep,
+)
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 
 logger = logging.getLogger(__name__)
 
-_TOMBSTONE = "deletes"  # an object in the trash: the name of the step that is deleted, and of the folder of its save
+#: Seconds without a change after which trash that names no step is deleted: a file system's trash that was copied, or
+#: what a process that died before it condemned the step has left.
+NAMELESS_KEPT_S = 3600.0
 
 
 def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
@@ -40,23 +49,8 @@ def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
     save = save_of(found.data, place)
     if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
         return
-    _condemn(folder, trash, found.generation, save)
-
-
-def _condemn(folder: StoragePath, trash: StoragePath, generation: Generation | None, save: Claim | None = None) -> None:
-    """Replaces the manifest by a claim that names ``trash``. ``save`` is the save that the manifest is of, if any."""
-    now_ns = int(folder.now_s() * 1e9)
-    claim, place = Claim("deletes", 0, now_ns, trash=trash.name), folder / layout.MANIFEST
-    try:
-        if generation is None:
-            place.create(claim.to_bytes())
-        else:
-            place.replace(claim.to_bytes(), generation)
-    except (FileExistsError, StaleGeneration):
-        return  # another process was faster
-    # If this process ends here, ``find_condemned`` writes the tombstone.
-    of_save = "" if save is None else f"{folder.name}.gracepoint-tmp.{save.attempt}.{save.ordinal}"
-    (trash / _TOMBSTONE).put(f"{folder.name}\n{of_save}".encode())
+    without_note = {} if save is None else copied(folder, Manifest.from_bytes(found.data, str(place)))
+    condemn(folder, trash, found.generation, save, without_note)
 
 
 def give_up(paths: Layout, temporary: Temporary) -> None:
@@ -68,12 +62,12 @@ def give_up(paths: Layout, temporary: Temporary) -> None:
         if is_claim(found.data):
             other = Claim.from_bytes(found.data, str(place))
             if (other.attempt, other.ordinal) == (temporary.attempt, temporary.ordinal):
-                _condemn(temporary.target, trash, found.generation)
+                condemn(temporary.target, trash, found.generation)
     except FileNotFoundError:
         if names := [entry.key for entry in temporary.target.entries()]:
             try:
                 refuse_foreign(temporary.target, names)
-                _condemn(temporary.target, trash, None)
+                condemn(temporary.target, trash, None)
             except SaveFailed:
                 # A claim would hide the step of another program. Without it the save cannot be committed either: no
                 # save is committed beside objects of others.
@@ -87,14 +81,18 @@ def empty_trash(paths: Layout) -> None:
         if is_committed(temporary):
             temporary.path.delete_folder()
     for trash in paths.trashed():
-        with contextlib.suppress(FileNotFoundError):
-            name, _, of_save = (trash / _TOMBSTONE).read_bytes().decode().partition("\n")
-            if not sweep(paths.root / name, trash.name):
-                logger.info("a later start or save goes on to delete %s, or another process does", paths.root / name)
-                continue
-            if of_save:
-                (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
-            trash.delete_folder()
+        try:
+            name, _, of_save = (trash / TOMBSTONE).read_bytes().decode().partition("\n")
+        except FileNotFoundError:
+            if 0.0 < trash.last_change_s() < paths.root.now_s() - NAMELESS_KEPT_S:
+                trash.delete_folder()
+            continue
+        if not sweep(paths.root / name, trash.name):
+            logger.info("a later start or save goes on to delete %s, or another process does", paths.root / name)
+            continue
+        if of_save:
+            (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
+        trash.delete_folder()
 
 
 def find_condemned(paths: Layout) -> None:
@@ -109,6 +107,6 @@ def find_condemned(paths: Layout) -> None:
                 if trash is not None:
                     # One that exists stays, as it may also name the folder of the save.
                     with contextlib.suppress(FileExistsError):
-                        (paths.root / trash / _TOMBSTONE).create(folder.name.encode())
+                        (paths.root / trash / TOMBSTONE).create(folder.name.encode())
 
     look_at(paths.root, paths.steps(), look)
