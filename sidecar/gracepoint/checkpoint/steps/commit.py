@@ -164,6 +164,11 @@ def give_up_old(
         overtaken_for_s: Seconds without a change that are enough for a save of a step before ``newest_good``. No
             restore would choose such a save.
     """
+    if not paths.root.backend.renames:
+        try:
+            paths = paths.seen()  # each listing takes a round trip
+        except FileNotFoundError:
+            return
     left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
     if not left and not probes and (paths.root.backend.renames or not paths.trashed()):
         return
