@@ -137,7 +137,7 @@ def test_a_copy_that_lacks_any_one_file_is_not_restored_and_gives_way(
     )
     for number, missing in enumerate(names):
         root = f"{target}/{number}"
-        copy(source, root, lambda path, missing=missing: path != missing, notes=way == "with the notes")
+        copy(source, root, missing.__ne__, notes=way == "with the notes")
         if missing != f"2/{layout.done_record(0)}":
             assert not is_good(f"{root}/2"), missing
         restored = restore(root, small_state())
