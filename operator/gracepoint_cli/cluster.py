@@ -12,10 +12,11 @@ import os
 import re
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import yaml
 
+from gracepoint.wire.codec import printable
 from gracepoint_cli.errors import CommandError, NotAllowed
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.errors import KubeError, NotFound, Refused, Unavailable
@@ -93,14 +94,14 @@ class Cluster:
     def find(self, kind: Kind, namespace: str | None, name: str) -> Json | None:
         """Returns an object. None if there is none, or if the cluster does not have its kind."""
         try:
-            return self._run(self._client.get(kind, namespace, name))
+            return _shown(self._run(self._client.get(kind, namespace, name)))
         except NotFound:
             return None
 
     def list(self, kind: Kind, namespace: str | None, *, labels: str | None = None) -> list[Json]:
         """Returns the objects of a kind in a namespace, or in all. Empty if the cluster does not have the kind."""
         try:
-            return self._run(self._client.list(kind, label_selector=labels, namespace=namespace)).items
+            return _shown(self._run(self._client.list(kind, label_selector=labels, namespace=namespace)).items)
         except NotFound:
             return []
 
@@ -120,7 +121,7 @@ class Cluster:
     def path(self, path: str) -> Json:
         """Returns what the API server answers under a path that is no object's, for example ``/version``."""
         prefix, _, last = path.rpartition("/")
-        return self._run(self._client.get(Kind(prefix, last), None, ""))
+        return _shown(self._run(self._client.get(Kind(prefix, last), None, "")))
 
     def _run(self, call: Coroutine[Any, Any, _T]) -> _T:
         try:
@@ -159,6 +160,18 @@ def _heard() -> Iterator[list[str]]:
         yield collector.messages
     finally:
         root.removeHandler(collector)
+
+
+def _shown(value: _T) -> _T:
+    """An object with all texts as a terminal may get them: anybody may have written into it."""
+    match value:
+        case str():
+            return cast(_T, printable(value))
+        case dict():
+            return cast(_T, {printable(key): _shown(item) for key, item in value.items()})
+        case list():
+            return cast(_T, [_shown(item) for item in value])
+    return value
 
 
 def _short(error: KubeError) -> str:

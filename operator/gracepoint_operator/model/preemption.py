@@ -22,6 +22,7 @@ from gracepoint_operator.resources import (
     PreemptionSpec,
     PreemptionStatus,
 )
+from gracepoint_operator.resources.preemption import STAGES, STAGES_LIMIT, StageTime
 from gracepoint_operator.workloads import WorkloadIdentity
 
 #: Condition of a Preemption that is over; its lastTransitionTime is when.
@@ -234,10 +235,17 @@ def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> Preemptio
     first = [item for item in (*(ours.timings or ()), *timings) if item.stage == "firstAck"]
     timings = [item for item in timings if item.stage != "firstAck"]
     timings += sorted(first, key=lambda item: item.seconds)[:1]
-    figures["timings"] = sorted(timings, key=lambda item: item.seconds) or None
+    figures["timings"] = sorted(_fitting(timings), key=lambda item: item.seconds) or None
     figures["conditions"] = _joined_conditions(behind.conditions, ahead.conditions)
     figures["replicas"] = theirs.replicas
     return PreemptionStatus.model_construct(**figures)
+
+
+def _fitting(timings: list[StageTime]) -> list[StageTime]:
+    """As many stages as a record has room for. Those that this version does not know, and pods may report, go first."""
+    if len(timings) <= STAGES_LIMIT:
+        return timings
+    return sorted(timings, key=lambda item: (item.stage not in STAGES, item.stage))[:STAGES_LIMIT]
 
 
 def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:

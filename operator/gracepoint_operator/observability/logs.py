@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gracepoint.wire.codec import printable
+
 _FIELDS = "gracepoint_fields"
 _SELDOM = "gracepoint_seldom"
 #: Seconds between two lines of one kind.
@@ -77,7 +79,7 @@ class PlainFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         fields = getattr(record, _FIELDS, {})
         pairs = (f"{key}={json.dumps(value, default=str)}" for key, value in fields.items())
-        return " ".join((super().formatMessage(record), *pairs))
+        return " ".join((printable(super().formatMessage(record)), *pairs))
 
 
 class JsonFormatter(logging.Formatter):

@@ -144,6 +144,31 @@ class Acknowledgements(Model):
     more."""
 
 
+#: The stages, in their usual order (``decisions.statuses.preemption_status`` says what each is). Later versions may
+#: have more.
+STAGES = (
+    "noticeSent",
+    "firstAck",
+    "lastAck",
+    "frozen",
+    "agreed",
+    "drained",
+    "written",
+    "durable",
+    "committed",
+    "exited",
+    "podsBack",
+    "started",
+    "attaching",
+    "joined",
+    "restored",
+    "compiled",
+    "training",
+)
+#: A record has so many at most.
+STAGES_LIMIT = 32
+
+
 class StageTime(Model):
     """When a stage was reached. If the list has no entry for a stage, it was not reached or not reported."""
 
@@ -200,7 +225,9 @@ class PreemptionStatus(Model):
     """Number of processes that took part in the save."""
     acknowledgements: Acknowledgements | None = None
     """Receipts of the notice, counted over all replicas."""
-    timings: Annotated[list[StageTime], Field(max_length=32, json_schema_extra=list_map("stage"))] | None = None
+    timings: Annotated[list[StageTime], Field(max_length=STAGES_LIMIT, json_schema_extra=list_map("stage"))] | None = (
+        None
+    )
     """When each stage was reached."""
     choice: Annotated[str, Field(min_length=1, max_length=32)] | None = None
     """How all processes decided to use the time that was left: SaveNow, FinishInFlight, CancelAndSave, Promote or

@@ -67,6 +67,16 @@ def json_key(field: str) -> str:
     return _KEYS.get(field, field)
 
 
+def printable(text: str) -> str:
+    """Returns a text without what could control a terminal or hide its own parts: such characters become escapes.
+
+    Line breaks and tabs stay. Everything that a message says may be shown to a person.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 def parsed(what: str, text: str | bytes) -> dict[str, Any]:
     """Parses a JSON object; ``what`` names it in the error.
 
@@ -89,7 +99,9 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _read(path: str, wanted: Any, value: Any) -> Any:
-    """Converts ``value`` (plain JSON) to the type ``wanted``, or raises naming ``path``."""
+    """Converts ``value`` (plain JSON) to the type ``wanted``, or raises naming ``path``. Texts become printable."""
+    if wanted is str and isinstance(value, str):
+        return printable(value)
     if type(value) is wanted and wanted is not float:  # the fast path, for most fields
         return value
     origin = typing.get_origin(wanted)
@@ -102,7 +114,7 @@ def _read(path: str, wanted: Any, value: Any) -> Any:
         (item,) = typing.get_args(wanted)
         return [_read(f"{path}[{i}]", item, v) for i, v in enumerate(value)]
     if origin is dict and isinstance(value, dict):
-        return {k: _read(f"{path}.{k}", typing.get_args(wanted)[1], v) for k, v in value.items()}
+        return {printable(k): _read(f"{path}.{k}", typing.get_args(wanted)[1], v) for k, v in value.items()}
     if dataclasses.is_dataclass(wanted) and isinstance(value, Mapping):
         hints = _hints(typing.cast(type, wanted))
         read = {}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import http.server
 import io
+import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from gracepoint_cli import output
+from gracepoint_cli.cluster import Cluster
+from gracepoint_operator.kube.kinds import PREEMPTIONS
 from tests.command_line import command
 
 COLUMNS = ["JOB", "POLICY", "CONNECTED", "LAST PREEMPTION"]
@@ -54,3 +60,54 @@ def test_the_signals_can_be_read_in_sixty_columns() -> None:
     lines = command("signals", columns=60).out.splitlines()
     assert lines[0].split() == ["NAME", "gke-impending-termination"]
     assert {len(line) <= 60 for line in lines} == {True}
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil"
+
+
+def test_nothing_that_is_printed_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output.put(HOSTILE)
+    output.say(HOSTILE)
+    output.put_table(["NAME"], [[HOSTILE]])
+    output.put_json({"name": HOSTILE})
+    found = capsys.readouterr()
+    assert {c for c in found.out + found.err if not (c.isprintable() or c == "\n")} == set()
+    assert found.out.count("evil") == 3
+
+
+def _served(body: object) -> http.server.ThreadingHTTPServer:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+@pytest.mark.integration
+def test_what_commands_read_of_the_cluster_controls_no_terminal(tmp_path: Path) -> None:
+    stored = {"metadata": {"name": "x", HOSTILE: HOSTILE}, "status": {"conditions": [{"message": HOSTILE}]}}
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": ""}}],
+        "users": [{"name": "u", "user": {"token": "x"}}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "here",
+    }
+    with _served(stored) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever, 0.01)
+        config["clusters"] = [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}]
+        (tmp_path / "config").write_text(json.dumps(config))
+        try:
+            with Cluster(str(tmp_path / "config")) as cluster:
+                found = json.dumps(cluster.get(PREEMPTIONS, "n", "x"), ensure_ascii=False)
+        finally:
+            server.shutdown()
+    assert found.isprintable()
+    assert found.count("evil") == 3
