@@ -26,7 +26,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-contract test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-contract test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,7 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(PY) -m mypy
+	$(PY) -m mypy --platform darwin sidecar/gracepoint operator/gracepoint_cli # what Linux alone has is guarded
 
 imports: $(STAMP)
 	$(VENV)/bin/lint-imports
@@ -73,6 +74,10 @@ test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's exampl
 
 test-integration: $(STAMP) ## The tests beside them that start processes or servers, compile programs, save whole states, or wait for seconds.
 	$(PYTEST) $(INTEGRATION)
+
+LAPTOP := tests/unit/test_macos.py tests/unit/checkpoint/test_saving_and_restoring.py tests/unit/session/test_session.py tests/unit/session/test_starting.py
+test-laptop: $(STAMP) ## Sessions, saves and restores, with what macOS has: as the hosted workflow runs on macOS.
+	$(PYTEST) $(LAPTOP)
 
 test-contract: $(STAMP) ## Wire and format contracts, and the chart if helm is there.
 	$(PYTEST) $(CONTRACT)

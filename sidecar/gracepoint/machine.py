@@ -1,15 +1,24 @@
 """What this process learns from the operating system: ids, cores, memory, and the processor time of its threads.
 
+Linux tells all of it. macOS, for work on a laptop, tells less, and each function says what it returns then.
 Nothing here has threads or state.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from gracepoint.errors import SettingsError
+
+if sys.platform == "win32":
+    raise ImportError("gracepoint runs on Linux, and on macOS for work on a laptop. On Windows, use it in WSL")
 
 #: A path of the local file system, as users give and get it.
 LocalPath = Path
@@ -31,6 +40,8 @@ def process_id() -> int:
 
 def process_identity(pid: int) -> str:
     """Returns namespace, number and start of a process; other text where there is no process of that number."""
+    if sys.platform != "linux":
+        return f"0:{pid}:{_started_as_ps_says(pid) or 'gone'}"
     namespace = os.stat("/proc/self/ns/pid").st_ino
     try:
         started = _stat(Path(f"/proc/{pid}/stat"))[_STARTED]
@@ -39,12 +50,28 @@ def process_identity(pid: int) -> str:
     return f"{namespace}:{pid}:{started}"
 
 
+def _started_as_ps_says(pid: int) -> str:
+    try:
+        told = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "-".join(told.stdout.replace(":", "-").split())
+
+
+def require_linux(what: str) -> None:
+    """Raises SettingsError, with ``what`` in words, if the system is not Linux."""
+    if sys.platform != "linux":
+        raise SettingsError(f"{what}: this needs Linux, found {sys.platform}. Leave it out for work on a laptop")
+
+
 def process_age_s(root: Path = Path("/")) -> float | None:
     """Returns for how many seconds this process has run. None if the system does not tell.
 
     Args:
         root: The folder that has ``proc``.
     """
+    if sys.platform != "linux":
+        return None
     try:
         ticks = int(_stat(root / "proc/self/stat")[_STARTED])  # since the system was booted
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / _TICKS_PER_S
@@ -57,8 +84,10 @@ def run_when_idle() -> None:
     """Makes the calling thread, and threads that it starts, ``SCHED_IDLE``. There is no way back without a privilege.
 
     Raises:
-        OSError: The system does not allow it.
+        OSError: The system does not allow it, or has no such priority.
     """
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "the system has no priority for what may run only when nothing else does")
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
@@ -90,6 +119,8 @@ def available_cores(root: Path = Path("/")) -> int:
     Args:
         root: The folder that has ``proc`` and ``sys/fs/cgroup``.
     """
+    if sys.platform != "linux":
+        return all_cores()
     limits = (_core_limit(group) for group in _groups(root, "cpu"))
     return min([len(os.sched_getaffinity(0)), *(limit for limit in limits if limit is not None)])
 
@@ -116,7 +147,9 @@ def processor(root: Path = Path("/")) -> str:
 
 
 def available_memory_bytes() -> int:
-    """Returns how much memory of the machine is free."""
+    """Returns how much memory of the machine is free. Where the system does not tell, half of what it has."""
+    if sys.platform != "linux":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 

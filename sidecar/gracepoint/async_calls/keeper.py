@@ -16,6 +16,7 @@ process of a MODULE that still runs then is killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -27,6 +28,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from gracepoint import machine
 from gracepoint.async_calls.processes.worker_process import child_environment, start_process
 
 logger = logging.getLogger(__name__)
@@ -43,7 +45,10 @@ def main(path: str, modules: Sequence[str] = ()) -> None:
         modules: Names of modules. Each is run once, in a process of its own.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    machine.require_linux("a keeper")
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
     signal.signal(signal.SIGTERM, lambda *_: os.write(wake, b"."))
     Path(path).unlink(missing_ok=True)  # a keeper that was killed has left it
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -76,6 +81,8 @@ def _started(modules: Sequence[str]) -> dict[int, subprocess.Popen[bytes]]:
 def _add(processes: dict[int, subprocess.Popen[bytes]], process: subprocess.Popen[bytes]) -> None:
     """Adds a process by a file descriptor that is readable once it has ended. If the system has none, kills it."""
     try:
+        if sys.platform != "linux":
+            raise OSError(errno.ENOSYS, "the system has no descriptors of processes")
         processes[os.pidfd_open(process.pid)] = process
     except OSError:
         process.kill()

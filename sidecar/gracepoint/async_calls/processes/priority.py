@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -42,7 +43,7 @@ def give_way(nice: int, *, idle: bool = False) -> None:
     with contextlib.suppress(OSError):  # forbidden here
         if idle:
             machine.run_when_idle()
-        elif nice:
+        elif nice and sys.platform == "linux":
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if nice:
         relax()

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
+import tempfile
 import threading
 import weakref
 from typing import Self
@@ -29,7 +31,7 @@ class Block:
     """
 
     def __init__(self, size: int) -> None:
-        self._own(os.memfd_create("gracepoint", os.MFD_CLOEXEC))
+        self._own(_anonymous_file())
         try:
             os.ftruncate(self.fd, size)
             self._map(size)
@@ -63,6 +65,14 @@ class Block:
         self.memory.close()
         self.fd = -1
         self._closing()
+
+
+def _anonymous_file() -> int:
+    if sys.platform == "linux":
+        return os.memfd_create("gracepoint", os.MFD_CLOEXEC)
+    fd, name = tempfile.mkstemp()
+    os.unlink(name)
+    return fd
 
 
 class BlockPool:

@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 import traceback
@@ -38,6 +39,7 @@ ANSWER = struct.Struct("!Q??")
 ANSWER_BYTES = 64 << 10
 # File descriptors that come with a call at most.
 _MOST_FDS = 16
+_POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)  # Linux alone has it
 
 
 def main(connection: socket.socket) -> None:
@@ -64,6 +66,8 @@ def main(connection: socket.socket) -> None:
 
 def _process_handle(process_id: int) -> int | None:
     """Returns a file descriptor that is readable once the process has ended. None if it has ended already."""
+    if sys.platform != "linux":
+        return None
     try:
         return os.pidfd_open(process_id)
     except ProcessLookupError:
@@ -98,7 +102,7 @@ def _run(fds: list[int], block_bytes: int, header_bytes: int) -> tuple[bool, boo
     """Runs one call. Returns whether it failed, whether its block is still mapped, and the traceback of its error."""
     # Mapped as a whole: the kernel writes memory to a file in small pieces if it meets pages that are not mapped yet,
     # and takes nearly twice as long.
-    block = mmap.mmap(fds[0], block_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+    block = mmap.mmap(fds[0], block_bytes, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
     failed, text = False, ""
     try:
         function, arguments, keywords = unpack(memoryview(block), header_bytes, fds[1:])

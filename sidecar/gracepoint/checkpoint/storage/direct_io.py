@@ -4,7 +4,7 @@ If the file system has direct I/O (``O_DIRECT``), writes bypass the page cache. 
 allocate, and training may need the memory. Direct I/O needs aligned memory. Values that are not aligned are copied
 into a ``Buffer`` block by block, and their checksum is computed while they are in the processor's cache.
 
-Without direct I/O (tmpfs, some network file systems), write-back is started early, so that the sync at the end takes
+Without direct I/O (tmpfs, some network file systems, macOS), write-back is started early, so that the sync at the end takes
 little time. With and without direct I/O, values in another memory order or type than the stored one are copied through
 a ``Buffer``.
 
@@ -19,6 +19,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,8 @@ _HOT_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 16
 
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+# 0: the system has no direct I/O.
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
 # Errors of a file system that has no direct I/O, or none for memory of this alignment.
 _REFUSALS = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
@@ -106,10 +109,12 @@ def has_direct_io(folder: Path) -> bool:
     Raises:
         OSError: Nothing can be written there.
     """
+    if not _DIRECT:
+        return False
     probe = folder / f".gracepoint-direct.{secrets.token_hex(8)}"
     memory = np.frombuffer(mmap.mmap(-1, 2 * ALIGNMENT_BYTES), np.uint8)
     try:
-        descriptor = os.open(probe, _OPEN_NEW | os.O_DIRECT, 0o644)
+        descriptor = os.open(probe, _OPEN_NEW | _DIRECT, 0o644)
         try:
             return _takes(descriptor, memory[:ALIGNMENT_BYTES].data) and not _takes(descriptor, memory[1:-1].data)
         finally:
@@ -151,7 +156,7 @@ def write_file(
     """
     direct = direct and len(data) > _SMALL_BYTES
     try:
-        descriptor = os.open(key, _OPEN_NEW | (os.O_DIRECT if direct else 0), 0o644)
+        descriptor = os.open(key, _OPEN_NEW | (_DIRECT if direct else 0), 0o644)
         try:
             write = _write_directly if direct else _write_through_cache
             checksum = write(descriptor, data, buffer, go_on)
@@ -239,11 +244,11 @@ def _write_block(descriptor: int, block: npt.NDArray[np.uint8], offset: int) -> 
         if written_bytes % ALIGNMENT_BYTES or count == 0:
             # Near a limit, less than a block is written, or nothing. The page cache takes the rest, or an
             # error says why it cannot.
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~_DIRECT)
 
 
 def _is_direct(descriptor: int) -> bool:
-    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & _DIRECT)
 
 
 def _write_through_cache(descriptor: int, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None]) -> int:
@@ -257,7 +262,7 @@ def _write_through_cache(descriptor: int, data: ArrayBytes, buffer: Buffer, go_o
             written_bytes = 0
             while written_bytes < len(hot):
                 written_bytes += os.pwrite(descriptor, hot[written_bytes:], offset + first + written_bytes)
-        if len(data) > BLOCK_BYTES:
+        if len(data) > BLOCK_BYTES and sys.platform == "linux":
             # With this advice Linux starts to write back these pages, and does not wait for it.
             os.posix_fadvise(descriptor, offset, len(block), os.POSIX_FADV_DONTNEED)
     return checksum

@@ -35,6 +35,12 @@ from gracepoint.checkpoint.planning.local_shards import local_shard
 from gracepoint.checkpoint.transfer.array_view import as_it_lies
 from gracepoint.jax_isolation import isolated, jit, to_numpy
 
+if jax.__version_info__ < (0, 10):
+    raise ImportError(
+        f"gracepoint needs JAX 0.10 or newer, found {jax.__version__}: older versions copy an array of another memory "
+        "layout to pinned host memory with wrong values"
+    )
+
 logger = logging.getLogger(__name__)
 
 # A shard up to this size that is needed as a whole is copied in one transfer. Each device has room for two of them.
