@@ -19,8 +19,8 @@ _LIKE_MACOS = """
 import mmap, os, socket, sys, time
 import jax, numpy, orbax.checkpoint, tensorstore  # these are built for the system
 missing = {
-    os: ("O_DIRECT SCHED_BATCH SCHED_IDLE copy_file_range eventfd fdatasync getrandom getxattr listxattr memfd_create "
-         "pidfd_open pipe2 posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity sched_setscheduler splice"),
+    os: ("O_DIRECT SCHED_BATCH SCHED_IDLE copy_file_range eventfd fdatasync getrandom getxattr listxattr memfd_create"
+         " pidfd_open pipe2 posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity sched_setscheduler"),
     mmap: "MAP_POPULATE MADV_HUGEPAGE MADV_DONTDUMP",
     time: "CLOCK_BOOTTIME pthread_getcpuclockid",
     socket: "SOCK_SEQPACKET TCP_USER_TIMEOUT TCP_KEEPIDLE SO_PEERCRED",

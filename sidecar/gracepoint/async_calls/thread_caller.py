@@ -65,10 +65,9 @@ class ThreadAsyncCaller(AsyncCaller):
 
 def _run_all(work: _Calls, nice: int) -> None:
     # Only Linux knows a thread by such a number; elsewhere it may be that of another process.
-    with (
-        contextlib.suppress(OSError) if sys.platform == "linux" else contextlib.nullcontext()
-    ):  # no right to: the calls run at the priority of the training
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + nice)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # no right to: the calls run at the priority of the training
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + nice)
     while (item := work.get()) is not None:
         request, arguments, ended = item
         assert request.async_fn is not None

@@ -8,8 +8,8 @@ known to be complete when JAX hands it over. Two functions of JAX are wrapped:
 * ``_cache_write``. JAX writes in process 0 only. But other processes have programs for their own devices, such as those
   that slice arrays for a save. So here the cache says which process writes a program.
 
-These functions are private to JAX. ``install`` checks whether they are as in the versions that are known (0.9 and
-0.10), and raises ``CannotInstall`` if they are not. The only state is what was there before, for ``uninstall``. There
+These functions are private to JAX. ``install`` checks whether they are as in the versions that are known (0.10 and
+0.12), and raises ``CannotInstall`` if they are not. The only state is what was there before, for ``uninstall``. There
 are no threads: the wrapped functions run in the threads that compile, and note the processes of the program in a
 thread-local variable.
 """
@@ -30,7 +30,7 @@ from gracepoint.multihost import global_state
 log = logging.getLogger(__name__)
 
 _COMPILE_ARGUMENTS = ("backend", "computation", "devices")
-_WRITE_ARGUMENTS = ("cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks")
+_WRITE_ARGUMENTS = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
 _THRESHOLD = "jax_persistent_cache_min_compile_time_secs"
 #: JAX's own value: programs that compile faster are not kept.
 _DEFAULT_THRESHOLD_S = 1.0
@@ -132,17 +132,17 @@ class JaxHooks:
             module_name: str,
             backend: Any,
             executable: Any,
-            host_callbacks: Any,
+            *host_callbacks: Any,  # none from JAX 0.12 on, which does not call this for programs that have some
         ) -> None:
             if not self._programs.keeps(self.processes):
                 return
             if global_state.process_id == 0:
-                real(cache_key, compile_time_secs, module_name, backend, executable, host_callbacks)
+                real(cache_key, compile_time_secs, module_name, backend, executable, *host_callbacks)
                 return
             import jax
 
             # JAX does the same in process 0. A program that calls back into Python has addresses of this process in it.
-            if host_callbacks or compile_time_secs < getattr(jax.config, _THRESHOLD):
+            if any(host_callbacks) or compile_time_secs < getattr(jax.config, _THRESHOLD):
                 return
             try:
                 compilation_cache.put_executable_and_time(

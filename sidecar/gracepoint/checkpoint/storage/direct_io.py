@@ -4,9 +4,9 @@ If the file system has direct I/O (``O_DIRECT``), writes bypass the page cache. 
 allocate, and training may need the memory. Direct I/O needs aligned memory. Values that are not aligned are copied
 into a ``Buffer`` block by block, and their checksum is computed while they are in the processor's cache.
 
-Without direct I/O (tmpfs, some network file systems, macOS), write-back is started early, so that the sync at the end takes
-little time. With and without direct I/O, values in another memory order or type than the stored one are copied through
-a ``Buffer``.
+Without direct I/O (tmpfs, some network file systems, macOS), write-back is started early, so that the sync at the end
+takes little time. With and without direct I/O, values in another memory order or type than the stored one are copied
+through a ``Buffer``.
 
 This module has no threads and no state. A buffer belongs to one writer at a time.
 """
