@@ -15,8 +15,6 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gracepoint.errors import SettingsError
-
 if sys.platform == "win32":
     raise ImportError("gracepoint runs on Linux, and on macOS for work on a laptop. On Windows, use it in WSL")
 
@@ -56,12 +54,6 @@ def _started_as_ps_says(pid: int) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return "-".join(told.stdout.replace(":", "-").split())
-
-
-def require_linux(what: str) -> None:
-    """Raises SettingsError, with ``what`` in words, if the system is not Linux."""
-    if sys.platform != "linux":
-        raise SettingsError(f"{what}: this needs Linux, found {sys.platform}. Leave it out for work on a laptop")
 
 
 def process_age_s(root: Path = Path("/")) -> float | None:

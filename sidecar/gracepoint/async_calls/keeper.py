@@ -28,8 +28,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gracepoint import machine
-from gracepoint.async_calls.processes.worker_process import child_environment, start_process
+from gracepoint.async_calls.processes.worker_process import child_environment, require_linux, start_process
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ def main(path: str, modules: Sequence[str] = ()) -> None:
         modules: Names of modules. Each is run once, in a process of its own.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-    machine.require_linux("a keeper")
+    require_linux("a keeper")
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)

@@ -14,11 +14,10 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from gracepoint import machine
 from gracepoint.async_calls.caller import TIMEOUT_S, AsyncCaller
 from gracepoint.async_calls.processes.pickling import pack
 from gracepoint.async_calls.processes.shared_memory import BlockPool
-from gracepoint.async_calls.processes.worker_process import WorkerProcess
+from gracepoint.async_calls.processes.worker_process import WorkerProcess, require_linux
 from gracepoint.async_calls.request import AsyncRequest
 from gracepoint.errors import AsyncCallFailed
 from gracepoint.process_group import ProcessGroup
@@ -59,7 +58,7 @@ class _ProcessAsyncCaller(AsyncCaller):
         orphan_limit_s: float = 600.0,
         keeper: str | None = None,
     ) -> None:
-        machine.require_linux("worker processes")
+        require_linux("worker processes")
         super().__init__(gang=gang, nice=nice, timeout_s=timeout_s, clock=clock)
         self._idle = idle
         self._pool = BlockPool(kept=self._kept_blocks)

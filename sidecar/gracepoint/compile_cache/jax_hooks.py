@@ -132,7 +132,7 @@ class JaxHooks:
             module_name: str,
             backend: Any,
             executable: Any,
-            *host_callbacks: Any,  # none from JAX 0.12 on, which does not call this for programs that have some
+            *host_callbacks: Any,  # none from JAX 0.12 on, which gives them to the program as it loads it
         ) -> None:
             if not self._programs.keeps(self.processes):
                 return

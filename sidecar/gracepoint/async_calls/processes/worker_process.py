@@ -23,7 +23,7 @@ from concurrent.futures import Future
 
 from gracepoint.async_calls.processes.shared_memory import Block, BlockPool
 from gracepoint.async_calls.processes.worker import ANSWER, ANSWER_BYTES, CALL
-from gracepoint.errors import GracepointError
+from gracepoint.errors import GracepointError, SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +203,12 @@ class WorkerProcess:
             return "the connection was closed"
         code = self._process.returncode
         return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def require_linux(what: str) -> None:
+    """Raises SettingsError, with ``what`` in words, if the system is not Linux."""
+    if sys.platform != "linux":
+        raise SettingsError(f"{what}: this needs Linux, found {sys.platform}. Leave it out for work on a laptop")
 
 
 def start_process(connection: socket.socket) -> subprocess.Popen[bytes]:
