@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from tests.object_stores.faults import (
@@ -55,6 +55,7 @@ class FaultProxy:
 
     Attributes:
         url: Where the proxy listens.
+        passed: Returns the head that is passed on in place of a request's, or the reply to it.
     """
 
     def __init__(self, target: str, shape: Shape | None = None, *, port: int = 0) -> None:
@@ -71,6 +72,7 @@ class FaultProxy:
         self._number = 0
         self._rules: list[tuple[Rule, list[int]]] = []
         self._ended = False
+        self.passed: Callable[[Head], Head | bytes] = lambda head: head
         self.shape = shape or Shape()
         self._listener = socket.create_server(("127.0.0.1", port), backlog=256)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -244,6 +246,7 @@ class _Connection:
         if self._shape is not self._proxy.shape:
             self._take_shape()
         asked, fault = self._proxy._ask(head)
+        passed = self._proxy.passed(head)
         status: int | None = None
         counted = [0, 0]
         try:
@@ -251,7 +254,13 @@ class _Connection:
             if fault is not None and fault.how in (How.ANSWER, How.REFUSE):
                 status = self._answer(head, fault, counted)
                 return True
-            self._request(head, fault, counted)
+            if isinstance(passed, bytes):
+                for _ in self._from_client.body(head):
+                    pass
+                self._client.sendall(passed)
+                status = int(passed.split(b" ", 2)[1])
+                return True
+            self._request(passed, fault, counted)
             reply, status = self._reply(asked, fault, counted)
             return not (head.closes or reply.closes)
         except BaseException:

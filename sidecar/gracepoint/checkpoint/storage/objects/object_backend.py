@@ -212,6 +212,7 @@ class ObjectBackend:
                 lambda exchange: self._api.delete(exchange, key, generation),
                 kind="delete",
                 go_on=go_on or _go_on,
+                hedge=generation is None,  # a second request could come late, to a store that ignores the condition
             )
         except ConditionFailed:
             return False

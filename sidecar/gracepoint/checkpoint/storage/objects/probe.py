@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
 
 
+logger = logging.getLogger(__name__)
+
 #: Seconds that the deletion of the object may take.
 _CLEANUP_S = 10.0
 
@@ -26,8 +29,10 @@ _CLEANUP_S = 10.0
 def check(store: ObjectBackend, key: str) -> None:
     """Creates, reads, lists, replaces and deletes an object below ``key``, also with conditions that do not hold.
 
+    Without conditions on deletions, a store is used with a warning.
+
     Raises:
-        OSError: A request failed, or the store ignores a condition. The message says which one.
+        OSError: A request failed, or the store ignores a condition of a write. The message says which one.
     """
     probe = f"{key}/" * bool(key) + f".gracepoint-probe.{secrets.token_hex(8)}"
     try:
@@ -46,7 +51,12 @@ def check(store: ObjectBackend, key: str) -> None:
         store.delete_version(probe, made)
         found = store.found(probe)
         if found is None or found.generation != replaced:
-            raise _ignored(store, key, "which version of an object a deletion is for")
+            logger.warning(
+                "%s: the store ignores which version of an object a deletion is for. Each version is looked at before "
+                "it is deleted, and one process at a time deletes a step. But a deletion that the store carries out "
+                "more than a minute late can hit a later save's object: let only one job at a time use the directory",
+                store.url(key),
+            )
     finally:
         # With a limit: if the store does not answer, the caller gets that error now, not after a second timeout.
         with contextlib.suppress(OSError), time_limit.ended_by(_after(_CLEANUP_S)):
@@ -67,6 +77,6 @@ def _after(seconds: float) -> Callable[[], None]:
 def _ignored(store: ObjectBackend, key: str, what: str) -> OSError:
     return OSError(
         errno.ENOTSUP,
-        f"{store.url(key)}: the store ignores {what}, so two jobs could overwrite or delete each other's checkpoints. "
-        "Use a store with conditional writes and deletions",
+        f"{store.url(key)}: the store ignores {what}, so two jobs could overwrite each other's checkpoints. "
+        "Use a store with conditional writes",
     )

@@ -63,6 +63,7 @@ class S3Api:
             url = f"{scheme}://{bucket}.{rest}"
         self.connections = connections_to(url, environ.get("AWS_CA_BUNDLE") or None)
         self.clock = StoreClock()
+        self._deletes_with_conditions = True
         self.uploads: api.Uploads | None = S3Uploads(self)
 
     def url(self, key: str) -> str:
@@ -127,10 +128,16 @@ class S3Api:
             return Page(entries, folders, _text(root, "NextContinuationToken") if goes_on else None)
 
     def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
+        is_conditional = generation is not None and self._deletes_with_conditions
         try:
-            self.send(exchange, "DELETE", key, {}, {} if generation is None else {"If-Match": f'"{generation}"'})
+            self.send(exchange, "DELETE", key, {}, {"If-Match": f'"{generation}"'} if is_conditional else {})
         except FileNotFoundError:
             return
+        except OSError as error:
+            if is_conditional and exchange.status in (400, 501) and "NotImplemented" in str(error):
+                self._deletes_with_conditions = False  # as if the store ignored them (``probe``)
+                raise Transient(f"{error}; the request is made without its condition") from error
+            raise
         exchange.read()
 
     def send(
