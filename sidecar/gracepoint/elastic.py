@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
+from gracepoint.arguments import shown
 from gracepoint.errors import CheckpointMismatch, SettingsError
 
 T = TypeVar("T")
@@ -128,7 +129,7 @@ class ElasticData(Generic[T]):
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointMismatch(
                 f"the data: expected a state of ElasticData (records, processes, global_batch, began_with), found "
-                f"{state!r}: restore it with the iterator that it was saved with"
+                f"{shown(state)}: restore it with the iterator that it was saved with"
             ) from error
         close = getattr(self._iterator, "close", None)
         if close is not None:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import jax
 
+from gracepoint.arguments import check_kind
 from gracepoint.checkpoint import orbax_calls
 from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
 from gracepoint.checkpoint.checkpointers.path_saves import PathSaves
@@ -104,6 +105,8 @@ class AsyncCheckpointer:
         timeout_s = timeout_s if timeout_secs is None else timeout_secs
         if timeout_s <= 0:
             raise SettingsError(f"timeout_s: expected a number of seconds above 0, found {timeout_s}")
+        check_kind("AsyncCheckpointer(options=...)", options, WriteOptions)
+        check_kind("AsyncCheckpointer(handlers=...)", handlers, HandlerRegistry)
         if handlers is not None:
             handlers.check_for_trees()
         self._handlers = handlers
@@ -253,6 +256,7 @@ class AsyncCheckpointer:
             CheckpointMismatch: The checkpoint does not fit ``like``.
             BarrierError: Other processes did not take part in time.
         """
+        check_kind("restore(options=...)", options, RestoreOptions)
         call = orbax_calls.restore_call(like, args, restore_args=restore_args, options=options)
         self._check_open()
         self.wait_until_finished()

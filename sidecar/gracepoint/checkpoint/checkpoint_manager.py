@@ -16,6 +16,7 @@ from typing import Any, Self, overload
 
 import jax
 
+from gracepoint.arguments import check_kind, step_number
 from gracepoint.checkpoint import orbax_calls
 from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
@@ -97,6 +98,7 @@ class CheckpointManager:
                 f"options: expected WriteOptions, found a {type(options).__qualname__}: when to save and what to keep "
                 "are arguments of the manager (save_every_steps, save_every_s, keep_last, keep_every_steps, keep_for_s)"
             )
+        check_kind("CheckpointManager(handlers=...)", handlers, HandlerRegistry)
         if handlers is not None:
             handlers.check_for_trees()
         self._item_name = layout.checked_item(item_name)
@@ -170,7 +172,7 @@ class CheckpointManager:
         If ``save_every_s`` is set, every process must call this or ``save`` at every step. ``save`` also asks whether
         the step is due.
         """
-        return self._open().save_interval.is_due(step)
+        return self._open().save_interval.is_due(step_number("should_save(step)", step))
 
     def save(
         self,
@@ -209,6 +211,7 @@ class CheckpointManager:
             CheckpointError: The tree cannot be saved; names the leaf. Or another job uses the directory.
             BarrierError: Other processes did not take part in time.
         """
+        step = step_number("save(step, tree)", step)
         call = orbax_calls.save_call(
             tree,
             args,
@@ -291,6 +294,8 @@ class CheckpointManager:
             BarrierError: Other processes did not take part in time.
             SaveFailed: The background save under way did not end in time.
         """
+        step = None if step is None else step_number("restore(step)", step)
+        check_kind("restore(options=...)", options, RestoreOptions)
         call = orbax_calls.restore_call(
             like, args, restore_args=restore_args, options=options, items=items, item_name=self._item_name
         )
@@ -319,6 +324,7 @@ class CheckpointManager:
             CheckpointNotFound: There is no such step.
             CheckpointCorrupt: The metadata of the step is damaged.
         """
+        step = step_number("metadata(step)", step)
         folder = restore_path.folder_of(self._paths.step(step), self._item_name)
         return metadata_of(
             folder, Deadline.after(self._timeout_s, time.monotonic), self._handlers, item=self._item_name

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from gracepoint.arguments import shown
 from gracepoint.errors import InvalidSharding, SettingsError
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class WriteOptions:
 
 def _check_positive(name: str, value: Any) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise SettingsError(f"WriteOptions.{name} is {value!r}; expected a whole number of at least 1")
+        raise SettingsError(f"WriteOptions.{name} is {shown(value)}; expected a whole number of at least 1")
 
 
 #: Default options of a save.

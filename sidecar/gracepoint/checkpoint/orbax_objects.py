@@ -10,6 +10,7 @@ import dataclasses
 import enum
 from typing import Any
 
+from gracepoint.arguments import shown
 from gracepoint.checkpoint.options import (
     ArrayRestoreArgs,
     RestoreArgs,
@@ -47,7 +48,7 @@ def save_args_of(given: Any, where: str) -> SaveArgs:
         return given
     if is_orbax(given, SaveArgs.__name__):
         return SaveArgs(**_fields(given, SaveArgs, where))
-    raise CheckpointRefused(f"{where} is {given!r}; expected a SaveArgs")
+    raise CheckpointRefused(f"{where} is {shown(given)}; expected a SaveArgs")
 
 
 def priority_of(answer: Any, name: str) -> TransferPriority:
@@ -93,7 +94,7 @@ def write_options(options: WriteOptions | None, given: dict[str, Any]) -> WriteO
         SettingsError: An argument is unknown, or asks for something that is not supported.
     """
     if options is not None and not isinstance(options, WriteOptions):
-        raise SettingsError(f"options: expected WriteOptions, found {options!r} (metadata_key is a keyword)")
+        raise SettingsError(f"options: expected WriteOptions, found {shown(options)} (metadata_key is a keyword)")
     changed: dict[str, Any] = {}
     for name, value in given.items():
         if name == "array_metadata_store":
@@ -101,7 +102,7 @@ def write_options(options: WriteOptions | None, given: dict[str, Any]) -> WriteO
         elif name in _REFUSED:
             accepted, why = _REFUSED[name]
             if value not in accepted:
-                raise SettingsError(f"{name}={value!r}: {why}")
+                raise SettingsError(f"{name}={shown(value)}: {why}")
         elif name not in _OPTIONS:
             known = sorted([*_OPTIONS, *_REFUSED, "array_metadata_store"])
             raise SettingsError(f"unknown argument {name!r}; expected one of {', '.join(known)}")
@@ -118,7 +119,7 @@ def _is_stored(store: Any) -> bool:
     """
     if store is not None and not (is_orbax(store, "Store") and type(store).__module__.startswith("orbax.")):
         raise SettingsError(
-            f"array_metadata_store={store!r}: array_metadatas is written in Orbax's form, or not at all (None)"
+            f"array_metadata_store={shown(store)}: array_metadatas is written in Orbax's form, or not at all (None)"
         )
     return store is not None
 

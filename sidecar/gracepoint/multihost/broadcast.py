@@ -23,6 +23,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gracepoint.arguments import shown
 from gracepoint.errors import AgreementError, GracepointError
 from gracepoint.jax_isolation import isolated, jit, to_numpy
 from gracepoint.multihost.all_processes import joined_cluster
@@ -71,7 +72,10 @@ def broadcast_one_to_all(
         BarrierTimeout: Some processes did not arrive in time. The message names them.
     """
     import jax
+    import numpy as np
 
+    if is_source is not None and not isinstance(is_source, bool | np.bool_):
+        raise TypeError(f"broadcast_one_to_all(in_tree, is_source): expected True or False, found {shown(is_source)}")
     flat, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
     paths = [jax.tree_util.keystr(path) for path, _ in flat]
     leaves = [_host_array(path, leaf) for path, (_, leaf) in zip(paths, flat, strict=True)]

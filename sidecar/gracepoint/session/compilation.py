@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gracepoint import trace
+from gracepoint.arguments import shown
 from gracepoint.errors import SettingsError
 from gracepoint.session.program_watch import ProgramWatch
 
@@ -154,6 +155,9 @@ class Compilations:
             Exception: What the function raises while it is traced.
         """
         import jax
+
+        if not callable(function):
+            raise SettingsError(f"compile(function, *like): expected a function, found {shown(function)}")
 
         jitted: Any = function
         if not isinstance(function, jax.stages.Wrapped):

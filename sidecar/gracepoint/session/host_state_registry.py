@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from gracepoint.arguments import shown
 from gracepoint.elastic import ElasticData, same_in_all
 from gracepoint.errors import CheckpointMismatch, SettingsError
 
@@ -56,11 +57,14 @@ class HostStates:
         Raises:
             SettingsError: The name is taken, or ``get`` or ``set`` is no function.
         """
+        if not isinstance(name, str):
+            raise SettingsError(f"host_state(name, get, set): expected a name, found {shown(name)}")
         if name in self._values:
             raise SettingsError(f"host_state({name!r}): registered before")
         if not (callable(get) and callable(set)):
             raise SettingsError(
-                f"host_state({name!r}): expected functions that get and set the value, found {get!r} and {set!r}"
+                f"host_state({name!r}): expected functions that get and set the value, found {shown(get)} and "
+                f"{shown(set)}"
             )
         self._values[name] = _Value(get, set, reshard)
 

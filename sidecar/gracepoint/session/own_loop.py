@@ -6,12 +6,13 @@ import logging
 import math
 
 from gracepoint import trace
+from gracepoint.arguments import shown, step_number
 from gracepoint.errors import SettingsError
 from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.program_watch import ProgramWatch
-from gracepoint.session.sync_points import SyncPoints, checked
+from gracepoint.session.sync_points import SyncPoints
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class OwnLoop:
         """
         if self._points.asked is not None and self._points.asked == step:
             return True
-        number = self._points.begin(step)
+        number = self._points.begin(step, "reached_preemption(step)")
         if not self._own_loop:
             self._own_loop = self._began = True
             self._coordinator.reporter.own_loop(number)
@@ -71,9 +72,11 @@ class OwnLoop:
         Raises:
             SettingsError: ``duration_s`` is no positive number, or ``step`` is no step's number.
         """
-        if not 0 < duration_s < math.inf:
-            raise SettingsError(f"own_save_took(): expected seconds above 0, found {duration_s}")
-        self._saves.saved_by_the_loop(checked(step), duration_s, self._forecaster.own_save_took(duration_s))
+        if not isinstance(duration_s, int | float) or not 0 < duration_s < math.inf:
+            raise SettingsError(f"own_save_took(duration_s, step): expected seconds above 0, found {shown(duration_s)}")
+        self._saves.saved_by_the_loop(
+            step_number("own_save_took(duration_s, step)", step), duration_s, self._forecaster.own_save_took(duration_s)
+        )
 
     def saved(self, step: int) -> None:
         """Notes that the caller has saved the step at which ``reached_preemption`` returned True. Ends the process.

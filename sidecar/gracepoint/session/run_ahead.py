@@ -8,8 +8,8 @@ that, and there is one step less to finish.
 
 The state itself cannot be waited for: it is donated to the next step, which deletes it. Instead, a tiny program copies
 one element of the smallest array, on one device of this process. The copy is done when the step is, as the element is
-one of the step's outputs. The program is compiled at the first step. The smallest array is looked up once: going
-through a thousand leaves at every step would take a millisecond.
+one of the step's outputs. The program is compiled at the first step. The smallest array is looked up once, and then
+found by its path: going through a thousand leaves at every step would take milliseconds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from typing import Any
 from gracepoint.jax_isolation import jit
 from gracepoint.preemption.forecast import LIMIT
 
+#: The way to a leaf: at each node the key of the child, and its number among the children for nodes without such keys.
+Path = Sequence[tuple[Any, int]]
+
+# A state without arrays of JAX, such as one of numpy's, is searched for them once in so many calls.
+_REST = 50
+
 
 class RunAhead:
     """Used by the training thread alone."""
@@ -28,7 +34,8 @@ class RunAhead:
     def __init__(self) -> None:
         self._marks: collections.deque[Any] = collections.deque()
         self._copy_first: Any = None
-        self._path: Sequence[Any] | None = None  # to the array that is waited for
+        self._path: Path | None = None  # to the array that is waited for
+        self._unsearched = 0  # calls in which a state without such an array is not searched
 
     def throttle(self, state: Any, limit: int = LIMIT) -> None:
         """Waits until no more than ``limit`` steps are in flight.
@@ -42,8 +49,12 @@ class RunAhead:
         """
         array = None if self._path is None else _follow(self._path, state)
         if array is None:
-            self._path, array = _smallest(state)
+            if self._unsearched > 0:
+                self._unsearched -= 1
+                return
+            array, self._path = _smallest(state)
         if array is None:  # no array of JAX in it: nothing runs ahead
+            self._unsearched = _REST
             return
         if self._copy_first is None:
             self._copy_first = _compile()
@@ -56,13 +67,23 @@ class RunAhead:
         self._marks.clear()
 
 
-def _smallest(state: Any) -> tuple[Sequence[Any] | None, Any]:
+def _smallest(state: Any) -> tuple[Any, Path | None]:
     """Returns the smallest array that this process holds a part of, and its path. None twice if there is none."""
     import jax
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    arrays = [(path, leaf) for path, leaf in leaves if _is_held_here(leaf)]
-    return min(arrays, key=lambda found: int(found[1].size), default=(None, None))
+    arrays = [(keys, leaf) for keys, leaf in leaves if _is_held_here(leaf)]
+    if not arrays:
+        return None, None
+    keys, array = min(arrays, key=lambda found: int(found[1].size))
+    path, node = [], state
+    for key in keys:
+        children, _ = jax.tree_util.default_registry.flatten_one_level_with_keys(node)
+        index, node = next((i, child) for i, (other, child) in enumerate(children) if other == key)
+        path.append((key, index))
+    if _follow(path, state) is not array:  # what a node has at a key is something else than the child of that key
+        path = [(None, index) for _, index in path]
+    return array, path
 
 
 def _is_held_here(leaf: Any) -> bool:
@@ -71,25 +92,35 @@ def _is_held_here(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and leaf.size > 0 and bool(leaf.sharding.addressable_devices)
 
 
-def _follow(path: Sequence[Any], state: Any) -> Any:
-    """Returns the array at ``path``. None if the state has changed its form, or has a node of an unknown kind."""
+def _follow(path: Path, state: Any) -> Any:
+    """Returns the array at ``path``. None if the state has changed its form."""
     import jax
 
+    flatten = jax.tree_util.default_registry.flatten_one_level
     node = state
     try:
-        for key in path:
-            match key:
-                case jax.tree_util.DictKey():
-                    node = node[key.key]
-                case jax.tree_util.SequenceKey():
-                    node = node[key.idx]
-                case jax.tree_util.GetAttrKey():
-                    node = getattr(node, key.name)
-                case _:
-                    return None
-    except (AttributeError, IndexError, KeyError, TypeError):
+        for key, index in path:
+            try:
+                node = _at(node, key)
+            except (AttributeError, IndexError, KeyError, TypeError):
+                node = flatten(node)[0][index]
+    except (IndexError, TypeError, ValueError):  # fewer children, or none
         return None
     return node if _is_held_here(node) else None
+
+
+def _at(node: Any, key: Any) -> Any:
+    """Returns the child at ``key`` without going through the others. Raises an error of a look-up if it cannot."""
+    import jax
+
+    match key:
+        case jax.tree_util.DictKey():
+            return node[key.key]
+        case jax.tree_util.SequenceKey():
+            return node[key.idx]
+        case jax.tree_util.GetAttrKey():
+            return getattr(node, key.name)
+    raise KeyError(key)
 
 
 def _compile() -> Any:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gracepoint import trace
+from gracepoint.arguments import check_state, shown
 from gracepoint.errors import AgreementError, Preempted, SettingsError
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
@@ -129,7 +130,7 @@ class Session(OwnLoop):
             SettingsError: The name is taken, or ``restore`` or a sync point was called before.
         """
         if self._began:
-            raise SettingsError(f"host_state({name!r}): must be registered before restore() and step()")
+            raise SettingsError(f"host_state({shown(name)}): must be registered before restore() and step()")
         self._values.register(name, get, set, reshard)
 
     def compile(
@@ -259,7 +260,7 @@ class Session(OwnLoop):
             AgreementError: A periodic save is due, and another process is at another step. The message names both.
             SettingsError: ``step`` is no step's number, or the session is closed.
         """
-        number = self._points.begin_step(step)
+        number = self._points.begin_step(step, state)
         if not self._began:
             self._saves.check_that_nothing_newer_is_there(number)
         self._began = True
@@ -286,6 +287,7 @@ class Session(OwnLoop):
             Preempted: As ``step``.
         """
         self._points.begin(self._coordinator.step)
+        check_state("poll(state)", state)
         self._save_if_agreed(state)
 
     def close(self) -> None:

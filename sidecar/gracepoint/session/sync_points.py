@@ -7,11 +7,11 @@ All of this belongs to the training thread. At the agreed sync point either the 
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from gracepoint import trace
+from gracepoint.arguments import check_state, shown, step_number
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
 from gracepoint.preemption.coordinator import Coordinator
 
@@ -54,13 +54,14 @@ class SyncPoints:
         self.asked: int | None = None
         self.closed = False
 
-    def begin_step(self, step: Any) -> int:
+    def begin_step(self, step: Any, state: Any) -> int:
         """Begins the sync point after a step, and returns the step. Warns once if steps do not grow.
 
         Raises:
-            As ``begin``.
+            As ``begin``. And ``SettingsError`` if ``state`` is none.
         """
         number = self.begin(step)
+        check_state("step(step, state)", state)
         if number <= (before := self._coordinator.step) and self._grows:
             self._grows = False
             log.warning(
@@ -71,7 +72,7 @@ class SyncPoints:
             )
         return number
 
-    def begin(self, step: Any) -> int:
+    def begin(self, step: Any, call: str = "step(step, state)") -> int:
         """Begins a sync point and returns its step.
 
         Raises:
@@ -80,7 +81,7 @@ class SyncPoints:
         """
         if self.closed:
             raise self._preempted or SettingsError("the session is closed: pass no sync points after close()")
-        number = step if type(step) is int and step >= 0 else checked(step)
+        number = step if type(step) is int and step >= 0 else step_number(call, step)
         self._look()
         if self.asked is not None:  # checked here, too: settle's text would be built at every quiet step
             self.settle(f"training went on to step {number}")
@@ -129,10 +130,10 @@ class SyncPoints:
             Preempted: Unless it is a drill.
             SettingsError: The training loop was not told to save this step.
         """
-        if self.asked is None or self.asked != checked(step):
+        if self.asked is None or self.asked != step_number("saved(step)", step):
             found = "nowhere" if self.asked is None else f"at step {self.asked}"
             raise SettingsError(
-                f"saved({step}): expected the step at which reached_preemption() is True, found that {found}"
+                f"saved({shown(step)}): expected the step at which reached_preemption() is True, found that {found}"
             )
         self._on_own_save(max(self._clock() - self._asked_at_s, _LEAST_S), self.asked)
         self.asked = None
@@ -162,18 +163,3 @@ class SyncPoints:
             self._preempted = outcome
             trace.moment("Preempted is raised")
             raise outcome
-
-
-def checked(step: Any) -> int:
-    """Returns the step as a plain ``int``. One of numpy or JAX cannot be written as JSON, and is slow to compare.
-
-    Raises:
-        SettingsError: It is no number of steps.
-    """
-    try:
-        number = operator.index(step)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise SettingsError(f"step(): expected how many steps the state has seen, an integer from 0, found {step!r}")
-    return number

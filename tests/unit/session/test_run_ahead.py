@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.experimental
@@ -107,6 +107,64 @@ def test_a_quiet_step_does_not_go_through_all_leaves() -> None:
     assert Counted.walks == walks
     run_ahead.throttle([Counted(c=jnp.zeros(3))])  # another form is noticed
     assert Counted.walks > walks
+
+
+class Node:
+    """A container of arrays and containers that counts how often one of them is gone through."""
+
+    walks = 0
+
+    def __init__(self, children: Iterable[object]) -> None:
+        self.children = tuple(children)
+
+    def flattened(self) -> tuple[tuple[object, ...], None]:
+        Node.walks += 1
+        return self.children, None
+
+    def with_keys(self) -> tuple[list[tuple[object, object]], None]:
+        return [(jax.tree_util.DictKey(key), child) for key, child in enumerate(self.flattened()[0])], None
+
+
+class Keyless(Node):
+    """Has no keys, as nodes of ``jax.tree_util.register_pytree_node``."""
+
+
+class Closed(Node):
+    """Has keys, and none of them can be looked up."""
+
+
+class Misleading(Node):
+    """Has keys, and what is found there is no child."""
+
+    def __getitem__(self, key: int) -> str:
+        return "no child"
+
+
+jax.tree_util.register_pytree_node(Keyless, Keyless.flattened, lambda _, children: Keyless(children))
+for kind in (Closed, Misleading):
+    jax.tree_util.register_pytree_with_keys(kind, kind.with_keys, lambda _, children, kind=kind: kind(children))
+
+
+@pytest.mark.parametrize("kind", [Keyless, Closed, Misleading])
+def test_a_quiet_step_goes_through_few_nodes_of_any_kind(kind: type[Node]) -> None:
+    def state() -> object:
+        return kind([kind([jnp.zeros(3), jnp.zeros(5)]) for _ in range(50)] + [kind([jnp.zeros(())])])
+
+    run_ahead = RunAhead()
+    run_ahead.throttle(state())
+    states = [state() for _ in range(5)]
+    Node.walks = 0
+    for each in states:
+        run_ahead.throttle(each)
+    assert Node.walks <= 2 * len(states), "the root and the node that has the array"
+
+
+def test_a_state_without_arrays_is_rarely_gone_through() -> None:
+    run_ahead, steps = RunAhead(), 200
+    Node.walks = 0
+    for _ in range(steps):
+        run_ahead.throttle(Keyless([1, 2.5]))
+    assert Node.walks < steps / 10
 
 
 def test_what_is_waited_for_survives_donation() -> None:

@@ -332,6 +332,32 @@ def test_code_that_swallows_preempted_gets_it_again(tmp_path: Path) -> None:
     assert stepped.value is polled.value is preempted
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda session, state: session.step(state, 1), id="step(state, n)"),
+        pytest.param(lambda session, state: session.step(1, 1), id="step(n, n)"),
+        pytest.param(lambda session, state: session.step(1, None), id="step(n, None)"),
+        pytest.param(lambda session, state: session.poll(1), id="poll(n)"),
+        pytest.param(lambda session, state: session.saved(state), id="saved(state)"),
+        pytest.param(lambda session, state: session.reached_preemption(state), id="reached_preemption(state)"),
+        pytest.param(lambda session, state: session.own_save_took(state, 1), id="own_save_took(state)"),
+        pytest.param(lambda session, state: session.restore("/checkpoints"), id="restore(path)"),
+        pytest.param(lambda session, state: session.restore(state, options=state), id="restore(options=state)"),
+        pytest.param(lambda session, state: session.restore(state, from_=state), id="restore(from_=state)"),
+        pytest.param(lambda session, state: session.host_state(print, "name", print), id="host_state(get, name)"),
+        pytest.param(lambda session, state: session.host_state("name", state, state), id="host_state(name, value)"),
+        pytest.param(lambda session, state: session.compile(state, print), id="compile(state, function)"),
+    ],
+)
+def test_an_argument_in_the_place_of_another_is_refused_in_short(tmp_path: Path, call: Callable[..., Any]) -> None:
+    state = {"w": jnp.zeros((100, 100))}
+    with gracepoint.attach(tmp_path) as session:
+        with pytest.raises(SettingsError, match="expected .* found ") as caught:
+            call(session, state)
+        assert len(str(caught.value)) < 200
+
+
 def test_a_closed_session_takes_no_step(tmp_path: Path) -> None:
     session = gracepoint.attach(tmp_path)
     session.close()

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from gracepoint.arguments import shown
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.options import RestoreArgs
 from gracepoint.checkpoint.orbax_objects import is_orbax, restore_args_of
@@ -56,6 +57,6 @@ def check_primary_host(primary_host: int | None) -> None:
     """Raises SettingsError if there is no such process, as nothing would be written then."""
     if primary_host is not None and not 0 <= primary_host < jax.process_count():
         raise SettingsError(
-            f"primary_host is {primary_host!r}; expected one of the process indices 0 to {jax.process_count() - 1}, or "
-            "None where every process has storage of its own"
+            f"primary_host is {shown(primary_host)}; expected one of the process indices 0 to "
+            f"{jax.process_count() - 1}, or None where every process has storage of its own"
         )

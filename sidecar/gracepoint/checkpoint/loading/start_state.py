@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from gracepoint.arguments import check_kind, check_state
 from gracepoint.checkpoint.loading.leaves import donation
 from gracepoint.checkpoint.loading.leaves.leaf_request import ANYWHERE, LeafRequest, as_like
 from gracepoint.checkpoint.loading.replicas.single_replica import check_sharding
@@ -76,6 +77,9 @@ def asked(
         InvalidSharding: No array can be read by one replica for all.
         SettingsError: The arguments contradict each other.
     """
+    if like is not None:
+        check_state("restore(like=...)", like)
+    check_kind("restore(options=...)", options, RestoreOptions)
     if like is None and init is None:
         raise SettingsError("restore(): expected like= (a state, or its form) or init= (makes one), found neither")
     if init is not None and not callable(init):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from gracepoint.arguments import shown
 from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generation, Reader, Value
 from gracepoint.checkpoint.storage.files.posix import POSIX
 from gracepoint.errors import CheckpointRefused, SettingsError
@@ -217,7 +218,9 @@ def storage_path(path: UserPath | StoragePath) -> StoragePath:
     """
     if isinstance(path, StoragePath):
         return path
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise SettingsError(f"expected an absolute path, or a URI as gs://bucket/name, found {shown(path)}")
     scheme, found, _ = text.partition("://")
     if not found:
         local = Path(text)

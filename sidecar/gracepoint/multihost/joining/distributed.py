@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gracepoint import trace
+from gracepoint.arguments import shown
 from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.multihost.coordination.barriers import StoreProcessGroup
 from gracepoint.multihost.coordination.store import JaxStore
@@ -267,7 +268,7 @@ def _integer(name: str, value: int | None) -> int:
     if value is None:
         raise SettingsError(_MISSING.format(name=name))
     if not isinstance(value, int):
-        raise TypeError(f"{name}: expected an integer, found {value!r}")
+        raise TypeError(f"{name}: expected an integer, found {shown(value)}")
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from gracepoint.arguments import shown
 from gracepoint.errors import SettingsError
 
 #: Placeholders in the directory of a policy, which the operator replaces.
@@ -21,7 +22,7 @@ def checked_directory(directory: Any) -> str | None:
         return None
     text = os.fspath(directory) if isinstance(directory, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
-        raise SettingsError(f"attach(directory=...): expected a path or a URI, found {directory!r}")
+        raise SettingsError(f"attach(directory=...): expected a path or a URI, found {shown(directory)}")
     for placeholder in _PLACEHOLDERS:
         if placeholder in text:
             raise SettingsError(
@@ -41,6 +42,6 @@ def check_receiver(receiver: Any) -> None:
     missing = [name for name in ("start", "close") if not callable(getattr(receiver, name, None))]
     if receiver is not None and missing:
         raise SettingsError(
-            f"attach(receiver=...): expected an object with start(mailbox) and close(), found {receiver!r} without "
-            f"{' and '.join(missing)}"
+            f"attach(receiver=...): expected an object with start(mailbox) and close(), found {shown(receiver)} "
+            f"without {' and '.join(missing)}"
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gracepoint import machine
 from gracepoint import trace as tracing
+from gracepoint.arguments import shown
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import join, meet
 from gracepoint.multihost.joining.members import PodNames
@@ -259,7 +260,7 @@ def _options(settings: Settings, given: WriteOptions | None) -> WriteOptions:
     options = DEFAULT_OPTIONS if given is None else given
     if not isinstance(options, WriteOptions):
         raise SettingsError(
-            f"attach(write_options=...): expected gracepoint.checkpoint.WriteOptions(...), found {options!r}"
+            f"attach(write_options=...): expected gracepoint.checkpoint.WriteOptions(...), found {shown(options)}"
         )
     return dataclasses.replace(options, writer=settings.writer) if options.writer is None else options
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Format
 
+from gracepoint.arguments import shown
 from gracepoint.checkpoint.format import pytree, sharding_file
 from gracepoint.checkpoint.format.array_spec import zarr_dtype
 from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreArgs
@@ -151,7 +152,7 @@ def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, a
         restore_type = jax.Array
     if restore_type is not None and restore_type is not wanted.restore_type:
         if restore_type not in (jax.Array, np.ndarray, str) and not is_number(restore_type):
-            raise CheckpointRefused(f"leaf {stored.name!r}: cannot restore into a {restore_type!r}")
+            raise CheckpointRefused(f"leaf {stored.name!r}: cannot restore into {shown(restore_type)}")
         if wanted.key_impl and as_saved and stored.spec is not None:  # the keys' data is restored
             wanted = dataclasses.replace(
                 wanted, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None, sharding=None
@@ -177,7 +178,7 @@ def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, a
     if isinstance(given, Format):
         given, layout = given.sharding, given.layout
     if not isinstance(given, jax.sharding.Sharding | None):
-        raise CheckpointRefused(f"leaf {stored.name!r}: expected a jax.sharding.Sharding, found {given!r}")
+        raise CheckpointRefused(f"leaf {stored.name!r}: expected a jax.sharding.Sharding, found {shown(given)}")
     if args.mesh is not None and args.mesh_axes is not None:
         of_mesh = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
         if given is not None and not _is_equivalent(of_mesh, given, len(wanted.shape)):

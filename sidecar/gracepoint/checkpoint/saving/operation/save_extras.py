@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from gracepoint.arguments import shown
 from gracepoint.checkpoint.format import layout, orbax_metadata
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.handler_registry import ItemHandler
@@ -68,7 +69,7 @@ def check_custom_metadata(custom_metadata: Any) -> None:
         raise CheckpointRefused(f"custom_metadata: expected a dict of JSON values: {error}") from error
     if not comes_back:
         raise CheckpointRefused(
-            f"custom_metadata: expected a dict of JSON values, with strings as keys, found {custom_metadata!r}"
+            f"custom_metadata: expected a dict of JSON values, with strings as keys, found {shown(custom_metadata)}"
         )
 
 
