@@ -19,6 +19,7 @@
         ├── CheckpointCorrupt   the checkpoint is incomplete, damaged, or no checkpoint
         ├── CheckpointTooNew    a newer Gracepoint wrote it, and this version cannot read it
         ├── CheckpointMismatch  it does not fit the tree that it should be restored into
+        │   └── HostStateLost   it was saved in an emergency without a value of the host state
         ├── CheckpointRefused   a leaf cannot be saved, or cannot be restored as the arguments say
         ├── InvalidSharding     one replica cannot read for the others with this sharding
         └── SaveFailed          a save did not become durable
@@ -146,6 +147,10 @@ class CheckpointMismatch(CheckpointError, ValueError):
     """A checkpoint does not fit the tree that it should be restored into."""
 
 
+class HostStateLost(CheckpointMismatch):
+    """A step was saved in an emergency without a value of the host state; says which and why."""
+
+
 class CheckpointRefused(CheckpointError, ValueError):
     """A leaf cannot be saved, or cannot be restored as the arguments say; a ``ValueError`` as in Orbax."""
 
@@ -182,6 +187,7 @@ class Preempted(SystemExit):
 
 # The first that an error is an instance of counts, so the more specific ones come first.
 _WORDS: dict[str, type[CheckpointError]] = {
+    "host state lost": HostStateLost,
     "mismatch": CheckpointMismatch,
     "too new": CheckpointTooNew,
     "invalid sharding": InvalidSharding,

@@ -328,14 +328,29 @@ def test_processes_that_count_steps_differently_save_nothing_and_name_both(start
 
 
 def test_process_that_cannot_save_releases_others_before_the_deadline(start: Start) -> None:
-    processes = start(2, fail_host_state=1, grace_period_s=60.0)
-    all_training(processes, 2)
+    processes = start(2, fail_state=1, grace_period_s=60.0)
+    for process in processes:
+        process.wait_for_line("training 10")
     began = time.monotonic()
     processes[0].signal(signal.SIGTERM)
     results = processes.wait(timeout_s=90)
     assert [r.code for r in results] == [UNSAVED, UNSAVED], processes.output()
-    assert "process 1 reported RuntimeError: the iterator cannot tell where it is" in results[0].output
+    assert "process 1 reported CheckpointRefused: state['bad']" in results[0].output
     assert all(r.ended_at - began < 15 for r in results)
+
+
+def test_process_whose_host_state_fails_saves_the_rest_and_all_say_so(start: Start) -> None:
+    processes = start(2, fail_host_state=1, grace_period_s=60.0)
+    for process in processes:
+        process.wait_for_line("training 10")
+    processes[0].signal(signal.SIGTERM)
+    results = processes.wait(timeout_s=90)
+    assert [r.code for r in results] == [SAVED, SAVED], processes.output()
+    lost = "process 1 WITHOUT host_state 'data' (RuntimeError: the iterator cannot tell where it is)"
+    assert all(lost in result.output for result in results), processes.output()
+    again = start(2)
+    for result in again.wait(timeout_s=90):
+        assert re.search(r"HostStateLost: .*without host_state 'data' of process 1", result.output), again.output()
 
 
 def test_user_error_is_not_masked_and_releases_others_before_the_deadline(start: Start) -> None:

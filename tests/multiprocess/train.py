@@ -25,7 +25,8 @@ OPTIONS = {
     "stall": None,  # [process, step, seconds]: the host is stuck there
     "kill_self_in_freeze": None,  # a process that dies when it is held for the first time
     "fail": None,  # [process, step]: user code raises there
-    "fail_host_state": None,  # process whose host state cannot be had
+    "fail_host_state": None,  # process whose host state cannot be had from its fifth step on
+    "fail_state": None,  # process whose state cannot be saved from its fifth step on
     "step_offset": None,  # process that counts its steps wrongly
     "with": False,  # as a context manager
     "sync_every": 1,  # sync points at every k-th step
@@ -78,7 +79,7 @@ def main() -> None:
     data = {"position": 0}
 
     def get_data() -> dict[str, int]:
-        if OPTIONS["fail_host_state"] == me:
+        if OPTIONS["fail_host_state"] == me and data["position"] > 4:
             raise RuntimeError("the iterator cannot tell where it is")
         return dict(data, process=me)
 
@@ -102,7 +103,8 @@ def main() -> None:
             misbehave(me, step)
             time.sleep(OPTIONS["pace_s"])
             if step % OPTIONS["sync_every"] == 0:
-                session.step(step + (1 if OPTIONS["step_offset"] == me else 0), state)
+                broken = {"bad": object()} if OPTIONS["fail_state"] == me and step > 4 else {}
+                session.step(step + (1 if OPTIONS["step_offset"] == me else 0), state | broken)
             if OPTIONS["evaluate_every"] and step % OPTIONS["evaluate_every"] == 0:
                 evaluate()
             if step % 10 == 0 or OPTIONS["pace_s"] > 0.3:

@@ -27,7 +27,8 @@ def save(
 
     Args:
         path: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
-        tree: Arrays, numbers, strings, and leaves that ``handlers`` are for.
+        tree: Arrays, numbers, strings, and leaves that ``handlers`` are for. Functions among its leaves are not saved:
+            a restore takes them from ``like``.
         force: Whether to replace a checkpoint that exists at ``path``. It stays until the new one is durable.
         save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
         custom_metadata: JSON values, by name, that ``AsyncCheckpointer.metadata`` returns. None: there are none.

@@ -183,6 +183,12 @@ class Coordinator:
         """Returns the seconds that are left for work, as ``TimeBudget``."""
         return self._budget.time_left_s()
 
+    def time_to_spare_s(self) -> float:
+        """Returns the seconds that are left beside what the save is predicted to take; of little time, a half."""
+        left_s, figures = max(0.0, self._budget.time_left_s()), self._forecaster.figures()
+        needed_s = left_s if figures is None else self._forecaster.margin * figures.save_s
+        return max(left_s - needed_s, left_s / 2)
+
     def doubt(self) -> str:
         """Returns why there is probably no time to save the current step. Empty if nothing says so."""
         return self._budget.doubt(drained=False)

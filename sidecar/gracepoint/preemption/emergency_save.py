@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import Choice, NewestSnapshot, Plan, Situation, SnapshotState, merged, must_choose, plan
-from gracepoint.errors import BarrierError, Preempted
+from gracepoint.errors import BarrierError, HostStateLost, Preempted
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.outcome import Outcome
-from gracepoint.preemption.reporting.progress import summary
+from gracepoint.preemption.reporting.progress import lacking, summary
 from gracepoint.preemption.reporting.reporter import Reporter
 from gracepoint.preemption.time_budget import TimeBudget
 from gracepoint.process_group import ProcessGroup
@@ -129,7 +129,8 @@ class EmergencySave:
         Args:
             step: This process's step.
             state: The train state of that step. The devices may still be computing it.
-            host_state: Returns the per-process state that is not in ``state``.
+            host_state: Returns the per-process state that is not in ``state``. A ``HostStateLost`` stands for a value
+                that cannot be had: the step is saved without it, and the report says so.
 
         Returns:
             What to raise. None after a drill.
@@ -144,6 +145,7 @@ class EmergencySave:
                 if chosen.choice is Choice.CANCEL_AND_SAVE:
                     saver.stop(chosen.reason)
                 values = self._drain(step, state, host_state)
+                epoch.stages.without = _lost(values)
                 epoch.stages.mark("drained")
                 epoch.report(Phase.DRAINED, step=step)
                 deadline, note = self._budget.deadline(), epoch.note()
@@ -217,44 +219,51 @@ class EmergencySave:
         epoch = self._outcome.epoch
         epoch.succeeded()
         self._outcome.exit_with(self._code)
-        spare_s, lost = round(self._mailbox.remaining_s(), 3), current - step
+        spare_s, steps_lost = round(self._mailbox.remaining_s(), 3), current - step
         when = f"{abs(spare_s):.1f} s {'before' if spare_s >= 0 else 'after'} the deadline"
         reason = f"{'drill: ' if epoch.drill else ''}step {step} is committed, {when}"
-        if lost > 0 and epoch.plan is not None:
+        if steps_lost > 0 and epoch.plan is not None:
             reason = f"{reason}, in place of step {current}: {epoch.plan.reason}"
         if spare_s < 0:
             reason = epoch.with_doubt(reason)
         # The commit proves that the step is written and durable in all processes. Until then each knew only of itself.
-        stages = self._gathered()
+        stages, without = self._gathered()
+        if without:
+            reason = f"{reason}; {without}"
         epoch.report(Phase.WRITTEN, step=step, bytes=written_bytes, stages=stages)
         epoch.report(Phase.DURABLE, stages=stages)
-        end = Phase.PROMOTED if lost > 0 else Phase.COMMITTED
-        epoch.report(end, steps_lost=lost, seconds_to_spare=spare_s, stages=stages, message=reason)
+        end = Phase.PROMOTED if steps_lost > 0 else Phase.COMMITTED
+        epoch.report(end, steps_lost=steps_lost, seconds_to_spare=spare_s, stages=stages, message=reason)
         log.warning(
-            "preempted saved=True drill=%s step=%d steps_lost=%d seconds_to_spare=%.1f",
+            "preempted saved=True drill=%s step=%d steps_lost=%d seconds_to_spare=%.1f%s",
             epoch.drill,
             step,
-            lost,
+            steps_lost,
             spare_s,
+            f" {without}" if without else "",
         )
         if epoch.drill:
             return None
         self._reporter.flush(min(_FLUSH_S, max(0.0, self._budget.time_left_s())))
-        return Preempted(self._code, saved=True, step=step, reason=reason, steps_lost=lost)
+        return Preempted(self._code, saved=True, step=step, reason=reason, steps_lost=steps_lost)
 
-    def _gathered(self) -> dict[str, Any]:
-        """Returns the stages over some processes, or this process's alone if a peer is gone: the save is committed."""
+    def _gathered(self) -> tuple[dict[str, Any], str]:
+        """Returns the stages over some processes, and what their parts lack, in words.
+
+        Of this process alone if a peer is gone: the save is committed.
+        """
         own = self._outcome.epoch.stages
         count = self._group.process_count
         some = range(0, count, -(-count // _STAGES_OF))
         if self._group.process_index not in some:
-            return own.own()
+            return own.own(), own.without
         wait_s = min(_GATHER_S, self._budget.deadline().remaining_s())
         try:
-            return summary(self._group.gather(self._key("stages"), own.to_json(), timeout_s=wait_s, processes=some))
+            found = self._group.gather(self._key("stages"), own.to_json(), timeout_s=wait_s, processes=some)
         except BarrierError as error:
             log.warning("stages of this process only error=%s", error)
-            return own.own()
+            return own.own(), own.without
+        return summary(found), lacking(found, some)
 
     @contextlib.contextmanager
     def _waiting_at(self, key: str) -> Iterator[Deadline]:
@@ -283,6 +292,12 @@ class EmergencySave:
 
     def _key(self, what: str) -> str:
         return f"epoch/{self._outcome.epoch.number}/{what}"
+
+
+def _lost(values: Mapping[str, Any]) -> str:
+    """Returns which values of the host state are lost, in words. Empty if none is."""
+    lost = [f"{name!r} ({value})" for name, value in values.items() if isinstance(value, HostStateLost)]
+    return f"WITHOUT host_state {', '.join(lost)}" if lost else ""
 
 
 def _merged(situations: list[str]) -> str:

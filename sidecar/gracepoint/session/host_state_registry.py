@@ -1,20 +1,31 @@
 """Per-process state that is not in the train state, such as a data iterator or a host's RNG.
 
-Belongs to the training thread.
+Belongs to the training thread. In an emergency each value is asked for in a thread of its own ("gracepoint: host_state
+NAME", daemon), so that one that hangs does not cost the train state. The thread ends with the user's function; if that
+comes too late, nobody waits for it any more. A function that raises there is asked again in the training thread: some
+libraries' objects belong to the thread that made them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import queue
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gracepoint.arguments import shown
 from gracepoint.elastic import ElasticData, same_in_all
-from gracepoint.errors import CheckpointMismatch, SettingsError
+from gracepoint.errors import CheckpointMismatch, HostStateLost, SettingsError
 
 log = logging.getLogger(__name__)
+
+#: A function that raises within so many seconds is asked once more, in the training thread.
+_QUICKLY_S = 1.0
+#: A function that takes longer is named at the first step.
+_SLOW_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +33,7 @@ class _Value:
     get: Callable[[], Any]
     set: Callable[[Any], None]
     reshard: Callable[..., Any] | None
+    missing: Callable[[int], None] | None = None
 
 
 class DataIterator(Protocol):
@@ -51,11 +63,12 @@ class HostStates:
         get: Callable[[], Any],
         set: Callable[[Any], None],
         reshard: Callable[..., Any] | None,
+        missing: Callable[[int], None] | None = None,
     ) -> None:
         """Registers an item, as ``Session.host_state``.
 
         Raises:
-            SettingsError: The name is taken, or ``get`` or ``set`` is no function.
+            SettingsError: The name is taken or no text, or one of the others is no function.
         """
         if not isinstance(name, str):
             raise SettingsError(f"host_state(name, get, set): expected a name, found {shown(name)}")
@@ -66,7 +79,10 @@ class HostStates:
                 f"host_state({name!r}): expected functions that get and set the value, found {shown(get)} and "
                 f"{shown(set)}"
             )
-        self._values[name] = _Value(get, set, reshard)
+        for what, function in (("reshard", reshard), ("missing", missing)):
+            if function is not None and not callable(function):
+                raise SettingsError(f"host_state({name!r}, {what}=...): expected a function, found {shown(function)}")
+        self._values[name] = _Value(get, set, reshard, missing)
 
     def register_iterator(self, iterator: DataIterator) -> None:
         """Registers a data iterator, as ``Session.restore``.
@@ -83,11 +99,52 @@ class HostStates:
         self._iterator = iterator
 
     def get(self) -> dict[str, Any]:
-        """Returns the current values."""
-        return {name: value.get() for name, value in self._values.items()}
+        """Returns the current values.
+
+        Raises:
+            Exception: What a registered function raises; a note names the item.
+        """
+        return {name: self._get(name, value.get) for name, value in self._values.items()}
+
+    def get_first(self) -> dict[str, Any]:
+        """As ``get``, at the first step. Warns of functions that are slow: a preemption does not wait long."""
+        found = {}
+        for name, value in self._values.items():
+            began_s = time.monotonic()
+            found[name] = self._get(name, value.get)
+            if (took_s := time.monotonic() - began_s) > _SLOW_S:
+                log.warning("host_state is slow, and training waits for it at each save name=%s s=%.1f", name, took_s)
+        return found
+
+    def get_in_time(self, limit_s: float) -> dict[str, Any]:
+        """Returns the current values in an emergency, encoded. Never raises.
+
+        Args:
+            limit_s: Seconds for all of them. Each may take half of what those before it have left, the last all of it.
+
+        Returns:
+            The values by name. In place of one that cannot be had or saved, a ``HostStateLost`` that says why.
+        """
+        until_s, found = time.monotonic() + limit_s, dict[str, Any]()
+        for place, (name, value) in enumerate(self._values.items()):
+            left_s = max(0.0, until_s - time.monotonic()) / (1 if place == len(self._values) - 1 else 2)
+            found[name] = answer = _asked(name, value.get, left_s)
+            if isinstance(answer, HostStateLost):
+                log.error("the step is saved without a host_state name=%s reason=%s", name, answer)
+        return found
+
+    @staticmethod
+    def _get(name: str, get: Callable[[], Any]) -> Any:
+        try:
+            return get()
+        except Exception as error:
+            error.add_note(f"host_state({name!r}, ...): the function that gets the value raised this")
+            raise
 
     def set(self, restored: Mapping[str, Any], step: int) -> None:
         """Passes the restored values to the registered functions.
+
+        A value that is lost was registered with ``missing``, which is called in place of ``set``.
 
         Raises:
             CheckpointMismatch: The checkpoint lacks a registered name.
@@ -101,7 +158,13 @@ class HostStates:
         for name in sorted(restored.keys() - self._values.keys()):
             log.warning("a host_state of the checkpoint is not registered and was dropped name=%s", name)
         for name, value in self._values.items():
-            value.set(restored[name])
+            if not isinstance(lost := restored[name], HostStateLost):
+                value.set(restored[name])
+            elif value.missing is not None:
+                log.error("step %d was saved without host_state %r (%s): missing= is called", step, name, lost)
+                value.missing(step)
+            else:
+                raise lost
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -110,9 +173,39 @@ class HostStates:
         return (said,) if said else ()
 
     @property
+    def required(self) -> frozenset[str]:
+        """The names without which training does not go on."""
+        return frozenset(name for name, value in self._values.items() if value.missing is None)
+
+    @property
     def reshard(self) -> dict[str, Callable[..., Any]]:
         """The functions that convert values to another number of processes, by name."""
         return {name: value.reshard for name, value in self._values.items() if value.reshard is not None}
+
+
+def _asked(name: str, get: Callable[[], Any], limit_s: float) -> Any:
+    """Returns a value, encoded, or a ``HostStateLost``."""
+    from gracepoint.checkpoint.format import host_state
+
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> Any:
+        try:
+            return host_state.encoded(name, get())
+        except BaseException as error:  # noqa: BLE001 - the train state is saved whatever the user's function does
+            return error
+
+    began_s = time.monotonic()
+    try:
+        threading.Thread(target=lambda: answers.put(ask()), name=f"gracepoint: host_state {name}", daemon=True).start()
+        answer = answers.get(timeout=limit_s)
+    except RuntimeError:  # the system has no more threads
+        answer = ask()
+    except queue.Empty:
+        return HostStateLost(f"the function that gets it did not return within {limit_s:.1f} s")
+    if isinstance(answer, BaseException) and time.monotonic() - began_s < _QUICKLY_S:
+        answer = ask()
+    return HostStateLost(f"{type(answer).__name__}: {answer}") if isinstance(answer, BaseException) else answer
 
 
 def _iterator_state(states: Sequence[Any], process_index: int, process_count: int) -> Any:

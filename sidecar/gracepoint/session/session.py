@@ -115,23 +115,29 @@ class Session(OwnLoop):
         get: Callable[[], Any],
         set: Callable[[Any], None],
         reshard: Callable[[Sequence[Any], int, int], Any] | None = None,
+        missing: Callable[[int], None] | None = None,
     ) -> None:
         """Registers per-process state that is not in the train state, such as a data iterator or a host's RNG.
 
         Args:
             name: The item's name in the checkpoint.
-            get: Returns the current value: JSON values, numpy arrays, bytes. Called at each save.
+            get: Returns the current value: JSON values, numpy arrays, bytes, JAX keys, tuples, dicts with any keys,
+                sets. Called at the first step and at each save. If it fails or takes long when a preemption saves, the
+                step is saved without this value.
             set: Takes such a value. Called by ``restore``.
             reshard: Returns this process's value, given the values of all processes that saved, this process's index
                 and the number of processes now. Called if the checkpoint was saved by another number of processes.
                 None: such a checkpoint is not restored.
+            missing: Called by ``restore`` in place of ``set``, with the step, if a preemption saved the step without
+                this value. None: ``restore`` raises ``HostStateLost`` then.
 
         Raises:
-            SettingsError: The name is taken, or ``restore`` or a sync point was called before.
+            SettingsError: The name is taken, an argument is no function, or ``restore`` or a sync point was called
+                before.
         """
         if self._began:
             raise SettingsError(f"host_state({shown(name)}): must be registered before restore() and step()")
-        self._values.register(name, get, set, reshard)
+        self._values.register(name, get, set, reshard, missing)
 
     def compile(
         self,
@@ -182,15 +188,17 @@ class Session(OwnLoop):
 
         ``restored`` says afterwards where the state came from.
 
-        The devices never hold two states: ``init`` is called only if there is no checkpoint, and the arrays of
-        ``like`` are deleted before the arrays that replace them are read.
+        The devices never hold two states: a compiled ``init`` is called only if there is no checkpoint, and the arrays
+        of ``like`` are deleted before the arrays that replace them are read.
 
         Args:
             like: A train state with the tree, shapes, dtypes and shardings of the result. Its leaves may be
                 ``jax.ShapeDtypeStruct`` with a sharding. If a checkpoint is restored, the arrays of ``like`` are
                 deleted, so they must not be used elsewhere. None: the result is like the state that ``init`` returns.
-            init: Returns the state of step 0. Without ``like`` it is a function compiled with ``out_shardings``, as
-                ``jax.eval_shape`` must return the shardings.
+            init: Returns the state of step 0. Without ``like`` and with several devices it is a function compiled with
+                ``out_shardings``, as ``jax.eval_shape`` must return the shardings. With one device it may be any
+                function; one that is not compiled is called at each start, and its arrays are dropped before a
+                checkpoint is read.
             from_: Where the state of step 0 comes from if this job has no checkpoint yet: a directory of steps, or the
                 folder of one step, that another run wrote. It is only read, and may be read-only. The step count begins
                 at 0, and host state is not taken over. None: the state of step 0 is ``init()`` or ``like``.
@@ -212,6 +220,9 @@ class Session(OwnLoop):
         Raises:
             CheckpointError: A checkpoint cannot be read, or does not fit. A note on the error says whether the arrays
                 of ``like`` are deleted.
+            CheckpointRefused: ``init`` made a leaf that cannot be saved.
+            HostStateLost: The step was saved in an emergency without a host state that is registered without
+                ``missing``.
             CheckpointNotFound: There is no checkpoint, ``like`` has no values, and there is no ``init``. Or there is no
                 checkpoint of this job, and none at ``from_``.
             InvalidSharding: With these shardings one replica cannot read any array for all.
@@ -230,6 +241,7 @@ class Session(OwnLoop):
                 restore_args=asked.restore_args,
                 options=asked.options,
                 reshard=self._values.reshard,
+                required=self._values.required,
                 base=from_,
                 same_devices=True,
             )
@@ -257,6 +269,7 @@ class Session(OwnLoop):
                 all processes, at the same step.
             CheckpointError: This is the first step, ``restore`` was not called, and the directory has a step that is as
                 new or newer. Or another job has taken the directory over.
+            CheckpointRefused: The state or a host state cannot be saved; names the leaf. Found at the first step.
             AgreementError: A periodic save is due, and another process is at another step. The message names both.
             SettingsError: ``step`` is no step's number, or the session is closed.
         """
@@ -269,7 +282,9 @@ class Session(OwnLoop):
         self._forecaster.passed()
         self._save_if_agreed(state)
         if not self._forecaster.prepared:
-            total_bytes = self._checkpointer.prepare(state, in_background=self._checkpointer.save_interval.periodic)
+            total_bytes = self._checkpointer.prepare(
+                state, in_background=self._checkpointer.save_interval.periodic, host_state=self._values.get_first
+            )
             self._forecaster.prepare(total_bytes)
             self._coordinator.reporter.resumption(self._saves.restored_step, training=True)
             self._trains()
@@ -342,7 +357,7 @@ class Session(OwnLoop):
     def _save_if_agreed(self, state: Any) -> None:
         if self._points.arrive():
             self._run_ahead.forget()
-            self._points.save(state, self._values.get)
+            self._points.save(state, lambda: self._values.get_in_time(self._coordinator.time_to_spare_s()))
 
     # The end of the session.
 

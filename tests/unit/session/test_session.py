@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,15 @@ from gracepoint.checkpoint.saving.save_interval import SaveInterval
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointError, CheckpointMismatch, Preempted, SaveFailed, SettingsError
+from gracepoint.errors import (
+    CheckpointError,
+    CheckpointMismatch,
+    CheckpointRefused,
+    HostStateLost,
+    Preempted,
+    SaveFailed,
+    SettingsError,
+)
 from gracepoint.multihost.joining import distributed
 from gracepoint.multihost.preemption_hook import reached_preemption_hook
 from gracepoint.preemption import forecast
@@ -244,15 +253,143 @@ def test_a_host_state_is_registered_once_and_in_time(tmp_path: Path) -> None:
             session.host_state("more", lambda: 1, lambda value: None)
 
 
-def test_emergency_that_cannot_save_leaves_with_unsaved_code_and_reason(tmp_path: Path) -> None:
+def _fail_to_write(*arguments: Any, **keywords: Any) -> Any:
+    raise OSError("disk full")
+
+
+def test_emergency_that_cannot_save_leaves_with_unsaved_code_and_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = gracepoint.attach(tmp_path / "steps", unsaved_exit_code=99)
-    session.host_state("bad", object, lambda value: None)  # the getter returns what cannot be saved
     session.step(1, state_of(1))
+    monkeypatch.setattr(ChunkWriter, "write", _fail_to_write)
     os.kill(os.getpid(), signal.SIGTERM)
     preempted = train_until_preempted(session, first=2)
     assert (preempted.code, preempted.saved) == (99, False)
-    assert "host_state['bad']" in preempted.reason
+    assert "disk full" in preempted.reason
     assert preempted.__cause__ is not None
+
+
+def _broken_get() -> Any:
+    raise RuntimeError("the loader is closed")
+
+
+@pytest.mark.parametrize(
+    ("get", "message"),
+    [
+        pytest.param(object, r"host_state\['bad'\]: cannot save a value of type object", id="type"),
+        pytest.param(lambda: {"at": Path("x")}, r"host_state\['bad'\]\['at'\]: cannot save .* PosixPath", id="path"),
+        pytest.param(lambda: np.ma.masked_array([1], [True]), r"host_state\['bad'\].*\.mask", id="mask"),
+        pytest.param(_broken_get, "the loader is closed", id="raises"),
+    ],
+)
+def test_a_host_state_that_cannot_be_saved_is_found_at_the_first_step(
+    tmp_path: Path, get: Callable[[], Any], message: str
+) -> None:
+    with gracepoint.attach(tmp_path) as session:
+        session.host_state("bad", get, lambda value: None)
+        session.restore(like=state_of(0))
+        with pytest.raises((CheckpointRefused, RuntimeError), match=message):
+            session.step(1, state_of(1))
+
+
+_slow_may_end = threading.Event()
+
+
+def _slow() -> Any:
+    return _slow_may_end.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("get", "why"),
+    [
+        pytest.param(_broken_get, "RuntimeError: the loader is closed", id="raises"),
+        pytest.param(object, "cannot save a value of type object", id="type"),
+        pytest.param(_slow, "did not return within", id="too slow"),
+        pytest.param(lambda: sys.exit(3), "SystemExit: 3", id="exits"),
+    ],
+)
+def test_a_preemption_saves_the_state_without_a_host_state_that_fails_and_the_restore_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, get: Callable[[], Any], why: str
+) -> None:
+    fails = False
+    session = gracepoint.attach(tmp_path, grace_period_s=6.0)
+    session.host_state("data", lambda: get() if fails else 1, lambda value: None)
+    session.host_state("rng", lambda: (7,), lambda value: None)
+    session.restore(like=state_of(0))
+    session.step(1, state_of(1))
+    fails = True
+    os.kill(os.getpid(), signal.SIGTERM)
+    preempted = train_until_preempted(session, first=2)
+    assert (preempted.code, preempted.saved) == (77, True)
+    assert "WITHOUT host_state 'data'" in preempted.reason
+    assert why in preempted.reason
+    assert "the step is saved without a host_state name=data" in caplog.text
+    _slow_may_end.set()
+    metadata = json.loads((tmp_path / str(preempted.step) / "host_state" / "metadata").read_text())
+    assert why in metadata["lost_in_process_0"]["data"]
+    _the_process_would_have_ended(session)
+
+    rng: list[Any] = []
+    with gracepoint.attach(tmp_path) as again:
+        again.host_state("data", lambda: 1, lambda value: None)
+        again.host_state("rng", lambda: (7,), rng.append)
+        with pytest.raises(HostStateLost, match=r"without host_state 'data' .*missing=\.\.\."):
+            again.restore(like=state_of(0))
+    began_at: list[int] = []
+    with gracepoint.attach(tmp_path) as again:
+        again.host_state("data", lambda: 1, lambda value: None, missing=began_at.append)
+        again.host_state("rng", lambda: (7,), rng.append)
+        state, step = again.restore(like=state_of(0))
+    assert (step, began_at, rng) == (preempted.step, [preempted.step], [(7,)])
+    assert (state["w"] == preempted.step).all()
+
+
+def test_a_host_state_that_belongs_to_the_training_thread_is_saved(tmp_path: Path) -> None:
+    owner = threading.current_thread()
+
+    def get() -> int:
+        if threading.current_thread() is not owner:
+            raise RuntimeError("made in another thread")
+        return 5
+
+    session = gracepoint.attach(tmp_path)
+    session.host_state("data", get, lambda value: None)
+    session.step(1, state_of(1))
+    os.kill(os.getpid(), signal.SIGTERM)
+    preempted = train_until_preempted(session, first=2)
+    assert preempted.saved
+    assert "WITHOUT" not in preempted.reason
+
+
+def test_static_fields_that_have_no_equality_do_not_keep_a_preemption_from_saving(tmp_path: Path) -> None:
+    def state(step: int) -> Any:
+        return jax.tree_util.Partial(_Static(np.arange(3)), state_of(step))
+
+    session = gracepoint.attach(tmp_path)
+    session.restore(like=state(0))
+    session.step(1, state(1))
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Preempted) as caught:  # noqa: PT012
+        for step in _count(2):
+            session.step(step, state(step))
+    assert caught.value.saved
+
+
+class _Static:
+    """A function with an array: it is equal to nothing, and comparing it raises as numpy does."""
+
+    def __init__(self, vocabulary: Any) -> None:
+        self.vocabulary = vocabulary
+
+    def __call__(self) -> None:
+        """Is never called."""
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.vocabulary == other.vocabulary) if isinstance(other, _Static) else False
+
+    def __hash__(self) -> int:
+        return 1
 
 
 def _break_collective(self: RunAhead, state: object, limit: int) -> None:
@@ -489,15 +626,15 @@ def test_a_drill_saves_and_training_goes_on(
 
 
 def test_a_drill_that_cannot_save_fails_and_training_goes_on(
-    tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(ChunkWriter, "write", _fail_to_write)
     with gracepoint.attach(tmp_path, receiver=notices) as session:
-        session.host_state("bad", object, lambda value: None)
         notices.post("drill-1", drill=True)
         step = train_slowly(session, until=lambda: "phase=Failed preemption=drill-1" in caplog.text)
         session.step(step + 1, state_of(step + 1))
-    assert "host_state['bad']" in caplog.text
+    assert "disk full" in caplog.text
 
 
 def test_loop_with_own_saves_gets_the_stop_and_ends_with_saved(
@@ -691,10 +828,7 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     until(lambda: (tmp_path / str(step)).is_dir(), "the save")
     write = ChunkWriter.write
 
-    def fail(*arguments: Any, **keywords: Any) -> Any:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(ChunkWriter, "write", fail)
+    monkeypatch.setattr(ChunkWriter, "write", _fail_to_write)
     session.step(step + 1, state_of(step + 1))  # its save fails in the background
     notices.post(remaining_s=3600.0)
     until(lambda: coordinators[-1].noticed, "the notice")
@@ -711,8 +845,8 @@ def test_impossible_deadline_is_reported_at_the_start_and_the_end(
 ) -> None:
     caplog.set_level(logging.INFO)
     session = gracepoint.attach(tmp_path, receiver=notices)
-    session.host_state("bad", object, lambda value: None)
     train_slowly(session, until=lambda: "forecast state_bytes=" in caplog.text)
+    monkeypatch.setattr(ChunkWriter, "write", _fail_to_write)
     hour = Figures(state_bytes=1, step_s=10.0, wait_s=10.0, drain_s=30.0, save_s=3600.0)
     monkeypatch.setattr(forecast, "figures", lambda *arguments: hour)
     notices.post(remaining_s=5.0)

@@ -171,7 +171,14 @@ class StepCheckpointer(BackgroundView):
                 logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
         self.save_interval.hasten()
 
-    def prepare(self, state: Any, *, in_background: bool = True, save_args: Any = None) -> int:
+    def prepare(
+        self,
+        state: Any,
+        *,
+        in_background: bool = True,
+        save_args: Any = None,
+        host_state: Callable[[], Mapping[str, Any]] = dict,
+    ) -> int:
         """Does in advance what would take too long in an emergency.
 
         Plans the saves, reserves and touches memory, and warms the writer.
@@ -180,18 +187,21 @@ class StepCheckpointer(BackgroundView):
             state: A state of the form that will be saved.
             in_background: Whether there will be background saves, which need memory for a snapshot.
             save_args: The argument that these saves will get. None: no arguments.
+            host_state: Returns this process's values by name, which are only checked. All processes have these names.
 
         Returns:
             Bytes of the state over all processes.
 
         Raises:
-            CheckpointError: The state cannot be saved, or is not the same in all processes; names the leaf. Or there
-                is no memory for snapshots.
+            CheckpointError: The state or the host state cannot be saved, or is not the same in all processes; names the
+                leaf. Or there is no memory for snapshots.
             OSError: The directory cannot be written to.
             BarrierError: Another process did not come in time, or has failed.
         """
         self.throughput.read()
-        total_bytes = self.executor.planner.prepare(state, in_background=in_background, save_args=save_args)
+        total_bytes = self.executor.planner.prepare(
+            state, in_background=in_background, save_args=save_args, host_state=host_state
+        )
         self.executor.warm(self._paths)
         return total_bytes
 

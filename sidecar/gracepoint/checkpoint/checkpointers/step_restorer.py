@@ -6,7 +6,7 @@ The thread that owns the checkpointer makes all calls. All processes make the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gracepoint.checkpoint.format.layout import Layout
@@ -83,6 +83,7 @@ class StepRestorer:
         restore_args: Any = None,
         options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
         reshard: Mapping[str, Reshard] | None = None,
+        required: Collection[str] = (),
         items: ItemsRequest = NO_ITEMS,
         tidy: bool = True,
         base: UserPath | None = None,
@@ -101,6 +102,7 @@ class StepRestorer:
             restore_args: See ``read_tree``.
             options: See ``RestoreOptions``.
             reshard: See ``restore_newest``.
+            required: See ``restore_newest``.
             items: The items to restore beside the state.
             tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
                 may use the directory.
@@ -138,6 +140,7 @@ class StepRestorer:
                 restore_args=restore_args,
                 options=options.with_handlers(self._handlers),
                 reshard=reshard,
+                required=required,
                 only=step,
                 items=items,
                 base=None if base is None else storage_path(base),

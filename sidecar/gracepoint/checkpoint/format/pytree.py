@@ -3,16 +3,22 @@
 The name of a leaf is its keys joined by dots (``params.w``). It is also the name of its folder below ``default/``. As
 in Orbax there are only two kinds of containers: mappings (dict, dataclass, namedtuple), whose keys are names, and
 sequences (list, tuple), whose keys are positions. Empty containers and None have a name and no data.
+
+A function is code and no data: an activation of an Equinox module, say. It has the place of a None in the checkpoint,
+and a restore takes it from ``like``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.numpy import ufunc
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, zarr_dtype
@@ -31,6 +37,8 @@ _VALUE_TYPES: Mapping[Kind, str] = {
 STRING = "string"
 SEQUENCE, MAPPING = 1, 2
 _MAX_NAME_BYTES = 255  # of one part of a path, on common file systems
+# What JAX makes of functions (jit, custom_jvp, ...) has the function as ``__wrapped__``.
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type, np.ufunc, ufunc)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Leaf:
             leaf, the value itself. None if the leaf is empty, or if only its form is kept.
         path: JAX's key path.
         is_handled: True if a type handler saves the leaf.
+        is_code: True if the leaf is a function, which is not saved.
     """
 
     name: str
@@ -56,10 +65,11 @@ class Leaf:
     data: Any = None
     path: tuple[Any, ...] = ()
     is_handled: bool = False
+    is_code: bool = False
 
     @property
     def is_empty(self) -> bool:
-        """True if the leaf is None or an empty container."""
+        """True if the leaf has no data: None, an empty container, or a function."""
         return self.spec is None and self.value_type != STRING and not self.is_handled
 
     @property
@@ -149,20 +159,23 @@ def leaf_of(path: Sequence[Any], value: Any, handlers: HandlerRegistry | None = 
     elif isinstance(value, jax.Array):
         kind = "array"
     elif isinstance(value, np.ndarray):
+        check_plain(where, value)
         kind = "numpy"
-    elif isinstance(value, np.generic | bool | int | float):
+    elif isinstance(value, np.generic | bool | int | float | complex) and not isinstance(value, np.str_):
         kind, data = "scalar", np.asarray(value)
     elif isinstance(value, str):
         return Leaf(name, keys, STRING, None, value, tuple(path))
     elif handlers is not None and value is not None and handlers.has(type(value)):
         handler = handlers.get(type(value))
         return Leaf(name, keys, handler.typestr, None, value, tuple(path), is_handled=True)
+    elif path and is_code(value):
+        return Leaf(name, keys, _empty_value_type(None), None, path=tuple(path), is_code=True)
     elif not jax.tree_util.tree_leaves(value):
         return Leaf(name, keys, _empty_value_type(value), None)
     else:
         raise CheckpointRefused(
             f"{where}: cannot save a value of type {type(value).__qualname__}; expected a jax.Array, numpy array, "
-            "number or string, or a type that handlers= has (per-process values belong into the host state)"
+            "number, string or function, or a type that handlers= has (per-process values belong into the host state)"
         )
     dtype = zarr_dtype(np.dtype(data.dtype))
     if dtype is None:
@@ -173,6 +186,29 @@ def leaf_of(path: Sequence[Any], value: Any, handlers: HandlerRegistry | None = 
     shape = tuple(data.shape)
     spec = ArraySpec(name, kind, shape, dtype, _chunk_shape(where, data, shape), key_impl)
     return Leaf(name, keys, _VALUE_TYPES[kind], spec, data, tuple(path))
+
+
+def is_code(value: Any) -> bool:
+    """Returns whether a leaf is a function or a class. Other objects that can be called may hold values."""
+    if isinstance(value, functools.partial):
+        bound = jax.tree_util.tree_leaves((value.args, value.keywords))
+        return is_code(value.func) and not any(isinstance(each, jax.Array | np.ndarray) for each in bound)
+    return isinstance(value, _CODE) or (callable(value) and is_code(getattr(value, "__wrapped__", None)))
+
+
+def check_plain(where: str, value: np.ndarray[Any, Any]) -> None:
+    """Raises CheckpointRefused for a numpy array that is more than its values: masked, with units, a matrix.
+
+    ``where`` names the leaf.
+    """
+    kind = type(value)
+    if kind is np.ndarray or kind is np.memmap or kind.__module__.startswith("jax."):  # a constant of JAX's
+        return
+    what = "its .data and its .mask, as two leaves" if isinstance(value, np.ma.MaskedArray) else "np.asarray() of it"
+    raise CheckpointRefused(
+        f"{where}: expected a plain numpy array, found a {kind.__qualname__}, which would come back as a plain one: "
+        f"save {what}"
+    )
 
 
 def check_there(path: Sequence[Any], value: Any) -> None:

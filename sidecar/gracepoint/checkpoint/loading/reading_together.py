@@ -14,7 +14,16 @@ _SHOWN = 8
 # Kinds of errors (``errors.to_word``) for which an older step is read.
 _DAMAGE = ("corrupt", "not found")
 # All other kinds end the restore. If the processes report different kinds, all raise the first in this order.
-_RAISED_FIRST = ("error", "save failed", "exists", "invalid sharding", "refused", "too new", "mismatch")
+_RAISED_FIRST = (
+    "error",
+    "save failed",
+    "exists",
+    "invalid sharding",
+    "refused",
+    "too new",
+    "mismatch",
+    "host state lost",
+)
 
 
 def damage_in_any(what: str, failure: Exception | None, *, gang: ProcessGroup, key: str, deadline: Deadline) -> str:
@@ -31,7 +40,8 @@ def damage_in_any(what: str, failure: Exception | None, *, gang: ProcessGroup, k
         A description of the damage that was found in some process, the same in all processes. Empty if all have read.
 
     Raises:
-        CheckpointMismatch: This error was raised in some process; says what each process reported.
+        CheckpointMismatch: This error was raised in some process; says what each process reported. ``HostStateLost`` is
+            one.
         CheckpointTooNew: This error was raised in some process.
         CheckpointRefused: This error was raised in some process.
         InvalidSharding: This error was raised in some process.

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from gracepoint import trace
@@ -85,6 +85,7 @@ def restore_newest(
     restore_args: Any = None,
     options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     reshard: Mapping[str, Reshard] | None = None,
+    required: Collection[str] = (),
     only: int | None = None,
     items: ItemsRequest = NO_ITEMS,
     holds_lease: bool = False,
@@ -104,6 +105,7 @@ def restore_newest(
         restore_args: See ``read_tree``.
         options: See ``read_tree``.
         reshard: Functions that convert host state values to another number of processes, by the value's name.
+        required: Names of host state values that must not be lost; see ``own_host_state``.
         only: The only step that may be restored. None: the newest that can be.
         items: The items to restore beside the state.
         holds_lease: Whether this process holds the lease of the directory. See ``listing.settle``.
@@ -115,7 +117,7 @@ def restore_newest(
             ``same_devices``.
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.
         CheckpointCorrupt: There are checkpoints, and none can be restored; says why for each.
-        CheckpointMismatch: The newest readable step does not fit ``like``.
+        CheckpointMismatch: The newest readable step does not fit ``like``, or has lost a required host state.
         CheckpointTooNew: A newer Gracepoint wrote the newest step that is not damaged.
         CheckpointError: The step cannot be read, for reasons other than damage.
     """
@@ -143,6 +145,7 @@ def restore_newest(
         restore_args=restore_args,
         options=options,
         reshard=reshard,
+        required=required,
         only=only,
         items=items,
         same_devices=same_devices,
@@ -165,6 +168,7 @@ def restore_listed(
     restore_args: Any = None,
     options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
     reshard: Mapping[str, Reshard] | None = None,
+    required: Collection[str] = (),
     only: int | None = None,
     items: ItemsRequest = NO_ITEMS,
     with_host_state: bool = True,
@@ -173,7 +177,8 @@ def restore_listed(
 ) -> Restored | None:
     """Restores the newest step of a listing that all processes can read. Returns None if nothing is listed.
 
-    ``listing`` is what process 0 found, in all processes. ``with_host_state`` is False if the host state is not wanted.
+    ``listing`` is what process 0 found, in all processes. ``like`` may be a ``FormByCall``. ``with_host_state`` is
+    False if the host state is not wanted.
     ``marks_readers`` says whether the step is marked while it is read, so that retention does not delete it. The other
     arguments and the errors are those of ``restore_newest``.
     """
@@ -182,6 +187,8 @@ def restore_listed(
         logger.error("restore: not a checkpoint that can be restored: %s", reason)
     passed_over: dict[int, str] = {}
     standing = dict(listing.standing)
+    if isinstance(like, donation.FormByCall) and listing.steps:
+        like = like.form()
     if options.donate:
         like = donation.marked(like)  # before the loop, as the arrays may be deleted when an older step is read
 
@@ -198,6 +205,7 @@ def restore_listed(
                 deadline,
                 options=options,
                 reshard=reshard or {},
+                required=required,
                 items=items,
                 with_host_state=with_host_state,
                 same_devices=same_devices,
@@ -290,6 +298,7 @@ def read_step(
     *,
     options: RestoreOptions,
     reshard: Mapping[str, Reshard],
+    required: Collection[str] = (),
     items: ItemsRequest = NO_ITEMS,
     with_host_state: bool = True,
     same_devices: bool = False,
@@ -308,7 +317,7 @@ def read_step(
         if same_devices:
             check_devices(stored)
         if with_host_state:
-            own = own_host_state(stored, index, together.gang.process_count, reshard)
+            own = own_host_state(stored, index, together.gang.process_count, reshard, required)
             note = stored.note() if index == 0 else None
         beside = restore_items(stored, items, deadline)
         state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)

@@ -20,7 +20,7 @@ from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.loading import reader_choice
 from gracepoint.checkpoint.loading.handled_restore import is_handled, restore_handled
 from gracepoint.checkpoint.loading.leaves import donation
-from gracepoint.checkpoint.loading.leaves.leaf_request import describe_leaf, describe_like
+from gracepoint.checkpoint.loading.leaves.leaf_request import LeafRequest, describe_leaf, describe_like
 from gracepoint.checkpoint.loading.leaves.leaf_target import LeafTarget, target_of
 from gracepoint.checkpoint.loading.leaves.transforms import computed, origins
 from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement, asks_one_replica
@@ -112,7 +112,7 @@ def read_into(
         origin = origin_of(keys)
         name = pytree.name_of(keys) if origin.name is None else origin.name
         known.add(name)
-        if leaf is PLACEHOLDER:
+        if leaf is PLACEHOLDER or (name not in stored.leaves and pytree.is_code(leaf)):
             continue
         if origin.is_asked_for and name not in stored.leaves and name not in empty:
             missing.append(f"leaf {pytree.name_of(keys)!r}: expected {name!r} by its transformation, found nothing")
@@ -121,7 +121,9 @@ def read_into(
             if origin.name is not None and name in empty and not options.keep_missing:
                 leaves[position] = empty[name]
                 logger.warning("%s: leaf %r is restored as %r, as which it was saved", stored.folder, name, empty[name])
-            elif not (options.keep_missing or origin.name is None) or isinstance(leaf, jax.ShapeDtypeStruct):
+            elif not (options.keep_missing or origin.name is None) or isinstance(
+                leaf, jax.ShapeDtypeStruct | LeafRequest
+            ):
                 what = "a leaf" if isinstance(leaf, AsSaved) else describe_like(leaf)
                 missing.append(f"leaf {name!r}: expected {what}, found nothing")
             continue

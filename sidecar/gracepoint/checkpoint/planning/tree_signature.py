@@ -31,11 +31,11 @@ class TreeSignature:
             CheckpointError: A leaf cannot be saved. The message names the leaf.
         """
         values, structure = jax.tree_util.tree_flatten(state, is_leaf=self._is_leaf)
-        if structure != self._structure:
-            return None
+        if not _equal(structure, self._structure):
+            return self._by_leaves(state)
         rest, found = iter(values), []
         for leaf, form in zip(self._leaves, self._data, strict=True):
-            if leaf.is_empty:
+            if leaf.is_empty and not leaf.is_code:
                 found.append(leaf)
                 continue
             value = next(rest)
@@ -50,6 +50,26 @@ class TreeSignature:
             else:
                 found.append(Leaf(leaf.name, leaf.keys, leaf.value_type, leaf.spec, value, leaf.path))
         return found
+
+    def _by_leaves(self, state: Any) -> list[Leaf] | None:
+        """As ``leaves_of``, for a tree whose nodes differ at least in static fields, which are not saved.
+
+        These may have no equality at all, as numpy arrays, or differ each time, as functions that are made anew.
+        """
+        found = pytree.flatten(state, self._handlers)
+        same = len(found) == len(self._leaves) and all(
+            dataclasses.replace(leaf, data=None) == known and _form_of(leaf.data) == form
+            for leaf, known, form in zip(found, self._leaves, self._data, strict=True)
+        )
+        return found if same else None
+
+
+def _equal(structure: Any, other: Any) -> bool:
+    """Returns whether two trees have equal nodes. False if their static fields cannot be compared."""
+    try:
+        return bool(structure == other)
+    except Exception:  # noqa: BLE001 - the equality of the user's own types, which may raise anything
+        return False
 
 
 def _form_of(data: Any) -> Any:

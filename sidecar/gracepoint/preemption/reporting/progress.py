@@ -6,7 +6,7 @@ import dataclasses
 import json
 import statistics
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gracepoint.deadline_plan import Choice, Plan
@@ -17,6 +17,8 @@ from gracepoint.wire.messages import Phase, StageTiming
 
 #: In the order in which they come.
 STAGES = ("frozen", "agreed", "drained", "written", "durable", "committed")
+#: Most processes that a report names.
+_SHOWN = 3
 #: Ends that are reported even if process 0 does not run. A commit is not among them: if nobody has reported it, the
 #: next start does.
 _ENDS = frozenset({Phase.FAILED, Phase.PROMOTED})
@@ -28,9 +30,13 @@ class Stages:
     Args:
         since_s: When the notice came, on the clock.
         clock: Returns monotonic seconds.
+
+    Attributes:
+        without: What is not saved of this process's part though the save goes on, in words. Empty if nothing lacks.
     """
 
     def __init__(self, since_s: float, clock: Callable[[], float]) -> None:
+        self.without = ""
         self._since_s = since_s
         self._clock = clock
         self._ended_s: dict[str, float] = {}
@@ -55,8 +61,8 @@ class Stages:
         return next((stage for stage in reversed(STAGES) if stage in self._ended_s), None)
 
     def to_json(self) -> str:
-        """Returns this process's figures for ``summary``."""
-        return json.dumps(self._ended_s)
+        """Returns this process's figures for ``summary``, and what its part lacks for ``lacking``."""
+        return json.dumps(self._ended_s | ({"without": self.without} if self.without else {}))
 
     def own(self) -> dict[str, StageTiming]:
         """Returns this process's figures in the form of the report."""
@@ -78,6 +84,14 @@ def summary(all_stages: Iterable[str]) -> dict[str, StageTiming]:
         for stage in STAGES
         if len(times := [found[stage] for found in read if stage in found]) == len(read)
     }
+
+
+def lacking(all_stages: Sequence[str], processes: Sequence[int]) -> str:
+    """Returns what the parts of these processes lack, in words. Empty if nothing lacks."""
+    found = {process: json.loads(text).get("without") for process, text in zip(processes, all_stages, strict=True)}
+    texts = [f"process {process} {text}" if len(found) > 1 else text for process, text in found.items() if text]
+    more = f"; and {len(texts) - _SHOWN} more processes" if len(texts) > _SHOWN else ""
+    return "; ".join(texts[:_SHOWN]) + more
 
 
 class EpochProgress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import re
 from typing import Any
@@ -17,7 +18,7 @@ from gracepoint.checkpoint.format.array_spec import as_bytes, tree_digest
 from gracepoint.checkpoint.planning.tree_signature import TreeSignature
 from gracepoint.checkpoint.planning.write_plan import make_plan
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
-from tests.unit.checkpoint.fakes.engine import Moments, Params, rich_state, small_state
+from tests.unit.checkpoint.fakes.engine import Moments, Params, rich_state, sharding, small_state
 
 
 def test_leaves_are_named_by_their_keys_joined_with_dots() -> None:
@@ -113,7 +114,11 @@ VALUES: list[Any] = [
     {"a": {"b": (1,)}}, {"__gracepoint__": "tuple", "items": [1]}, np.float32(0.5), np.int64(-3), np.bool_(True),
     np.arange(6, dtype=np.uint8).reshape(2, 3), np.zeros((0, 2)), np.asarray(3.0),
     np.asarray([1, 2], jnp.bfloat16), np.random.default_rng(1).bit_generator.state,
-    np.random.RandomState(1).get_state(),
+    np.random.RandomState(1).get_state(), 1 + 2j, bytearray(b"\x00"), {1: "a", (2, "b"): {None: 3.0}, b"c": True},
+    collections.OrderedDict(z=1, a=[2]), collections.Counter("aab"), collections.deque([1, (2,)], maxlen=3),
+    {1, "a"}, frozenset({(1, 2)}), np.asarray(["x", "yz"]), np.datetime64("2020-01-01"), np.arange(3, dtype=">i4"),
+    np.str_("text"), jnp.arange(3.0), jnp.asarray(1e-3), jax.random.key(3),
+    jax.random.split(jax.random.key(1, impl="rbg"), 2),
 ]  # fmt: skip
 
 
@@ -125,13 +130,20 @@ def test_host_state_comes_back_with_its_exact_types(value: Any) -> None:
 
 def _assert_identical(found: Any, expected: Any) -> None:
     assert type(found) is type(expected)
+    if isinstance(expected, jax.Array) and jax.dtypes.issubdtype(expected.dtype, jax.dtypes.prng_key):
+        assert found.dtype == expected.dtype
+        found, expected = jax.random.key_data(found), jax.random.key_data(expected)
+    if isinstance(expected, jax.Array):
+        assert found.weak_type == expected.weak_type
+        found, expected = np.asarray(found), np.asarray(expected)
     if isinstance(expected, np.ndarray | np.generic):
         assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
     elif isinstance(expected, dict):
         assert list(found) == list(expected)
         for key in expected:
             _assert_identical(found[key], expected[key])
-    elif isinstance(expected, list | tuple):
+    elif isinstance(expected, list | tuple | collections.deque):
+        assert getattr(found, "maxlen", None) == getattr(expected, "maxlen", None)
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
             _assert_identical(one, other)
@@ -139,13 +151,23 @@ def _assert_identical(found: Any, expected: Any) -> None:
         assert found == expected
 
 
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
 REFUSED_HOST_STATE: list[tuple[Any, str]] = [
     ({"rng": [1, {"x": object()}]}, "host_state['rng'][1]['x']: cannot save a value of type object"),
-    ({"rng": {1: 2}}, "host_state['rng']: the key 1 is a int; expected str"),
-    ({"rng": {1, 2}}, "host_state['rng']: cannot save a value of type set"),
     ({"rng": Colour.RED}, "host_state['rng']: cannot save a value of type Colour"),
+    ({"rng": {Colour.RED: 1}}, "host_state['rng']: the key <Colour.RED: 1>: cannot save a value of type Colour"),
+    ({"rng": {1: {object()}}}, "host_state['rng'][1][0]: cannot save a value of type object"),
     ({"rng": np.asarray([object()])}, "host_state['rng']: cannot save numpy values of dtype object"),
-    ({"rng": jnp.ones(1)}, "host_state['rng']: cannot save a value of type ArrayImpl"),
+    ({"rng": np.zeros(1, [("a", "f4")])}, "host_state['rng']: cannot save numpy values of dtype [('a', '<f4')]"),
+    ({"rng": np.zeros(1, np.longdouble)}, "host_state['rng']: cannot save numpy values of dtype"),
+    ({"rng": np.ma.masked_array([1], [True])}, "type MaskedArray; give .data and .mask, each by itself"),
+    ({"rng": np.ones((1, 1)).view(np.matrix)}, "host_state['rng']: cannot save a value of type matrix"),
+    ({"rng": np.random.default_rng(1)}, "type Generator; give its .bit_generator.state"),
+    ({"rng": collections.defaultdict(int)}, "type defaultdict; give dict(...) of it"),
+    ({"rng": Moments(1, 2)}, "host_state['rng']: cannot save a value of type Moments"),
+    ({"rng": jax.device_put(jnp.ones(4), sharding("x"))}, "host_state['rng']: expected a JAX array on one device"),
+    ({"rng": CYCLE}, "host_state['rng']: expected values that do not contain themselves"),
 ]
 
 
@@ -156,6 +178,6 @@ def test_host_state_of_other_types_is_refused_by_its_path(value: Any, message: s
 
 
 def test_host_state_that_cannot_be_read_is_corrupt() -> None:
-    for data in (b"{", b"[]", b'{"x": {"__gracepoint__": "no such kind"}}'):
+    for data in (b"{", b"[]", b'{"x": {"__gracepoint__": "no such kind"}}', b'{"x": {"__gracepoint__": 1}}'):
         with pytest.raises(CheckpointCorrupt):
             host_state.decode(data)

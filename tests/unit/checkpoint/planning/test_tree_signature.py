@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -75,6 +78,31 @@ def test_a_value_that_cannot_be_saved_is_an_error_here_too() -> None:
     form = TreeSignature(state, pytree.flatten(state))
     with pytest.raises(CheckpointError, match=r"state\['number'\]: cannot save a value of type object"):
         form.leaves_of(base() | {"number": object()})
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["static"])
+@dataclasses.dataclass
+class WithStaticField:
+    w: Any
+    static: Any
+
+
+@pytest.mark.parametrize(
+    "static",
+    [
+        pytest.param(lambda: np.arange(3), id="an array"),
+        pytest.param(lambda: float("nan"), id="not a number"),
+        pytest.param(lambda: lambda x: x, id="a function that is made anew"),
+    ],
+)
+def test_static_fields_that_have_no_equality_are_no_other_form(static: Callable[[], Any]) -> None:
+    first = WithStaticField({"w": jnp.zeros(3), "f": jnp.tanh}, static())
+    form = TreeSignature(first, pytree.flatten(first))
+    found = form.leaves_of(WithStaticField({"w": jnp.ones(3), "f": jnp.sin}, static()))
+    assert found is not None
+    assert [leaf.name for leaf in found] == ["w.f", "w.w"]
+    np.testing.assert_array_equal(found[1].data, np.ones(3))
+    assert form.leaves_of(WithStaticField({"w": jnp.ones(4), "f": jnp.sin}, static())) is None
 
 
 def test_a_form_keeps_no_array_alive() -> None:

@@ -7,12 +7,17 @@ be restored if a newer one is damaged.
 
 JAX raises an error when a deleted array is used, also through other references to it. So a restore that fails after
 this point leaves nothing that looks like a state.
+
+``FormByCall`` is for a ``like`` that ``init`` makes. Its arrays are not deleted but dropped: ``init`` may have returned
+arrays that other code holds.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -21,10 +26,33 @@ from gracepoint.checkpoint.loading.leaves.leaf_request import Donated, as_like
 from gracepoint.checkpoint.orbax_calls import AsSaved
 from gracepoint.errors import CheckpointError
 
+logger = logging.getLogger(__name__)
+
 _NOTE = (
     "The arrays of the state that was given to restore (like=) are deleted by now, as restore takes their memory over: "
     "make the state anew before it is used."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class FormByCall:
+    """A ``like`` that is known once ``init`` was called. That may do what cannot be traced, so the call is a real one.
+
+    Attributes:
+        init: Makes a state.
+    """
+
+    init: Callable[[], Any]
+
+    def form(self) -> Any:
+        """Returns the state with a ``LeafRequest`` in place of each array, whose memory is free then.
+
+        Raises:
+            Exception: What ``init`` raises.
+        """
+        logger.info("init is called to learn the form of the state; one that is compiled by jax.jit is only traced")
+        state = jax.block_until_ready(self.init())  # a computation that still runs would hold memory
+        return jax.tree.map(lambda leaf: as_like("", leaf) if isinstance(leaf, jax.Array) else leaf, state)
 
 
 def marked(like: Any) -> Any:

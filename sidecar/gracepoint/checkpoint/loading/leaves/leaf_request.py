@@ -21,7 +21,7 @@ from gracepoint.jax_isolation import isolated
 
 #: Value of ``LeafRequest.sharding`` that means the default device.
 ANYWHERE = "anywhere"
-NUMBERS = (bool, int, float)
+NUMBERS = (bool, int, float, complex)
 
 
 def is_number(restore_type: Any) -> bool:
@@ -119,6 +119,8 @@ def as_like(name: str, like: Any) -> LeafRequest:
     """
     if isinstance(like, Donated):
         return like.wanted
+    if isinstance(like, LeafRequest):
+        return like
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         is_key = pytree.is_typed_key(like)
         return LeafRequest(
@@ -131,13 +133,14 @@ def as_like(name: str, like: Any) -> LeafRequest:
             bool(getattr(like, "weak_type", False)),
         )
     if isinstance(like, np.ndarray):
+        pytree.check_plain(f"leaf {name!r}", like)
         return LeafRequest(np.ndarray, like.shape, like.dtype)
+    if isinstance(like, str):
+        return LeafRequest(str)
     if isinstance(like, np.generic):
         return LeafRequest(np.generic, (), like.dtype)
     if isinstance(like, NUMBERS):
-        return LeafRequest(type(like), (), np.asarray(like).dtype)
-    if isinstance(like, str):
-        return LeafRequest(str)
+        return LeafRequest(next(kind for kind in NUMBERS if isinstance(like, kind)), (), np.asarray(like).dtype)
     raise CheckpointRefused(f"leaf {name!r}: cannot restore into a {type(like).__qualname__}")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from gracepoint.checkpoint.format import sharding_file
 from gracepoint.checkpoint.loading.leaves.leaf_request import (
     ANYWHERE,
+    NUMBERS,
     LeafRequest,
     as_args_say,
     as_like,
@@ -42,6 +43,8 @@ from gracepoint.errors import CheckpointMismatch, CheckpointRefused
 from gracepoint.jax_isolation import isolated
 
 logger = logging.getLogger(__name__)
+
+_PLAIN = (str, *NUMBERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +108,11 @@ def target_of(
     if (wanted.restore_type is str) != (found.restore_type is str):
         raise _mismatch(stored, wanted)
     if wanted.restore_type is str:
-        return LeafTarget(stored)
+        return LeafTarget(stored, finish=_of_the_type_of(stored, like))
     if args.dtype is None and is_number(wanted.restore_type) and _is_same_kind(wanted.dtype, found.dtype):
         wanted = dataclasses.replace(wanted, dtype=found.dtype)  # Python's numbers have no width
+    if _is_number_for_array(stored, wanted, found, args):
+        return LeafTarget(stored, None, OnHost(()), lambda value: _as_jax_takes(stored, value, wanted))
     _check(stored, wanted, found, args)
     assert stored.spec is not None
     says_nothing = wanted.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array has a device
@@ -116,7 +121,8 @@ def target_of(
     shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())
     dtype = None if wanted.key_impl or np.dtype(wanted.dtype) == stored.spec.numpy_dtype else np.dtype(wanted.dtype)
     if wanted.restore_type is not jax.Array:
-        return LeafTarget(stored, dtype, OnHost(shape), _finish_on_host(stored, wanted))
+        finish = _of_the_type_of(stored, like) if wanted.restore_type in NUMBERS else lambda value: value
+        return LeafTarget(stored, dtype, OnHost(shape), lambda value: finish(_finish_on_host(stored, wanted)(value)))
     placement: LeafPlacement
     from_file = False
     if isinstance(args, SingleReplicaArrayRestoreArgs):
@@ -154,11 +160,50 @@ def _names_data(stored: StoredLeaf, wanted: LeafRequest, like: Any, args: Restor
 
 
 def _is_same_kind(dtype: Any, other: Any) -> bool:
-    """Returns whether both types are integers, or both are floating-point numbers."""
+    """Returns whether both types are integers, or both are floating-point numbers, real or complex."""
     if dtype is None or other is None:
         return False
-    kinds = (jnp.integer, jnp.floating)
+    kinds = (jnp.integer, jnp.floating, jnp.complexfloating)
     return any(jnp.issubdtype(dtype, kind) and jnp.issubdtype(other, kind) for kind in kinds)
+
+
+def _is_number_for_array(stored: StoredLeaf, wanted: LeafRequest, found: LeafRequest, args: RestoreArgs) -> bool:
+    """Returns whether a number was saved, and the array is wanted that JAX makes of it: it has no 64 bits by default.
+
+    A loop may hand over Python's count of steps in place of the array that ``init`` made.
+    """
+    if args != RestoreArgs() or wanted.restore_type is not jax.Array or wanted.key_impl or found.shape or wanted.shape:
+        return False
+    is_scalar = stored.spec is not None and stored.spec.kind == "scalar"
+    return bool(is_scalar and found.dtype != wanted.dtype == jax.dtypes.canonicalize_dtype(found.dtype))
+
+
+def _as_jax_takes(stored: StoredLeaf, value: Any, wanted: LeafRequest) -> jax.Array:
+    number = value.astype(wanted.dtype)
+    if jnp.issubdtype(wanted.dtype, jnp.integer) and number != value:
+        raise CheckpointMismatch(f"leaf {stored.name!r}: expected {wanted}, found {value}, which does not fit")
+    if wanted.sharding is ANYWHERE or wanted.sharding is None:
+        placed: jax.Array = OnDefaultDevice((), weak_scalar=wanted.weak).put({(): number})
+        return placed
+    with isolated():
+        return jax.make_array_from_callback((), wanted.sharding, lambda index: number)
+
+
+def _of_the_type_of(stored: StoredLeaf, like: Any) -> Callable[[Any], Any]:
+    """Returns a function that gives a number or string the type of ``like``, which may be an enum's."""
+    kind = type(like)
+    if not isinstance(like, _PLAIN) or kind in _PLAIN:
+        return lambda value: value
+
+    def convert(value: Any) -> Any:
+        try:
+            return kind(value)
+        except (TypeError, ValueError) as error:
+            raise CheckpointMismatch(
+                f"leaf {stored.name!r}: expected a {kind.__qualname__}, found {value!r}"
+            ) from error
+
+    return convert
 
 
 def _check(stored: StoredLeaf, wanted: LeafRequest, found: LeafRequest, args: RestoreArgs) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gracepoint import machine
 from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, tree_digest
+from gracepoint.checkpoint.format.host_state import encode
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.memory import host_memory
 from gracepoint.checkpoint.options import IN_THREADS, WriteOptions
@@ -104,7 +105,14 @@ class SavePlanner:
         self._prepares = 0
         self._prepared: PreparedSave | None = None
 
-    def prepare(self, state: Any, *, in_background: bool, save_args: Any = None) -> int:
+    def prepare(
+        self,
+        state: Any,
+        *,
+        in_background: bool,
+        save_args: Any = None,
+        host_state: Callable[[], Mapping[str, Any]] = dict,
+    ) -> int:
         """Plans a save, and compares the plan with those of the other processes. Collective.
 
         Also compiles the functions that copy slices of shards. With ``in_background``, memory for a snapshot is
@@ -123,8 +131,10 @@ class SavePlanner:
         with host_memory.telling(self._gang, state_comparison.meeting_of(key)):
             leaves, prepared = self.plan(state, save_args)
             compile_slices(leaves, prepared.plan, self._options)
+            values = host_state()
+            encode(values)  # so that what cannot be saved is not found in an emergency
             several = self._gang.process_count > 1
-            mine = state_comparison.describe(leaves, prepared.specs, prepared.plan) if several else {}
+            mine = state_comparison.describe(leaves, prepared.specs, prepared.plan, values) if several else {}
         state_comparison.check(mine, gang=self._gang, key=key)
         if in_background or self._options.writer not in IN_THREADS:  # a worker needs a snapshot in emergencies, too
             priorities = ask_priorities(leaves, prepared.plan, self._options)

@@ -10,6 +10,7 @@ from gracepoint.checkpoint.format import host_state, layout
 from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.saving.operation.save_extras import SaveExtras
 from gracepoint.checkpoint.saving.operation.save_planner import PreparedSave
+from gracepoint.errors import HostStateLost
 from gracepoint.process_group import ProcessGroup
 
 
@@ -59,5 +60,7 @@ def _of_items(temporary: Temporary, item: str, gang: ProcessGroup, values: Mappi
         success = f"Checkpoint commit was successful to {temporary.target / item}"
         files[layout.in_item(item, layout.COMMIT_SUCCESS)] = success.encode()
         summary = {"processes": gang.process_count, "names": list(values)}
+        if lost := {name: str(value) for name, value in values.items() if isinstance(value, HostStateLost)}:
+            summary["lost_in_process_0"] = lost
         files[f"{layout.HOST_STATE_ITEM}/metadata"] = json.dumps(summary).encode()
     return files

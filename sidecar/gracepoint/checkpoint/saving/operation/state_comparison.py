@@ -36,8 +36,8 @@ _SHOWN = 5
 _SHOWN_CHARACTERS = 80
 
 _WHAT_TO_DO = (
-    "What each process has of its own belongs into host_state; the rest must be made alike, as by the same seed and "
-    "code in all processes"
+    "What each process has of its own belongs into host_state, whose names are those of all processes; the rest must "
+    "be made alike, as by the same seed and code in all processes"
 )
 
 
@@ -66,18 +66,22 @@ class Said:
         return next((mine, theirs) for mine, theirs in pairs if mine != theirs)
 
 
-def describe(leaves: Sequence[pytree.Leaf], specs: Sequence[ArraySpec | None], plan: WritePlan) -> dict[str, Said]:
-    """Returns the description of each leaf in this process, by name.
+def describe(
+    leaves: Sequence[pytree.Leaf], specs: Sequence[ArraySpec | None], plan: WritePlan, host_state: Iterable[str] = ()
+) -> dict[str, Said]:
+    """Returns the description of each leaf in this process, by name, and that of the host state's names.
 
     Args:
         leaves: The leaves of this process's state.
         specs: How each leaf is stored. None for a leaf that is not an array.
         plan: The part of a save that this process does.
+        host_state: The names of this process's host state. Their values are its own, the names are those of all.
     """
-    return {
+    found = {
         leaf.name: _said(leaf, spec, plan.owners.get(position, 0))
         for position, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
     }
+    return found | {f"host_state({name!r})": Said("registered", "", "") for name in sorted(host_state)}
 
 
 def check(mine: Mapping[str, Said], *, gang: ProcessGroup, key: str) -> None:

@@ -78,3 +78,28 @@ def test_all_processes_learn_of_a_state_that_one_cannot_save(tmp_path: Path) -> 
 
 def test_large_leaves_are_not_compared_value_by_value(tmp_path: Path) -> None:
     in_gang(2, prepare(tmp_path, lambda process: {"w": np.full(100_000, process)}))
+
+
+def prepare_with(root: Path, host_state: Callable[[int], dict[str, Any]]) -> Callable[[ProcessGroup], int]:
+    return lambda gang: engine(root, gang).prepare(
+        state(0), in_background=False, host_state=lambda: host_state(gang.process_index)
+    )
+
+
+def test_values_of_the_host_state_are_each_processs_own(tmp_path: Path) -> None:
+    in_gang(COUNT, prepare_with(tmp_path, lambda index: {"data": index}))
+
+
+def test_host_states_of_other_names_are_found_at_the_first_step_with_the_processes(tmp_path: Path) -> None:
+    def names(index: int) -> dict[str, Any]:
+        return {"data": 1} if index < 2 else {"loader": 1}
+
+    for error in outcomes_in_gang(COUNT, prepare_with(tmp_path, names)):
+        assert isinstance(error, CheckpointError)
+        assert "host_state('data')\": registered in process 0, nothing in process 2-3" in str(error)
+
+
+def test_a_host_state_that_one_process_cannot_save_fails_the_first_step_in_all(tmp_path: Path) -> None:
+    found = outcomes_in_gang(COUNT, prepare_with(tmp_path, lambda index: {"data": object() if index == 1 else 1}))
+    assert "host_state['data']: cannot save a value of type object" in str(found[1])
+    assert all("process 1 reported" in str(error) for error in (found[0], found[2], found[3]))
