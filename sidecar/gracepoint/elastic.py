@@ -13,6 +13,7 @@ Needs the standard library alone. An object belongs to the training thread.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
@@ -219,7 +220,7 @@ def _equal(one: Any, other: Any) -> bool:
     """True if two values of a host state are equal, arrays included. NaN is equal to NaN."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+    if isinstance(one, list | tuple | collections.deque) and isinstance(other, list | tuple | collections.deque):
         return len(one) == len(other) and all(map(_equal, one, other))
     if getattr(one, "shape", ()) != getattr(other, "shape", ()):
         return False

@@ -105,6 +105,8 @@ def _host_array(path: str, leaf: Any) -> np.ndarray[Any, Any]:
             with isolated():
                 leaf = jax.random.key_data(leaf)
     array: np.ndarray[Any, Any] = to_numpy(leaf)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(f"broadcast_one_to_all: {path}: expected an array, found a masked one: send .data and .mask")
     if array.dtype.kind in "OUSM" or array.dtype.names:
         raise TypeError(f"broadcast_one_to_all: {path}: expected an array or a number, found {type(leaf).__name__}")
     return array

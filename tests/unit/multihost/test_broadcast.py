@@ -43,6 +43,11 @@ def test_a_leaf_that_is_no_array_is_refused_by_its_path(leaf: object) -> None:
         broadcast_one_to_all({"a": [leaf]})
 
 
+def test_the_mask_of_a_masked_array_is_not_dropped() -> None:
+    with pytest.raises(TypeError, match=r"\['a'\]: expected an array, found a masked one: send \.data and \.mask"):
+        broadcast_one_to_all({"a": np.ma.masked_array([1.0], [True])})
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 3, 4, 7, 100])
 def test_pieces_of_any_size_make_up_the_whole(piece_bytes: int) -> None:
     sizes = [5, 1, 0, 9, 2]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -53,6 +55,8 @@ def with_iterator() -> HostStates:
         pytest.param(b"place", id="bytes"),
         pytest.param({"at": [1, {"of": "two"}], "done": None}, id="nested"),
         pytest.param({"order": np.arange(4), "at": np.int64(2)}, id="arrays"),
+        pytest.param({1: {"a", "b"}, "kept": collections.deque([np.arange(2)])}, id="containers"),
+        pytest.param({"key": jax.random.key(1)}, id="key"),
     ],
 )
 def test_one_state_in_all_processes_is_every_processs(state: Any) -> None:
@@ -68,6 +72,10 @@ def test_one_state_in_all_processes_is_every_processs(state: Any) -> None:
         pytest.param({"order": np.arange(4)}, {"order": np.arange(4)[::-1]}, id="arrays"),
         pytest.param({"order": np.arange(4)}, {"order": np.arange(3)}, id="shapes"),
         pytest.param([1], 1, id="kinds"),
+        pytest.param(
+            {"kept": collections.deque([np.arange(2)])}, {"kept": collections.deque([np.ones(2)])}, id="deque"
+        ),
+        pytest.param({"key": jax.random.key(1)}, {"key": jax.random.key(2)}, id="keys"),
     ],
 )
 def test_states_that_differ_are_refused_with_the_process(one: Any, other: Any) -> None:
@@ -76,6 +84,21 @@ def test_states_that_differ_are_refused_with_the_process(one: Any, other: Any) -
     ) as error:
         with_iterator().reshard["data"]([one, one, other], 0, 2)
     assert "host_state('data', ..., reshard=...)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param((5, int, int, None), "expected a text as its name, found a int", id="name"),
+        pytest.param(("a", 1, int, None), "functions that get and set", id="get"),
+        pytest.param(("a", int, int, 3), "reshard=...): expected a function, found 3", id="reshard"),
+        pytest.param(("a", int, int, None, "skip"), "missing=...): expected a function, found 'skip'", id="missing"),
+    ],
+)
+def test_what_is_registered_must_be_functions_with_a_name(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        HostStates().register(*arguments)
+    assert message in str(caught.value)
 
 
 def test_the_name_of_the_iterators_item_is_taken_once() -> None:
