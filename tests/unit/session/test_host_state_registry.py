@@ -89,7 +89,7 @@ def test_states_that_differ_are_refused_with_the_process(one: Any, other: Any) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param((5, int, int, None), "expected a text as its name, found a int", id="name"),
+        pytest.param((5, int, int, None), "expected a name, found 5", id="name"),
         pytest.param(("a", 1, int, None), "functions that get and set", id="get"),
         pytest.param(("a", int, int, 3), "reshard=...): expected a function, found 3", id="reshard"),
         pytest.param(("a", int, int, None, "skip"), "missing=...): expected a function, found 'skip'", id="missing"),
