@@ -313,6 +313,7 @@ def test_a_preemption_saves_the_state_without_a_host_state_that_fails_and_the_re
     tmp_path: Path, caplog: pytest.LogCaptureFixture, get: Callable[[], Any], why: str
 ) -> None:
     fails = False
+    _slow_may_end.clear()
     session = gracepoint.attach(tmp_path, grace_period_s=6.0)
     session.host_state("data", lambda: get() if fails else 1, lambda value: None)
     session.host_state("rng", lambda: (7,), lambda value: None)
