@@ -23,12 +23,16 @@ from typing import Any
 import pytest
 import trustme
 
+from gracepoint.preemption.reporting.reporter import Reporter
+from gracepoint.preemption.reporting.time_spent import TimeSpent
+from gracepoint.process_group import SingleProcess
 from gracepoint.receivers.channel import ChannelError
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.subscription import OperatorSubscriber
+from gracepoint.settings import Settings
 from gracepoint.wire.frames import Hello, Ping
-from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent, Stall
+from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent, Stall, TroubleKind
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_STALL, PATH_SUBSCRIBE
 from gracepoint_operator.channel import heartbeat, routes, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
@@ -38,7 +42,7 @@ from gracepoint_operator.goodput.ledger import GoodputLedger
 from gracepoint_operator.goodput.save_interval import daly_s
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.workloads import WorkloadIdentity
+from gracepoint_operator.workloads import ANY_PLURAL, WorkloadIdentity
 from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -468,6 +472,35 @@ def test_a_forecast_is_answered_with_the_interval_of_saves(
     assert len(told) == bool(disruptions)
     # Four disruptions in about an hour, of which each loses steps with the probability of one in six.
     assert told == pytest.approx([daly_s(0.5, 3700 / 4 * 6)] * len(told), rel=0.02)
+
+
+def test_what_fails_while_training_goes_on_reaches_the_policy(replica: Replica, api: MemoryApi) -> None:
+    stream = replica.stream(0)
+    sender = Sender(replica.channel("token-0"), time.monotonic)
+    mailbox = Mailbox(time.monotonic)
+    settings = Settings(pod_uid="uid-pod-0-0", jobset_uid=JOBSET_UID)
+    spent = TimeSpent(time.monotonic)
+    reporter = Reporter(sender, settings, "s-0", SingleProcess(), mailbox, spent)
+    try:
+        reporter.trouble(TroubleKind.SAVES, "No space left", for_s=60.0, times=2, left_s=840.0)
+        reporter.trouble(TroubleKind.DELETIONS, "/ckpt/3 cannot be deleted", times=1)
+        assert sender.flush(WAIT_S)
+        until(lambda: {"Saving", "CleanedUp"} <= _conditions(api).keys(), "the conditions")
+    finally:
+        sender.close()
+        stream.close()
+    found = _conditions(api)
+    assert found["Saving"] == (
+        "False",
+        f"1 {ANY_PLURAL} have periodic saves that fail (train). train: No space left; training ends if this lasts "
+        "another 840 s",
+    )
+    assert "train: /ckpt/3 cannot be deleted" in found["CleanedUp"][1]
+
+
+def _conditions(api: MemoryApi) -> dict[str, tuple[str, str]]:
+    found = api.of(kinds.POLICIES)[0].get("status", {}).get("conditions", [])
+    return {item["type"]: (item["status"], item["message"]) for item in found}
 
 
 def _forecast(saves: int) -> Forecast:

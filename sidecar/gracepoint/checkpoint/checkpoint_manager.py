@@ -228,8 +228,8 @@ class CheckpointManager:
         if not self._claimed:
             if not (force or self._has_restored):
                 self._check_nothing_newer(step)
-            checkpointer.access.check_shared(timeout_s=self._timeout_s)
             checkpointer.access.claim(self._joined.job, timeout_s=self._timeout_s)
+            checkpointer.access.check_shared(timeout_s=self._timeout_s)
             self._claimed = True
         checkpointer.save_in_background(
             step,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gracepoint import trace
 from gracepoint.arguments import check_state, shown
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.errors import AgreementError, Preempted, SettingsError
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
@@ -37,6 +38,7 @@ from gracepoint.session.run_ahead import RunAhead
 from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, RestoredFrom, start_from
 from gracepoint.session.sync_points import SyncPoints
 from gracepoint.settings import Settings
+from gracepoint.wire.messages import TroubleKind
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import RestoreOptions, SingleReplica
@@ -105,6 +107,7 @@ class Session(OwnLoop):
             checkpointer, directory, self._coordinator, tolerate_s=settings.tolerate_failures_s, clock=clock
         )
         self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
+        undeleted.listen(self._tell_undeleted)
         atexit.register(self._at_exit)
         set_reached_preemption_hook(self.reached_preemption)
         _open = self
@@ -373,10 +376,16 @@ class Session(OwnLoop):
         self._checkpointer.abandon(reason, timeout_s=_ABANDON_TIMEOUT_S)
         self._end_threads(well=False)
 
+    def _tell_undeleted(self, stays: Sequence[str]) -> None:
+        """Reports what cannot be deleted. Any thread may call it."""
+        said = f"{len(stays)} cannot be deleted. {stays[0]}" if stays else "all that could not be deleted is gone"
+        self._coordinator.reporter.trouble(TroubleKind.DELETIONS, said, over=not stays, times=len(stays))
+
     def _end_threads(self, *, well: bool) -> None:
         global _open
         _open = None
         set_reached_preemption_hook(None)
+        undeleted.end()
         self._run_ahead.forget()
         if self._coordinator.end(well=well):
             atexit.unregister(self._at_exit)

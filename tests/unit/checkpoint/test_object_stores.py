@@ -24,6 +24,7 @@ from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
     in_gang,
+    outcomes_in_gang,
     restore,
     rich_state,
     save,
@@ -118,6 +119,32 @@ def test_a_step_that_is_saved_again_is_replaced(bucket: Bucket) -> None:
     assert restored is not None
     assert_same(restored.state, small_state(2.0))
     assert main(["verify", f"{root}/5"]) == 0
+
+
+def fails() -> dict[str, Any]:
+    raise OSError("the data loader could not be asked")
+
+
+@each_format
+@pytest.mark.parametrize("stood", [False, True], ids=["new step", "step saved before"])
+def test_a_save_that_fails_in_one_process_leaves_no_object(bucket: Bucket, options: WriteOptions, stood: bool) -> None:
+    root: Any = f"{bucket.uri}/run"
+    if stood:
+        save(engine(root, options=options), 5, small_state(1.0))
+    before = {entry.key for entry in storage_path(root).entries()}
+
+    def run(gang: ProcessGroup) -> None:
+        checkpointer = engine(root, gang, attempt="job-1-b", options=options)
+        checkpointer.save_in_background(5, small_state(2.0), fails if gang.process_index == 1 else {})
+        checkpointer.executor.background.wait_until_finished(60)
+
+    for outcome in outcomes_in_gang(2, run):
+        assert "the data loader could not be asked" in str(outcome)
+    assert {entry.key for entry in storage_path(root).entries()} == before
+    restored = restore(root, small_state(), attempt="job-2-c")
+    assert (restored is not None) is stood
+    if restored is not None:
+        assert_same(restored.state, small_state(1.0))
 
 
 def test_retention_leaves_nothing_behind(bucket: Bucket) -> None:

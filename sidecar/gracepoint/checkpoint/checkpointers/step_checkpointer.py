@@ -250,6 +250,7 @@ class StepCheckpointer(BackgroundView):
         def then() -> None:
             self._committed.add(step)
             self._learn(Way.SNAPSHOT)
+            self.executor.give_up_failed()
             self._committed.tidy(step, save.temporary.ordinal)
             self._retire(save, asked)
 

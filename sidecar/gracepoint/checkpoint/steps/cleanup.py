@@ -23,6 +23,7 @@ from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.retention import DamagedStep, Retention, StepLook
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 UNFINISHED_KEPT_S = 3600.0
 #: The same if a newer step can be restored. Otherwise a job that is disrupted often would fill the store with them.
 OVERTAKEN_KEPT_S = 600.0
+#: Seconds without a change after which the writer of an unfinished save counts as dead, if its room is needed.
+DEAD_S = 30.0
 #: Seconds to wait for another thread that tidies up.
 SETTLES_S = 60.0
 #: Seconds to wait for the thread of a sweeper that has nothing more to do. It ends at once, if it can run.
@@ -183,6 +186,7 @@ class StepCleaner:
             while True:
                 self.settle(SETTLES_S)
                 commit.empty_trash(self._paths)
+                self._recheck()
                 # Under the lock of ``_sweep``: what is added before is seen here, and later calls start a new sweeper.
                 with self._ending:
                     if not self._due:
@@ -192,10 +196,31 @@ class StepCleaner:
             self._sweeps = False
             raise
 
+    def _recheck(self) -> None:
+        """Forgets what somebody else has deleted of what could not be deleted here."""
+        top = f"{self._paths.root}/"
+        undeleted.recheck(lambda path: not path.startswith(top) or (self._paths.root / path[len(top) :]).exists())
+
     def _tell_error(self) -> None:
         """Logs why the last deletion has failed, if it has. No error of a deletion fails a save."""
         if error := self._sweeper.take_error():
             logger.warning("trash in %s was not deleted: %s", self._paths.root, error, exc_info=error)
+
+
+def make_room(paths: Layout, attempt: str) -> bool:
+    """Deletes what no restore would choose: trash, and unfinished saves of other attempts whose writers are dead.
+
+    Returns whether there was any. Raises no OSError: the write that needs the room says what is wrong.
+    """
+    freed = False
+    try:
+        freed = bool(paths.trashed())
+        commit.empty_trash(paths)  # first, as the next call needs a little room itself
+        freed |= commit.give_up_old(paths, attempt=attempt, older_than_s=DEAD_S, hidden_older_than_s=UNFINISHED_KEPT_S)
+        commit.empty_trash(paths)
+    except OSError as error:
+        logger.warning("%s is full, and could not be tidied up: %s", paths.root, error)
+    return freed
 
 
 def tidy_beside(temporary: Temporary, paths: Layout) -> None:

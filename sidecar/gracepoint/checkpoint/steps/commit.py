@@ -36,6 +36,7 @@ from gracepoint.checkpoint.steps.records import (
     orbax_success,
     standing,
 )
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
@@ -149,12 +150,18 @@ def is_committed(temporary: Temporary) -> bool:
 
 
 def give_up_old(
-    paths: Layout, *, attempt: str, older_than_s: float, newest_good: int | None = None, overtaken_for_s: float = 0.0
-) -> None:
+    paths: Layout,
+    *,
+    attempt: str,
+    older_than_s: float,
+    newest_good: int | None = None,
+    overtaken_for_s: float = 0.0,
+    hidden_older_than_s: float | None = None,
+) -> bool:
     """Renames unfinished saves of other attempts to trash, if they have not changed for ``older_than_s`` seconds.
 
     A durable save is kept until another save of its step is committed. Also deletes Gracepoint's hidden files in the
-    root (``Layout.hidden``) that have not changed for so long.
+    root (``Layout.hidden``) that have not changed for so long. Returns whether it gave any save up.
 
     Args:
         paths: The folder of checkpoints.
@@ -163,32 +170,40 @@ def give_up_old(
         newest_good: The newest step that can be restored. None: it is not known, and ``overtaken_for_s`` has no use.
         overtaken_for_s: Seconds without a change that are enough for a save of a step before ``newest_good``. No
             restore would choose such a save.
+        hidden_older_than_s: Seconds without a change after which hidden files are deleted. None: ``older_than_s``.
     """
     if not paths.root.backend.renames:
         try:
             paths = paths.seen()  # each listing takes a round trip
         except FileNotFoundError:
-            return
+            return False
     left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
     if not left and not probes and (paths.root.backend.renames or not paths.trashed()):
-        return
+        return False
     now_s = paths.root.now_s()
     for probe in probes:
-        if probe.last_change_s() < now_s - older_than_s:
-            probe.delete_folder() if probe.is_folder() else probe.delete()
+        if probe.last_change_s() < now_s - (older_than_s if hidden_older_than_s is None else hidden_older_than_s):
+            if probe.is_folder():
+                probe.delete_folder()
+            else:
+                with undeleted.telling(probe):
+                    probe.delete()
     if not paths.root.backend.renames:
         manifest_deletion.find_condemned(paths)
-    changed_s = look_at(paths.root, left, last_change_s)
+    changed_s, given_up = look_at(paths.root, left, last_change_s), False
     for temporary in left:
         overtaken = temporary.step is not None and newest_good is not None and temporary.step < newest_good
         kept_s = overtaken_for_s if overtaken else older_than_s
         # The time is 0 if the save was committed or deleted meanwhile.
         if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(temporary):
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, kept_s)
-            if not paths.root.backend.renames:
-                manifest_deletion.give_up(paths, temporary)
-                continue
-            discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+            given_up = True
+            with undeleted.telling(temporary.path):  # one that stays must not keep the others
+                if paths.root.backend.renames:
+                    discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+                else:
+                    manifest_deletion.give_up(paths, temporary)
+    return given_up
 
 
 def _must_stay(temporary: Temporary) -> bool:
@@ -227,6 +242,35 @@ def discard(folder: StoragePath, trash: StoragePath, *, only: str | None = None)
         folder.publish(trash)
     # Without the sync, a crash might undo the rename but not the deletion of files below the new name.
     trash.parent.sync()
+
+
+def give_up_failed(paths: Layout, temporary: Temporary, *, deletes: bool = True) -> None:
+    """Deletes what a save that has failed has written, in all processes so far. A durable save stays.
+
+    It can be called again, by any process: another one may still have written when it was called. Raises no OSError.
+
+    Args:
+        paths: The folder of checkpoints.
+        temporary: The save. It was decided that it is not committed.
+        deletes: False: there is no time. The folder becomes trash, and in stores that cannot rename all stays.
+    """
+    with undeleted.telling(temporary.path):
+        try:
+            if is_durable(temporary):
+                return
+        except (CheckpointCorrupt, CheckpointTooNew):
+            return
+        trash = paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
+        if not paths.root.backend.renames:
+            if deletes:
+                manifest_deletion.give_up_failed(paths, temporary, trash)
+            return
+        try:
+            discard(temporary.path, trash)
+        except FileExistsError:  # what was written after it became trash
+            temporary.path.delete_folder()
+        if deletes:
+            trash.delete_folder()
 
 
 def empty_trash(paths: Layout) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import lease, listing
+from gracepoint.checkpoint.steps import cleanup, lease, listing
 from gracepoint.checkpoint.steps.lease import Lease
 from gracepoint.checkpoint.steps.process_zero import by_process_zero
+from gracepoint.checkpoint.storage import room, undeleted
 from gracepoint.checkpoint.storage.checks import appears
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointExists
@@ -18,6 +20,10 @@ from gracepoint.process_group import ProcessGroup
 
 #: Seconds after which a file that another machine wrote must be visible on a network file system.
 _APPEARS_S = 5.0
+#: Seconds between two tries to take the lease where the storage is full.
+_LOOK_EVERY_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class DirectoryAccess:
@@ -71,7 +77,8 @@ class DirectoryAccess:
         sees = "yes" if appears(probe, within_s=_APPEARS_S, sleep=time.sleep) else "no"
         answers = gang.gather(f"{key}/seen", sees, timeout_s=deadline.remaining_s())
         if gang.process_index == 0:
-            probe.delete()
+            with undeleted.telling(probe):
+                probe.delete()
         blind = [str(process) for process, answer in enumerate(answers) if answer == "no"]
         if blind:
             raise CheckpointError(
@@ -99,14 +106,32 @@ class DirectoryAccess:
         def take() -> str:
             patience = Deadline.after(min(lease.PATIENCE_S, deadline.remaining_s()), self._clock)
             with self._naming_the_folder():
-                self._paths.root.make_folder_durably()
-                self._paths.root.check_usable()
-                self._lease = lease.claim(
-                    self._paths, job, self._attempt, deadline=patience, sleep=time.sleep, start=start
-                )
+                while not self._taken(job, start, patience):
+                    time.sleep(_LOOK_EVERY_S)
             return ""
 
         by_process_zero(take, gang=self._gang, key=f"{self._key}/lease/{self._claims}", deadline=deadline)
+
+    def _taken(self, job: str, start: str | None, patience: Deadline) -> bool:
+        """Takes the lease. Returns False if the storage is full, and may have room soon.
+
+        The error comes from the write of the lease. By then it is known that no other job uses the directory, so that
+        what its saves left unfinished may go.
+        """
+        paths = self._paths
+        try:
+            paths.root.make_folder_durably()
+            paths.root.check_usable()
+            self._lease = lease.claim(paths, job, self._attempt, deadline=patience, sleep=time.sleep, start=start)
+        except OSError as error:
+            if not room.is_full(error):
+                raise
+            freed = cleanup.make_room(paths, self._attempt)
+            if not freed and (patience.passed() or not paths.temporaries()):
+                raise
+            logger.warning("%s is full. Room is made among what earlier saves have left there", paths.root)
+            return False
+        return True
 
     @property
     def holds_lease(self) -> bool:
@@ -130,7 +155,8 @@ class DirectoryAccess:
         except OSError as error:
             if isinstance(error, CheckpointError):
                 raise
-            found = "expected a folder, found a file" if isinstance(error, FileExistsError) else str(error)
+            is_file = isinstance(error, FileExistsError)
+            found = "expected a folder, found a file" if is_file else room.explained(error, self._paths.root)
             raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {found}") from error
 
 

@@ -32,6 +32,7 @@ from typing import cast
 
 from gracepoint import machine
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -119,7 +120,8 @@ class Lease:
             return
         self._ended.set()
         self._thread.join(_END_S)
-        with contextlib.suppress(OSError, CheckpointError):  # CheckpointError: somebody wrote something else there
+        # CheckpointError: somebody wrote something else there.
+        with contextlib.suppress(CheckpointError), undeleted.telling(self._path):
             found = _read(self._path)
             if found is None or found[0] != self._mine:
                 return

@@ -27,7 +27,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
-from gracepoint.checkpoint.storage import time_limit
+from gracepoint.checkpoint.storage import time_limit, undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SettingsError
 
@@ -134,7 +134,8 @@ def apply(
             logger.info("step %d is not deleted yet, as it is being read", step)
             continue
         logger.info("deleting step %d: %s", step, retention)
-        commit.discard(paths.step(step), paths.trash(step, attempt, ordinal), only=found[step].standing)
+        with undeleted.telling(paths.step(step)):  # one that stays must not keep the others
+            commit.discard(paths.step(step), paths.trash(step, attempt, ordinal), only=found[step].standing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,12 +197,14 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
     In a store that cannot rename, writing the mark takes a round trip. There the block begins while the mark is
     written.
     """
-    mark, limit = paths.reading_mark(step), time_limit.current()
+    mark, limit, marked = paths.reading_mark(step), time_limit.current(), False
 
     def touch() -> None:
+        nonlocal marked
         try:
             with time_limit.ended_by(limit):
                 mark.touch()
+            marked = True
         except OSError as error:
             logger.info("%s cannot be marked as being read: %s", paths.step(step), error)
 
@@ -219,8 +222,12 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
     finally:
         if begun:
             marking.join()  # the store's timeout ends it
-        with contextlib.suppress(OSError):
-            mark.delete()
+        if marked:
+            with undeleted.telling(mark):
+                mark.delete()
+        else:  # it may be there nevertheless: a request can reach the store though its answer was lost
+            with contextlib.suppress(OSError):
+                mark.delete()
 
 
 def _is_read(paths: Layout, step: int, now_s: float) -> bool:

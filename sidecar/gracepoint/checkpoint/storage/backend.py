@@ -270,7 +270,11 @@ class Backend(Protocol):
         """Makes a folder and the folders above it. They are durable on return."""
 
     def delete_folder(self, key: str) -> None:
-        """Deletes a folder and everything in it. Raises no error: what cannot be deleted stays."""
+        """Deletes a folder and everything in it. Does nothing if it does not exist.
+
+        Raises:
+            OSError: Something cannot be deleted, and stays; the error of the first. All else is deleted.
+        """
 
     def publish(self, source: str, target: str) -> None:
         """Renames a folder atomically: readers see all of it at ``target``, or nothing.

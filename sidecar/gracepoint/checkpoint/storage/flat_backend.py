@@ -66,6 +66,10 @@ class FlatBackend(Backend, Protocol):
         """Deletes values, each only if it has the generation of its entry. The keys of the entries are complete.
 
         ``go_on`` is called before each request. An error that it raises ends the deletion.
+
+        Raises:
+            PermissionError: The store refuses to delete some of them. All others are deleted.
+            OSError: The store cannot be reached, so that not all were tried.
         """
 
     def sleep(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gracepoint.arguments import shown
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generation, Reader, Value
 from gracepoint.checkpoint.storage.files.posix import POSIX
 from gracepoint.errors import CheckpointRefused, SettingsError
@@ -184,7 +185,9 @@ class StoragePath:
         self.backend.make_folder_durably(self.key)
 
     def delete_folder(self) -> None:
-        self.backend.delete_folder(self.key)
+        """Deletes a folder and everything in it. Raises no error: what stays is noted in ``undeleted``."""
+        with undeleted.telling(self):
+            self.backend.delete_folder(self.key)
 
     def publish(self, target: StoragePath) -> None:
         self.backend.publish(self.key, target.key)

@@ -29,7 +29,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.writing.file_writer import Folders, bytes_of, write_file
-from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
+from gracepoint.checkpoint.writing.write_job import FAILED_ENDS_S, WriteJob, WrittenFiles, form_of
 from gracepoint.checkpoint.writing.write_pool import WritePool
 from gracepoint.deadline import Deadline
 
@@ -79,8 +79,11 @@ class EncodedWriter:
             if in_tree and metadata:
                 pool.add(0, functools.partial(_write_tree, job, [], metadata, put))
             pool.wait()
-        finally:
+        except BaseException:
             pool.close()
+            pool.join(FAILED_ENDS_S)
+            raise
+        pool.close()
         pool.join()
         return dataclasses.replace(written, chunk_bytes=chunk_bytes)
 

@@ -35,7 +35,7 @@ from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile, checks
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
 from gracepoint.checkpoint.writing.idle_priority import IdlePriority
 from gracepoint.checkpoint.writing.pool_size import Finish, size_for
-from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
+from gracepoint.checkpoint.writing.write_job import FAILED_ENDS_S, WriteJob, WrittenFiles
 from gracepoint.checkpoint.writing.write_pool import WritePool
 from gracepoint.deadline import Deadline
 
@@ -89,8 +89,11 @@ class FileWriter:
             for folder in folders.made:
                 pool.add(0, functools.partial(_sync, folder))
             pool.wait()
-        finally:
+        except BaseException:
             pool.close()
+            pool.join(FAILED_ENDS_S)
+            raise
+        pool.close()
         pool.join()
         return dataclasses.replace(written, chunk_bytes=chunk_bytes)
 

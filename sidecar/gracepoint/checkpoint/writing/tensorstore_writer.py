@@ -31,7 +31,7 @@ from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.checks import crc32_of, size_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
 from gracepoint.checkpoint.storage.tensorstore_context import new_context
-from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
+from gracepoint.checkpoint.writing.write_job import FAILED_ENDS_S, WriteJob, WrittenFiles, form_of
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -57,10 +57,17 @@ class TensorStoreWriter:
             SaveFailed: The deadline passed, or was cancelled.
             ValueError, OSError: TensorStore could not write a file. The message names it.
         """
+        in_flight = _InFlight(self._limit_bytes, job.folder, deadline)
+        try:
+            return self._write(job, deadline, in_flight)
+        except BaseException:
+            in_flight.settle()
+            raise
+
+    def _write(self, job: WriteJob, deadline: Deadline, in_flight: _InFlight) -> WrittenFiles:
         folder, item, specs = job.folder, job.item, job.specs
         form = form_of(job)
         written, chunk_bytes = WrittenFiles(), 0
-        in_flight = _InFlight(self._limit_bytes, folder, deadline)
         plain = self._plain(folder, deadline)
         for path, data in job.small_files.items():
             in_flight.add(0, functools.partial(plain.write, path, data))
@@ -217,6 +224,14 @@ class _InFlight:
             raise self._error
         if not in_time:
             raise self._given_up()
+
+    def settle(self) -> None:
+        """After an error: waits until TensorStore writes nothing any more, for some seconds at most.
+
+        Nothing is cancelled: a future that is cancelled has ended, and its write may go on.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended == self._added, min(FAILED_ENDS_S, self._deadline.remaining_s()))
 
     def _given_up(self) -> SaveFailed:
         """Cancels the writes that TensorStore has not started. Returns the error to raise."""

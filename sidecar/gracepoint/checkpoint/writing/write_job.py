@@ -14,6 +14,9 @@ from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 
+#: Seconds for what is being written to end after one write has failed: what was written is deleted next.
+FAILED_ENDS_S = 10.0
+
 
 class ChunkSource(Protocol):
     """Supplies the chunks of a save."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import math
 import threading
 from collections.abc import Callable
 
@@ -140,10 +141,10 @@ class WritePool:
             self._has_unsynced.notify_all()
         self._drop_unsynced()
 
-    def join(self) -> None:
-        """Waits for the threads to end, so that their buffers are free for the next save."""
+    def join(self, most_s: float = math.inf) -> None:
+        """Waits for the threads to end, for ``most_s`` seconds each at most: they then write nothing any more."""
         for thread in (*self._writers, *self._syncers):
-            thread.join(self._deadline.remaining_s())
+            thread.join(min(most_s, self._deadline.remaining_s()))
 
     def go_on(self) -> None:
         """Raises an error if the calling thread must stop."""

@@ -214,10 +214,12 @@ def _opened(
             clock=time.monotonic,
         )
         job = settings.jobset_uid or meeting.attempt
-        with watch.at("check of the directory"):
-            checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
+        # First the claim: it makes room for what is written next, which only the job that has the lease may do.
         with watch.at("claim of the directory"):
             checkpointer.access.claim(job, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
+        if_it_fails.callback(checkpointer.access.release)
+        with watch.at("check of the directory"):
+            checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
         log.info(
             "attached process=%d of=%d attempt=%s directory=%s",
             meeting.gang.process_index,

@@ -7,6 +7,7 @@ import errno
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.cleanup import StepCleaner
 from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
@@ -35,22 +37,32 @@ def cleaner(store: FlatStore) -> StepCleaner:
     return StepCleaner(paths, Retention(), "b")
 
 
+@pytest.fixture
+def told() -> Iterator[list[list[str]]]:
+    """What is reported of deletions that fail."""
+    reports: list[list[str]] = []
+    undeleted.end()
+    undeleted.listen(reports.append)
+    yield reports
+    undeleted.end()
+
+
 def refuses_deletions(operation: str, key: str) -> None:
     if operation == "delete":
         raise OSError(errno.EIO, "the store is ill")
 
 
-def test_an_error_of_a_deletion_is_logged_at_the_end(
+def test_an_error_of_a_deletion_is_logged(
     store: FlatStore, cleaner: StepCleaner, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.before = refuses_deletions
     cleaner.tidy(None, ordinal=2)
     cleaner.finish(Deadline.after(30, time.monotonic))
-    assert "trash in flat:run was not deleted: [Errno 5] the store is ill" in caplog.text
+    assert f"{STEP}.gracepoint-trash.a.2 cannot be deleted: [Errno 5] the store is ill" in caplog.text
 
 
-def test_an_error_of_a_deletion_is_logged_before_the_next(
-    store: FlatStore, cleaner: StepCleaner, caplog: pytest.LogCaptureFixture
+def test_a_deletion_that_failed_is_tried_again_by_the_next_sweep(
+    store: FlatStore, cleaner: StepCleaner, told: list[list[str]]
 ) -> None:
     store.before = refuses_deletions
     cleaner.tidy(None, ordinal=2)
@@ -58,9 +70,10 @@ def test_an_error_of_a_deletion_is_logged_before_the_next(
     store.before = lambda operation, key: None
     store.time_s += 1000  # the claim of the deletion that failed is free again
     cleaner.tidy(None, ordinal=3)
-    assert "the store is ill" in caplog.text
     cleaner.finish(Deadline.after(30, time.monotonic))
     assert not store.objects
+    assert [len(stays) for stays in told] == [1, 0]
+    assert "the store is ill" in told[0][0]
 
 
 def test_trash_that_is_not_deleted_in_time_is_logged(

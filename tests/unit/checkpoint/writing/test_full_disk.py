@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint import WriteOptions, verify
-from gracepoint.checkpoint.steps import listing
-from gracepoint.errors import SaveFailed
+from gracepoint.checkpoint.steps import cleanup, listing
+from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests import limits
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, outcomes_in_gang, restore, save
@@ -65,6 +65,10 @@ def test_a_full_disk_is_named_and_the_step_before_stays_whole(
     for outcome in outcomes:
         assert "No space left on device" in str(outcome)
         assert str(disk) in str(outcome)
+    assert any(" bytes are needed for the whole save" in str(outcome) for outcome in outcomes)
+    assert any(" bytes are free there" in str(outcome) for outcome in outcomes)
+    left = sorted(path.name for path in disk.iterdir() if path.name.startswith("2"))
+    assert left in ([], ["2.gracepoint-trash.job-1-b.1"])[: 1 if in_background else 2]
     assert not (disk / "2").exists()
     assert verify(disk / "1").ok
     filler.unlink()
@@ -87,3 +91,70 @@ def test_a_restore_from_a_disk_that_is_full_needs_no_space(disk: Path) -> None:
     restored = restore(disk, state(0))
     assert restored is not None
     assert_same(restored.state, state(1))
+
+
+@pytest.mark.integration
+def test_failed_saves_leave_the_room_for_the_next_one(disk: Path) -> None:
+    def run(gang: ProcessGroup) -> list[str]:
+        checkpointer, seen = engine(disk, gang, keep_last=1), list[str]()
+        for step in range(1, 9):
+            if gang.process_index == 0 and step == 2:
+                fillers.append(limits.fill(disk, but_bytes=STATE_BYTES // 2))
+            if gang.process_index == 0 and step == 8:
+                fillers.pop().unlink()
+            gang.barrier(f"step {step}", timeout_s=30)
+            try:
+                checkpointer.save_in_background(step, state(step), {})
+                checkpointer.wait_until_finished()
+            except SaveFailed as error:
+                seen.append(str(error))
+            gang.barrier(f"end of {step}", timeout_s=30)
+            assert not (found := list(disk.glob(f"{step}.gracepoint-tmp*/**/*"))), found
+        checkpointer.close(30)
+        return seen
+
+    fillers: list[Path] = []
+    for seen in in_gang(2, run):
+        assert len(seen) == 6
+    assert verify(disk / "8").ok
+    assert [path.name for path in disk.glob("[0-9]*")] == ["8"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("left", ["2.gracepoint-tmp.job-1-b.1", "2.gracepoint-trash.job-1-b.1"])
+def test_a_start_on_a_full_disk_makes_room_among_what_earlier_saves_left(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    monkeypatch.setattr(cleanup, "DEAD_S", -1.0)
+    save(engine(disk, keep_last=1), 1, state(1))
+    (disk / left / "default").mkdir(parents=True)
+    limits.fill(disk / left / "default", but_bytes=0)
+    with pytest.raises(OSError, match="No space left"):
+        (disk / "more").write_bytes(bytes(1 << 16))
+    (disk / "more").unlink()
+    checkpointer = engine(disk, attempt="job-2-c", keep_last=1)
+    checkpointer.access.claim("job", timeout_s=30)
+    checkpointer.prepare(state(2))
+    save(checkpointer, 2, state(2))
+    checkpointer.close(30)
+    assert not (disk / left).exists()
+    assert verify(disk / "2").ok
+
+
+@pytest.mark.integration
+def test_a_save_makes_room_among_what_earlier_starts_left(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleanup, "DEAD_S", -1.0)
+    save(engine(disk), 1, state(1))
+    left = disk / "2.gracepoint-tmp.job-1-b.1" / "default"
+    left.mkdir(parents=True)
+    limits.fill(left, but_bytes=STATE_BYTES // 2)
+    save(engine(disk, attempt="job-2-c"), 2, state(2))
+    assert verify(disk / "2").ok
+
+
+@pytest.mark.integration
+def test_a_start_on_a_disk_that_others_fill_says_path_and_free_bytes(disk: Path) -> None:
+    limits.fill(disk)
+    (disk / "small").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=rf"{disk}.*No space left.*bytes are free there"):
+        engine(disk).access.claim("job", timeout_s=30)

@@ -8,6 +8,7 @@ writers' threads end with each save. Every wait for another process has a timeou
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from gracepoint.checkpoint.saving.operation.save_extras import NO_EXTRAS, SaveEx
 from gracepoint.checkpoint.saving.operation.save_operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
 from gracepoint.checkpoint.saving.process_part.save_worker import HandedOver
+from gracepoint.checkpoint.storage import room
 from gracepoint.checkpoint.transfer.host_snapshot import Transfer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import SaveSource
@@ -93,6 +95,7 @@ class SaveExecutor:
         self.background = BackgroundSave(self._thread)
         self._now: SaveOperation | None = None  # the save that the caller waits for
         self._now_written: Callable[[], int] = int  # the bytes of it that are written
+        self._failed: collections.deque[SaveOperation] = collections.deque()  # of the save's thread
         self.saves = 0
         self.last_save: SaveStats | None = None
 
@@ -108,7 +111,12 @@ class SaveExecutor:
         self.handing.start()
         paths.root.make_folder_durably()
         probe = paths.probe(self._attempt, self._gang.process_index)
-        self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
+        try:
+            self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
+        except OSError as error:
+            if not room.is_full(error):
+                raise
+            raise OSError(error.errno, f"{paths.root} cannot be written to: {room.explained(error, probe)}") from error
 
     def begin(
         self,
@@ -177,7 +185,11 @@ class SaveExecutor:
         blocked_s = self._clock() - began_s
 
         def run() -> None:
-            stages = save.run(newest.source, deadline, newest.reached, handed)
+            try:
+                stages = save.run(newest.source, deadline, newest.reached, handed)
+            except SaveFailed:
+                self._failed.append(save)
+                raise
             newest.committed = True
             stats = SaveStats(
                 save.temporary.step, save.total_bytes, blocked_s, snapshot_s, stages.durable_s, stages.committed_s
@@ -275,6 +287,11 @@ class SaveExecutor:
             handed = self.handing.hand_over(save, newest.chunks, newest.filled, deadline, urgent=True)
         return step, self._run_now(save, source, deadline, on_stage, began_s, handed)
 
+    def give_up_failed(self) -> None:
+        """Deletes what processes have still written of saves that had failed. Called once a later save is committed."""
+        while self._failed:
+            self._failed.popleft().give_up()
+
     def close(self) -> None:
         """Ends the worker process, if there is one, after the save under way. Does not wait for it."""
         self.handing.close()
@@ -302,7 +319,8 @@ class SaveExecutor:
         self._now = save
         self._now_written = lambda: counted.written_bytes + (0 if handed is None else handed.done_bytes)
         try:
-            stages = save.run(counted, deadline, on_stage, handed)
+            # A step that is saved while somebody waits is saved before the process ends.
+            stages = save.run(counted, deadline, on_stage, handed, deletes=save.temporary.step is None)
         finally:
             self._now, self._now_written = None, int
         size_bytes, blocked_s = save.total_bytes, self._clock() - began_s

@@ -26,15 +26,21 @@ from gracepoint.checkpoint.saving.operation.save_extras import NO_EXTRAS, SaveEx
 from gracepoint.checkpoint.saving.operation.save_planner import PreparedSave
 from gracepoint.checkpoint.saving.process_part.save_part import PartStages, SavePart, begun, clear_tree
 from gracepoint.checkpoint.saving.process_part.save_worker import HandedOver, WriterDied
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps import cleanup, commit
+from gracepoint.checkpoint.storage import room
 from gracepoint.checkpoint.storage.time_limit import ended_by
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import SaveSource
 from gracepoint.deadline import Deadline
-from gracepoint.errors import GracepointError, SaveFailed
+from gracepoint.errors import BarrierFailed, GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
+
+# With more processes, one deletes for all what a failed save has written: each would list it.
+_FEW = 16
+# Seconds for the answer of the coordination service, which another process has given before.
+_FIRST_ERROR_S = 10.0
 
 
 class Barrier(Protocol):
@@ -102,6 +108,8 @@ class SaveOperation:
             yield
         except BaseException as error:
             self.fail(error)
+            if self.has_handled_parts:  # handlers may have written files already
+                self.give_up()
             raise
 
     def fail(self, error: BaseException) -> None:
@@ -194,22 +202,58 @@ class SaveOperation:
         deadline: Deadline,
         on_stage: Callable[[str], None],
         handed: HandedOver | None = None,
+        *,
+        deletes: bool = True,
     ) -> SaveStages:
         """Writes the chunks of ``source``, and returns when the save of all processes is committed.
 
         If the part was handed over to a worker process (``handed``), this waits for the worker. ``source`` is then
         written only if the worker dies.
 
-        All processes that are alive and can reach each other end with the same outcome, even if some are late.
+        All processes that are alive and can reach each other end with the same outcome, even if some are late. What a
+        save that fails has written goes at once, so that it does not take the room of the next one.
+
+        Args:
+            source: The chunks.
+            deadline: When the save must have ended.
+            on_stage: Called with "written", "durable" and "committed".
+            handed: See above.
+            deletes: False if there is no time to delete what a failed save has written. It becomes trash then.
 
         Raises:
             SaveFailed: The save was not committed in time, or a process failed. If the save is durable nevertheless,
                 the next start commits it.
         """
-        clock, folder = deadline.clock, self.temporary.path
-        started_s = clock()
+        clock, started_s = deadline.clock, deadline.clock()
+        can_be_durable = False  # before this process's part is durable, the save is not, and never if it fails
+        try:
+            part = self._written(source, deadline, on_stage, handed)
+            can_be_durable = True
+            metrics.tell_written(part.chunk_bytes, part.writing_s, self.temporary.path)
+            self._commit(deadline)
+        except SaveFailed as error:
+            # A process that is missing may still end its part, but not one that has failed.
+            if not can_be_durable or isinstance(error.__cause__, BarrierFailed):
+                self.give_up(deletes=deletes and not deadline.cancelled)
+            raise
+        on_stage("committed")
+        return SaveStages(part.written_s, part.durable_s, clock() - started_s)
+
+    def _written(
+        self,
+        source: SaveSource,
+        deadline: Deadline,
+        on_stage: Callable[[str], None],
+        handed: HandedOver | None,
+    ) -> PartStages:
+        """Has this process's part written and made durable.
+
+        Raises:
+            SaveFailed: It was not, here or in the process that failed first.
+        """
         try:
             with self.failing_together():
+                self._make_room()
                 part = self._written_elsewhere(handed, deadline, on_stage) if handed is not None else None
                 if part is not None:
                     source.written_elsewhere()
@@ -217,14 +261,56 @@ class SaveOperation:
                     with begun(self.part(), source, deadline, on_stage) as writing:
                         written = self._writer.write(writing.job(), deadline)
                         part = writing.make_durable(written, self._record_handled(deadline))
-        except SaveFailed:
-            raise
+                return part
         except Exception as error:
-            raise SaveFailed(f"{self.temporary.what} was not written to {folder}: {error}") from error
-        metrics.tell_written(part.chunk_bytes, part.writing_s, folder)
-        self._commit(deadline)
-        on_stage("committed")
-        return SaveStages(part.written_s, part.durable_s, clock() - started_s)
+            if (first := self._first_error(error)) is not error:
+                raise first from first.__cause__
+            if isinstance(error, SaveFailed):
+                raise
+            where = self.temporary.path
+            why = room.explained(error, where, self.total_bytes)
+            raise SaveFailed(f"{self.temporary.what} was not written to {where}: {why}") from error
+
+    def _make_room(self) -> None:
+        """Deletes what nobody needs if the file system seems too full for the save. Process 0 does it for all."""
+        if self._gang.process_index != 0 or self.temporary.step is None:
+            return
+        found = room.at(self.temporary.path)
+        if found is None or found.free_bytes >= self.total_bytes:
+            return
+        cleanup.make_room(self._paths, self.temporary.attempt)
+        found = room.at(self.temporary.path) or found
+        if found.free_bytes < self.total_bytes:
+            # It is tried nevertheless: file systems and formats that compress need less.
+            logger.warning(
+                "%s may not fit: it has %d bytes, and %d of %d are free on the file system of %s",
+                self.temporary.what,
+                self.total_bytes,
+                found.free_bytes,
+                found.total_bytes,
+                self._paths.root,
+            )
+
+    def _first_error(self, error: Exception) -> Exception:
+        """Returns the error of the process that failed first: it may have deleted what this one was writing."""
+        if self._gang.process_count == 1 or room.knows(error):
+            return error
+        try:
+            self._gang.barrier(self.key, timeout_s=_FIRST_ERROR_S)  # does not wait: one process has failed it
+        except GracepointError as told:
+            if str(error) not in str(told):  # this process was not the first
+                first = SaveFailed(f"{self.temporary.what} is not committed: {told}")
+                first.__cause__ = told
+                return first
+        return error
+
+    def give_up(self, *, deletes: bool = True) -> None:
+        """Deletes what the save has written, once it has failed. In a large gang, process 0 does it for all."""
+        if self._gang.process_index == 0 or self._gang.process_count <= _FEW:
+            try:
+                commit.give_up_failed(self._paths, self.temporary, deletes=deletes)
+            except GracepointError as error:
+                logger.warning("what %s has written was not deleted: %s", self.temporary.what, error)
 
     def part(self) -> SavePart:
         """Returns what this process writes, once ``describe`` was called."""

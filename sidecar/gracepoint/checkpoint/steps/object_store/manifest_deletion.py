@@ -24,6 +24,7 @@ from gracepoint.checkpoint.steps.object_store.object_deletion import (
     refuse_foreign,
     sweep,
 )
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 
@@ -75,24 +76,43 @@ def give_up(paths: Layout, temporary: Temporary) -> None:
     temporary.path.delete_folder()
 
 
+def give_up_failed(paths: Layout, temporary: Temporary, trash: StoragePath) -> None:
+    """Deletes the objects of a save that failed in this gang. Other saves of the step keep theirs."""
+    temporary.path.backend.delete_folder(temporary.path.key)  # first: without its records it is never durable
+    delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
+    place = temporary.target / layout.MANIFEST
+    with contextlib.suppress(FileNotFoundError):
+        found = place.read()
+        if is_claim(found.data):
+            claim = Claim.from_bytes(found.data, str(place))
+            if (claim.attempt, claim.ordinal) == (temporary.attempt, temporary.ordinal):
+                condemn(temporary.target, trash, found.generation)
+                _empty(paths, trash)
+
+
 def empty_trash(paths: Layout) -> None:
     """Deletes the objects of discarded steps, and the folders of saves that are committed."""
     for temporary in paths.temporaries():
         if is_committed(temporary):
             temporary.path.delete_folder()
     for trash in paths.trashed():
+        _empty(paths, trash)
+
+
+def _empty(paths: Layout, trash: StoragePath) -> None:
+    with undeleted.telling(trash):  # one that stays must not keep the others
         try:
             name, _, of_save = (trash / TOMBSTONE).read_bytes().decode().partition("\n")
         except FileNotFoundError:
             if 0.0 < trash.last_change_s() < paths.root.now_s() - NAMELESS_KEPT_S:
-                trash.delete_folder()
-            continue
+                trash.backend.delete_folder(trash.key)
+            return
         if not sweep(paths.root / name, trash.name):
             logger.info("a later start or save goes on to delete %s, or another process does", paths.root / name)
-            continue
+            return
         if of_save:
             (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
-        trash.delete_folder()
+        trash.backend.delete_folder(trash.key)
 
 
 def find_condemned(paths: Layout) -> None:

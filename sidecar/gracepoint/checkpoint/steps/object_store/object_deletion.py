@@ -186,13 +186,17 @@ def condemn(
 def delete_of_save(folder: StoragePath, save: Claim) -> None:
     """Deletes the objects below ``folder`` that a save has written."""
     store = store_of(folder)
-    store.delete_all(list(_noted(folder, folder.entries(), {}, lambda by: by.is_same(save))))
+    entries = [entry for entry in folder.entries() if entry.key != layout.DAMAGE_MARK]  # which no save writes
+    store.delete_all(list(_noted(folder, entries, {}, lambda by: by.is_same(save))))
 
 
 def sweep(folder: StoragePath, trash: str) -> bool:
     """Deletes the objects of a step that was condemned to ``trash``, and its claim.
 
     Returns False if another process does so now, or if this process was too slow. Then a later call does the rest.
+
+    Raises:
+        PermissionError: The store refuses to delete some of them. All others are deleted, and the claim stays.
     """
     store, place = store_of(folder), folder / layout.MANIFEST
     entries = folder.entries()  # before the claim is read: what a later save writes is not among them
@@ -209,6 +213,7 @@ def sweep(folder: StoragePath, trash: str) -> bool:
     success = [entry for entry in entries if entry.key == layout.COMMIT_SUCCESS]
     others = [entry for entry in entries if entry.key not in (layout.COMMIT_SUCCESS, layout.MANIFEST)]
     without_note, stays = _listed(folder.parent / trash), list[str]()
+    refused: PermissionError | None = None
     try:
         turn = _Turn(folder, claim, found.generation)
         for batch in (success, *(others[start : start + _BATCH] for start in range(0, len(others), _BATCH))):
@@ -216,9 +221,14 @@ def sweep(folder: StoragePath, trash: str) -> bool:
             ours = list(
                 _noted(folder, batch, without_note, lambda by: by.begun_ns <= claim.begun_ns + _CLOCKS_DIFFER_NS)
             )
-            store.delete_all(ours, turn.go_on)
+            try:
+                store.delete_all(ours, turn.go_on)
+            except PermissionError as error:
+                refused = refused or error
             deleted = {entry.key for entry in ours}
             stays += [entry.key for entry in batch if (folder / entry.key).key not in deleted]
+        if refused is not None:
+            raise refused
         turn.renew()
         if stays:
             logger.warning(

@@ -6,12 +6,13 @@ and no state.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import secrets
 import shutil
 from pathlib import Path
+
+from gracepoint.checkpoint.storage import undeleted
 
 #: Types of mounts that are buckets, with the scheme of their URIs. A folder there is renamed object by object, or not.
 _BUCKETS = {
@@ -75,5 +76,5 @@ def _check_renames(folder: Path) -> None:
                 "save could be committed. If it is a bucket, use its gs:// or s3:// URI in place of the mount",
             ) from error
     finally:
-        with contextlib.suppress(OSError):
+        with undeleted.telling(probe):
             shutil.rmtree(probe)

@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ from gracepoint.checkpoint.storage.files import page_cache
 from gracepoint.checkpoint.storage.files.mounts import check_mount
 
 logger = logging.getLogger(__name__)
+
+#: How often the deletion of a folder is tried while others write to it.
+_DELETES = 3
 
 _LOCK_S = 5.0  # to wait for the lock; it is held for two calls to the file system
 _LOOK_EVERY_S = 0.05
@@ -184,7 +188,29 @@ class PosixBackend:
         self.sync(sorted({str(folder.parent) for folder in missing}))
 
     def delete_folder(self, key: str) -> None:
-        shutil.rmtree(key, ignore_errors=True)
+        for _ in range(_DELETES):
+            stays = self._delete_folder(key)
+            if not any(error.errno == errno.ENOTEMPTY for error in stays):
+                break  # otherwise somebody has written to it meanwhile
+        if stays:
+            raise stays[0]
+
+    def _delete_folder(self, key: str) -> list[OSError]:
+        """Returns the errors of what stays."""
+        stays: list[OSError] = []
+
+        def note(function: object, path: str, found: object) -> None:
+            error = found[1] if isinstance(found, tuple) else found
+            if not isinstance(error, OSError):
+                raise error if isinstance(error, BaseException) else TypeError(f"{path}: {error!r}")
+            if not isinstance(error, FileNotFoundError):  # another process deletes it, too
+                stays.append(error)
+
+        if sys.version_info >= (3, 12):
+            shutil.rmtree(key, onexc=note)
+        else:
+            shutil.rmtree(key, onerror=note)
+        return stays
 
     def publish(self, source: str, target: str) -> None:
         try:

@@ -264,13 +264,20 @@ class ObjectBackend:
         """Does nothing, as a prefix needs no object."""
 
     def delete_folder(self, key: str) -> None:
-        with contextlib.suppress(OSError):
-            self.delete_all(
-                Entry(f"{_prefix(key)}{entry.key}", 0, entry.generation, 0.0) for entry in self.entries(key)
-            )
+        self.delete_all(Entry(f"{_prefix(key)}{entry.key}", 0, entry.generation, 0.0) for entry in self.entries(key))
 
     def delete_all(self, entries: Iterable[Entry], go_on: GoOn | None = None) -> None:
-        self.at_once(functools.partial(self.delete_version, entry.key, entry.generation, go_on) for entry in entries)
+        refused: list[PermissionError] = []
+
+        def delete(entry: Entry) -> None:
+            try:
+                self.delete_version(entry.key, entry.generation, go_on)
+            except PermissionError as error:  # a lock or a retention policy of one object says nothing of the others
+                refused.append(error)
+
+        self.at_once(functools.partial(delete, entry) for entry in entries)
+        if refused:
+            raise refused[0]
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

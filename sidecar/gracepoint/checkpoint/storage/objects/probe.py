@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gracepoint.checkpoint.storage import time_limit
+from gracepoint.checkpoint.storage import time_limit, undeleted
 from gracepoint.checkpoint.storage.backend import StaleGeneration
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def check(store: ObjectBackend, key: str) -> None:
             )
     finally:
         # With a limit: if the store does not answer, the caller gets that error now, not after a second timeout.
-        with contextlib.suppress(OSError), time_limit.ended_by(_after(_CLEANUP_S)):
+        with undeleted.telling(store.url(probe)), time_limit.ended_by(_after(_CLEANUP_S)):
             store.delete_version(probe, None)
 
 

@@ -123,7 +123,7 @@ def test_stopped_save_frees_the_way_and_never_becomes_a_checkpoint(
     storage.bytes_per_s = math.inf
     assert save(checkpointer, 2, small_state(2)).step == 2
     checkpointer.close(_PATIENCE_S)
-    assert [p.name for p in tmp_path.glob("1*")] == ["1.gracepoint-tmp.job-0-a.1"]
+    assert not list(tmp_path.glob("1*")), "it does not take the room of others"
     assert not list(tmp_path.glob("1*/done.*"))
     assert restored_step(tmp_path) == 2
 
