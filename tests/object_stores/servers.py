@@ -164,7 +164,8 @@ def open_s3(folder: Path) -> Iterator[Server]:
     def arguments(port: int) -> list[str]:
         ours = [f"--port=127.0.0.1:{port}", f"--region={REGION}", "--health=/health", "--quiet", "--keep-alive"]
         # Attributes of files are not to be had on every file system, such as a tmpfs in a container.
-        return [*ours, "posix", f"--sidecar={metadata}", str(buckets)]
+        # ``localhost``: also with the bucket in the host's name.
+        return [*ours, "--virtual-domain=localhost", "posix", f"--sidecar={metadata}", str(buckets)]
 
     root = {"ROOT_ACCESS_KEY": keys["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"]}
     with _running([str(parts.program("versitygw"))], arguments, "/health", folder, root) as url:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
-from gracepoint.checkpoint import CheckpointManager
+from gracepoint.checkpoint import CheckpointManager, WriteOptions
+from gracepoint.checkpoint.storage.objects.providers.s3_uploads import S3Uploads
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
+from gracepoint.errors import SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.fixtures import set_environment
 from tests.object_stores.http_messages import Head
 from tests.object_stores.servers import Bucket, Server
 from tests.unit.checkpoint.fakes.engine import assert_same, small_state
+from tests.unit.checkpoint.fakes.formats import each_format
 
 pytestmark = pytest.mark.integration
 
@@ -67,3 +72,132 @@ def test_a_store_without_conditions_on_deletions_holds_a_run_and_is_named(
         assert_same(manager.restore(like=small_state()).state, small_state(3))
     assert {entry.key.partition("/")[0] for entry in storage_path(root).entries()} == {"2", "3"}
     assert verify(storage_path(root) / "3").ok
+
+
+def only_virtual_hosts(head: Head) -> Head | bytes:
+    name = head.headers["host"].partition(":")[0]
+    return head if name.endswith(".localhost") else refusal(400, "PathStyleRequestsAreNotTaken")
+
+
+@pytest.fixture
+def virtual_hosts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Bucket], None]:
+    """Has clients put the bucket into the name of the host, which is then one below ``localhost``."""
+    found = socket.getaddrinfo
+
+    def here(host: Any, *rest: Any, **more: Any) -> Any:
+        return found("127.0.0.1" if str(host).endswith("localhost") else host, *rest, **more)  # curl does the same
+
+    def use(bucket: Bucket) -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", here)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.url.replace("127.0.0.1", "localhost"))
+        monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+
+    return use
+
+
+@each_format
+def test_a_store_that_takes_virtual_hosts_only_holds_every_format(
+    behind: Behind, s3: Server, virtual_hosts: Callable[[Bucket], None], options: WriteOptions
+) -> None:
+    bucket = behind(s3, only_virtual_hosts)
+    virtual_hosts(bucket)
+    check_run(f"{bucket.uri}/run", options)
+
+
+def check_run(root: Any, options: WriteOptions) -> None:
+    """Saves, replaces, deletes, restores and verifies."""
+    with CheckpointManager(root, keep_last=1, options=options) as manager:
+        for step in (1, 2):
+            manager.save(step, small_state(step))
+        manager.wait_until_finished()
+        assert_same(manager.restore(like=small_state()).state, small_state(2))
+    assert verify(storage_path(root) / "2").ok
+    assert {entry.key.partition("/")[0] for entry in storage_path(root).entries()} == {"2"}
+
+
+def test_the_start_tries_tensorstore_s_client_too_and_ocdbt_is_refused_by_name(
+    behind: Behind, s3: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses_tensorstore(head: Head) -> Head | bytes:
+        return refusal(403, "AccessDenied") if "tensorstore" in head.headers.get("user-agent", "") else head
+
+    root: Any = f"{behind(s3, refuses_tensorstore).uri}/run"
+    with caplog.at_level(logging.WARNING):
+        storage_path(root).check_usable()
+    assert "TensorStore cannot read from the store" in caplog.text
+    with pytest.raises(SaveFailed, match=r"TensorStore cannot read from the store.*Save without OCDBT, or mend that"):
+        check_run(root, WriteOptions(use_ocdbt=True))
+    check_run(f"{root}/files", WriteOptions())
+
+
+ENCRYPTION = "x-amz-server-side-encryption"
+
+
+@each_format
+@pytest.mark.parametrize("server", ["s3", "moto"])
+def test_a_bucket_that_demands_encryption_holds_every_format(
+    behind: Behind,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    server: str,
+    options: WriteOptions,
+) -> None:
+    told: list[dict[str, str]] = []
+
+    def demands(head: Head) -> Head | bytes:
+        method, target, _ = head.first.split(" ", 2)
+        writes = (method == "PUT" and "uploadId" not in target) or (method == "POST" and "uploads" in target)
+        if not writes:
+            return head
+        told.append({name: value for name, value in head.headers.items() if name.startswith(ENCRYPTION)})
+        return head if head.headers.get(ENCRYPTION) == "AES256" else refusal(403, "AccessDenied")
+
+    root: Any = f"{behind(request.getfixturevalue(server), demands).uri}/run"
+    with pytest.raises(OSError, match=r"If the bucket's policy demands encryption, set objectStore\.serverSide"):
+        storage_path(root).check_usable()
+    monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "AES256")
+    told.clear()
+    storage_path(root).check_usable()
+    check_run(root, options)
+    assert told
+    assert all(each == {ENCRYPTION: "AES256"} for each in told)
+
+
+def test_the_key_and_the_key_of_the_bucket_are_told_in_uploads_in_parts_too(
+    behind: Behind, moto: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, dict[str, str]]] = []
+
+    def note(head: Head) -> Head:
+        method = head.first.partition(" ")[0]
+        if of_it := {name: value for name, value in head.headers.items() if name.startswith(ENCRYPTION)}:
+            told.append((method, of_it))
+        return head
+
+    monkeypatch.setattr(S3Uploads, "from_bytes", 1)
+    for name, value in (
+        ("SERVER_SIDE_ENCRYPTION", "aws:kms"),
+        ("SSE_KMS_KEY_ID", "k"),
+        ("SSE_BUCKET_KEY_ENABLED", "true"),
+    ):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    check_run(f"{behind(moto, note).uri}/run", WriteOptions())
+    wanted = {ENCRYPTION: "aws:kms", f"{ENCRYPTION}-aws-kms-key-id": "k", f"{ENCRYPTION}-bucket-key-enabled": "true"}
+    assert {method for method, _ in told} == {"PUT", "POST"}
+    assert all(of_it == wanted for _, of_it in told)
+
+
+def test_the_key_of_cloud_storage_is_told_with_each_object(
+    behind: Behind, gcs: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, targets = "projects/p/locations/l/keyRings/r/cryptoKeys/k", list[str]()
+
+    def note(head: Head) -> Head:
+        targets.append(unquote(head.first.split(" ")[1]))
+        return head
+
+    monkeypatch.setenv("GOOGLE_STORAGE_KMS_KEY_NAME", key)
+    check_run(f"{behind(gcs, note).uri}/run", WriteOptions(use_ocdbt=True))
+    uploads = [target for target in targets if target.startswith("/upload/")]
+    assert uploads
+    assert all(f"kmsKeyName={key}" in target for target in uploads)

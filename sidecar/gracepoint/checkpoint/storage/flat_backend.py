@@ -26,7 +26,13 @@ class Noted:
 
 
 class FlatBackend(Backend, Protocol):
-    """A store whose ``renames`` is False. Its values are visible as a whole and durable when a call returns."""
+    """A store whose ``renames`` is False. Its values are visible as a whole and durable when a call returns.
+
+    Attributes:
+        tensorstore_error: Why TensorStore cannot read from the store. None: it can, or that is not known.
+    """
+
+    tensorstore_error: str | None
 
     def write_if(
         self,

@@ -17,3 +17,17 @@ SHARED = ts.Context({"memory_key_value_store": {}, "file_io_locking": {"mode": "
 def new_context(resources: dict[str, Any]) -> ts.Context:
     """Returns a context with its own ``resources``. The ``kvstore_spec`` of every back end can be opened in it."""
     return ts.Context(resources, SHARED)
+
+
+def read_alone(kvstore: dict[str, Any], timeout_s: float) -> bytes:
+    """Returns the value whose key is all of the path of ``kvstore``, as TensorStore reads it.
+
+    Raises:
+        ValueError: TensorStore cannot read it, or there is no such value.
+        TimeoutError: It took too long.
+    """
+    store = ts.KvStore.open(kvstore, context=new_context({})).result(timeout=timeout_s)
+    found = store.read("").result(timeout=timeout_s)
+    if found.state != "value":
+        raise ValueError(f"it finds no value at {kvstore}")
+    return bytes(found.value)

@@ -16,7 +16,7 @@ import functools
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy.typing as npt
 import tensorstore as ts
@@ -28,10 +28,12 @@ from gracepoint.checkpoint.memory.array_bytes import stored_values
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.writing.file_writer import Folders, bytes_of, write_file
 from gracepoint.checkpoint.writing.write_job import FAILED_ENDS_S, WriteJob, WrittenFiles, form_of
 from gracepoint.checkpoint.writing.write_pool import WritePool
 from gracepoint.deadline import Deadline
+from gracepoint.errors import SaveFailed
 
 # A tree is in memory several times while it is made. With all threads at work, this bounds the extra memory.
 _TREE_BYTES = 4 << 20
@@ -51,9 +53,11 @@ class EncodedWriter:
         """Makes all files of ``job`` durable.
 
         Raises:
-            SaveFailed: The deadline passed, or was cancelled.
+            SaveFailed: The deadline passed, or was cancelled. Or TensorStore could not read what would be written.
             ValueError, OSError: A file cannot be written. The message names it.
         """
+        if form_of(job).ocdbt and (error := cast(FlatBackend, job.folder.backend).tensorstore_error):
+            raise SaveFailed(f"{job.folder}: {error}. Save without OCDBT, or mend that")
         written = WrittenFiles()
         pool = WritePool([], self._limit_bytes, job.folder, deadline)
         folders = Folders(job.folder, direct=False)

@@ -48,6 +48,10 @@ class ObjectBackend:
         api: The requests to the bucket.
         hedges: Whether slow requests are made a second time.
         patience_s: Seconds for a request and its repetitions, if the caller has no deadline of its own.
+
+    Attributes:
+        tensorstore_error: Why TensorStore cannot read from the bucket, as ``check_usable`` has found out. None: it can,
+            or that is not known.
     """
 
     renames = False
@@ -55,6 +59,7 @@ class ObjectBackend:
 
     def __init__(self, api: ObjectApi, *, hedges: bool = True, patience_s: float = PATIENCE_S) -> None:
         self._api = api
+        self.tensorstore_error: str | None = None
         self._streams = threading.BoundedSemaphore(_MORE_STREAMS)
         self._persistence = Persistence(lambda: Exchange(api.connections), hedges=hedges, patience_s=patience_s)
 

@@ -27,6 +27,13 @@ _SETTINGS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
     "AWS_CA_BUNDLE",
+    "AWS_CONFIG_FILE",
+    "AWS_USE_FIPS_ENDPOINT",
+    "AWS_USE_DUALSTACK_ENDPOINT",
+    "AWS_SERVER_SIDE_ENCRYPTION",
+    "AWS_SSE_KMS_KEY_ID",
+    "AWS_SSE_BUCKET_KEY_ENABLED",
+    "GOOGLE_STORAGE_KMS_KEY_NAME",
 )
 _lock = threading.Lock()
 _opened: dict[tuple[str | None, ...], ObjectBackend] = {}

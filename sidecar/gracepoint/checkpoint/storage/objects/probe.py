@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that the deletion of the object may take.
+#: Seconds that the deletion of the object may take, and TensorStore's read of it.
 _CLEANUP_S = 10.0
 
 
@@ -39,6 +39,13 @@ def check(store: ObjectBackend, key: str) -> None:
         made = store.create(probe, b"probe")
         if store.read(probe).data != b"probe":
             raise OSError(errno.EIO, f"{store.url(probe)}: was read with other contents than it was written with")
+        store.tensorstore_error = _why_tensorstore_cannot_read(store, probe)
+        if store.tensorstore_error is not None:
+            logger.warning(
+                "%s: %s. Saves in OCDBT are refused, and what is stored in OCDBT or compressed cannot be restored",
+                store.url(key),
+                store.tensorstore_error,
+            )
         if not store.is_folder(key):
             raise OSError(errno.EIO, f"{store.url(key)}: the store lists no object there, though one was just written")
         with contextlib.suppress(FileExistsError):
@@ -61,6 +68,22 @@ def check(store: ObjectBackend, key: str) -> None:
         # With a limit: if the store does not answer, the caller gets that error now, not after a second timeout.
         with undeleted.telling(store.url(probe)), time_limit.ended_by(_after(_CLEANUP_S)):
             store.delete_version(probe, None)
+
+
+def _why_tensorstore_cannot_read(store: ObjectBackend, probe: str) -> str | None:
+    """Returns why TensorStore cannot read what was just written. None if it can, or is not installed here.
+
+    It has requests, credentials, proxies and certificates of its own.
+    """
+    try:
+        from gracepoint.checkpoint.storage.tensorstore_context import read_alone
+    except ImportError:
+        return None
+    try:
+        found = read_alone(store.kvstore_spec(probe), _CLEANUP_S)
+    except (ValueError, TimeoutError, OSError) as error:
+        return f"TensorStore cannot read from the store: {str(error).partition(' [source')[0]}"
+    return None if found == b"probe" else f"TensorStore reads {found!r} where {b'probe'!r} was just written"
 
 
 def _after(seconds: float) -> Callable[[], None]:

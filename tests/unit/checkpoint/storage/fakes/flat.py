@@ -31,6 +31,7 @@ class FlatStore(InMemory):
     """One bucket."""
 
     renames = False
+    tensorstore_error = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import socket
 import sys
 import time
@@ -229,30 +230,90 @@ def test_an_expired_token_of_s3_is_renewed(serve: Serve, monkeypatch: pytest.Mon
     api.connections.close()
 
 
+def test_a_bucket_of_s3_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.session", None)  # importing it is an error
+    with pytest.raises(SettingsError, match=r"s3:// needs the extra 's3': pip install 'gracepoint\[s3\]'"):
+        S3Api("bucket", {"AWS_REGION": "here"})
+
+
 @pytest.mark.parametrize(
-    ("environ", "needed"),
+    ("bucket", "environ", "url", "in_path"),
     [
-        pytest.param({}, False, id="keys"),
-        pytest.param({"AWS_SESSION_TOKEN": "token"}, False, id="keys and a token"),
-        pytest.param({"AWS_CREDENTIAL_EXPIRATION": "2999-01-01T00:00:00Z"}, True, id="keys that expire"),
-        pytest.param({"AWS_SECRET_ACCESS_KEY": ""}, True, id="half of the keys"),
+        pytest.param("b-1", {}, "https://b-1.s3.eu-central-1.amazonaws.com", False, id="Amazon"),
+        pytest.param("b.1", {}, "https://s3.eu-central-1.amazonaws.com", True, id="a dot"),
+        pytest.param(
+            "b-1", {"AWS_REGION": "cn-north-1"}, "https://b-1.s3.cn-north-1.amazonaws.com.cn", False, id="China"
+        ),
+        pytest.param("b-1", {"AWS_REGION": "us-east-1"}, "https://b-1.s3.us-east-1.amazonaws.com", False, id="first"),
+        pytest.param(
+            "b-1",
+            {"AWS_REGION": "us-gov-west-1", "AWS_USE_FIPS_ENDPOINT": "true", "AWS_USE_DUALSTACK_ENDPOINT": "true"},
+            "https://b-1.s3-fips.dualstack.us-gov-west-1.amazonaws.com",
+            False,
+            id="FIPS and dual-stack",
+        ),
+        pytest.param(
+            "ap-abcdef-s3alias", {}, "https://ap-abcdef-s3alias.s3.eu-central-1.amazonaws.com", False, id="access point"
+        ),
+        pytest.param("b-1", {"AWS_ENDPOINT_URL": "http://Host:9/"}, "http://host:9", True, id="a server"),
+        pytest.param(
+            "b-1",
+            {"AWS_ENDPOINT_URL": "https://host", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
+            "https://b-1.host",
+            False,
+            id="a server with virtual hosts",
+        ),
+        pytest.param(
+            "b-1",
+            {"AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false"},
+            "https://s3.eu-central-1.amazonaws.com",
+            True,
+            id="Amazon by path",
+        ),
     ],
 )
-def test_keys_in_the_environment_do_not_load_botocore(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], needed: bool
+def test_all_clients_of_a_bucket_address_it_as_botocore_does(
+    monkeypatch: pytest.MonkeyPatch, bucket: str, environ: dict[str, str], url: str, in_path: bool
 ) -> None:
-    for name in ("AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in (KEYS | environ).items():
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(sys.modules, "botocore.session", None)  # importing it is an error
-    server = serve(lambda heard, sock: sock.sendall(answer(200, b"data", ETag='"1"')))
-    api = S3Api("bucket", {"AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here"})
-    store = ObjectBackend(api, hedges=False, patience_s=0.3)
-    if needed:
-        with pytest.raises(SettingsError, match="needs the extra 's3'"):
-            store.read("key")
+    region = environ.get("AWS_REGION", "eu-central-1")
+    api = S3Api(bucket, {"AWS_REGION": region, **environ})
+    assert (api.connections.url, api.url("k")) == (url, f"s3://{bucket}/k")
+    spec = api.kvstore_spec("key")
+    assert spec["aws_region"] == region
+    if url == f"https://{bucket}.s3.{region}.amazonaws.com":
+        assert (spec["bucket"], spec.get("endpoint")) == (bucket, None)  # TensorStore makes the same name
     else:
-        assert store.read("key").data == b"data"
-        assert server.heard[0].headers.get("x-amz-security-token") == environ.get("AWS_SESSION_TOKEN")
-    api.connections.close()
+        assert (spec["bucket"], spec["endpoint"]) == (bucket if in_path else "", url)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "environ", "says"),
+    [
+        pytest.param("b-1", {}, "set AWS_REGION to the region of the bucket", id="no region"),
+        pytest.param("b--use1-az4--x-s3", {"AWS_REGION": "us-east-1"}, "directory buckets", id="S3 Express"),
+        pytest.param("b-1", {"AWS_ENDPOINT_URL": "http://host/s3"}, "without a path of its own", id="a path"),
+        pytest.param("b-1", {"AWS_ENDPOINT_URL": "host:9"}, "the settings of its server cannot be used", id="no URL"),
+        pytest.param(
+            "b-1",
+            {"AWS_REGION": "x", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "yes"},
+            "expected true or false, found 'yes'",
+            id="style",
+        ),
+        pytest.param(
+            "b-1", {"AWS_REGION": "x", "AWS_SERVER_SIDE_ENCRYPTION": "kms"}, "expected one of AES256", id="algorithm"
+        ),
+        pytest.param("b-1", {"AWS_REGION": "x", "AWS_SSE_KMS_KEY_ID": "key"}, "are for AWS_SERVER_SIDE", id="a key"),
+    ],
+)
+def test_settings_of_s3_that_cannot_be_used_are_named(
+    monkeypatch: pytest.MonkeyPatch, bucket: str, environ: dict[str, str], says: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    with pytest.raises(SettingsError, match=says):
+        S3Api(bucket, environ)

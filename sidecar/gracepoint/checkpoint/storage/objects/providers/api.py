@@ -221,6 +221,7 @@ def refused(what: str, exchange: Exchange, code: str, message: str, *, writes: b
     if status in (401, 403, 404) or code in _UNKNOWN:
         said = f"{said}. Check this process's credentials, and that they may read, create, list and delete"
         if status == 403 and writes and code not in _UNKNOWN:
+            said = f"{said}. If the bucket's policy demands encryption, set objectStore.serverSideEncryption"
             return PermissionError(errno.EACCES, said)
         return NotAdmitted(errno.EIO, said)
     return OSError(errno.EIO, said)

@@ -5,7 +5,8 @@ that ``GOOGLE_APPLICATION_CREDENTIALS`` names. ``google-auth`` finds and renews 
 
 ``TENSORSTORE_GCS_HTTP_URL`` names another server, such as an endpoint of Private Service Connect. An access token is
 sent there, too, unless the URL begins with ``http://``. ``STORAGE_EMULATOR_HOST`` names an emulator. An emulator, or a
-server at ``http://``, gets only ``GOOGLE_AUTH_TOKEN_FOR_TESTING``, if that is set.
+server at ``http://``, gets only ``GOOGLE_AUTH_TOKEN_FOR_TESTING``, if that is set. ``GOOGLE_STORAGE_KMS_KEY_NAME``
+names the key that new objects are encrypted with.
 
 This module has no threads.
 """
@@ -58,6 +59,7 @@ class GcsApi:
         emulator = environ.get("STORAGE_EMULATOR_HOST")
         url = _with_scheme(emulator or environ.get("TENSORSTORE_GCS_HTTP_URL") or _GOOGLE)
         self.connections = connections_to(url)
+        self._key_name = environ.get("GOOGLE_STORAGE_KMS_KEY_NAME", "")
         self.clock = StoreClock()
         self._tokens: Renewed[str] | None = None
         self._testing: str | None = None
@@ -78,6 +80,8 @@ class GcsApi:
         query = {"uploadType": "multipart", "name": key, "fields": "generation"}
         if only_if is not None:
             query["ifGenerationMatch"] = only_if or "0"
+        if self._key_name:
+            query["kmsKeyName"] = self._key_name
         parts = _Parts({"name": key, "metadata": {api.NOTE: note}, **_checksum(body)}, body)
         target = f"/upload/storage/v1/b/{self._bucket}/o?{urlencode(query)}"
         headers = {"Content-Type": f"multipart/related; boundary={parts.boundary}"}

@@ -1,10 +1,14 @@
 """S3, and stores with its API. Generations are entity tags: objects with equal bytes have equal ones.
 
-Keys in the environment are used as they are. Without them, ``botocore`` finds and renews credentials (``credentials``):
-IRSA, pod identity, the metadata server, its files. ``AWS_CA_BUNDLE`` is a file of the certificates to trust.
+``botocore`` says where a bucket is (partitions, FIPS, dual-stack, access points, a server of its own, the bucket in the
+host's name or in the path), finds and renews credentials, and signs. It reads its own variables and files. The
+requests are made here: they have deadlines, can be ended, and send arrays from where they are.
 
-``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` name another server. Its buckets are then parts of the path, unless
-``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` is ``true``. ``AWS_REGION`` or ``AWS_DEFAULT_REGION`` names the region.
+TensorStore reads leaves in OCDBT and compressed ones by itself. ``kvstore_spec`` gives it the same address.
+
+``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` says whether the bucket is a part of the host's name. Without it, ``botocore``
+decides: it is one on Amazon's hosts, unless the name has a dot, and not on others. ``AWS_SERVER_SIDE_ENCRYPTION``,
+``AWS_SSE_KMS_KEY_ID`` and ``AWS_SSE_BUCKET_KEY_ENABLED`` say what new objects are encrypted with.
 
 This module has no threads.
 """
@@ -14,13 +18,12 @@ from __future__ import annotations
 import base64
 import datetime
 import errno
-import hashlib
-import hmac
+import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
 from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
@@ -33,35 +36,29 @@ from gracepoint.checkpoint.storage.objects.providers.api import Found, Page, Sto
 from gracepoint.checkpoint.storage.objects.providers.s3_uploads import NOTE_HEADER, S3Uploads, conditions
 from gracepoint.errors import SettingsError
 
-# The body is not signed. Where a header has its checksum, that header is signed.
-_UNSIGNED = "UNSIGNED-PAYLOAD"
+_ALGORITHMS = ("AES256", "aws:kms", "aws:kms:dsse")
 
 
 class S3Api:
-    """One bucket."""
+    """One bucket.
+
+    Attributes:
+        encryption: The headers that say what a new object is encrypted with.
+    """
 
     largest_bytes = 5 << 40
 
     def __init__(self, bucket: str, environ: Mapping[str, str] = os.environ) -> None:
         self._bucket = bucket
+        self.encryption = _encryption(environ)
         finder = _AwsKeys()
         self._credentials = Renewed("s3://: credentials", finder)
-        self._endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
-        self._region = (
-            environ.get("AWS_REGION")
-            or environ.get("AWS_DEFAULT_REGION")
-            or finder.region()
-            or ("us-east-1" if self._endpoint else None)
-        )
-        if self._region is None:
-            raise SettingsError(f"s3://{bucket}: set AWS_REGION to the region of the bucket")
-        url = (self._endpoint or f"https://s3.{self._region}.amazonaws.com").rstrip("/")
-        in_host = not self._endpoint or environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() == "true"
-        self._base = "" if in_host and "." not in bucket else f"/{bucket}"
-        if not self._base:
-            scheme, _, rest = url.partition("://")
-            url = f"{scheme}://{bucket}.{rest}"
-        self.connections = connections_to(url, environ.get("AWS_CA_BUNDLE") or None)
+        url, self._region = _place(finder.session(), bucket, environ)
+        place = urlsplit(url)
+        self._base = place.path.rstrip("/")
+        if self._base not in ("", f"/{bucket}"):
+            raise SettingsError(f"s3://{bucket}: found the server {url!r}, expected one without a path of its own")
+        self.connections = connections_to(f"{place.scheme}://{place.netloc}", environ.get("AWS_CA_BUNDLE") or None)
         self.clock = StoreClock()
         self._deletes_with_conditions = True
         self.uploads: api.Uploads | None = S3Uploads(self)
@@ -71,8 +68,12 @@ class S3Api:
 
     def kvstore_spec(self, key: str) -> dict[str, Any]:
         spec: dict[str, Any] = {"driver": "s3", "bucket": self._bucket, "path": key, "aws_region": self._region}
-        if self._endpoint:
-            spec["endpoint"] = self._endpoint.rstrip("/")
+        if self._base:
+            spec["endpoint"] = self.connections.url
+        elif self.connections.url != f"https://{self._bucket}.s3.{self._region}.amazonaws.com":
+            # Without a bucket, the endpoint is the bucket's. Versions before 0.1.86 know only Amazon's own hosts, whose
+            # names they make themselves.
+            spec |= {"bucket": "", "endpoint": self.connections.url}
         if "AWS_ACCESS_KEY_ID" in os.environ:
             spec["aws_credentials"] = {"type": "environment"}
         return spec
@@ -82,7 +83,7 @@ class S3Api:
     ) -> Generation:
         checksum = base64.b64encode(crc32.to_bytes(4, "big")).decode()
         headers = {"x-amz-checksum-crc32": checksum, "Content-Type": "application/octet-stream", NOTE_HEADER: note}
-        self.send(exchange, "PUT", key, {}, headers | conditions(only_if), body)
+        self.send(exchange, "PUT", key, {}, headers | self.encryption | conditions(only_if), body)
         exchange.read()
         with api.parsing(f"PUT {self.url(key)}"):
             return _tag(exchange.headers["etag"])
@@ -153,9 +154,10 @@ class S3Api:
         keys = self._credentials.get(exchange.go_on)
         path = f"{self._base}/{quote(key, safe='/-_.~')}"
         encoded = "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted(query.items()))
-        signed = self._signed(keys, method, path, encoded, headers)
+        target = f"{path}?{encoded}" if encoded else path
+        signed = self._signed(keys, method, target, headers)
         sent_s = time.time()
-        exchange.send(Request(method, f"{path}?{encoded}" if encoded else path, signed, body))
+        exchange.send(Request(method, target, signed, body))
         self.clock.told(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
             code, message = _error(exchange.read())
@@ -164,55 +166,123 @@ class S3Api:
             writes = method != "GET" and method != "HEAD"
             raise api.refused(f"{method} {self.url(key)}", exchange, code, message, writes=writes)
 
-    def _signed(self, keys: Keys, method: str, path: str, query: str, headers: Mapping[str, str]) -> dict[str, str]:
-        """Returns the headers with a signature, version 4."""
-        access_key, secret_key, token = keys
-        now = datetime.datetime.now(datetime.UTC)
-        day, stamp = f"{now:%Y%m%d}", f"{now:%Y%m%dT%H%M%SZ}"
-        sent = {**headers, "x-amz-date": stamp, "x-amz-content-sha256": _UNSIGNED}
-        if token:
-            sent["x-amz-security-token"] = token
-        signing = sorted([("host", self.connections.host), *((name.lower(), sent[name].strip()) for name in sent)])
-        names = ";".join(name for name, _ in signing)
-        lines = "".join(f"{name}:{value}\n" for name, value in signing)
-        request = f"{method}\n{path}\n{query}\n{lines}\n{names}\n{_UNSIGNED}"
-        scope = f"{day}/{self._region}/s3/aws4_request"
-        text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
-        key = f"AWS4{secret_key}".encode()
-        for part in (day, str(self._region), "s3", "aws4_request"):
-            key = hmac.digest(key, part.encode(), "sha256")
-        signature = hmac.digest(key, text.encode(), "sha256").hex()
-        sent["Authorization"] = (
-            f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+    def _signed(self, keys: Any, method: str, target: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """Returns the headers with a signature."""
+        from botocore.auth import S3SigV4Auth
+        from botocore.awsrequest import AWSRequest
+
+        request = AWSRequest(method, f"{self.connections.url}{target}", headers=headers)
+        # The body is not signed. Where a header has its checksum, that header is signed.
+        request.context["client_config"] = _body_unsigned()
+        S3SigV4Auth(keys, "s3", self._region).add_auth(request)
+        return dict(request.headers.items())
+
+
+@functools.cache
+def _body_unsigned() -> Any:
+    from botocore.config import Config
+
+    return Config(s3={"payload_signing_enabled": False})
+
+
+def _place(session: Any, bucket: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the URL of a bucket and its region, as ``botocore`` would ask for it.
+
+    Raises:
+        SettingsError: There is no region, or ``botocore`` knows no such place.
+    """
+    import botocore
+    from botocore.awsrequest import AWSResponse
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or session.get_config_variable("region")
+    if not region and not endpoint:
+        raise SettingsError(f"s3://{bucket}: set AWS_REGION to the region of the bucket")
+    if bucket.endswith("--x-s3"):
+        raise SettingsError(
+            f"s3://{bucket}: directory buckets (S3 Express) have signatures and listings of their own, which are not "
+            "supported: use a general purpose bucket"
         )
-        return sent
+    s3 = {"us_east_1_regional_endpoint": "regional"}
+    in_host = environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower()
+    if in_host in ("true", "false"):
+        s3["addressing_style"] = "virtual" if in_host == "true" else "path"
+    elif in_host:
+        raise SettingsError(f"AWS_VIRTUAL_HOSTED_STYLE_REQUEST: expected true or false, found {in_host!r}")
+    asked: list[str] = []
+
+    def answer(request: Any, **_: Any) -> Any:
+        asked.append(request.url)
+        return AWSResponse(request.url, 200, {}, _Nothing())  # in place of sending it
+
+    try:
+        config = Config(signature_version=botocore.UNSIGNED, s3=s3)
+        client = session.create_client("s3", region or "us-east-1", endpoint_url=endpoint, config=config)
+        client.meta.events.register("before-send.s3.HeadBucket", answer)
+        client.head_bucket(Bucket=bucket)
+    except (BotoCoreError, ValueError) as error:
+        raise SettingsError(f"s3://{bucket}: the settings of its server cannot be used: {error}") from error
+    return asked[0], str(client.meta.region_name)
 
 
-Keys = tuple[str, str, str | None]
+class _Nothing:
+    """The body of a reply that has none."""
+
+    def stream(self) -> Iterable[bytes]:
+        return ()
+
+
+def _encryption(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the headers that say what a new object is encrypted with.
+
+    Raises:
+        SettingsError: The settings contradict each other.
+    """
+    algorithm, key = environ.get("AWS_SERVER_SIDE_ENCRYPTION", ""), environ.get("AWS_SSE_KMS_KEY_ID", "")
+    of_bucket = environ.get("AWS_SSE_BUCKET_KEY_ENABLED", "").lower()
+    if algorithm not in ("", *_ALGORITHMS):
+        raise SettingsError(
+            f"AWS_SERVER_SIDE_ENCRYPTION: expected one of {', '.join(_ALGORITHMS)}, found {algorithm!r}"
+        )
+    if of_bucket not in ("", "true", "false"):
+        raise SettingsError(f"AWS_SSE_BUCKET_KEY_ENABLED: expected true or false, found {of_bucket!r}")
+    if (key or of_bucket == "true") and not algorithm.startswith("aws:kms"):
+        raise SettingsError(
+            "AWS_SSE_KMS_KEY_ID and AWS_SSE_BUCKET_KEY_ENABLED are for AWS_SERVER_SIDE_ENCRYPTION=aws:kms, found "
+            f"{algorithm!r}"
+        )
+    told = {"": algorithm, "-aws-kms-key-id": key, "-bucket-key-enabled": of_bucket}
+    return {f"x-amz-server-side-encryption{name}": value for name, value in told.items() if value}
 
 
 class _AwsKeys:
-    """Finds credentials: those in the environment, else with ``botocore``, which also renews them.
-
-    ``botocore`` takes 12 MiB of memory, so it is loaded only if it is needed. One thread at a time uses ``__call__``.
-    """
+    """Finds credentials with ``botocore``, which also renews them. One thread at a time uses ``__call__``."""
 
     def __init__(self) -> None:
         self._session: Any = None
         self._found: Any = None
 
-    def region(self) -> str | None:
-        """Returns the region that botocore finds in its own settings. None if it finds none."""
-        found = self._opened().get_config_variable("region")
-        return None if found is None else str(found)
+    def session(self) -> Any:
+        """Returns the session of ``botocore``.
 
-    def __call__(self, was_refused: bool) -> StoreCredentials[Keys]:
-        if (keys := _keys_in(os.environ)) is not None:
-            return StoreCredentials(keys, lambda seconds: True)
+        Raises:
+            SettingsError: It is not installed.
+        """
+        if self._session is None:
+            try:
+                import botocore.session
+            except ImportError as error:
+                raise SettingsError(f"s3:// needs the extra 's3': pip install 'gracepoint[s3]' ({error})") from error
+            self._session = botocore.session.Session()
+        return self._session
+
+    def __call__(self, was_refused: bool) -> StoreCredentials[Any]:
         if was_refused:
             self._session = self._found = None
         if self._found is None:
-            self._found = self._opened().get_credentials()
+            self._found = self.session().get_credentials()
         if self._found is None:
             raise NotAdmitted(
                 errno.EIO,
@@ -220,31 +290,10 @@ class _AwsKeys:
                 "identity); elsewhere set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
         found = self._found
-        frozen = found.get_frozen_credentials()
         expires = hasattr(found, "refresh_needed")
         return StoreCredentials(
-            (frozen.access_key, frozen.secret_key, frozen.token),
-            lambda seconds: not (expires and found.refresh_needed(seconds)),
+            found.get_frozen_credentials(), lambda seconds: not (expires and found.refresh_needed(seconds))
         )
-
-    def _opened(self) -> Any:
-        if self._session is None:
-            try:
-                import botocore.session
-            except ImportError as error:
-                raise SettingsError(
-                    f"s3:// needs the extra 's3', for credentials: pip install 'gracepoint[s3]' ({error})"
-                ) from error
-            self._session = botocore.session.Session()
-        return self._session
-
-
-def _keys_in(environ: Mapping[str, str]) -> Keys | None:
-    """Returns the keys in the environment, as ``botocore`` reads them. None if there are none, or if they expire."""
-    access_key, secret_key = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
-    if not access_key or not secret_key or environ.get("AWS_CREDENTIAL_EXPIRATION"):
-        return None
-    return access_key, secret_key, environ.get("AWS_SECURITY_TOKEN") or environ.get("AWS_SESSION_TOKEN") or None
 
 
 def _tag(text: str) -> Generation:

@@ -34,7 +34,8 @@ class S3Uploads:
 
     def begin(self, exchange: Exchange, key: str, note: str) -> str:
         headers = {"Content-Type": "application/octet-stream", "x-amz-checksum-algorithm": "CRC32"}
-        self._bucket.send(exchange, "POST", key, {"uploads": ""}, headers | {NOTE_HEADER: note})
+        headers |= {NOTE_HEADER: note} | self._bucket.encryption
+        self._bucket.send(exchange, "POST", key, {"uploads": ""}, headers)
         with api.parsing(f"POST {self._bucket.url(key)}"):
             found = _text(ElementTree.fromstring(exchange.read()), "UploadId")
             if not found:
