@@ -27,6 +27,7 @@ from gracepoint_operator.kube.client import KubeClient, KubeError
 from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.observability.logs import about, configure
 from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.server import Server
 from gracepoint_operator.signals import BUILT_IN, UserRowsError, read_user_rows
 from gracepoint_operator.trust.certificates import Certificates
@@ -77,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
         protects_pods=given.protect_pods == "true",
+        longest_hold_s=given.longest_eviction_hold_seconds,
         watches_devices=given.device_taints == "true",
         on_ready=gc_schedule.spare_what_is_known,
     )
@@ -202,6 +204,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=Limits.history,
         help="how many Preemptions that have ended are kept for one name of a workload",
+    )
+    parser.add_argument(
+        "--longest-eviction-hold-seconds",
+        type=float,
+        default=DEFAULT_LONGEST_HOLD_S,
+        help="how long evictions are held at most, whatever a policy says",
     )
     parser.add_argument(
         "--protect-pods",

@@ -63,6 +63,7 @@ from gracepoint_operator.recording.policies.trouble_recorder import TroubleRecor
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.unreadable_objects import UnreadableObjects
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
@@ -90,6 +91,7 @@ class Controller:
         kept: How many Preemptions that have ended are kept, and for how long.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
         protects_pods: Whether the operator has the right to annotate pods.
+        longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
         watches_devices: Whether the taints of devices are watched. The operator needs the right to do so.
         tick_s: Pause between two looks at what depends on the time alone, in seconds.
         on_ready: Called once, when the cluster is known.
@@ -119,6 +121,7 @@ class Controller:
         kept: Limits = Limits(),  # noqa: B008  immutable
         first_seen_place: tuple[str, str] | None = None,
         protects_pods: bool = False,
+        longest_hold_s: float = DEFAULT_LONGEST_HOLD_S,
         watches_devices: bool = False,
         tick_s: float = TICK_S,
         on_ready: Callable[[], None] = lambda: None,
@@ -128,7 +131,7 @@ class Controller:
         self._on_ready = on_ready
         self._metrics = metrics
         self.watched = ALWAYS | kinds.DEVICES if watches_devices else ALWAYS
-        self.cache = ClusterCache(clock, rows, UnreadableObjects(metrics.count_left_out))
+        self.cache = ClusterCache(clock, rows, UnreadableObjects(metrics.count_left_out), longest_hold_s)
         self.watches = WatchState(metrics)
         self.watches.on_gap = self._note_gap
         self.subscribers = Subscribers()

@@ -91,7 +91,8 @@ class Admission:
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         """Read live: a policy and its first workload are often applied together."""
         try:
-            return CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
+            policy = CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
+            return policy.with_hold_within(self._core.cache.longest_hold_s)
         except client.NotFound:
             return None
 

@@ -184,6 +184,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--replicas": "2",
         "--preemption-ttl-seconds": "2592000",
         "--preemption-history-limit": "50",
+        "--longest-eviction-hold-seconds": "600",
         "--protect-pods": "false",
         "--device-taints": "false",
         "--account-metrics": "true",

@@ -33,6 +33,7 @@ from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.unreadable_objects import UnreadableObjects
 from gracepoint_operator.workloads import BY_PLACE, Job, Workload
@@ -45,6 +46,7 @@ class ClusterCache:
         clock: Seconds since the epoch.
         rows: The disruption catalogue, in the order in which its rows are tried.
         unreadable_objects: Keeps what cannot be read. None: a new one, without metrics.
+        longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
 
     Attributes:
         policies: The policies in the newest version that can be read, by namespace and name.
@@ -58,14 +60,16 @@ class ClusterCache:
         clock: Callable[[], float],
         rows: Sequence[Row] = BUILT_IN,
         unreadable_objects: UnreadableObjects | None = None,
+        longest_hold_s: float = DEFAULT_LONGEST_HOLD_S,
     ) -> None:
         self._clock = clock
+        self.longest_hold_s = longest_hold_s
         self.unreadable_objects = UnreadableObjects() if unreadable_objects is None else unreadable_objects
         self.objects = GangObjects()
         self.policies: dict[Key, CheckpointPolicy] = {}
         self.preemptions = PreemptionStore()
         self.first_seen = FirstSeen(clock)
-        self.reader = CacheReader(rows)
+        self.reader = CacheReader(rows, longest_hold_s)
         self._signal_index = SignalIndex(self.first_seen)
         self.evictions = EvictionIndex(self.first_seen)
         self._devices = DeviceIndex(self.first_seen)

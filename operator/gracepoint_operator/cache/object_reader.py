@@ -66,9 +66,10 @@ class CacheReader:
 
     Args:
         rows: The disruption catalogue, in the order in which its rows are tried.
+        longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row], longest_hold_s: float) -> None:
         self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
         self._marked = {
             kinds.NODES: On.NODE,
@@ -87,7 +88,7 @@ class CacheReader:
             kinds.PODS: read_pod,
             kinds.JOBS: read_job,
             **{place: _reader_of(known) for place, known in BY_PLACE.items()},
-            kinds.POLICIES: CheckpointPolicy.of,
+            kinds.POLICIES: lambda body: CheckpointPolicy.of(body).with_hold_within(longest_hold_s),
             kinds.PREEMPTIONS: _read_preemption,
         }
         self._with_taints = {kinds.RESOURCE_SLICES: read_slice, kinds.DEVICE_TAINT_RULES: read_rule}

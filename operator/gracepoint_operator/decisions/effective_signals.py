@@ -99,10 +99,12 @@ def relevant(
                 found.append((asked.signal(pod), asked))
     if not drills:
         found += [(signal, None) for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ()))]
-        if evictions.mark(pod.uid) in gang.since and not pod.finished:
-            found.append((evictions.signal(pod, policy), None))
+        if (since_at := gang.since.get(evictions.mark(pod.uid))) is not None and not pod.finished:
+            found.append((evictions.signal(pod, policy, gang.epochs, since_at), None))
         if (eviction := gang.evictions.get(pod.uid)) is not None and not pod.finished:
-            found.append((eviction_requests.signal(pod, policy, eviction), None))
+            found.append(
+                (eviction_requests.signal(pod, policy, eviction, gang.epochs, gang.since[eviction.mark]), None)
+            )
     for signal, request in found:
         far = request is None and signal.is_far(gang.since[signal.mark], now)
         if policy.counts(signal.kind) and signal.confidence is not Confidence.HINT and not far:

@@ -52,11 +52,14 @@ class Node:
 
     Attributes:
         spot: True for GKE's Spot and preemptible nodes, which cut the grace period of pods.
+        holds_evictions: False if an administrator has said that nothing holds up evictions from it
+            (``wire.names.LABEL_EVICTION_HOLD``).
     """
 
     name: str
     uid: str
     spot: bool
+    holds_evictions: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,6 +191,7 @@ def read_node(body: Mapping[str, Any]) -> Node:
             name=text(meta["name"]),
             uid=text(meta["uid"]),
             spot=any(labels.get(label) == "true" for label in _SPOT_LABELS),
+            holds_evictions=labels.get(names.LABEL_EVICTION_HOLD) != names.EVICTION_HOLD_OFF,
         )
 
 

@@ -12,12 +12,13 @@ does not end the signal: Kubernetes evicts the pod after it. Only who asked may 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gracepoint_operator.kube.fields import parse_time, text
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
+from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.read_errors import reading
 from gracepoint_operator.resources import PolicyInForce
 from gracepoint_operator.signals import Signal
@@ -96,10 +97,12 @@ def read_eviction(body: Mapping[str, Any]) -> EvictionAsked:
         )
 
 
-def signal(pod: Pod, policy: PolicyInForce, asked: EvictionAsked) -> Signal:
+def signal(
+    pod: Pod, policy: PolicyInForce, asked: EvictionAsked, epochs: Iterable[PreemptionRecord], since_at: float
+) -> Signal:
     """Returns the signal of an Eviction that lasts. It goes away if the request is withdrawn."""
     by = f" by {', '.join(asked.requesters)}" if asked.requesters else ""
-    attempt = evictions.signal(pod, policy)
+    attempt = evictions.signal(pod, policy, epochs, since_at)
     return dataclasses.replace(attempt, mark=asked.mark, text=f"eviction requested{by}"[:512], cancelable=True)
 
 

@@ -2,16 +2,20 @@
 
 A client tries to evict a pod again and again until the eviction is allowed. The first attempt is a signal. All attempts
 are held while the gang saves. The API server asks any replica, and each may have just started. So the first attempt is
-recorded in the Preemption, and only the Preemption and the time decide whether an attempt is held.
+recorded in the Preemption, and only the Preemptions and the time decide whether an attempt is held.
+
+Some clients come back only after minutes, such as the descheduler and scripts that rotate nodes. Each of their attempts
+may begin another Preemption. So the time for which evictions are held counts from the first attempt in the life of the
+pod, and evictions of a gang that has answered nothing are held for a minute at most.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from gracepoint.wire.messages import Confidence, Mode
-from gracepoint_operator.kube.objects import Pod
+from gracepoint.wire.messages import Confidence, Mode, Phase
+from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.signals import Cause, Signal
@@ -33,6 +37,8 @@ class Hold:
 
 
 _MARK = "/eviction"
+#: A gang from which no receipt came has not attached, and saves nothing.
+_SILENT_S = 60.0
 
 
 def mark(pod_uid: str) -> str:
@@ -49,9 +55,19 @@ def attempted(marks: Iterable[str]) -> set[str]:
     return {key.removesuffix(_MARK) for key in marks if key.endswith(_MARK)}
 
 
-def signal(pod: Pod, policy: PolicyInForce) -> Signal:
-    """Returns the signal of an attempt. Its lead is the longest hold, or the pod's grace period if it is not held."""
+def signal(pod: Pod, policy: PolicyInForce, epochs: Iterable[PreemptionRecord], since_at: float) -> Signal:
+    """Returns the signal of an attempt. Its lead is the longest hold, or the pod's grace period if it is not held.
+
+    Args:
+        pod: The pod.
+        policy: The policy that applies.
+        epochs: The Preemptions of the pod's workload.
+        since_at: When the attempt was first seen, in seconds since the epoch.
+    """
     bound_s = held_for_s(policy)
+    first_at = _first_attempt_at(epochs, pod)
+    if bound_s is not None and first_at is not None and since_at >= first_at + bound_s:
+        bound_s = None
     return Signal(
         kind=SignalKind.EVICTION,
         mark=mark(pod.uid),
@@ -73,21 +89,26 @@ def held_for_s(policy: PolicyInForce) -> float | None:
     return float(policy.eviction_hold.bound_seconds)
 
 
-def hold(epoch: PreemptionRecord | None, pod: Pod, now: float) -> Hold | None:
+def hold(epochs: Sequence[PreemptionRecord], pod: Pod, node: Node | None, now: float) -> Hold | None:
     """Returns why and until when an eviction of the pod has to wait. None if it is allowed.
 
     Args:
-        epoch: The newest Preemption of the pod's workload that is not a rehearsal. None if there is none.
+        epochs: The Preemptions of the pod's workload, oldest first.
         pod: A pod of the gang.
+        node: Its node. None if it is not known.
         now: Seconds since the epoch.
     """
+    epoch = next((epoch for epoch in reversed(epochs) if not epoch.is_rehearsal), None)
     if epoch is None or epoch.phase.ended or not epoch.includes(pod) or epoch.spec.mode is not Mode.ENFORCE:
         return None
     bound_s = held_for_s(epoch.spec.policy.spec)
-    attempted_at = epoch.spec.eviction_attempted_at
-    if bound_s is None or attempted_at is None:
+    if bound_s is None or epoch.spec.eviction_attempted_at is None or (node is not None and not node.holds_evictions):
         return None
-    until_at = attempted_at.timestamp() + bound_s
+    first_at = _first_attempt_at(epochs, pod)
+    assert first_at is not None, "this Preemption has one"
+    receipts = epoch.status.acknowledgements
+    is_silent = epoch.phase is Phase.NOTICED and (receipts is None or receipts.received == 0)
+    until_at = first_at + (min(bound_s, _SILENT_S) if is_silent else bound_s)
     if now >= until_at:
         return None
     message = (
@@ -96,3 +117,9 @@ def hold(epoch: PreemptionRecord | None, pod: Pod, now: float) -> Hold | None:
         f"is committed, or in {until_at - now:.0f} s at the latest"
     )
     return Hold(until_at, message)
+
+
+def _first_attempt_at(epochs: Iterable[PreemptionRecord], pod: Pod) -> float | None:
+    """When somebody first tried to evict a pod of the gang in this life of it. None: nobody has."""
+    times = [epoch.spec.eviction_attempted_at for epoch in epochs if not epoch.is_rehearsal and epoch.includes(pod)]
+    return min((at.timestamp() for at in times if at is not None), default=None)

@@ -115,6 +115,10 @@ class ExitBreaker(Model):
     """Length in seconds of the period in which exits are counted."""
 
 
+#: Evictions are held for at most so many seconds, whatever a policy says, if the operator is told no other number.
+DEFAULT_LONGEST_HOLD_S = 600.0
+
+
 class EvictionHoldPolicy(Model):
     """How long an eviction waits for the save that it causes."""
 
@@ -124,7 +128,8 @@ class EvictionHoldPolicy(Model):
     bound_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     """Seconds after the first attempt at which evictions are allowed even if the save is not committed. This is the
     deadline of the save, so set it to more than a save takes. If it is more than deadline.headStartSeconds, training
-    continues for the difference."""
+    continues for the difference. Of a larger number than the operator's own maximum (evictions.longestHoldSeconds of
+    the chart; 600), that maximum applies."""
 
 
 class VoluntaryDisruption(Model):
@@ -231,6 +236,13 @@ class CheckpointPolicy(Resource):
     kind: Literal["CheckpointPolicy"]
     spec: CheckpointPolicySpec
     status: CheckpointPolicyStatus = CheckpointPolicyStatus()
+
+    def with_hold_within(self, longest_s: float) -> CheckpointPolicy:
+        """Returns the policy as it applies where evictions are held for at most ``longest_s``."""
+        if self.spec.eviction_hold.bound_seconds <= longest_s:
+            return self
+        hold = self.spec.eviction_hold.model_copy(update={"bound_seconds": int(longest_s)})
+        return self.model_copy(update={"spec": self.spec.model_copy(update={"eviction_hold": hold})})
 
     def newly_saved(self, before: CheckpointPolicy | None) -> set[str]:
         """UIDs of the workloads with another checkpoint or process than ``before``, if anything depends on them."""

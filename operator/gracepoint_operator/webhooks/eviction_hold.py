@@ -99,7 +99,7 @@ class EvictionHold:
             return None
         self._cache.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
         self._decide(pod.workload_uid)
-        held = evictions.hold(self._latest(pod), pod, self._clock())
+        held = evictions.hold(self._epochs(pod), pod, self._cache.objects.nodes.get(pod.node), self._clock())
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
         if held is not None:
             log.info("eviction held", extra=about(namespace=namespace, pod=name, until_unix_s=held.until_at))

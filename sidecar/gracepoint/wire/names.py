@@ -13,6 +13,10 @@ API_VERSION = "v1alpha1"
 #: operator's webhook copies it to the pods when the workload is created.
 LABEL_POLICY = "gracepoint.dev/policy"
 
+#: Label on a node. With the value ``off``, nothing holds up evictions from it: an administrator's way through.
+LABEL_EVICTION_HOLD = "gracepoint.dev/eviction-hold"
+EVICTION_HOLD_OFF = "off"
+
 #: Audience of the projected service-account token by which a pod identifies itself.
 TOKEN_AUDIENCE = "gracepoint.dev"
 TOKEN_DIRECTORY = "/var/run/secrets/gracepoint.dev"

@@ -192,7 +192,7 @@ def test_whatever_objects_come_the_gang_of_the_others_is_decided_about(data: st.
         decide(gang, scene.clock())
     scene.cache.undated_since()
     for pod in gang.pods:
-        evictions.hold(None, pod, scene.clock())
+        evictions.hold(gang.epochs, pod, gang.nodes.get(pod.node), scene.clock())
     for uid in [uid for kind in VALID for uid in scene.cache.uids(kind)]:
         scene.cache.drop(uid)
 

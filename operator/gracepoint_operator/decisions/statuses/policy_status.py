@@ -22,13 +22,14 @@ CONDITION_STALLED = "Stalled"
 _FORECASTS = 50  # the limit in the schema of the resource
 
 
-def readiness(policy: CheckpointPolicy, now: float, *, protects_pods: bool) -> Condition:
+def readiness(policy: CheckpointPolicy, now: float, *, protects_pods: bool, longest_hold_s: float) -> Condition:
     """Returns the condition Ready of a policy that could be read.
 
     Args:
         policy: The policy.
         now: Seconds since the epoch.
         protects_pods: Whether the operator has the right to annotate pods.
+        longest_hold_s: Evictions are held for at most so many seconds.
     """
     message = f"every signal is told to the {ANY_PLURAL} that name this policy"
     if policy.spec.mode is Mode.OBSERVE:
@@ -41,6 +42,12 @@ def readiness(policy: CheckpointPolicy, now: float, *, protects_pods: bool) -> C
         message += (
             "; found spec.voluntaryDisruption, but the operator may not annotate pods, so autoscalers move them at any "
             "time; install the chart with protection.enabled=true, or remove the field"
+        )
+    if (bound_s := policy.spec.eviction_hold.bound_seconds) > longest_hold_s:
+        reason = "HoldShortened"
+        message += (
+            f"; found spec.evictionHold.boundSeconds {bound_s}, but the operator holds evictions for "
+            f"{longest_hold_s:g} s at most (the chart's evictions.longestHoldSeconds), and that applies"
         )
     if unknown:
         reason = "UnknownValues"

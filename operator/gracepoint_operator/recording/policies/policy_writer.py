@@ -208,7 +208,9 @@ class PolicyWriter:
         before = policy.status.conditions or []
         epochs = self._cache.preemptions.epochs_under(key)
         conditions: list[Condition] = [
-            policy_status.readiness(policy, now, protects_pods=self._protects_pods),
+            policy_status.readiness(
+                policy, now, protects_pods=self._protects_pods, longest_hold_s=self._cache.longest_hold_s
+            ),
             policy_status.injection(policy, workloads, now),
         ]
         recorded = policy_status.recording(

@@ -184,7 +184,7 @@ def test_an_evicted_workload_is_a_signal_to_all_pods_of_its_jobset() -> None:
 
 
 def test_what_a_suspension_brings_about_is_no_cause_of_its_own() -> None:
-    sign = evictions.signal(read_pod(objects.pod()), PolicyInForce())
+    sign = evictions.signal(read_pod(objects.pod()), PolicyInForce(), [], NOW)
 
     def timed(kind: SignalKind, on: On | None = None) -> Timed:
         return Timed(dataclasses.replace(sign, kind=kind, on=on), NOW)
@@ -209,7 +209,7 @@ def test_what_a_suspension_brings_about_is_no_cause_of_its_own() -> None:
     ],
 )
 def test_what_takes_the_node_away_tells_the_cause_of_an_eviction(change: dict[str, Any], tells: bool) -> None:
-    eviction = Timed(evictions.signal(read_pod(objects.pod()), PolicyInForce()), NOW)
+    eviction = Timed(evictions.signal(read_pod(objects.pod()), PolicyInForce(), [], NOW), NOW)
     drained: dict[str, Any] = {"kind": SignalKind.NODE_TAINT, "on": On.NODE, "lead_s": 600.0, "cause": Cause.SCALE_DOWN}
     taint = Timed(dataclasses.replace(eviction.signal, **(drained | change)), NOW)
     assert cause([eviction, taint]) == (Cause.SCALE_DOWN if tells else Cause.DRAIN)

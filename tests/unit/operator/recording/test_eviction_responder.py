@@ -133,6 +133,7 @@ async def test_long_hold_gives_signs_of_life(clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.see(kinds.EVICTIONS, eviction())
         await answered(api, "heartbeatTime")
+        await replica.report(Phase.FROZEN)  # a gang that answers nothing is held for a minute
         for number in (1, 2, 3):
             clock.move(60)
             wanted = stamp(NOW + 60 * number)

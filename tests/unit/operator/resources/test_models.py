@@ -130,7 +130,7 @@ def test_policy_fields_of_a_newer_version_are_ignored_and_named(
     read = CheckpointPolicy.of(policy(**spec))
     assert named in read.unknown
     assert getattr(read.spec, field) == read_as
-    ready = readiness(read, 0.0, protects_pods=False)
+    ready = readiness(read, 0.0, protects_pods=False, longest_hold_s=600.0)
     assert (ready.status, ready.reason) == ("True", "UnknownValues")
     assert named in ready.message
 
@@ -227,7 +227,7 @@ def test_unknown_status_fields_of_a_newer_replica_are_not_reported() -> None:
     assert read.status.workloads is not None
     assert read.status.workloads.count == 1
     assert [condition.status for condition in read.status.conditions or ()] == ["Unknown"]
-    assert readiness(read, 0.0, protects_pods=False).reason == "Watching"
+    assert readiness(read, 0.0, protects_pods=False, longest_hold_s=600.0).reason == "Watching"
 
 
 def test_record_of_a_newer_version_is_read_and_not_changed() -> None:

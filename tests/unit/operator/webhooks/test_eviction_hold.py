@@ -131,16 +131,71 @@ async def test_every_later_epoch_that_the_twin_began_is_looked_up_too(api: Memor
             for body in first.preemptions:  # this much the watch brings, and no more
                 second.core.feed(kinds.PREEMPTIONS, "MODIFIED", body)
             clock.move(400)
-            held = await evict(first)
-            await first.phase("Noticed", epoch=number)
+            await evict(first)
+            made = await first.phase("Noticed", epoch=number)
             clock.move(20)
-            again = await evict(second)
-            assert held is not None
-            assert again is not None
-            assert again.until_at == held.until_at
+            await evict(second)
+            known = second.core.cache.preemptions.epochs[NAMESPACE, made["metadata"]["name"]]
+            assert objects.stamp(known.spec.observed_at.timestamp()) == made["spec"]["observedAt"]
             assert len(first.preemptions) == number + 1
             clock.move(100)
             await first.phase("Expired", epoch=number)
+
+
+async def test_an_evictor_that_comes_back_after_minutes_is_held_once_in_a_life(api: MemoryApi, clock: Clock) -> None:
+    """As the descheduler does: each attempt begins another preemption, and none of them another wait."""
+    async with running(api, clock) as replica:
+        assert await evict(replica) is not None
+        for number in range(1, 4):
+            clock.move(100)
+            await replica.phase("Expired", epoch=number - 1)
+            clock.move(400)
+            assert await evict(replica) is None
+            spec = (await replica.phase("Noticed", epoch=number))["spec"]
+            assert spec["deadline"] == objects.stamp(clock() + objects.pod()["spec"]["terminationGracePeriodSeconds"])
+
+
+async def test_a_gang_that_never_attached_is_held_for_a_minute_at_most(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, evictionHold={"boundSeconds": 600})
+    async with running(api, clock) as replica:
+        held = await evict(replica)
+        assert held is not None
+        assert held.until_at == NOW + 60
+        clock.move(59)
+        assert await evict(replica) is not None
+        await replica.report(Phase.FROZEN)  # it has attached, and saves
+        held = await evict(replica)
+        assert held is not None
+        assert held.until_at == NOW + 600
+
+
+async def test_no_policy_holds_longer_than_the_administrator_allows(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api, evictionHold={"boundSeconds": 3600})
+    async with running(api, clock) as replica:
+        await evict(replica)
+        await replica.report(Phase.FROZEN)
+        held = await evict(replica)
+        assert held is not None
+        assert held.until_at == NOW + 600
+
+        def ready() -> Body:
+            conditions = api.of(kinds.POLICIES)[0].get("status", {}).get("conditions", [])
+            return next((item for item in conditions if item["type"] == "Ready"), {})
+
+        await until(lambda: ready().get("reason") == "HoldShortened", "the policy to say so")
+        assert "boundSeconds 3600, but the operator holds evictions for 600 s at most" in ready()["message"]
+
+
+async def test_an_administrators_label_lets_evictions_from_a_node_through(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0)
+        replica.see(kinds.NODES, objects.node("node-1", labels={"gracepoint.dev/eviction-hold": "off"}))
+        assert await evict(replica) is None
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice), "the gang is told all the same"
+        assert await evict(replica, "train-workers-0-1-0xyz") is not None, "on another node"
 
 
 async def test_attempts_at_both_replicas_at_once_are_one_epoch(api: MemoryApi, clock: Clock) -> None:
@@ -245,7 +300,7 @@ async def test_an_attempt_after_an_end_without_leaving_is_a_new_disruption(api: 
         clock.move(100)
         await replica.phase("Expired")
         clock.move(400)  # whoever drained has long given up
-        assert await evict(replica) is not None
+        assert await evict(replica) is None, "these pods have been held for as long as they may be"
         await replica.phase("Noticed", epoch=1)
 
 
@@ -515,7 +570,7 @@ def epoch(
 
 
 def held(of: PreemptionRecord | None, now: float = NOW) -> bool:
-    return evictions.hold(of, the_pod(), now) is not None
+    return evictions.hold([] if of is None else [of], the_pod(), None, now) is not None
 
 
 def the_pod() -> Pod:
