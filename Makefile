@@ -26,7 +26,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-contract test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -74,6 +74,10 @@ test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's exampl
 
 test-integration: $(STAMP) ## The tests beside them that start processes or servers, compile programs, save whole states, or wait for seconds.
 	$(PYTEST) $(INTEGRATION)
+
+# Without an environment of its own: on a bare machine with a GPU, where nothing can be installed.
+test-accelerator: ## What needs a device of its own: tests on a GPU, figures with goals; at most 8 minutes (FLAGS="--directory DIR").
+	$(or $(wildcard $(PY)),python3) -m benchmarks.accelerator $(FLAGS)
 
 LAPTOP := tests/unit/test_macos.py tests/unit/checkpoint/test_saving_and_restoring.py tests/unit/session/test_session.py tests/unit/session/test_starting.py
 test-laptop: $(STAMP) ## Sessions, saves and restores, with what macOS has: as the hosted workflow runs on macOS.

@@ -35,6 +35,7 @@ class Figure:
         unit: Its unit, such as ``s``.
         goal: What it should be; None where it is only told.
         better: On which side of the goal it should be.
+        not_judged: Why the goal says nothing here, such as "on cpu". Empty: it is judged.
     """
 
     name: str
@@ -42,11 +43,12 @@ class Figure:
     unit: str
     goal: float | None = None
     better: Better = Better.LESS
+    not_judged: str = ""
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None without a goal. What could not be measured meets none."""
-        if self.goal is None:
+        """Whether the goal is met; None without a goal, or if it is not judged. What was not measured meets none."""
+        if self.goal is None or self.not_judged:
             return None
         if self.value is None:
             return False
@@ -81,7 +83,8 @@ def table(figures: Sequence[Figure]) -> str:
     for figure in figures:
         value = "-" if figure.value is None else f"{figure.value:.4g}"
         goal = "" if figure.goal is None else f"{figure.better.value} {figure.goal:g}"
-        rows.append((figure.name, value, figure.unit, goal, verdicts[figure.met]))
+        verdict = f"not judged {figure.not_judged}" if goal and figure.not_judged else verdicts[figure.met]
+        rows.append((figure.name, value, figure.unit, goal, verdict))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

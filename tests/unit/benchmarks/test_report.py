@@ -17,8 +17,9 @@ from benchmarks.report import Better, Figure, machine, publish, table
         (Figure("a", -0.1, "s", 0.0, Better.MORE), False),
         (Figure("a", None, "s", 0.25), False),
         (Figure("a", 9.0, "s"), None),
+        (Figure("a", 9.0, "s", 0.25, not_judged="on cpu"), None),
     ],
-    ids=["at the goal", "over it", "more is better", "too little", "not measured", "no goal"],
+    ids=["at the goal", "over it", "more is better", "too little", "not measured", "no goal", "not judged"],
 )
 def test_a_goal_is_met_on_its_own_side(figure: Figure, met: bool | None) -> None:
     assert figure.met is met
@@ -28,6 +29,7 @@ def test_the_table_tells_value_goal_and_verdict() -> None:
     lines = table([Figure("taint -> told", 0.0123, "s", 0.25), Figure("other", None, "s", 1)]).splitlines()
     assert lines[1].split() == ["taint", "->", "told", "0.0123", "s", "<=", "0.25", "met"]
     assert lines[2].split() == ["other", "-", "s", "<=", "1", "MISSED"]
+    assert table([Figure("a", 9.0, "s", 1, not_judged="on cpu")]).endswith("<= 1  not judged on cpu")
 
 
 def test_the_file_holds_figures_and_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
