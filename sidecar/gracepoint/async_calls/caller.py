@@ -36,6 +36,8 @@ _made_in: weakref.WeakKeyDictionary[ProcessGroup, int] = weakref.WeakKeyDictiona
 
 #: Seconds to wait for a call by default.
 TIMEOUT_S = 3600.0
+# Most seconds more to wait for the error that names the processes where a call has not ended.
+_NAMED_S = 5.0
 
 
 class AsyncCaller(abc.ABC):
@@ -172,6 +174,8 @@ class AsyncCaller(abc.ABC):
             AsyncCallFailed: One has not ended in time.
         """
         left = futures.wait(ends, timeout=self._timeout_s).not_done
+        if left and self._gang.process_count > 1:  # a meeting that began a moment later is about to name who is missing
+            left = futures.wait(ends, timeout=min(self._timeout_s, _NAMED_S)).not_done
         if left:
             raise AsyncCallFailed(
                 f"{len(left)} of {len(ends)} asynchronous calls have not ended within {self._timeout_s:g} s in all "

@@ -261,32 +261,23 @@ def test_names_of_its_own_files_are_no_names_for_leaves(tmp_path: Path, checkpoi
 
 
 def test_listeners_hear_blocking_times_and_background_events(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
-    heard: dict[str, float] = {}
-
-    def duration(event: str, seconds: float, **_: Any) -> None:
-        heard[event] = seconds
-
-    def scalar(event: str, value: float, **_: Any) -> None:
-        heard[event] = value
-
-    jax.monitoring.register_event_duration_secs_listener(duration)
-    jax.monitoring.register_scalar_listener(scalar)
-    try:
-        checkpointer.save(tmp_path / "a", {"w": np.zeros(100)})
+    with Heard() as heard:
+        chunks = {"w": SaveArgs(chunk_byte_size=200), "b": SaveArgs()}  # four chunks, and one
+        checkpointer.save(tmp_path / "a", {"w": np.zeros(100), "b": np.zeros(2)}, save_args=chunks)
         checkpointer.wait_until_finished()
-    finally:
-        jax.monitoring.unregister_event_duration_listener(duration)
-        jax.monitoring.unregister_scalar_listener(scalar)
     events = "/jax/checkpoint/write/async"
-    assert heard[f"{events}/bytes"] == 800
-    assert heard[f"{events}/commit_future_count"] == 1
-    blocked_s, total_s = heard[f"{events}/blocking_duration_secs"], heard[f"{events}/total_duration_secs"]
-    thread_s, commit_s = heard[f"{events}/thread_duration_sec"], heard[f"{events}/commit_duration_sec"]
+    assert heard.scalars[f"{events}/bytes"] == 816
+    assert heard.scalars[f"{events}/commit_future_count"] == heard.durations[f"{events}/commit_future_count"] == 5
+    blocked_s, total_s, thread_s, commit_s = (
+        heard.durations[f"{events}/{name}"]
+        for name in ("blocking_duration_secs", "total_duration_secs", "thread_duration_sec", "commit_duration_sec")
+    )
     assert 0 < blocked_s < total_s
     assert 0 < commit_s < thread_s < total_s
     stats = checkpointer.last_save
     assert stats is not None
-    assert (stats.bytes, stats.blocked_s, stats.committed_s) == (800, blocked_s, thread_s)
+    assert (stats.bytes, stats.blocked_s, stats.committed_s) == (816, blocked_s, thread_s)
+    assert stats.durable_s == commit_s
 
 
 class Heard:
@@ -296,7 +287,7 @@ class Heard:
         self.events: list[str] = []
         self.durations: dict[str, float] = {}
         self.scalars: dict[str, float] = {}
-        self.labels: dict[str, dict[str, Any]] = {}  # of the scalars
+        self.labels: dict[str, dict[str, Any]] = {}  # of durations and scalars
 
     def __enter__(self) -> Heard:
         jax.monitoring.register_event_listener(self._event)
@@ -312,8 +303,9 @@ class Heard:
     def _event(self, event: str, **_: Any) -> None:
         self.events.append(event)
 
-    def _duration(self, event: str, seconds: float, **_: Any) -> None:
+    def _duration(self, event: str, seconds: float, **labels: Any) -> None:
         self.durations[event] = seconds
+        self.labels[event] = labels
 
     def _scalar(self, event: str, value: float, **labels: Any) -> None:
         self.scalars[event] = value
@@ -326,8 +318,10 @@ def test_new_checkpointer_records_orbaxs_event_and_logs_its_settings(
     caplog.set_level(logging.INFO, "gracepoint")
     with Heard() as heard:
         AsyncCheckpointer(timeout_s=7).close()
-    assert "/jax/orbax/async_checkpointer/init" in heard.events
+    assert heard.events == ["/jax/orbax/async_checkpointer/init"]
     assert "timeout_s=7 primary_host=0 active_processes=all, barrier built in" in caplog.text
+    AsyncCheckpointer(primary_host=None, active_processes={2, 0}, barrier_sync_fn=SyncFn(2)).close()
+    assert "timeout_s=900 primary_host=None active_processes=[0, 2], barrier of its own" in caplog.text
 
 
 @pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "waited for"])
@@ -354,7 +348,8 @@ def test_restores_are_told_by_orbax_s_names(tmp_path: Path, checkpointer: AsyncC
     assert heard.scalars["/jax/orbax/read/worker/io/requested/gbytes"] == 8 / 1024
     assert heard.scalars["/jax/checkpoint/read/gbytes"] == 8 / 1024
     assert heard.scalars["/jax/orbax/read/worker/io/requested/throughput/gbytes_per_sec"] > 0
-    assert heard.labels["/jax/orbax/read/worker/io/requested/gbytes"] == {"storage_type": "other"}
+    three = ("total_duration_secs", "io/requested/gbytes", "io/requested/throughput/gbytes_per_sec")
+    assert [heard.labels[f"/jax/orbax/read/worker/{name}"] for name in three] == [{"storage_type": "other"}] * 3
 
 
 def test_speed_of_each_read_is_logged_with_its_process(
@@ -485,6 +480,31 @@ def test_missing_process_is_named_at_the_timeout(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_a_save_has_900_seconds_unless_told_otherwise(tmp_path: Path) -> None:
+    given: dict[str, list[int]] = {}
+    barrier = SyncFn(2)
+
+    def run(gang: ProcessGroup) -> None:
+        def wait(*, key: str, timeout_ms: int) -> None:
+            given.setdefault(name, []).append(timeout_ms)
+            barrier(key=key, timeout_ms=timeout_ms)
+
+        made: dict[str, Callable[[], AsyncCheckpointer]] = {
+            "default": lambda: AsyncCheckpointer(gang=gang, barrier_sync_fn=wait),
+            "timeout_s": lambda: AsyncCheckpointer(gang=gang, barrier_sync_fn=wait, timeout_s=70),
+            "timeout_secs": lambda: AsyncCheckpointer(None, 80, gang=gang, barrier_sync_fn=wait),
+        }
+        for name, make in made.items():
+            with make() as checkpointer:
+                checkpointer.save(tmp_path / name, small_state())
+
+    in_gang(2, run)
+    for name, timeout_s in {"default": 900, "timeout_s": 70, "timeout_secs": 80}.items():
+        assert len(given[name]) == 4
+        # What has passed since the begin of the save is taken off.
+        assert all((timeout_s - 60) * 1000 < ms <= timeout_s * 1000 for ms in given[name]), name
+
+
 def test_what_stands_in_the_way_is_found_by_all_processes_alike(tmp_path: Path) -> None:
     api.save(tmp_path / "a", small_state())
 
@@ -546,7 +566,10 @@ class SyncFn:
         barrier.wait(timeout_ms / 1000)
 
 
-def test_custom_barrier_is_called_twice_a_save_with_unique_keys(tmp_path: Path) -> None:
+def test_custom_barrier_is_called_twice_a_save_with_unique_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gracepoint")
     sync = SyncFn(2)
 
     def run(gang: ProcessGroup) -> None:
@@ -559,6 +582,9 @@ def test_custom_barrier_is_called_twice_a_save_with_unique_keys(tmp_path: Path) 
     assert len(sync.keys) == 8
     assert len(set(sync.keys)) == 4
     assert [key.rpartition("/")[2] for key in sync.keys[::2]] == ["write_complete", "commit_complete"] * 2
+    for key in sync.keys:
+        for line in (f"at barrier {key!r} of barrier_sync_fn", f"passed barrier {key!r} of barrier_sync_fn"):
+            assert caplog.text.count(line) == 2, line
 
 
 def fail(*, key: str, timeout_ms: int) -> None:
@@ -622,14 +648,24 @@ def test_several_processes_without_a_cluster_are_a_value_error(
     assert names(tmp_path) == []
 
 
-def test_first_process_records_the_total_duration_for_any_primary_host(tmp_path: Path) -> None:
-    heard: list[str] = []
+@pytest.mark.parametrize("primary_host", [0, 1, None])
+def test_first_process_records_the_total_duration_for_any_primary_host(
+    tmp_path: Path, primary_host: int | None
+) -> None:
+    barrier = SyncFn(2)
+    heard: list[tuple[int, str]] = []
+    process_of: dict[int, int] = {}  # by the thread that runs its save
 
     def listen(event: str, seconds: float, **_: Any) -> None:
-        heard.append(threading.current_thread().name + event)
+        if threading.get_ident() in process_of:
+            heard.append((process_of[threading.get_ident()], event))
 
     def run(gang: ProcessGroup) -> None:
-        with AsyncCheckpointer(gang=gang, primary_host=1) as checkpointer:
+        def wait(*, key: str, timeout_ms: int) -> None:
+            process_of[threading.get_ident()] = gang.process_index
+            barrier(key=key, timeout_ms=timeout_ms)
+
+        with AsyncCheckpointer(gang=gang, primary_host=primary_host, barrier_sync_fn=wait) as checkpointer:
             checkpointer.save(tmp_path / "a", small_state())
 
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -637,8 +673,10 @@ def test_first_process_records_the_total_duration_for_any_primary_host(tmp_path:
         in_gang(2, run)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert len([event for event in heard if event.endswith("/write/async/thread_duration_sec")]) == 2
-    assert len([event for event in heard if event.endswith("/checkpoint/write/async/total_duration_secs")]) == 1
+    for name, processes in (("thread_duration_sec", [0, 1]), ("total_duration_secs", [0])):
+        event = f"/jax/checkpoint/write/async/{name}"
+        assert sorted(process for process, each in heard if each == event) == processes
+    assert sorted(process for process, each in heard if each == "/jax/orbax/write/async/total_duration_secs") == [0]
 
 
 @pytest.mark.parametrize(

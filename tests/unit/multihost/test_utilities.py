@@ -29,10 +29,10 @@ def test_a_single_process_is_the_first_of_one() -> None:
     assert (multihost.process_index(), multihost.process_count()) == (0, 1)
 
 
-def test_primary_host_is_the_one_named_else_every_host() -> None:
-    assert multihost.is_primary_host(0)
-    assert multihost.is_primary_host(None)
-    assert not multihost.is_primary_host(1)
+@pytest.mark.parametrize("process", [0, 1])
+def test_primary_host_is_the_one_named_else_every_host(process: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    assert [multihost.is_primary_host(host) for host in (0, 1, 2, None)] == [process == 0, process == 1, False, True]
 
 
 def test_a_single_process_passes_every_barrier_also_of_a_name_used_before() -> None:
@@ -58,6 +58,21 @@ def test_a_single_process_never_asks_the_barrier_function() -> None:
 def test_a_barrier_needs_time(timeout: int) -> None:
     with pytest.raises(ValueError, match=r"timeout: expected seconds above 0, or None for 300"):
         multihost.sync_global_processes("name", timeout=timeout)
+
+
+def test_a_barrier_without_a_timeout_has_300_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    def wait(*, key: str, timeout_ms: int) -> None:
+        given.append(timeout_ms)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    multihost.sync_global_processes("a", barrier_sync_fn=wait)
+    multihost.sync_global_processes("b", barrier_sync_fn=wait, timeout=None)
+    multihost.sync_global_processes("c", barrier_sync_fn=wait, timeout=2.5)
+    assert given == [300_000, 300_000, 2500]
+    # Those that meet through the store have it from the same place.
+    assert inspect.signature(multihost.broadcast_one_to_all).parameters["timeout"].default == 300
 
 
 def test_what_cannot_be_known_is_not_answered_with_false() -> None:

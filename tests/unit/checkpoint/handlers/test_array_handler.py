@@ -231,7 +231,7 @@ def test_callbacks_are_given_the_key_paths(tmp_path: Path) -> None:
 
 
 class Remote:
-    """A dispatcher whose arrays are elsewhere: it hands other ones to the work than those it was given."""
+    """A dispatcher whose arrays are elsewhere: the work gets other ones there than those that were given here."""
 
     def __init__(self) -> None:
         self.work: list[tuple[str, int]] = []
@@ -243,7 +243,9 @@ class Remote:
     def dispatch(self, name: str, function: Callable[[Sequence[Any]], Any], arrays: Sequence[Any]) -> Future[Any]:
         self.work.append((name, len(arrays)))
         future: Future[Any] = Future()
-        future.set_result(function(arrays))
+        future.set_result(function([array + 10 for array in arrays]))
+        for array in arrays:
+            array.delete()  # they are of no use there
         return future
 
 
@@ -255,7 +257,7 @@ def test_dispatcher_transfers_arrays_and_stores_its_result(tmp_path: Path) -> No
     serialize(handler, given, infos)
     for array in given:
         array.delete()  # donated
-    assert [value.tolist() for value in handler.deserialize(infos)] == [[1.0] * 2, [2.0] * 3]
+    assert [value.tolist() for value in handler.deserialize(infos)] == [[11.0] * 2, [12.0] * 3]
     assert remote.work == [
         ("to host", 2),
         ("writing jax.Array leaves", 2),
@@ -281,7 +283,7 @@ def test_a_dispatcher_copies_before_serialize_returns_only_what_is_synchronous(t
     options = WriteOptions(device_host_max_bytes=100, callback=Callback())
     serialize(ArrayHandler(options, dispatcher=remote), [value for _, value in nodes], infos)
     assert remote.work[0] == ("to host", 1)
-    assert [value.tolist() for value in ArrayHandler().deserialize(infos)] == [[0.0], [1.0]]
+    assert [value.tolist() for value in ArrayHandler().deserialize(infos)] == [[10.0], [11.0]]
 
 
 def test_types_of_numpy_values_are_stored_by_a_later_dispatcher(tmp_path: Path) -> None:
@@ -328,6 +330,16 @@ def test_the_primary_host_writes(tmp_path: Path, handler: Any, value: Any, prima
     serialize(handler(primary_host=primary_host), [value], infos)
     assert_same(handler().deserialize(infos), [value])
     assert (tmp_path / "tree" / "_sharding").is_file() == (handler is ArrayHandler)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"options": WriteOptions(store_sharding=False)}, {"enable_write_sharding_file": False}], ids=str
+)
+def test_a_handler_stores_no_shardings_where_that_is_not_wanted(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    infos = infos_of(tmp_path, "w")
+    serialize(ArrayHandler(**arguments), [jnp.ones(2)], infos)
+    assert not (tmp_path / "tree" / "_sharding").exists()
+    assert ArrayHandler().metadata(infos)[0].sharding is None
 
 
 @pytest.mark.parametrize("handler", [ArrayHandler, NumpyHandler, ScalarHandler, StringHandler])

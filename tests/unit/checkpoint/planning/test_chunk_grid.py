@@ -65,6 +65,8 @@ def test_axes_that_are_asked_for_are_cut_first() -> None:
     assert chunk_shape((8, 8), 4, 4 * 16, shard_axes=(1,)) == (8, 2)
     assert chunk_shape((8, 8), 4, 4 * 4, shard_axes=(1,)) == (4, 1)
     assert spec_of(np.zeros((8, 8)), SaveArgs(shard_axes=(1,))).chunk == (8, 1)
+    assert spec_of(np.zeros((8, 8)), SaveArgs(chunk_byte_size=8 * 16, shard_axes=(1,))).chunk == (8, 2)
+    assert spec_of(np.zeros((8, 8)), SaveArgs(chunk_byte_size=8 * 16)).chunk == (2, 8)
 
 
 @settings(deadline=None)

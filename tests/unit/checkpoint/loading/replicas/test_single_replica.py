@@ -89,18 +89,30 @@ def test_all_replicas_have_the_primary_one_s_values_bit_for_bit(tmp_path: Path, 
             ), name
 
 
-def test_only_the_primary_replica_reads_and_each_chunk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("primary", [0, 1])
+def test_only_the_primary_replica_reads_and_each_chunk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, primary: int
+) -> None:
     save(engine(tmp_path, options=RAW), 1, {"w": placed(np.arange(16.0).reshape(4, 4).astype(np.float32), "x", "y")})
     opened: list[str] = []
+    given: list[Any] = []  # the devices that get what was read
+    real = single_replica.OnOneReplica.put
 
     def noted(path: StoragePath, *rest: Any) -> None:
         opened.append(path.name)
         read_checked(path, *rest)
 
+    def put(placement: single_replica.OnOneReplica, values: Any) -> Any:
+        part = real(placement, values)
+        given.extend(device for arrays in part.values() for array in arrays for device in array.devices())
+        return part
+
+    monkeypatch.setattr(single_replica.OnOneReplica, "put", put)
     monkeypatch.setattr(array_source, "read_checked", noted)
     like = {"w": jax.ShapeDtypeStruct((4, 4), np.float32, sharding=sharding(None, "y"))}
-    found = read(tmp_path / "1", like)
+    found = read(tmp_path / "1", like, primary_replica_id=primary)
     np.testing.assert_array_equal(found["w"], np.arange(16.0).reshape(4, 4))
+    assert set(given) == set(sharding().mesh.devices[primary])
     assert sorted(name for name in opened if name[0].isdigit()) == ["0.0", "0.1", "1.0", "1.1"]
 
 
@@ -124,9 +136,16 @@ def test_arrays_are_handed_over_in_batches_of_the_memory_that_is_given(
         assert batches == expected
 
 
-@pytest.mark.parametrize(("factor", "expected"), [(1.0, [2, 2, 2]), (0.5, [1] * 6)])
+@pytest.mark.parametrize(
+    ("replica", "expected"),
+    [
+        pytest.param({"broadcast_memory_scaling_factor": 1.0}, [4, 2], id="all"),
+        pytest.param({"broadcast_memory_scaling_factor": 0.5}, [2, 2, 2], id="half"),
+        pytest.param({}, [3, 3], id="three quarters by default"),
+    ],
+)
 def test_batches_use_a_fraction_of_the_devices_free_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, expected: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replica: dict[str, float], expected: list[int]
 ) -> None:
     like = {f"w{i}": placed(np.full((4, 4), i, np.float32), "y") for i in range(6)}  # 32 bytes of each device
     save(engine(tmp_path), 1, like)
@@ -138,8 +157,8 @@ def test_batches_use_a_fraction_of_the_devices_free_memory(
         return merge(dtypes, stacked)
 
     monkeypatch.setattr(replica_sums, "_merge", noted)
-    monkeypatch.setattr(single_replica, "_device_bytes", lambda: 3 * 64)  # three copies of two arrays
-    assert_same(read(tmp_path / "1", like, broadcast_memory_scaling_factor=factor), like)
+    monkeypatch.setattr(single_replica, "_device_bytes", lambda: 3 * 128)  # three copies of four arrays
+    assert_same(read(tmp_path / "1", like, **replica), like)
     assert batches == expected
 
 
