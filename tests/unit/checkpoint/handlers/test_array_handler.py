@@ -95,6 +95,7 @@ def test_what_is_saved_is_what_the_arguments_say(tmp_path: Path) -> None:
     serialize(ArrayHandler(), [value], [info], [SaveArgs(dtype=jnp.float16, chunk_byte_size=32)])
     (metadata,) = ArrayHandler().metadata([info])
     assert (metadata.shape, metadata.dtype, metadata.chunk_shape) == ((8, 8), jnp.float16, (2, 8))
+    assert metadata.write_shape == (8, 8)
     assert sorted(path.name for path in info.path.iterdir()) == [".zarray", "0.0", "1.0", "2.0", "3.0"]
 
 
