@@ -277,7 +277,7 @@ def test_handlers_of_other_types_take_the_classes_too(tmp_path: Path, of: Any) -
     for kind in (int, float, bool, np.float32, np.int8, jnp.bfloat16.dtype.type):
         (number,) = scalar.deserialize(infos, [of.RestoreArgs(restore_type=kind)])
         assert (type(number), number) == (kind, kind(3))
-    with pytest.raises(CheckpointRefused, match="cannot restore into a .*numpy.number"):
+    with pytest.raises(CheckpointRefused, match="cannot restore into .*numpy.number"):
         scalar.deserialize(infos, [of.RestoreArgs(restore_type=np.number)])
 
     infos = written(string, tmp_path / "string", "text", [of.SaveArgs()])

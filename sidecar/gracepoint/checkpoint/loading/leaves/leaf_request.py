@@ -155,7 +155,8 @@ def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, a
         restore_type = jax.Array
     if restore_type is not None and restore_type is not wanted.restore_type:
         if restore_type not in (jax.Array, np.ndarray, str) and not is_number(restore_type):
-            raise CheckpointRefused(f"leaf {stored.name!r}: cannot restore into {shown(restore_type)}")
+            kind = f"a {restore_type}" if isinstance(restore_type, type) else shown(restore_type)
+            raise CheckpointRefused(f"leaf {stored.name!r}: cannot restore into {kind}")
         if wanted.key_impl and as_saved and stored.spec is not None:  # the keys' data is restored
             wanted = dataclasses.replace(
                 wanted, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None, sharding=None
