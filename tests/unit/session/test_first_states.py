@@ -287,6 +287,25 @@ def test_on_several_devices_a_form_and_init_give_the_same_in_both_starts(
     assert kinds[0] == kinds[1]
 
 
+def test_under_a_mesh_with_explicit_axes_any_init_tells_the_shardings(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def init() -> Any:
+        w = jax.reshard(jax.random.normal(jax.random.key(0), (8, 4)), jax.sharding.PartitionSpec("x"))
+        return {"w": w, "y": w @ jnp.ones((4, 2)), "count": jnp.int32(0), "step": 0, "key": jax.random.key(1)}
+
+    kinds = []
+    with jax.set_mesh(mesh):
+        for start in range(2):
+            with gracepoint.attach(tmp_path, save_every_steps=1) as session:
+                state, number = session.restore(init=init)
+                assert number == start
+                kinds.append([(type(leaf), getattr(leaf, "sharding", None)) for leaf in jax.tree.leaves(state)])
+                session.step(number + 1, state)
+    assert kinds[0] == kinds[1]
+    assert state["w"].sharding.spec == jax.sharding.PartitionSpec("x", None)
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [

@@ -43,9 +43,13 @@ _ADVICE: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """A value that is encoded already. ``encode`` takes it in place of the value."""
+    """A value that is encoded already. ``encode`` takes it in place of the value.
 
-    value: Any
+    Attributes:
+        text: The value as JSON.
+    """
+
+    text: str
 
 
 def encode(host_state: Mapping[str, Any]) -> bytes:
@@ -57,7 +61,8 @@ def encode(host_state: Mapping[str, Any]) -> bytes:
     Raises:
         CheckpointRefused: A value cannot come back as it is. The message names its path.
     """
-    return json.dumps({name: encoded(name, value).value for name, value in host_state.items()}).encode()
+    items = [f"{json.dumps(name)}: {encoded(name, value).text}" for name, value in host_state.items()]
+    return f"{{{', '.join(items)}}}".encode()
 
 
 def encoded(name: str, value: Any) -> Encoded:
@@ -75,12 +80,16 @@ def encoded(name: str, value: Any) -> Encoded:
     if isinstance(value, Encoded):
         return value
     if isinstance(value, HostStateLost):
-        return Encoded({_TAG: "lost", "reason": str(value)})
+        return Encoded(json.dumps({_TAG: "lost", "reason": str(value)}))
     where = f"host_state[{name!r}]"
     try:
-        return Encoded(_encode(value, where))
+        return Encoded(json.dumps(_encode(value, where)))
+    except CheckpointRefused:
+        raise
     except RecursionError:
         raise CheckpointRefused(f"{where}: expected values that do not contain themselves") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise CheckpointRefused(f"{where}: cannot be written as JSON: {error}") from error
 
 
 def decode(data: bytes | bytearray) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from gracepoint.checkpoint.options import (
 from gracepoint.errors import CheckpointNotFound, InvalidSharding, SettingsError
 from gracepoint.jax_isolation import isolated
 
-_LIKE = "like= with jax.ShapeDtypeStruct leaves that have shardings, or make a single device visible"
+_LIKE = "like= with jax.ShapeDtypeStruct leaves that have shardings"
 _WHAT_TO_GIVE = f"Give init as jax.jit(init, out_shardings=...), or give {_LIKE}"
 _SHOWN = 5
 
@@ -137,11 +137,11 @@ def form_of(init: Callable[[], Any]) -> Any:
     if jax.device_count() == 1:
         return _traced(init)
     try:
-        form = _traced(init)
+        form = _on_the_mesh(_traced(init))
     except Exception as error:
         raise SettingsError(
             f"restore(init=...): init raised {type(error).__name__} while it was traced ({error}). There are "
-            f"{jax.device_count()} devices, so it is traced first, to know the shardings. {_WHAT_TO_GIVE}"
+            f"{jax.device_count()} devices, so it is traced first, to know the shardings. {_WHAT_TO_GIVE}{_or()}"
         ) from error
     leaves = [(f"state{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(form)]
     structs = [(path, leaf) for path, leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
@@ -151,9 +151,33 @@ def form_of(init: Callable[[], Any]) -> Any:
         what = _WHAT_TO_GIVE if fixed is None else f"Give {_LIKE}, as {fixed} is nothing that jax.jit can return"
         raise SettingsError(
             f"restore(init=...): there are {jax.device_count()} devices, and init does not tell the sharding of "
-            f"{unknown[0]}{more}. {what}"
+            f"{unknown[0]}{more}. {what}{_or()}"
         )
     return form
+
+
+def _on_the_mesh(form: Any) -> Any:
+    """Returns the form with the shardings that a mesh with explicit axes, set by ``jax.set_mesh``, gives its arrays.
+
+    They are part of the arrays' types then. JAX leaves out those of arrays that are on all devices of the mesh.
+    """
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty or any(kind is not jax.sharding.AxisType.Explicit for kind in mesh.axis_types):
+        return form
+
+    def placed(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct) or _names_devices(leaf.sharding):
+            return leaf
+        spec = jax.sharding.PartitionSpec() if leaf.sharding is None else leaf.sharding.spec
+        sharding = jax.sharding.NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+
+    return jax.tree.map(placed, form)
+
+
+def _or() -> str:
+    """Returns what else can be done, if this is the only process: tutorials are written for one device."""
+    return "; or make a single device visible" if jax.process_count() == 1 else ""
 
 
 def _traced(init: Callable[[], Any]) -> Any:

@@ -167,6 +167,7 @@ REFUSED_HOST_STATE: list[tuple[Any, str]] = [
     ({"rng": collections.defaultdict(int)}, "type defaultdict; give dict(...) of it"),
     ({"rng": Moments(1, 2)}, "host_state['rng']: cannot save a value of type Moments"),
     ({"rng": jax.device_put(jnp.ones(4), sharding("x"))}, "host_state['rng']: expected a JAX array on one device"),
+    ({"rng": [1, 10**5000]}, "host_state['rng']: cannot be written as JSON: Exceeds the limit"),
     ({"rng": CYCLE}, "host_state['rng']: expected values that do not contain themselves"),
 ]
 
