@@ -13,7 +13,7 @@ import pytest
 
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.saving.background import background_save
-from gracepoint.errors import CheckpointError, CheckpointMismatch, SaveFailed, SettingsError
+from gracepoint.errors import CheckpointError, CheckpointMismatch, HostStateLost, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import (
@@ -399,3 +399,19 @@ def test_states_without_arrays_and_of_a_single_leaf_come_back(tmp_path: Path, st
     for restored in in_gang(processes, lambda gang: restore(tmp_path, state, gang=gang)):
         assert restored is not None
         assert_same(restored.state, state)
+
+
+def test_a_host_state_that_an_emergency_lost_stays_lost_with_another_number_of_processes(tmp_path: Path) -> None:
+    def run(gang: ProcessGroup) -> Any:
+        lost = HostStateLost("the loader was closed")
+        return save(
+            engine(tmp_path, gang), 1, small_state(), {"data": lost if gang.process_index == 1 else 5, "rng": 7}
+        )
+
+    in_gang(2, run)
+    reshard: dict[str, Any] = {name: lambda values, index, count: sum(values) for name in ("data", "rng")}
+    found = engine(tmp_path).restorer.restore(small_state(), timeout_s=30, reshard=reshard)
+    assert found is not None
+    assert (str(found.host_state["data"]), found.host_state["rng"]) == ("the loader was closed", 14)
+    with pytest.raises(HostStateLost, match=r"without host_state 'data' of a process: the loader was closed"):
+        engine(tmp_path).restorer.restore(small_state(), timeout_s=30, reshard=reshard, required=("data", "rng"))

@@ -154,6 +154,10 @@ class SavePlanner:
                 return known, self._prepared
             logger.info("the state has another form than before: planning its saves anew")
         leaves = pytree.flatten(state, self._handlers)
+        if code := [leaf.name for leaf in leaves if leaf.is_code]:
+            logger.info(
+                "%d functions, as %r, are not saved: a restore takes them from like or init", len(code), code[0]
+            )
         self._prepared = None  # frees the old snapshot before a new one is reserved
         self._prepared = self._prepare(leaves, TreeSignature(state, leaves, self._handlers), save_args)
         return leaves, self._prepared
