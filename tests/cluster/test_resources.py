@@ -97,6 +97,21 @@ def _record(cluster: Cluster, name: str) -> None:
             id="endpoint for a path",
         ),
         pytest.param(
+            {
+                "checkpoint": {
+                    "directory": "gs://bucket/c",
+                    "objectStore": {"serverSideEncryption": {"algorithm": "AES256"}},
+                }
+            },
+            ["spec.checkpoint", "only for a directory that is an s3:// URI", "found gs://bucket/c"],
+            id="an algorithm for gs",
+        ),
+        pytest.param(
+            {"checkpoint": {"directory": "s3://bucket/c", "objectStore": {"serverSideEncryption": {"keyId": "k"}}}},
+            ["spec.checkpoint", "serverSideEncryption.keyId is only for", "found s3://bucket/c"],
+            id="a key without an algorithm",
+        ),
+        pytest.param(
             {"compilationCache": {"directory": "programs"}},
             ["spec.compilationCache.directory", "expected an absolute path", "found programs"],
             id="relative path of programs",

@@ -27,6 +27,11 @@ _ENDPOINT = r"^(https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?)?$"
 _ENDPOINT_MESSAGE = "expected http:// or https:// with a host and, if need be, a port"
 _ENDPOINT_PLACE_MESSAGE = "objectStore.endpoint is only for a directory that is a gs:// or s3:// URI"
 _REGION_PLACE_MESSAGE = "objectStore.region is only for a directory that is an s3:// URI"
+_ALGORITHM_PLACE_MESSAGE = "serverSideEncryption.algorithm is only for a directory that is an s3:// URI"
+_KEY_PLACE_MESSAGE = (
+    "serverSideEncryption.keyId is only for an s3:// URI with an aws:kms algorithm, and for a gs:// URI"
+)
+_BUCKET_KEY_MESSAGE = "bucketKey is only for the algorithms aws:kms and aws:kms:dsse"
 
 
 class SaveWriter(StrEnum):
@@ -35,6 +40,47 @@ class SaveWriter(StrEnum):
     THREAD = "Thread"
     WORKER = "Worker"
     KEEPER = "Keeper"
+
+
+class EncryptionAlgorithm(StrEnum):
+    """What a store encrypts new objects with."""
+
+    BUCKET_DEFAULT = "BucketDefault"
+    AES256 = "AES256"
+    KMS = "aws:kms"
+    KMS_DUAL_LAYER = "aws:kms:dsse"
+
+    @property
+    def has_key(self) -> bool:
+        return self in (EncryptionAlgorithm.KMS, EncryptionAlgorithm.KMS_DUAL_LAYER)
+
+
+class ServerSideEncryption(Model):
+    """What the store encrypts new objects with, if the bucket's own setting is not enough: some buckets have policies
+    that refuse objects which do not say it."""
+
+    algorithm: EncryptionAlgorithm = EncryptionAlgorithm.BUCKET_DEFAULT
+    """BucketDefault: as the bucket says. For s3:// also AES256 (SSE-S3), aws:kms (SSE-KMS) and aws:kms:dsse (two
+    layers). The training container gets it as AWS_SERVER_SIDE_ENCRYPTION unless it sets that variable."""
+    key_id: Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z0-9:/_.-]*$")] = ""
+    """For aws:kms, the ARN or id of the key; for gs://, the name of the key of Cloud KMS. Empty: the account's or the
+    bucket's own. The training container gets it as AWS_SSE_KMS_KEY_ID or GOOGLE_STORAGE_KMS_KEY_NAME unless it sets
+    that variable."""
+    bucket_key: bool = False
+    """True: aws:kms with a key of the bucket, which makes fewer requests to KMS. The training container gets it as
+    AWS_SSE_BUCKET_KEY_ENABLED unless it sets that variable."""
+
+    @model_validator(mode="after")
+    def _bucket_key_fits(self) -> ServerSideEncryption:
+        if self.bucket_key and not self.algorithm.has_key:
+            raise ValueError(f"{_BUCKET_KEY_MESSAGE}; found {self.algorithm}")
+        return self
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel("!self.bucketKey || self.algorithm.startsWith('aws:kms')", _BUCKET_KEY_MESSAGE, "self.algorithm")
+        )
+    )
 
 
 class ObjectStore(Model):
@@ -50,6 +96,9 @@ class ObjectStore(Model):
     region: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9-]*$")] = ""
     """Region of the bucket, for s3://. Empty: the pod's own. The training container gets it as AWS_REGION unless it
     sets that variable."""
+
+    server_side_encryption: ServerSideEncryption = ServerSideEncryption()
+    """What the store encrypts new objects with, if the bucket's policy demands that each object says it."""
 
     @field_validator("endpoint")
     @classmethod
@@ -113,6 +162,12 @@ class Checkpoint(Model):
             raise ValueError(f"{_ENDPOINT_PLACE_MESSAGE}; found {self.directory!r}")
         if self.object_store.region and not self.directory.startswith("s3://"):
             raise ValueError(f"{_REGION_PLACE_MESSAGE}; found {self.directory!r}")
+        encryption, is_s3 = self.object_store.server_side_encryption, self.directory.startswith("s3://")
+        if encryption.algorithm is not EncryptionAlgorithm.BUCKET_DEFAULT and not is_s3:
+            raise ValueError(f"{_ALGORITHM_PLACE_MESSAGE}; found {self.directory!r}")
+        takes_key = encryption.algorithm.has_key if is_s3 else self.directory.startswith("gs://")
+        if encryption.key_id and not takes_key:
+            raise ValueError(f"{_KEY_PLACE_MESSAGE}; found {self.directory!r} and {encryption.algorithm}")
         return self
 
     model_config = ConfigDict(
@@ -125,6 +180,19 @@ class Checkpoint(Model):
             cel(
                 "self.objectStore.region == '' || self.directory.startsWith('s3://')",
                 _REGION_PLACE_MESSAGE,
+                "self.directory",
+            ),
+            cel(
+                "self.objectStore.serverSideEncryption.algorithm == 'BucketDefault' "
+                "|| self.directory.startsWith('s3://')",
+                _ALGORITHM_PLACE_MESSAGE,
+                "self.directory",
+            ),
+            cel(
+                "self.objectStore.serverSideEncryption.keyId == '' || self.directory.startsWith('gs://') "
+                "|| (self.directory.startsWith('s3://') "
+                "&& self.objectStore.serverSideEncryption.algorithm.startsWith('aws:kms'))",
+                _KEY_PLACE_MESSAGE,
                 "self.directory",
             ),
         )

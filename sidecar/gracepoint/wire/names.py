@@ -142,10 +142,14 @@ METADATA_CLOUDS = ("gce", "aws", "azure")
 #: Instead of names of clouds: the library finds out in which cloud it runs.
 METADATA_AUTO = "auto"
 
-#: Variables of the stores' own clients that the webhook sets if the policy has an endpoint or a region.
+#: Variables of the stores' clients that the webhook sets if the policy has an endpoint, a region or an encryption.
 ENV_S3_ENDPOINT = "AWS_ENDPOINT_URL_S3"
 ENV_S3_REGION = "AWS_REGION"
 ENV_GCS_ENDPOINT = "TENSORSTORE_GCS_HTTP_URL"
+ENV_S3_ENCRYPTION = "AWS_SERVER_SIDE_ENCRYPTION"
+ENV_S3_KEY = "AWS_SSE_KMS_KEY_ID"
+ENV_S3_BUCKET_KEY = "AWS_SSE_BUCKET_KEY_ENABLED"
+ENV_GCS_KEY = "GOOGLE_STORAGE_KMS_KEY_NAME"
 
 #: Set by the Job controller in every container of an Indexed Job.
 ENV_JOB_COMPLETION_INDEX = "JOB_COMPLETION_INDEX"

@@ -19,7 +19,7 @@ from gracepoint.wire import names
 from gracepoint.wire.names import Env
 from gracepoint_operator.kube.objects import LABEL_JOB_NAME, LABEL_JOB_UID
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.resources.policy_checkpoint import SaveWriter
+from gracepoint_operator.resources.policy_checkpoint import EncryptionAlgorithm, SaveWriter
 from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
 from gracepoint_operator.webhooks.pods.keeper_sidecar import inject_keeper
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
@@ -49,6 +49,10 @@ YIELDING = frozenset(
         names.ENV_S3_ENDPOINT,
         names.ENV_S3_REGION,
         names.ENV_GCS_ENDPOINT,
+        names.ENV_S3_ENCRYPTION,
+        names.ENV_S3_KEY,
+        names.ENV_S3_BUCKET_KEY,
+        names.ENV_GCS_KEY,
     }
 )
 
@@ -219,11 +223,15 @@ def _cache_of(policy: CheckpointPolicySpec) -> dict[str, object]:
 def _store_of(policy: CheckpointPolicySpec) -> dict[str, object]:
     """Returns the variables that the stores' clients know, for what the policy sets."""
     store = policy.checkpoint.object_store
-    is_s3 = policy.checkpoint.directory.startswith("s3://")
-    found = {
+    encryption, is_s3 = store.server_side_encryption, policy.checkpoint.directory.startswith("s3://")
+    found: dict[str, object] = {
         names.ENV_S3_ENDPOINT if is_s3 else names.ENV_GCS_ENDPOINT: store.endpoint,
         names.ENV_S3_REGION: store.region,
+        names.ENV_S3_KEY if is_s3 else names.ENV_GCS_KEY: encryption.key_id,
+        names.ENV_S3_BUCKET_KEY: "true" if encryption.bucket_key else "",
     }
+    if encryption.algorithm is not EncryptionAlgorithm.BUCKET_DEFAULT:
+        found[names.ENV_S3_ENCRYPTION] = encryption.algorithm.value
     return {name: value for name, value in found.items() if value}
 
 

@@ -78,6 +78,28 @@ def test_a_read_only_view_is_read_like_the_object_itself() -> None:
             "checkpoint\n",
             id="a region for gs://",
         ),
+        *(
+            pytest.param(
+                {"checkpoint": {"directory": directory, "objectStore": {"serverSideEncryption": encryption}}},
+                place,
+                id=f"encryption {encryption} in {directory}",
+            )
+            for directory, encryption, place in (
+                (
+                    "s3://bucket/c",
+                    {"algorithm": "AES256", "bucketKey": True},
+                    "checkpoint.objectStore.serverSideEncryption",
+                ),
+                ("s3://bucket/c", {"algorithm": "AES256", "keyId": "k"}, "checkpoint\n"),
+                (
+                    "s3://bucket/c",
+                    {"algorithm": "aws:kms", "keyId": "a key"},
+                    "checkpoint.objectStore.serverSideEncryption.keyId",
+                ),
+                ("gs://bucket/c", {"algorithm": "AES256"}, "checkpoint\n"),
+                ("/c", {"keyId": "k"}, "checkpoint\n"),
+            )
+        ),
         pytest.param({"cloudMetadata": ["Auto", "GCE"]}, "cloudMetadata", id="auto and more"),
         pytest.param({"deadline": {"margin": 0.5}}, "deadline.margin", id="margin below 1"),
         pytest.param({"afterSave": {"savedExitCode": 1}}, "afterSave.savedExitCode", id="a shell's code"),
@@ -163,7 +185,11 @@ def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
     spec = CheckpointPolicySpec.model_validate({"checkpoint": {"directory": "file:///c"}})
     assert spec.to_json()["checkpoint"] == {
         "directory": "file:///c",
-        "objectStore": {"endpoint": "", "region": ""},
+        "objectStore": {
+            "endpoint": "",
+            "region": "",
+            "serverSideEncryption": {"algorithm": "BucketDefault", "keyId": "", "bucketKey": False},
+        },
         "everySteps": 100,
         "everySeconds": 0,
         "interval": "Fixed",
