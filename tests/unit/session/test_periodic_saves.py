@@ -7,11 +7,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import pytest
 
-from gracepoint.checkpoint.saving.background import background_save
+from gracepoint.checkpoint.saving.background import background_save, save_executor
 from gracepoint.checkpoint.saving.due_saves import DueSave
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import AgreementError, CheckpointError, SaveFailed
@@ -205,10 +206,15 @@ def in_engine(owner: Callable[[Training], Any], name: str) -> Callable[[Training
     return step
 
 
+def in_module(module: ModuleType, name: str) -> Callable[[Training, pytest.MonkeyPatch], None]:
+    return in_engine(lambda training: module, name)
+
+
 ONCE: Mapping[str, Callable[[Training, pytest.MonkeyPatch], None]] = {
     "host state raises": host_state_that_raises,
     "host state cannot be encoded": host_state_that_cannot_be_encoded,
     "state cannot be saved": state_that_cannot_be_saved,
+    "the transfer from the devices fails": in_module(save_executor, "Transfer"),
     "no memory for the snapshot": in_engine(lambda training: training.engine.executor.planner, "snapshot"),
     "the plan fails": in_engine(lambda training: training.engine.executor.planner, "plan"),
     "the worker refuses": in_engine(lambda training: training.engine.executor.handing, "hand_over"),
@@ -239,6 +245,23 @@ def test_a_save_that_fails_once_in_one_process_leaves_all_later_ones_alone(
     assert sorted(int(path.name) for path in tmp_path.glob("[0-9]")) == [1, 3, 4, 5]
     assert caplog.text.count("a periodic save failed; the first was that of step 2") == 2
     assert caplog.text.count("a periodic save is committed again, after 1 that failed") == 2
+
+
+def test_what_fails_after_the_commit_in_one_process_is_no_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(gang: ProcessGroup) -> None:
+        training = Training(tmp_path, gang, tolerate_s=0.0)
+        with pytest.MonkeyPatch.context() as patched:
+            if gang.process_index == 1:
+                patched.setattr(training.engine._committed, "tidy", raising(OSError("cannot tidy up")))
+            training.step(1)
+        training.step(2)
+        training.check_newest()
+
+    in_gang(2, run)
+    assert sorted(path.name for path in tmp_path.glob("[0-9]")) == ["1", "2"]
+    assert "what follows a save has failed, the save itself is committed error=a background save failed" in caplog.text
 
 
 @pytest.mark.parametrize(

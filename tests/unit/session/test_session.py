@@ -24,6 +24,7 @@ import gracepoint
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.save_interval import SaveInterval
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
@@ -42,9 +43,11 @@ from gracepoint.preemption import forecast
 from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.preemption.forecast import Figures
 from gracepoint.preemption.process_exit import ProcessExit
+from gracepoint.preemption.reporting.reporter import Reporter
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.session import session as session_module
 from gracepoint.session.run_ahead import RunAhead
+from gracepoint.wire.messages import TroubleKind
 from gracepoint.wire.names import Env
 from tests.jax_settings import SETTINGS
 from tests.unit.checkpoint.fakes.engine import assert_same, sharding
@@ -839,6 +842,21 @@ def test_failing_periodic_save_is_logged_and_does_not_delay_the_emergency(
     until(lambda: "the freeze begins" in caplog.text, "the freeze")
     monkeypatch.setattr(ChunkWriter, "write", write)
     assert train_until_preempted(session, first=step + 3).saved
+
+
+def test_what_cannot_be_deleted_is_reported_while_the_session_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[TroubleKind, bool]] = []
+    monkeypatch.setattr(Reporter, "trouble", lambda self, kind, message, *, over, **known: told.append((kind, over)))
+    undeleted.end()
+    undeleted.failed("/elsewhere/1", OSError("before the session"))
+    with gracepoint.attach(tmp_path):
+        undeleted.gone("/elsewhere/1")
+        undeleted.failed("/elsewhere/2", OSError("locked"))
+    undeleted.failed("/elsewhere/3", OSError("after the session"))
+    undeleted.end()
+    assert told == [(TroubleKind.DELETIONS, over) for over in (False, True, False)]
 
 
 def test_impossible_deadline_is_reported_at_the_start_and_the_end(

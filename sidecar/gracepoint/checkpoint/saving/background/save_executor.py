@@ -114,7 +114,7 @@ class SaveExecutor:
         try:
             self._writer.warm(probe, Deadline.after(timeout_s, self._clock))
         except OSError as error:
-            if not room.is_full(error):
+            if not room.knows(error):
                 raise
             raise OSError(error.errno, f"{paths.root} cannot be written to: {room.explained(error, probe)}") from error
 
