@@ -275,6 +275,24 @@ def test_unsavable_leaf_fails_its_process_and_is_reported_to_peers(tmp_path: Pat
     assert "process 1 reported" in str(told)
 
 
+def test_one_failure_in_one_process_is_raised_once_in_each_and_no_later_save_fails(tmp_path: Path) -> None:
+    def run(gang: ProcessGroup) -> list[int]:
+        raised = []
+        with CheckpointManager(tmp_path, gang=gang, keep_last=10, timeout_s=20) as manager:
+            for step in range(1, 7):
+                bad = {"bad": object()} if (step, gang.process_index) == (2, 1) else {}
+                try:
+                    manager.save(step, {"w": jnp.zeros(2)} | bad)
+                except CheckpointError:
+                    raised.append(step)
+                assert not manager._open().executor.background.is_busy(30)
+                gang.barrier(f"after {step}", timeout_s=30)
+        return raised
+
+    assert in_gang(2, run) == [[3], [2]]
+    assert numbers(tmp_path) == ["1", "4", "5", "6"]
+
+
 @pytest.mark.parametrize("wrong", [{"save_every_steps": -1}, {"keep_last": 0}, {"save_every_s": -1.0}], ids=str)
 def test_arguments_out_of_range_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=next(iter(wrong))), CheckpointManager(tmp_path, **wrong) as manager:

@@ -20,6 +20,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import Saved
 from gracepoint.checkpoint.options import WriteOptions
+from gracepoint.checkpoint.saving.background.background_save import NotBegun
 from gracepoint.checkpoint.saving.background.save_executor import HostState, SaveExecutor
 from gracepoint.checkpoint.saving.committed_steps import CommittedSteps
 from gracepoint.checkpoint.saving.due_saves import DueSaves
@@ -33,7 +34,7 @@ from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.checkpoint.storage.time_limit import ended_by
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
-from gracepoint.errors import GracepointError
+from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -239,7 +240,12 @@ class StepCheckpointer(BackgroundView):
         began_s = self._clock()
         save = self.executor.begin(self._paths, step, extras=extras)
         with save.failing_together():
-            self.executor.background.wait_until_finished(None)
+            try:
+                self.executor.background.wait_until_finished(None)
+            except SaveFailed as error:
+                if not self.executor.background.busy:  # else it hangs here, and has not failed elsewhere
+                    save.fail(NotBegun(str(error)))
+                raise
             if not anew and self._committed.has(step):
                 return
             self.access.check_lease()

@@ -129,6 +129,8 @@ def test_a_stored_object_of_defaults_fits_its_own_schema() -> None:
     jsonschema.validate({"checkpoint": {"directory": "/c"}}, spec)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"checkpoint": {"directory": "/c", "keepLast": 0}}, spec)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"checkpoint": {"directory": "/c", "tolerateFailuresSeconds": -1}}, spec)
 
 
 def test_model_without_structural_schema_is_refused_by_field() -> None:

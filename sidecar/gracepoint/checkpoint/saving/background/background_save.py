@@ -12,7 +12,7 @@ from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.saving.background.snapshot_save import SnapshotSave
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot
-from gracepoint.errors import SaveFailed
+from gracepoint.errors import BarrierFailed, SaveFailed
 from gracepoint.save_progress import SaveProgress
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,14 @@ logger = logging.getLogger(__name__)
 _ABANDONED_ENDS_S = 1.0
 #: Seconds for the thread of a stopped save to end. It checks several times in 0.1 s, except during a file system call.
 _STOPPED_ENDS_S = 1.0
+
+
+class NotBegun(SaveFailed):
+    """What the other processes are told if this one begins no save, as it raises the error of the one before.
+
+    That save has failed in them, too. So they raise nothing for the one that was not begun: otherwise each failure
+    would be the reason of the next one, for ever.
+    """
 
 
 class BackgroundSave:
@@ -134,6 +142,8 @@ class BackgroundSave:
             return
         if self._told_hanging:
             logger.warning("a background save that hung has ended: %s", error)
+        elif isinstance(error.__cause__, BarrierFailed) and f" reported {NotBegun.__name__}: " in str(error):
+            logger.warning("a background save was left out: %s", error)
         elif self.newest is None or not self.newest.was_stopped(error):
             raise SaveFailed(f"a background save failed: {error}") from error
         else:
