@@ -10,6 +10,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
+import os
+import re
 import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -125,6 +128,9 @@ class Settings:
         """
         given = {field: value for field, value in values.items() if value is not None}
         for field, value in given.items():
+            if not isinstance(value, str | numbers.Number | os.PathLike):
+                kind = type(value).__qualname__
+                raise SettingsError(f"attach({field}=...): expected a text or a number, found a {kind}")
             reader = _BY_FIELD[field]
             given[field] = reader(f"attach({field}=...)", str(value))
         return dataclasses.replace(self, **given)
@@ -187,6 +193,27 @@ Reader = Callable[[str, str], Any]
 
 def _text(name: str, value: str) -> str:
     return value
+
+
+# A variable as shells, Python and Kubernetes write it.
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\}|\(\w+\))")
+
+
+def location(name: str, value: str) -> str:
+    """Returns a path or URI that a user gave, with the home folder in the place of ``~`` at its beginning.
+
+    Raises:
+        SettingsError: Something in it stands for another text, and nobody would replace it.
+    """
+    if found := _VARIABLE.search(value):
+        raise SettingsError(
+            f"{name}: found {value!r}, where {found.group()} is not replaced: write what it stands for, in Python with "
+            f"os.path.expandvars(...)"
+        )
+    expanded = os.path.expanduser(value)
+    if expanded.startswith("~"):
+        raise SettingsError(f"{name}: found {value!r}, and no such user has a home folder here: write the whole path")
+    return expanded
 
 
 def _integer(low: int, high: int | None = None) -> Reader:
@@ -287,7 +314,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.METADATA: ("metadata", _clouds),
     Env.GCE_NOTICE_S: ("gce_notice_s", _number(0)),
     Env.POLICY: ("policy", _text),
-    Env.DIRECTORY: ("directory", _text),
+    Env.DIRECTORY: ("directory", location),
     Env.SAVE_EVERY_STEPS: ("save_every_steps", _integer(0)),
     Env.SAVE_EVERY_S: ("save_every_s", _number(0)),
     Env.SAVE_INTERVAL: ("save_interval", _one_of(SAVE_FIXED, SAVE_AUTO)),
@@ -307,7 +334,7 @@ _READERS: dict[str, tuple[str, Reader]] = {
     Env.COMPILATION_CACHE: ("compilation_cache", _cache),
     Env.COMPILATION_CACHE_BYTES: ("compilation_cache_bytes", _integer(1)),
     Env.COMPILATION_CACHE_DAYS: ("compilation_cache_days", _integer(1)),
-    Env.TRACE: ("trace", _text),
+    Env.TRACE: ("trace", location),
 }
 #: Field -> environment variable.
 VARIABLES = {field: name for name, (field, _) in _READERS.items()}

@@ -54,9 +54,19 @@ _ABANDON_TIMEOUT_S = 10.0
 _open: Session | None = None
 
 
-def is_open() -> bool:
-    """Returns True while a session is open in this process."""
-    return _open is not None
+def check_none_is_open() -> None:
+    """Checks that this process may open a session.
+
+    Raises:
+        Preempted: The process is to exit. It is raised again, as the training loop swallowed it.
+        SettingsError: A session is open.
+    """
+    if _open is None or not _open.is_of_this_process:
+        return
+    if _open.preempted is not None:
+        log.error("attach() was called after Preempted: the process is to exit, and only its next start attaches")
+        raise _open.preempted
+    raise SettingsError("attach(): a session is open in this process; close() it first")
 
 
 class Session(OwnLoop):
@@ -339,6 +349,16 @@ class Session(OwnLoop):
             self._break_off(f"{type(error).__name__}: {error}")
 
     @property
+    def preempted(self) -> Preempted | None:
+        """What was raised because the process is to exit. None before."""
+        return self._points.preempted
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a child that was forked while the session was open: the session is its parent's."""
+        return os.getpid() == self._pid
+
+    @property
     def notice(self) -> ActiveNotice | None:
         """The preemption that this process has been told of. None if there is none.
 
@@ -396,7 +416,7 @@ class Session(OwnLoop):
         trace.end()
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._pid:
+        if not self.is_of_this_process:
             return  # the end of a forked child says nothing about its parent
         trace.moment("the interpreter ends")
         self._break_off("the process ended without close()")

@@ -33,6 +33,7 @@ class SyncPoints:
     Attributes:
         asked: The step at which the training loop was told to save and has not called ``saved``. None otherwise.
         closed: True once there are no sync points any more.
+        preempted: What was raised because the process is to exit. Raised again if the training loop swallowed it.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class SyncPoints:
         self._on_own_save = on_own_save
         self._clock = clock
         self._asked_at_s = 0.0
-        self._preempted: Preempted | None = None  # what was raised; raised again if the training loop swallowed it
         self._grows = True  # False once a step was not above the one before
         self.asked: int | None = None
         self.closed = False
+        self.preempted: Preempted | None = None
 
     def begin_step(self, step: Any, state: Any) -> int:
         """Begins the sync point after a step, and returns the step. Warns once if steps do not grow.
@@ -80,7 +81,7 @@ class SyncPoints:
             SettingsError: ``step`` is no step's number, or there are no sync points any more.
         """
         if self.closed:
-            raise self._preempted or SettingsError("the session is closed: pass no sync points after close()")
+            raise self.preempted or SettingsError("the session is closed: pass no sync points after close()")
         number = step if type(step) is int and step >= 0 else step_number(call, step)
         self._look()
         if self.asked is not None:  # checked here, too: settle's text would be built at every quiet step
@@ -160,6 +161,6 @@ class SyncPoints:
     def _leave(self, outcome: Preempted | None) -> None:
         if outcome is not None:
             self.closed = True
-            self._preempted = outcome
+            self.preempted = outcome
             trace.moment("Preempted is raised")
             raise outcome

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from gracepoint.checkpoint import api
+from gracepoint.checkpoint import api, verification
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
+from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.options import SaveArgs
+from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.saving.background.save_executor import SaveExecutor
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
@@ -836,3 +838,70 @@ def test_saving_and_restoring_in_one_call_needs_no_copy_of_the_state(
         api.save(tmp_path / "a", small_state())
     api.save(tmp_path / "a", small_state(2), force=True)
     assert_same(api.restore(tmp_path / "a", small_state()), small_state(2))
+
+
+def test_a_path_may_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    api.save("~/a", {"w": jnp.ones(2)})
+    assert (tmp_path / "a").is_dir()
+    assert_same(api.restore("~/a"), {"w": jnp.ones(2)})
+    assert verification.verify("~/a").damage == ()
+    with CheckpointManager(Path("~/steps")) as manager:
+        manager.save(7, {"w": jnp.ones(2)})
+    assert api.latest_step("~/steps") == 7
+    assert (tmp_path / "steps/7").is_dir()
+
+
+@pytest.mark.parametrize("path", ["$HOME/a", "${HOME}/a", "/data/$(RUN)/a", "gs://$BUCKET/a"])
+def test_a_variable_in_a_path_is_refused_by_its_name(path: str) -> None:
+    for call in (lambda: api.save(path, {"w": 1}), lambda: api.restore(path), lambda: verification.verify(path)):
+        with pytest.raises(SettingsError, match=r"\$.* is not replaced: .* os.path.expandvars"):
+            call()
+
+
+@pytest.mark.parametrize("writer", ["thread", "worker"])
+def test_a_dollar_sign_in_a_name_is_written_as_in_uris(tmp_path: Path, writer: Any) -> None:
+    with AsyncCheckpointer(options=WriteOptions(writer=writer)) as checkpointer:
+        checkpointer.save_and_wait(f"file://{tmp_path}/%24HOME", {"w": jnp.ones(2)})
+        assert_same(checkpointer.restore(f"file://{tmp_path}/%24HOME"), {"w": jnp.ones(2)})
+    assert (tmp_path / "$HOME").is_dir()
+
+
+class Mixed:
+    """A node whose children have positions, beside one that has a name, as flax's ``nnx.List``."""
+
+    def __init__(self, items: Sequence[Any], more: Any) -> None:
+        self.items, self.more = list(items), more
+
+
+jax.tree_util.register_pytree_with_keys(
+    Mixed,
+    lambda node: (
+        [
+            *((jax.tree_util.SequenceKey(index), item) for index, item in enumerate(node.items)),
+            (jax.tree_util.GetAttrKey("more"), node.more),
+        ],
+        None,
+    ),
+    lambda _, children: Mixed(list(children)[:-1], list(children)[-1]),
+)
+
+
+def test_a_node_with_names_and_positions_is_restored_as_a_dict(tmp_path: Path) -> None:
+    with AsyncCheckpointer() as checkpointer:
+        checkpointer.save_and_wait(tmp_path / "a", {"layers": Mixed([jnp.ones(2), {"w": jnp.zeros(3)}], None)})
+        found = checkpointer.restore(tmp_path / "a")
+        assert_same(found, {"layers": {"0": jnp.ones(2), "1": {"w": jnp.zeros(3)}, "more": None}})
+        assert checkpointer.metadata(tmp_path / "a").tree["layers"]["0"].shape == (2,)
+
+
+def test_a_module_of_flax_nnx_is_restored_without_being_told_its_form(tmp_path: Path) -> None:
+    class Model(nnx.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(number)) for number in range(2)])
+
+    model = Model()
+    with AsyncCheckpointer() as checkpointer:
+        checkpointer.save_and_wait(tmp_path / "a", model)
+        found = checkpointer.restore(tmp_path / "a")
+    assert_same(found["layers"]["1"]["kernel"]["value"], model.layers[1].kernel[...])

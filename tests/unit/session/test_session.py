@@ -427,6 +427,12 @@ def test_a_second_session_at_the_same_time_is_refused(tmp_path: Path) -> None:
         gracepoint.attach(tmp_path)
 
 
+def test_a_session_of_the_parent_is_none_of_a_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with gracepoint.attach(tmp_path):
+        monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child
+        session_module.check_none_is_open()
+
+
 def test_default_directory_of_a_laptop_is_below_the_current_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -470,7 +476,10 @@ def test_code_that_swallows_preempted_gets_it_again(tmp_path: Path) -> None:
         session.step(preempted.step + 1, state_of(1))
     with pytest.raises(Preempted) as polled:
         session.poll(state_of(1))
-    assert stepped.value is polled.value is preempted
+    session.close()
+    with pytest.raises(Preempted) as attached:
+        gracepoint.attach(tmp_path)
+    assert stepped.value is polled.value is attached.value is preempted
 
 
 @pytest.mark.parametrize(

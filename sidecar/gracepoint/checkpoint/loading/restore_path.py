@@ -22,7 +22,7 @@ from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOption
 from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
 from gracepoint.checkpoint.steps import foreign, listing, records, retention
 from gracepoint.checkpoint.steps.process_zero import by_process_zero
-from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, from_text, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
     CheckpointCorrupt,
@@ -189,14 +189,14 @@ def restore(
     found = by_process_zero(
         lambda: str(_found(paths, path, attempt, deadline, sleep)), gang=gang, key=f"{key}/folder", deadline=deadline
     )
-    reading = _reading(storage_path(found)) if gang.process_index == 0 else contextlib.nullcontext()
-    may_take_turns = reader_choice.may_be_taken(gang, storage_path(found), restore_args, options)
+    reading = _reading(from_text(found)) if gang.process_index == 0 else contextlib.nullcontext()
+    may_take_turns = reader_choice.may_be_taken(gang, from_text(found), restore_args, options)
     with donation.telling(like), reading:
         tree, damage = read_together(
             found,
             lambda: (
                 read_tree(
-                    storage_path(found),
+                    from_text(found),
                     like,
                     restore_args,
                     options=options,

@@ -244,9 +244,8 @@ def _nested(nodes: Mapping[tuple[tuple[str, int], ...], Any], folder: StoragePat
         if not keys:
             raise CheckpointCorrupt(f"{folder}: its tree has a leaf where it has a container")
         children.setdefault(keys[0], {})[keys[1:]] = node
-    types = {key_type for _, key_type in children}
-    if len(types) != 1:
-        raise CheckpointCorrupt(f"{folder}: its tree has a container with both names and positions")
-    if types == {pytree.SEQUENCE}:
+    if {key_type for _, key_type in children} == {
+        pytree.SEQUENCE
+    }:  # a node may have both, as nnx.List has: a dict then
         return [_nested(children[key], folder) for key in sorted(children, key=lambda key: int(key[0]))]
     return {name: _nested(below, folder) for (name, _), below in children.items()}

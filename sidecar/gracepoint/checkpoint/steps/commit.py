@@ -194,6 +194,13 @@ def give_up_old(
     for temporary in left:
         overtaken = temporary.step is not None and newest_good is not None and temporary.step < newest_good
         kept_s = overtaken_for_s if overtaken else older_than_s
+        if (ahead_s := changed_s[temporary] - now_s) > older_than_s:
+            logger.warning(
+                "%s is unfinished and stays: it is dated %.0f s ahead of the storage's clock, so whether it is still "
+                "being written cannot be told. Delete it if no job saves there",
+                temporary.path,
+                ahead_s,
+            )
         # The time is 0 if the save was committed or deleted meanwhile.
         if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(temporary):
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, kept_s)

@@ -167,11 +167,12 @@ def settle(
         sleep: Waits for a number of seconds.
         holds_lease: Whether this process holds the lease, so that it can write. A refused write is then raised.
     """
+    watch = _Watch(paths, deadline.clock)
     while True:
         others = [t for t in paths.temporaries() if t.attempt != attempt]
         unknown, live = [], []
         try:
-            live = [t for t in awaited(others) if _is_live(paths, t)] if others else []
+            live = [t for t in awaited(others) if _is_live(t, watch)] if others else []
         except OSError as error:
             if holds_lease or not must_not_write(error):
                 raise
@@ -323,7 +324,47 @@ def _sort_out(paths: Layout) -> Listing:
     return Listing(tuple(steps), tuple(refused), tuple(unfinished), standing)
 
 
-def _is_live(paths: Layout, temporary: Temporary) -> bool:
+class _Watch:
+    """How long nothing of each save has changed.
+
+    The storage's clock tells that at the first look. If a host's clock was wrong, a save may be dated later than now.
+    So time also counts from the first look, by this process's own clock.
+
+    Args:
+        paths: Layout of the directory.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, paths: Layout, clock: Callable[[], float]) -> None:
+        self._paths = paths
+        self._clock = clock
+        self._seen: dict[StoragePath, tuple[float, float]] = {}  # its last change, and since when it was the last
+        self.quiet_s = QUIET_S if paths.root.backend.renames else FLAT_QUIET_S
+
+    def is_quiet(self, temporary: Temporary) -> bool:
+        """Returns whether its writer counts as dead. Logs the first time that it does not."""
+        changed_s = commit.last_change_s(temporary)
+        age_s = self._paths.root.now_s() - changed_s
+        if age_s >= self.quiet_s:
+            return True
+        is_new = temporary.path not in self._seen
+        before_s, since_s = self._seen.setdefault(temporary.path, (changed_s, self._clock()))
+        if is_new:
+            ahead = f", though it is dated {-age_s:.0f} s ahead of the storage's clock" if age_s < -1.0 else ""
+            logger.warning(
+                "%s is incomplete, and another process may still be writing it: waiting until nothing of it has "
+                "changed for %g s%s",
+                temporary.path,
+                self.quiet_s,
+                ahead,
+            )
+        elif changed_s != before_s:
+            self._seen[temporary.path] = (changed_s, self._clock())
+            return False
+        return self._clock() - since_s >= self.quiet_s
+
+
+def _is_live(temporary: Temporary, watch: _Watch) -> bool:
     """Returns whether a process may still be writing a save."""
     try:
         if records.done_records(temporary.path) is not None:
@@ -332,8 +373,7 @@ def _is_live(paths: Layout, temporary: Temporary) -> bool:
         return False  # it can never become complete
     except CheckpointTooNew:
         pass  # a process of the newer version may still be writing it
-    age_s = paths.root.now_s() - commit.last_change_s(temporary)
-    return age_s < (QUIET_S if paths.root.backend.renames else FLAT_QUIET_S)
+    return not watch.is_quiet(temporary)
 
 
 def finished_by_orbax(folder: StoragePath) -> bool:

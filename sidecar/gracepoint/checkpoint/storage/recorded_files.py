@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gracepoint.checkpoint.storage.checks import crc32_of
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path, sync_folders
+from gracepoint.checkpoint.storage.storage_path import StoragePath, local_path, sync_folders
 
 
 def record_files(where: StoragePath, above: StoragePath) -> Iterator[tuple[str, int, int]]:
@@ -26,8 +26,8 @@ def record_files(where: StoragePath, above: StoragePath) -> Iterator[tuple[str, 
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        yield file.relative_to(top).as_posix(), file.stat().st_size, crc32_of(storage_path(file))
+        yield file.relative_to(top).as_posix(), file.stat().st_size, crc32_of(local_path(file))
     above_it = {folder for folder in path.parents if folder == top or top in folder.parents}
     inside = {path, *(found for found in path.rglob("*") if found.is_dir())} if path.is_dir() else set()
     folders = above_it | inside
-    sync_folders(storage_path(folder) for folder in folders)
+    sync_folders(local_path(folder) for folder in folders)

@@ -20,6 +20,7 @@ from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generat
 from gracepoint.checkpoint.storage.files.posix import POSIX
 from gracepoint.errors import CheckpointRefused, SettingsError
 from gracepoint.machine import LocalPath as LocalPath
+from gracepoint.settings import location
 
 #: A location as users give it.
 UserPath = str | os.PathLike[str]
@@ -53,7 +54,7 @@ class StoragePath:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the location: another process opens the store by itself."""
-        return storage_path, (str(self),)
+        return from_text, (str(self),)
 
     def __fspath__(self) -> str:
         return self.backend.local_path(self.key)
@@ -212,18 +213,20 @@ def sync_folders(folders: Iterable[StoragePath]) -> None:
 
 
 def storage_path(path: UserPath | StoragePath) -> StoragePath:
-    """Returns the location that a user gave: an absolute path, or a URI.
+    """Returns the location that a user gave: an absolute path, which may begin with ``~``, or a URI.
 
     Known URIs are ``file://``, ``gs://bucket/name``, ``s3://bucket/name``, and ``memory://`` within one process.
 
     Raises:
-        SettingsError: The location is another kind of URI, is not absolute, or its extra is not installed.
+        SettingsError: The location is another kind of URI, is not absolute, has a variable that nobody replaces, or its
+            extra is not installed.
     """
     if isinstance(path, StoragePath):
         return path
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
         raise SettingsError(f"expected an absolute path, or a URI as gs://bucket/name, found {shown(path)}")
+    text = location("checkpoint directory", text)
     scheme, found, _ = text.partition("://")
     if not found:
         local = Path(text)
@@ -231,7 +234,7 @@ def storage_path(path: UserPath | StoragePath) -> StoragePath:
             raise SettingsError(
                 f"checkpoint directory {text!r}: expected an absolute path, or a URI as gs://bucket/name"
             )
-        return StoragePath(POSIX, str(local))
+        return local_path(local)
     opened = _SCHEMES.get(scheme)
     if opened is None:
         raise SettingsError(
@@ -239,6 +242,16 @@ def storage_path(path: UserPath | StoragePath) -> StoragePath:
             f"{', '.join(f'{known}://' for known in sorted(_SCHEMES))}"
         )
     return opened(text)
+
+
+def local_path(path: UserPath) -> StoragePath:
+    """Returns the location of a file or folder of this host, whatever is in its name. It need not come from a user."""
+    return StoragePath(POSIX, str(Path(path)))
+
+
+def from_text(text: str) -> StoragePath:
+    """Returns the location that has this text (``str``)."""
+    return storage_path(text) if "://" in text else local_path(text)
 
 
 def local_folder(place: StoragePath, name: str) -> LocalPath:
@@ -258,9 +271,9 @@ def local_folder(place: StoragePath, name: str) -> LocalPath:
 
 def _file(uri: str) -> StoragePath:
     parts = urlsplit(uri)
-    if parts.netloc not in ("", "localhost"):
+    if parts.netloc not in ("", "localhost") or not parts.path:
         raise SettingsError(f"checkpoint directory {uri!r}: expected file:///path, without a host")
-    return storage_path(unquote(parts.path))
+    return local_path(unquote(parts.path))  # a dollar sign may be written as %24
 
 
 def _memory(uri: str) -> StoragePath:

@@ -13,7 +13,7 @@ _PLACEHOLDERS = ("{namespace}", "{jobset}")
 
 
 def checked_directory(directory: Any) -> str | None:
-    """Returns the directory as a text, with the home folder in the place of ``~``. None if none is given.
+    """Returns the directory as a text. None if none is given.
 
     Raises:
         SettingsError: It is no path, or has a placeholder that only the operator fills in.
@@ -30,7 +30,7 @@ def checked_directory(directory: Any) -> str | None:
                 f"which the operator fills in. Write the name itself, or call attach() without a directory in a job "
                 f"that has a policy"
             )
-    return text if "://" in text else os.path.expanduser(text)
+    return text
 
 
 def check_receiver(receiver: Any) -> None:

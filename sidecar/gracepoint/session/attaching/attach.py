@@ -25,7 +25,7 @@ from gracepoint.session.attaching import preloading
 from gracepoint.session.attaching.arguments import check_receiver, checked_directory
 from gracepoint.session.attaching.attach_watch import AttachWatch
 from gracepoint.session.program_watch import ProgramWatch
-from gracepoint.session.session import Session, is_open
+from gracepoint.session.session import Session, check_none_is_open
 from gracepoint.settings import Settings
 from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
 
@@ -123,6 +123,7 @@ def attach(
             processes. None: the defaults.
 
     Raises:
+        Preempted: It was raised before in this process, which is to exit.
         SettingsError: A setting is missing, unknown or wrong, or a session is open already. Or this container has
             accelerators, and JAX has fallen back to the CPU.
         CheckpointError: The directory cannot be written to, or not all processes share its storage. Or another job uses
@@ -131,8 +132,7 @@ def attach(
         BarrierTimeout: A process did not come.
     """
     start = ProcessStart(time.monotonic(), time.time(), machine.process_age_s())
-    if is_open():
-        raise SettingsError("attach(): a session is open in this process; close() it first")
+    check_none_is_open()
     check_receiver(receiver)
     settings = Settings.from_environment(os.environ).override(
         directory=checked_directory(directory),

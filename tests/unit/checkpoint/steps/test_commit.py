@@ -683,6 +683,35 @@ def test_a_save_in_which_nothing_changes_is_not_waited_for(tmp_path: Path) -> No
     assert clock.now_s == 100
 
 
+def test_a_save_of_the_future_is_waited_for_as_others_are_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(engine(tmp_path), 1, small_state())
+    folder = leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z")
+    set_age(folder, -3600)
+    clock = Clock()
+    assert list_steps(tmp_path, clock).steps == (1,)
+    assert clock.now_s == pytest.approx(100 + catalog.QUIET_S, abs=0.2)
+    (said,) = [message for message in caplog.messages if str(folder) in message and "waiting until" in message]
+    assert "dated 36" in said
+    assert "ahead of the storage's clock" in said
+
+
+def test_a_save_of_the_future_that_changes_is_alive(tmp_path: Path) -> None:
+    save(engine(tmp_path), 1, small_state())
+    folder = leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z")
+    clock = Clock()
+
+    def change() -> None:
+        set_age(folder, -3600 - clock.now_s)
+        clock.while_sleeping.append(change)
+
+    clock.while_sleeping = [change]
+    listing = list_steps(tmp_path, clock, timeout_s=30.0)
+    assert clock.now_s == pytest.approx(130, abs=0.2)
+    assert any("still being written" in remark for remark in listing.remarks)
+
+
 def test_an_incomplete_save_older_than_what_is_complete_is_not_waited_for(tmp_path: Path) -> None:
     leave_uncommitted(tmp_path, 1, (0,), attempt="job-0-z")
     save(engine(tmp_path), 4, small_state())

@@ -17,6 +17,7 @@ import gracepoint
 from gracepoint.errors import CheckpointError, SettingsError
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.settings import Settings
+from gracepoint.wire.names import Env
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +60,35 @@ def test_a_file_is_not_a_directory(tmp_path: Path) -> None:
         gracepoint.attach(tmp_path / "steps")
 
 
-def test_a_tilde_is_the_home_folder(tmp_path: Path) -> None:
-    gracepoint.attach("~/steps").close()
-    assert (tmp_path / "home/steps").is_dir()
+@pytest.mark.parametrize("way", ["argument", "path", "environment"])
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    if way == "environment":
+        monkeypatch.setenv(Env.DIRECTORY, "~/steps")
+        monkeypatch.setenv(Env.TRACE, "~/traces")
+        gracepoint.attach().close()
+    else:
+        gracepoint.attach("~/steps" if way == "argument" else Path("~/steps"), trace="~/traces").close()
+    assert sorted(path.name for path in (tmp_path / "home").iterdir()) == ["steps", "traces"]
     assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"directory": "$HOME/steps"},
+        {"directory": "/data/${USER}/steps"},
+        {"directory": "gs://bucket/$(RUN)"},
+        {"directory": "~nobody-here/steps"},
+        {"trace": "$HOME/traces"},
+        {"directory": {"steps": 1}},
+        {"keep_last": {"steps": 1}},
+    ],
+)
+def test_what_nobody_replaces_in_a_path_is_refused(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="is not replaced|no such user|expected a ") as caught:
+        gracepoint.attach(**({"directory": tmp_path / "steps"} | arguments))
+    assert str(caught.value).startswith("attach(")
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["here", "home"]
 
 
 @pytest.mark.parametrize(
