@@ -167,12 +167,12 @@ def settle(
         sleep: Waits for a number of seconds.
         holds_lease: Whether this process holds the lease, so that it can write. A refused write is then raised.
     """
-    watch = _Watch(paths, deadline.clock)
+    quiet = _QuietTimes(paths, deadline.clock)
     while True:
         others = [t for t in paths.temporaries() if t.attempt != attempt]
         unknown, live = [], []
         try:
-            live = [t for t in awaited(others) if _is_live(t, watch)] if others else []
+            live = [t for t in awaited(others) if _is_live(t, quiet)] if others else []
         except OSError as error:
             if holds_lease or not must_not_write(error):
                 raise
@@ -324,7 +324,7 @@ def _sort_out(paths: Layout) -> Listing:
     return Listing(tuple(steps), tuple(refused), tuple(unfinished), standing)
 
 
-class _Watch:
+class _QuietTimes:
     """How long nothing of each save has changed.
 
     The storage's clock tells that at the first look. If a host's clock was wrong, a save may be dated later than now.
@@ -341,7 +341,7 @@ class _Watch:
         self._seen: dict[StoragePath, tuple[float, float]] = {}  # its last change, and since when it was the last
         self.quiet_s = QUIET_S if paths.root.backend.renames else FLAT_QUIET_S
 
-    def is_quiet(self, temporary: Temporary) -> bool:
+    def counts_as_dead(self, temporary: Temporary) -> bool:
         """Returns whether its writer counts as dead. Logs the first time that it does not."""
         changed_s = commit.last_change_s(temporary)
         age_s = self._paths.root.now_s() - changed_s
@@ -364,7 +364,7 @@ class _Watch:
         return self._clock() - since_s >= self.quiet_s
 
 
-def _is_live(temporary: Temporary, watch: _Watch) -> bool:
+def _is_live(temporary: Temporary, quiet: _QuietTimes) -> bool:
     """Returns whether a process may still be writing a save."""
     try:
         if records.done_records(temporary.path) is not None:
@@ -373,7 +373,7 @@ def _is_live(temporary: Temporary, watch: _Watch) -> bool:
         return False  # it can never become complete
     except CheckpointTooNew:
         pass  # a process of the newer version may still be writing it
-    return not watch.is_quiet(temporary)
+    return not quiet.counts_as_dead(temporary)
 
 
 def finished_by_orbax(folder: StoragePath) -> bool:
