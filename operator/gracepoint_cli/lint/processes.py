@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,6 +18,20 @@ Json = dict[str, Any]
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 _WORKERS = re.compile(r"--?[\w.-]*(?:num[_-]?workers|worker[_-]?count|workers)[=\s]+([1-9]\d*)", re.IGNORECASE)
+#: ``kill 0``, ``kill -TERM -$$``, ``kill -- -1``: what signals a process group.
+_KILLS_GROUP = re.compile(
+    r"\bkill\s+(?:(?:-s\s+\w+|-(?:SIG)?[A-Z]\w*|-\d+)\s+)?(?:--\s+)?(?:0\b|[\"']?-\$)"
+    r"|\bkill\s+(?:-s\s+\w+|-\w+|--)\s+-\d+"
+)
+#: Flags of programs that start another one, if a value follows them.
+_WITH_VALUE = {
+    "tini": ("-p", "-e"),
+    "docker-init": ("-p", "-e"),
+    "dumb-init": ("-r", "--rewrite"),
+    "timeout": ("-k", "-s"),
+}
+#: The variable that is the same as tini's flag -g, whatever its value.
+_TINI_GROUP = "TINI_KILL_PROCESS_GROUP"
 _PIPE = re.compile(r"(?<![|>])\|(?![|&])")
 
 
@@ -29,20 +43,29 @@ def findings(container: Json, path: str) -> Iterator[Finding]:
         path: Where it is in the object.
     """
     words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
-    if not container.get("command") or not words:
+    yield from _stop_signal(container, path)
+    if not words:
         return
-    rest, group = _without_init(words)
+    variables = {str(v.get("name")): str(v.get("value") or "") for v in container.get("env") or ()}
+    rest, group = _without_init(words, variables)
+    script = _script(rest)
+    if script is not None and not group:
+        for command in re.findall(r"\bexec\s+(.+)", script):
+            group = group or _without_init(command.split(), variables)[1]
+    if not group and (found := _KILLS_GROUP.search(" ".join(words))):
+        group = repr(found[0])
     if group:
         yield Finding(
             Severity.WARNING,
             "signal-to-group",
             f"{path}.command",
             f"found {group}, which sends SIGTERM to every process of the group. Workers that load data die at once, "
-            "and the "
-            "training needs them until the step that all processes agree on. Use tini without -g, or dumb-init with "
-            "--single-child",
+            "and the training needs them until the step that all processes agree on. Use tini without -g, dumb-init "
+            "with --single-child or timeout with --foreground, or have the workers call "
+            "gracepoint.leave_process_group() first",
         )
-    script = _script(rest)
+    if not container.get("command"):
+        return  # the image's entry point comes before these words
     if script is not None:
         yield from _of_script(script, f"{path}.command")
     elif rest and rest[0].endswith(".sh"):
@@ -64,11 +87,40 @@ def findings(container: Json, path: str) -> Iterator[Finding]:
         )
 
 
-def _without_init(words: Sequence[str]) -> tuple[list[str], str]:
-    """Returns the command behind an init program, and that program if it sends SIGTERM to the group."""
+def _stop_signal(container: Json, path: str) -> Iterator[Finding]:
+    found = str((container.get("lifecycle") or {}).get("stopSignal") or "SIGTERM")
+    if found not in ("SIGTERM", "SIGHUP"):
+        yield Finding(
+            Severity.WARNING,
+            "stop-signal",
+            f"{path}.lifecycle.stopSignal",
+            f"found {found}, which the library does not take for a notice: if no other notice comes, nothing is saved. "
+            "Remove it: SIGTERM is the default, unless the image has another STOPSIGNAL",
+        )
+
+
+def _without_init(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], str]:
+    """Returns the command behind init programs, and the first of them that sends SIGTERM to the group.
+
+    Args:
+        words: The command.
+        variables: The variables of the container.
+    """
+    rest, group = list(words), ""
+    while rest:
+        behind, found = _without_one(rest, variables)
+        group = group or found
+        if behind is None:
+            break
+        rest = behind
+    return rest, group
+
+
+def _without_one(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str] | None, str]:
+    """As ``_without_init`` for the first word. None, if that is no such program."""
     name = PurePosixPath(words[0]).name
-    if name not in ("tini", "dumb-init", "docker-init"):
-        return list(words), ""
+    if name not in ("tini", "dumb-init", "docker-init", "timeout"):
+        return None, ""
     flags = []
     rest = list(words[1:])
     while rest and rest[0].startswith("-"):
@@ -76,9 +128,17 @@ def _without_init(words: Sequence[str]) -> tuple[list[str], str]:
         if flag == "--":
             break
         flags.append(flag)
+        if flag in _WITH_VALUE.get(name, ()) and rest:
+            rest.pop(0)
+    if name == "timeout":
+        return rest[1:], "" if {"-f", "--foreground"} & set(flags) else "timeout without --foreground"
     if name == "dumb-init":
-        return rest, "" if {"-c", "--single-child"} & set(flags) else "dumb-init without --single-child"
-    return rest, f"{name} -g" if any("g" in flag.lstrip("-") for flag in flags) else ""
+        alone = {"-c", "--single-child"} & set(flags) or variables.get("DUMB_INIT_SETSID") == "0"
+        return rest, "" if alone else "dumb-init without --single-child"
+    if _TINI_GROUP in variables:
+        return rest, _TINI_GROUP
+    # A flag with a value, such as -p SIGTERM or -e 143, is not one of several letters.
+    return rest, f"{name} -g" if any(re.fullmatch(r"-[a-z]*g[a-z]*", flag) for flag in flags) else ""
 
 
 def _script(words: Sequence[str]) -> str | None:

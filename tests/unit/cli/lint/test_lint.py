@@ -85,6 +85,37 @@ PROBE = {"httpGet": {"path": "/", "port": 80}}
             "signal-to-group", "warning", "tini without -g", id="tini -g",
         ),
         pytest.param(
+            container(command=["tini", "-vg", "--", "python", "train.py"]),
+            "signal-to-group", "warning", "tini -g", id="tini with two flags in one",
+        ),
+        pytest.param(
+            container(command=["tini", "--", "python"], env=[{"name": "TINI_KILL_PROCESS_GROUP", "value": "1"}]),
+            "signal-to-group", "warning", "TINI_KILL_PROCESS_GROUP", id="tini by a variable",
+        ),
+        pytest.param(
+            container(command=[], args=["dumb-init", "python", "train.py"]),
+            "signal-to-group", "warning", "dumb-init without", id="dumb-init in the arguments",
+        ),
+        pytest.param(
+            container(command=["tini", "--", "timeout", "-k", "5", "1h", "python", "train.py"]),
+            "signal-to-group", "warning", "timeout without --foreground", id="timeout signals the group",
+        ),
+        pytest.param(
+            container(command=["sh", "-c", "cd /app; exec timeout 1h python train.py"]),
+            "signal-to-group", "warning", "timeout without --foreground", id="timeout in a shell",
+        ),
+        pytest.param(
+            container(command=["bash", "-c", "trap 'kill 0' TERM; python train.py & wait"]),
+            "signal-to-group", "warning", "'kill 0'", id="kill 0",
+        ),
+        pytest.param(
+            container(command=["bash", "-c", "trap 'kill -TERM -- -$$' TERM; python train.py & wait"]),
+            "signal-to-group", "warning", "kill -TERM -- -$", id="kill of the group",
+        ),
+        pytest.param(
+            container(lifecycle={"stopSignal": "SIGINT"}), "stop-signal", "warning", "found SIGINT", id="stop signal",
+        ),
+        pytest.param(
             container(command=["python", "train.py"], args=["--num_workers=8"]),
             "data-workers", "info", "8 worker processes", id="workers that load data",
         ),
@@ -139,11 +170,19 @@ def test_what_a_preemption_would_stumble_over_is_found(body: Json, rule: str, se
         pytest.param(["bash", "-c", "set -e\ncd /app\nexec python train.py --a=b"], id="a shell that is replaced"),
         pytest.param(["tini", "--", "python", "train.py"], id="an init that signals one process"),
         pytest.param(["dumb-init", "-c", "python", "train.py"], id="dumb-init for one process"),
+        pytest.param(["timeout", "--foreground", "1h", "python", "train.py"], id="timeout for one process"),
+        pytest.param(["tini", "-p", "SIGTERM", "-e", "143", "--", "python"], id="tini with values"),
+        pytest.param(["bash", "-c", "kill -9 $old; kill -TERM $p; exec python train.py"], id="kill of one process"),
         pytest.param(["python", "train.py", "--num_workers=0"], id="no workers"),
     ],
 )
 def test_commands_that_get_the_signal_are_left_alone(command: list[str]) -> None:
     assert report(container(command=command)).findings == ()
+
+
+def test_dumb_init_that_a_variable_sets_to_one_process_is_left_alone() -> None:
+    variable = {"name": "DUMB_INIT_SETSID", "value": "0"}
+    assert "signal-to-group" not in found(container(command=["dumb-init", "python", "train.py"], env=[variable]))
 
 
 @pytest.mark.parametrize(
