@@ -46,6 +46,7 @@ from gracepoint.errors import (
 from gracepoint.version import __version__
 
 if TYPE_CHECKING:
+    from gracepoint.machine import leave_process_group
     from gracepoint.session.attaching.attach import attach
     from gracepoint.session.session import Session
 
@@ -76,9 +77,14 @@ __all__ = [
     "WireError",
     "__version__",
     "attach",
+    "leave_process_group",
 ]
 
-_LAZY = {"Session": "gracepoint.session.session", "attach": "gracepoint.session.attaching.attach"}
+_LAZY = {
+    "Session": "gracepoint.session.session",
+    "attach": "gracepoint.session.attaching.attach",
+    "leave_process_group": "gracepoint.machine",
+}
 _PACKAGES = frozenset({"async_calls", "checkpoint", "elastic", "multihost"})
 
 

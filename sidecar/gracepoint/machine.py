@@ -72,6 +72,23 @@ def process_age_s(root: Path = Path("/")) -> float | None:
     return age_s if ticks > 0 and age_s >= 0 else None  # sandboxes that emulate Linux may say 0
 
 
+def leave_process_group(*_: object) -> None:
+    """Moves this process into a process group of its own, so that a signal to its parent's group does not end it.
+
+    For processes on which training depends, such as the workers of a data loader, as the first thing that they do. Some
+    init programs and launchers send SIGTERM to the whole group, and then training breaks off before it has saved.
+    ``Process.terminate()`` and other signals to the process itself still reach it.
+
+        DataLoader(..., worker_init_fn=gracepoint.leave_process_group)
+        multiprocessing.Pool(initializer=gracepoint.leave_process_group)
+
+    Args:
+        *_: What such a library passes, for example the worker's number. Not used.
+    """
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+
+
 def run_when_idle() -> None:
     """Makes the calling thread, and threads that it starts, ``SCHED_IDLE``. There is no way back without a privilege.
 

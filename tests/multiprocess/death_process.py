@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.multiprocess.launcher import here
 
@@ -62,9 +62,10 @@ def wait_until_durable_everywhere() -> None:
 
 
 def die_at(point: str) -> None:
-    """Puts the death where it belongs; "training" and "agreed" are the loop's."""
+    """Puts the death where it belongs; "training" is the loop's."""
     from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
     from gracepoint.multihost.sync_point.protocol import Member
+    from gracepoint.preemption.emergency_save import EmergencySave
 
     save: Any = StepCheckpointer.save
 
@@ -89,6 +90,13 @@ def die_at(point: str) -> None:
     match point:
         case "frozen":  # training is held here, and the others do not know where
             Member._publish = publish  # type: ignore[assignment,method-assign]
+        case "agreed":  # all have come to the agreed point, and nothing is written yet
+
+            def drain(*_: object) -> NoReturn:
+                die()
+                raise AssertionError("it lives on")
+
+            EmergencySave._drain = drain  # type: ignore[assignment,method-assign]
         case "written" | "durable" | "committed":  # in the save; after the done-record; after the commit
             StepCheckpointer.save = save_until  # type: ignore[method-assign]
 
@@ -124,12 +132,7 @@ def main() -> None:
     train_step = jax.jit(lambda state: {"w": state["w"] + 1.0 + 0.0 * jnp.sum(state["w"])}, donate_argnums=0)
     step = 0
 
-    def get_position() -> int:
-        if dying and OPTIONS["when"] == "agreed" and step >= NOTICED_AFTER:
-            die()  # all have come to the agreed point, and nothing is written yet
-        return step
-
-    session.host_state("position", get_position, lambda _: None, lambda _values, _index, _count: 0)
+    session.host_state("position", lambda: step, lambda _: None, lambda _values, _index, _count: 0)
     state, step = session.restore(like=state)
     print("restored", step, "value", float(state["w"].addressable_data(0)[0]), flush=True)
     with session:

@@ -95,6 +95,7 @@ def test_the_public_names_are_these() -> None:
         "Session",
         "SettingsError",
         "WireError",
+        "leave_process_group",
         "__version__",
         "attach",
     }  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
 from gracepoint.multihost.coordination.stalls import StallBoard
 from gracepoint.multihost.joining.members import PodNames
+from gracepoint.multihost.sync_point.timekeeper import Handed
 from gracepoint.preemption.emergency_save import EmergencySave, StepSaver
 from gracepoint.preemption.forecast import Figures, Forecaster
 from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
@@ -38,6 +40,12 @@ from gracepoint.settings import Settings
 log = logging.getLogger(__name__)
 
 _FLUSH_S = 3.0
+#: How long after the end of a training loop the notice of what ended it may come.
+_NOTICE_LAGS_S = 0.5
+#: How the text of an error of JAX's runtime begins.
+_STATUS = re.compile(
+    r"(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION): "
+)
 #: The exit code of Python after an exception that nobody caught.
 _UNCAUGHT_CODE = 1
 
@@ -70,6 +78,7 @@ class Coordinator:
         clock: Returns monotonic seconds.
         receiver: Brings notices from one more source. None if there is none.
         time_spent: What the time of this process goes into.
+        handed: What training handed to its last sync point.
 
     Attributes:
         step: The step that training has reached. The session sets it; all threads read it.
@@ -92,6 +101,7 @@ class Coordinator:
         clock: Callable[[], float],
         time_spent: TimeSpent,
         receiver: Receiver | None = None,
+        handed: Handed | None = None,
     ) -> None:
         group = meeting.gang
         self.step = 0
@@ -140,7 +150,7 @@ class Coordinator:
             lambda: (self.step, deadline_plan.must_choose(saver.newest_snapshot)),
         )
         self._exit.start()
-        self._agreement = Agreement(meeting.store, group, observer, pods)
+        self._agreement = Agreement(meeting.store, group, observer, pods, handed)
         self.arrive = self._agreement.arrive
         self._emergency_save = EmergencySave(
             group, settings, saver, mailbox, budget, reporter, self._outcome, self._agreement, forecaster
@@ -149,7 +159,8 @@ class Coordinator:
         reports = StallReports(settings, reporter, self._exit, lambda: self.step)
         self._stall_watch = reports.watch(saver, group, self.activities, board, pods, clock)
         try:
-            self._receivers.listen(session, group, tell_jax, time_spent.spent, forecaster.stalled_s)
+            on_caught = (handed or Handed()).hold
+            self._receivers.listen(session, group, tell_jax, on_caught, time_spent.spent, forecaster.stalled_s)
         except BaseException:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
             raise
@@ -179,6 +190,11 @@ class Coordinator:
         """Number of the latest sync point, from 1. 0 before the first."""
         return self._agreement.sync_point
 
+    @property
+    def is_signalled(self) -> bool:
+        """True if other processes may break off: there are some, and it is as ``Mailbox.is_signalled`` says."""
+        return not self._alone and self._mailbox.is_signalled
+
     def time_left_s(self) -> float:
         """Returns the seconds that are left for work, as ``TimeBudget``."""
         return self._budget.time_left_s()
@@ -195,10 +211,45 @@ class Coordinator:
 
     # At the agreed sync point.
 
+    @property
+    def point(self) -> int | None:
+        """The agreed sync point, as ``Agreement.point``."""
+        return self._agreement.point
+
     def save(self, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> Preempted | None:
         """Saves what there is time for and ends the epoch. Returns what to raise; None after a drill."""
         with self.activities.at("emergency save", saves=True):
-            return self._ended(self._emergency_save.save(self.step, state, host_state))
+            return self._ended(self._emergency_save.save(self.step, state, host_state, self._agreement.stopped))
+
+    def is_of_peers(self, error: BaseException | None) -> bool:
+        """Returns True if an error of the devices may be the death of another process, so that nothing can be saved."""
+        import jax
+
+        if self._alone or error is None:
+            return False
+        # Collectives on CPUs fail with a ValueError that has the status of a remote call.
+        return isinstance(error, jax.errors.JaxRuntimeError) or _STATUS.match(str(error)) is not None
+
+    def pass_on(self) -> None:
+        """As ``Agreement.pass_on``."""
+        self._agreement.pass_on()
+
+    def stop(self, reason: str) -> bool:
+        """To be called when training breaks off: has all processes save what they handed where this one is now.
+
+        Returns:
+            True if they do; then call ``save``. False if there is no preemption, or the save has begun already.
+
+        Raises:
+            GracepointError: The processes cannot save that.
+        """
+        # What ended the loop, such as the end of a worker process, may be here before the notice of the same signal.
+        if not self._agreement.wait_noticed(_NOTICE_LAGS_S) or self._mailbox.current is None:
+            return False
+        if self._agreement.in_epoch and self._outcome.epoch.drill:
+            return False
+        self._agreement.stop(reason)
+        return True
 
     def meet(self) -> None:
         """Waits for the other processes, before the training loop saves by its own means.
@@ -252,8 +303,12 @@ class Coordinator:
 
     # The end of the session.
 
-    def finish(self) -> None:
-        """Passes the last sync point: training has finished."""
+    def finish(self) -> bool:
+        """Passes the last sync point: training has finished.
+
+        Returns:
+            True if another process broke off, and what was handed at the agreed sync point is to be saved.
+        """
         try:
             over = self._agreement.finish()
         except AgreementError as error:
@@ -262,6 +317,7 @@ class Coordinator:
             over = True
         if over:
             self._outcome.finished()
+        return not over and self._agreement.is_beyond
 
     def abandon(self, reason: str, not_saved: Exception | None = None, steps_lost: int | None = None) -> None:
         """Tells the other processes that this one breaks off training.
@@ -306,6 +362,7 @@ class Coordinator:
         Args:
             uncaught: True if the process exits for an exception that nobody caught. Then it has a few seconds to do so.
         """
+        self._receivers.call_handlers()
         self._exit.leave()
         if uncaught:
             self._exit.hurry(_UNCAUGHT_CODE)

@@ -123,7 +123,9 @@ class EmergencySave:
         self._agreement = agreement
         self._forecaster = forecaster
 
-    def save(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> Preempted | None:
+    def save(
+        self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]], why: str = ""
+    ) -> Preempted | None:
         """Saves what there is time for. Never raises.
 
         Args:
@@ -131,6 +133,7 @@ class EmergencySave:
             state: The train state of that step. The devices may still be computing it.
             host_state: Returns the per-process state that is not in ``state``. A ``HostStateLost`` stands for a value
                 that cannot be had: the step is saved without it, and the report says so.
+            why: Why this step is saved, for the report. Empty if all processes had agreed on it.
 
         Returns:
             What to raise. None after a drill.
@@ -153,7 +156,7 @@ class EmergencySave:
                     saved = saver.save(step, state, values, deadline=deadline, on_stage=on_stage, note=note)
         except Exception as error:  # noqa: BLE001 - the process exits whatever the error is, and reports it
             return self._outcome.failed(step, error)
-        return self._committed(step, saved.step, saved.bytes)
+        return self._committed(step, saved.step, saved.bytes, why)
 
     def meet(self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "") -> str | None:
         """Waits for the other processes, and returns what the last of them merged from the words of all.
@@ -215,7 +218,7 @@ class EmergencySave:
             self._saver.refuse(step, error)
             raise
 
-    def _committed(self, current: int, step: int, written_bytes: int | None) -> Preempted | None:
+    def _committed(self, current: int, step: int, written_bytes: int | None, why: str = "") -> Preempted | None:
         epoch = self._outcome.epoch
         epoch.succeeded()
         self._outcome.exit_with(self._code)
@@ -224,6 +227,8 @@ class EmergencySave:
         reason = f"{'drill: ' if epoch.drill else ''}step {step} is committed, {when}"
         if steps_lost > 0 and epoch.plan is not None:
             reason = f"{reason}, in place of step {current}: {epoch.plan.reason}"
+        if why:
+            reason = f"{reason}; {why}"
         if spare_s < 0:
             reason = epoch.with_doubt(reason)
         # The commit proves that the step is written and durable in all processes. Until then each knew only of itself.

@@ -92,8 +92,9 @@ class PreemptionObserver:
                 self._opened(epoch)
             case Settled(epoch):
                 progress = self._outcome.epoch
-                progress.stages.mark("frozen")
-                progress.report(Phase.FROZEN)
+                if not progress.stages.has("agreed"):  # else it is decided anew, as a process broke off
+                    progress.stages.mark("frozen")
+                    progress.report(Phase.FROZEN)
                 progress.stages.mark("agreed")
                 progress.report(Phase.AGREED, ordinal=epoch.agreed)
             case Broken(epoch, reason):

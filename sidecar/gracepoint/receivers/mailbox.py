@@ -20,7 +20,7 @@ from typing import Protocol
 from gracepoint.errors import WireError
 from gracepoint.wire.frames import same_revision
 
-SIGTERM = "SIGTERM"
+SIGTERM, SIGHUP = "SIGTERM", "SIGHUP"
 
 #: If a notice has no revision, a deadline that moves by this or less counts as the same one, told again.
 SAME_DEADLINE_S = 0.5
@@ -173,6 +173,12 @@ class Mailbox:
         with self._lock:
             post = self._posts.get(origin)
         return None if post is None else post.disruption
+
+    @property
+    def is_signalled(self) -> bool:
+        """True if a process of the job got SIGTERM or SIGHUP. Other processes of its pod may have got it, too."""
+        with self._lock:
+            return any(post.disruption.signal in (SIGTERM, SIGHUP) for post in self._posts.values())
 
     def named(self) -> list[Disruption]:
         """Returns all notices that have a name."""

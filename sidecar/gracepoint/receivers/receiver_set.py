@@ -52,6 +52,7 @@ class ReceiverSet:
         session: str,
         gang: ProcessGroup,
         on_sigterm: Callable[[], None],
+        on_caught: Callable[[], None],
         spent: Callable[[], Spent],
         stalled_s: Callable[[], float | None],
     ) -> None:
@@ -61,10 +62,13 @@ class ReceiverSet:
             session: The session's nonce.
             gang: The processes that train together.
             on_sigterm: Called once, in the thread that reads SIGTERM.
+            on_caught: Called in the main thread between two bytecodes, when there was a SIGTERM.
             spent: Returns what the time went into so far.
             stalled_s: Returns for how many seconds training has stalled. None if it has not.
         """
-        self._sigterm = SigtermReceiver(self._mailbox, self._settings.grace_period_s, on_signal=on_sigterm)
+        self._sigterm = SigtermReceiver(
+            self._mailbox, self._settings.grace_period_s, on_signal=on_sigterm, on_caught=on_caught
+        )
         self._sigterm.install()
         self._metadata = MetadataWatchers.known_to(self._settings, self._mailbox)
         if self._operator is not None:
@@ -87,6 +91,11 @@ class ReceiverSet:
             self._metadata.close()
         if self._sigterm is not None:
             self._sigterm.close()
+
+    def call_handlers(self) -> None:
+        """Calls other code's handler of a SIGTERM that has come, as the process exits. Safe to repeat."""
+        if self._sigterm is not None:
+            self._sigterm.call_theirs()
 
     def close(self) -> None:
         """Ends all threads. Messages that were not sent are dropped: flush the sender first."""

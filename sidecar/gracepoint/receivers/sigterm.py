@@ -10,9 +10,9 @@ working.
 
 **Ours decides, theirs is called afterwards.** A handler of other code may raise, end the process, or make the training
 loop end before the sync point that the processes agree upon; then nothing is saved, and an exit with code 0 looks like
-the end of training. So it is called once, by ``close``, when the session has ended; what it raises is logged. Other
-code may replace handler, wakeup fd or C handler at any time. ``look``, which the training thread calls at its sync
-points, sees that at the first one and every few seconds, says by whom, and puts ours in front of theirs again.
+the end of training. So it is called once, by ``call_theirs``, when the session has ended; what it raises is logged.
+Other code may replace handler, wakeup fd or C handler at any time. ``look``, which the training thread calls at its
+sync points, sees that at the first one and every few seconds, says by whom, and puts ours in front of theirs again.
 
 A forked child inherits all of this: a data loader's worker that is ended with SIGTERM would write into its parent's
 pipe. So the child restores the previous handler and fd at once.
@@ -57,14 +57,23 @@ class SigtermReceiver:
         mailbox: Where the notice goes.
         grace_period_s: Seconds that the pod lives after a SIGTERM.
         on_signal: Called once, in the reader thread, after the first SIGTERM was posted.
+        on_caught: Called in the main thread between two bytecodes, for each signal. Must return at once.
     """
 
-    def __init__(self, mailbox: Mailbox, grace_period_s: float, on_signal: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        grace_period_s: float,
+        on_signal: Callable[[], None],
+        on_caught: Callable[[], None] = lambda: None,
+    ) -> None:
         self._mailbox = mailbox
         self._grace_period_s = grace_period_s
         self._on_signal = on_signal
+        self._on_caught = on_caught
         self._theirs: dict[int, Any] = {}  # the handlers of other code, by the signals that are watched
-        self._received: list[int] = []  # what the Python handler was called for
+        self._received: list[int] = []  # what the Python handler was called for, until theirs are
+        self._last_handled = int(signal.SIGTERM)
         self._posted = threading.Event()
         self._look_due = True  # the reader thread sets it, the training thread clears it
         self._installed = False
@@ -126,7 +135,12 @@ class SigtermReceiver:
         self._thread.join(_JOIN_S)
         self._read_end.close()
         self._write_end.close()
-        for number in dict.fromkeys(self._received):
+        self.call_theirs()
+
+    def call_theirs(self) -> None:
+        """Calls the handlers of other code whose signals have come, once. For the main thread, at the session's end."""
+        received, self._received = dict.fromkeys(self._received), []
+        for number in received:
             self._call_theirs(number)
 
     def _restore(self) -> None:
@@ -141,9 +155,11 @@ class SigtermReceiver:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Runs in the main thread between two bytecodes: perhaps late, perhaps while the thread holds a lock."""
+        self._last_handled = number
         self._received.append(number)
         with contextlib.suppress(OSError):  # the pipe is full, so the reader wakes anyway; or the session has ended
             self._write_end.send(_HANDLED)
+        self._on_caught()
 
     def _call_theirs(self, number: int) -> None:
         theirs, name = self._theirs[number], signal.Signals(number).name
@@ -167,7 +183,7 @@ class SigtermReceiver:
                 continue
             found = next((number for number in self._theirs if number in numbers), None)
             if found is not None or _HANDLED in numbers:
-                self._post(signal.Signals(found or self._received[-1]).name)
+                self._post(signal.Signals(found or self._last_handled).name)
             self._pass_on(numbers.replace(_END, b"").replace(_HANDLED, b""))
             if _END in numbers or not numbers:
                 return

@@ -133,6 +133,27 @@ class HostStates:
                 log.error("the step is saved without a host_state name=%s reason=%s", name, answer)
         return found
 
+    def get_now(self, limit_s: float | None = None) -> dict[str, Any]:
+        """Returns the current values, encoded, so that they stay as they are. Never raises.
+
+        Args:
+            limit_s: Seconds for each of them. None: each has the time that it takes, in this thread.
+
+        Returns:
+            As ``get_in_time``.
+        """
+        if limit_s is not None:
+            return {name: _asked(name, value.get, limit_s) for name, value in self._values.items()}
+        from gracepoint.checkpoint.format import host_state
+
+        found = dict[str, Any]()
+        for name, value in self._values.items():
+            try:
+                found[name] = host_state.encoded(name, value.get())
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - whoever saves it says so
+                found[name] = HostStateLost(f"{type(error).__name__}: {error}")
+        return found
+
     @staticmethod
     def _get(name: str, get: Callable[[], Any]) -> Any:
         try:

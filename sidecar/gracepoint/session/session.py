@@ -11,10 +11,12 @@ as long as all processes do so alike. A preemption is acted upon at the next syn
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gracepoint import trace
 from gracepoint.arguments import check_state, shown
 from gracepoint.checkpoint.storage import undeleted
-from gracepoint.errors import AgreementError, Preempted, SettingsError
+from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
@@ -31,6 +33,7 @@ from gracepoint.preemption.reporting.time_spent import ProcessStart, TimeSpent
 from gracepoint.receivers import Hints, Receiver
 from gracepoint.session.compilation import Compilations, CompiledFunction
 from gracepoint.session.host_state_registry import DataIterator, HostStates
+from gracepoint.session.last_state import LastState
 from gracepoint.session.own_loop import OwnLoop
 from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.program_watch import ProgramWatch
@@ -50,6 +53,8 @@ log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 600.0
 _ABANDON_TIMEOUT_S = 10.0
+#: Seconds for each host state after a step in a preemption, for the case that the next one breaks off.
+_KEPT_WITHIN_S = 0.3
 
 _open: Session | None = None
 
@@ -67,6 +72,28 @@ def check_none_is_open() -> None:
         log.error("attach() was called after Preempted: the process is to exit, and only its next start attaches")
         raise _open.preempted
     raise SettingsError("attach(): a session is open in this process; close() it first")
+
+
+def _how_it_ended() -> tuple[str, BaseException | None]:
+    """Returns, at the interpreter's end, why a session that was not closed breaks off."""
+    error = getattr(sys, "last_value", None)
+    after = "" if error is None else f" after {type(error).__name__}: {error}"
+    return f"the process ended without close(){after}", error
+
+
+@functools.cache
+def _watch_the_end() -> None:
+    """Has the open session saved, if there is a preemption, while the interpreter that ends still starts threads.
+
+    Python calls ``atexit``'s functions later. ``concurrent.futures`` does the same, and its function comes after ours.
+    """
+    import concurrent.futures.thread  # noqa: F401
+
+    def save() -> None:
+        if _open is not None:
+            _open._main_thread_ends()  # noqa: SLF001  of this module
+
+    getattr(threading, "_register_atexit", lambda function: None)(save)
 
 
 class Session(OwnLoop):
@@ -98,6 +125,13 @@ class Session(OwnLoop):
         self._began = self._own_loop = False  # see ``OwnLoop``
         self._run_ahead = RunAhead()
         self._hints = Hints(clock)
+        self._last = LastState(
+            lambda: self._values.get_now(_KEPT_WITHIN_S if self._coordinator.noticed else None),
+            lambda: self._coordinator.noticed,
+            lambda: self._coordinator.is_signalled,
+            clock,
+        )
+        self._tried_last = False
         self._forecaster = Forecaster(meeting.gang.process_count, checkpointer.throughput, settings.margin, clock)
         self._pid = os.getpid()
         self.nonce = secrets.token_hex(8)
@@ -111,6 +145,7 @@ class Session(OwnLoop):
             clock=clock,
             time_spent=TimeSpent(clock, start, lambda: programs.programs.newest_s),
             receiver=receiver,
+            handed=self._last,
         )
         self._compilations = Compilations(self._coordinator.activities.at, programs)
         self._saves = PeriodicSaves(
@@ -119,6 +154,7 @@ class Session(OwnLoop):
         self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
         undeleted.listen(self._tell_undeleted)
         atexit.register(self._at_exit)
+        _watch_the_end()
         set_reached_preemption_hook(self.reached_preemption)
         _open = self
 
@@ -135,8 +171,9 @@ class Session(OwnLoop):
         Args:
             name: The item's name in the checkpoint.
             get: Returns the current value: JSON values, numpy arrays, bytes, JAX keys, tuples, dicts with any keys,
-                sets. Called at the first step and at each save. If it fails or takes long when a preemption saves, the
-                step is saved without this value.
+                sets. Called at the first step, at each save and, if it is quick, after steps (see ``last_state``). It
+                must not wait for other processes. If it fails or takes long when a preemption saves, the step is saved
+                without this value.
             set: Takes such a value. Called by ``restore``.
             reshard: Returns this process's value, given the values of all processes that saved, this process's index
                 and the number of processes now. Called if the checkpoint was saved by another number of processes.
@@ -291,6 +328,7 @@ class Session(OwnLoop):
             self._saves.check_that_nothing_newer_is_there(number)
         self._began = True
         self._coordinator.step = number
+        self._last.begin(self._coordinator.sync_point, number, state)
         self._throttle(state)
         self._forecaster.passed()
         self._save_if_agreed(state)
@@ -314,8 +352,9 @@ class Session(OwnLoop):
         Raises:
             Preempted: As ``step``.
         """
-        self._points.begin(self._coordinator.step)
+        step = self._points.begin(self._coordinator.step)
         check_state("poll(state)", state)
+        self._last.begin(self._coordinator.sync_point, step, state)
         self._save_if_agreed(state)
 
     def close(self) -> None:
@@ -323,7 +362,8 @@ class Session(OwnLoop):
 
         Raises:
             CheckpointError: The newest periodic save failed.
-            Preempted: ``reached_preemption`` returned True, and ``saved`` was not called.
+            Preempted: ``reached_preemption`` returned True, and ``saved`` was not called. Or another process broke off
+                in a preemption: the process is to exit, and the newest step is saved, or not.
         """
         if self._points.closed:
             return
@@ -331,11 +371,16 @@ class Session(OwnLoop):
         self._points.closed = True
         try:
             with self._coordinator.activities.at("close"):
-                self._coordinator.finish()
+                if self._coordinator.finish():
+                    self._save_last()
                 self._checkpointer.close(_CLOSE_TIMEOUT_S)
             self._saves.check_newest()
-        finally:
+        except Preempted:  # another process broke off; the threads end with this one
+            raise
+        except BaseException:
             self._end_threads(well=True)
+            raise
+        self._end_threads(well=True)
 
     def __enter__(self) -> Self:
         return self
@@ -346,7 +391,7 @@ class Session(OwnLoop):
         if error is None:
             self.close()
         elif not isinstance(error, Preempted):
-            self._break_off(f"{type(error).__name__}: {error}")
+            self._break_off(f"{type(error).__name__}: {error}", error)
 
     @property
     def preempted(self) -> Preempted | None:
@@ -370,9 +415,11 @@ class Session(OwnLoop):
     # Within sync points.
 
     def _throttle(self, state: Any) -> None:
+        import jax
+
         try:
             self._run_ahead.throttle(state, self._forecaster.run_ahead)
-        except RuntimeError as error:
+        except jax.errors.JaxRuntimeError as error:  # not a RuntimeError of the loop's, as a signal handler may raise
             if not self._coordinator.peer_lost():
                 raise
             self._points.not_saved(error)
@@ -380,12 +427,64 @@ class Session(OwnLoop):
     def _save_if_agreed(self, state: Any) -> None:
         if self._points.arrive():
             self._run_ahead.forget()
+            if self._coordinator.point != self._coordinator.sync_point:
+                self._save_last()
+            self._last.saves_at = self._coordinator.sync_point
             self._points.save(state, lambda: self._values.get_in_time(self._coordinator.time_to_spare_s()))
+            self._last.saves_at = None  # that was a drill
+        self._last.keep(self._coordinator.sync_point, self._coordinator.step, state)
+
+    def _save_last(self) -> None:
+        """Saves what was handed at the agreed sync point, after which the training of a process broke off.
+
+        Raises:
+            Preempted: Always.
+        """
+        point = self._coordinator.point
+        assert point is not None
+        try:
+            handed = self._last.take(point)
+        except AgreementError as error:
+            self._points.not_saved(error)
+            raise
+        self._last.saves_at, self._coordinator.step = point, handed.step
+        self._points.save(handed.state, lambda: handed.host_state)
 
     # The end of the session.
 
-    def _break_off(self, reason: str) -> None:
-        """Ends the session because of an error. Never raises; waits for nothing but the save under way."""
+    def _save_where_it_broke_off(self, reason: str, error: BaseException | None) -> None:
+        """Has all processes save what they handed where this one is, if a preemption is why the loop broke off.
+
+        Never raises. The session is over if the preemption has ended here, saved or not.
+        """
+        if self._points.closed or self._own_loop or self._tried_last:
+            return
+        self._tried_last = True  # an interrupt may end this, too
+        if self._coordinator.is_of_peers(error):
+            return
+        if (interrupted := self._last.interrupted()) is not None:
+            before, step, state = interrupted
+            if self._coordinator.sync_point == before:
+                self._coordinator.pass_on()
+            self._last.keep(self._coordinator.sync_point, step, state)
+        if not self._last.has(self._coordinator.sync_point):
+            return
+        try:
+            if self._coordinator.stop(reason):
+                self._save_last()
+        except Preempted as preempted:
+            log.error("training broke off during a preemption reason=%s outcome=%s", reason, preempted.reason)
+            if error is not None:
+                error.add_note(f"gracepoint: the process exits with code {preempted.code}: {preempted.reason}")
+        except GracepointError as not_saved:
+            log.error("training broke off during a preemption, and nothing is saved reason=%s: %s", reason, not_saved)
+
+    def _break_off(self, reason: str, because_of: BaseException | None = None) -> None:
+        """Ends the session because of an error. Never raises.
+
+        Waits for the save under way, and in a preemption for the save of what was handed last.
+        """
+        self._save_where_it_broke_off(reason, because_of)
         if self._points.closed:
             return
         self._points.closed = True
@@ -407,6 +506,7 @@ class Session(OwnLoop):
         set_reached_preemption_hook(None)
         undeleted.end()
         self._run_ahead.forget()
+        self._last.forget()
         if self._coordinator.end(well=well):
             atexit.unregister(self._at_exit)
         self._compilations.close(_CLOSE_TIMEOUT_S if well else 0.0)
@@ -415,11 +515,15 @@ class Session(OwnLoop):
             self._compile_cache.close(well=well)
         trace.end()
 
+    def _main_thread_ends(self) -> None:
+        if os.getpid() == self._pid and self._last.handed_in is threading.current_thread():
+            self._save_where_it_broke_off(*_how_it_ended())
+
     def _at_exit(self) -> None:
         if not self.is_of_this_process:
             return  # the end of a forked child says nothing about its parent
         trace.moment("the interpreter ends")
-        self._break_off("the process ended without close()")
+        self._break_off(*_how_it_ended())
         # Without the release, a job elsewhere waits until the lease has expired. A save under way still needs it.
         if self._checkpointer.save_progress is None:
             self._checkpointer.access.release()

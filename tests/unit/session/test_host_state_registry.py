@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gracepoint
+from gracepoint.checkpoint.format import host_state
 from gracepoint.errors import CheckpointMismatch, SettingsError
 from gracepoint.session.host_state_registry import HostStates
 
@@ -104,3 +105,20 @@ def test_what_is_registered_must_be_functions_with_a_name(arguments: tuple[Any, 
 def test_the_name_of_the_iterators_item_is_taken_once() -> None:
     with pytest.raises(SettingsError, match="'data'"):
         with_iterator().register("data", lambda: 1, lambda value: None, None)
+
+
+def test_values_that_are_kept_stay_as_they_were_and_one_that_fails_is_marked() -> None:
+    values, position, order = HostStates(), [3], np.arange(3)
+
+    def fail() -> None:
+        raise RuntimeError("no position")
+
+    values.register("data", lambda: {"position": position, "order": order}, print, None)
+    values.register("loader", fail, print, None)
+    kept = values.get_now()
+    position[0] += 1
+    order += 1
+    found = host_state.decode(host_state.encode(kept))
+    assert found["data"]["position"] == [3]
+    np.testing.assert_array_equal(found["data"]["order"], [0, 1, 2])
+    assert str(found["loader"]) == "RuntimeError: no position"

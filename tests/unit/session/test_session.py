@@ -45,6 +45,7 @@ from gracepoint.preemption.forecast import Figures
 from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporting.reporter import Reporter
 from gracepoint.receivers import Disruption, Mailbox
+from gracepoint.session import last_state
 from gracepoint.session import session as session_module
 from gracepoint.session.run_ahead import RunAhead
 from gracepoint.wire.messages import TroubleKind
@@ -972,3 +973,164 @@ def _own_threads() -> list[str]:
     """Returns the threads of sessions. The one of object stores serves all of the process, and stays."""
     own = [t.name for t in threading.enumerate() if t.name.startswith("gracepoint")]
     return [name for name in own if name != "gracepoint: hedges"]
+
+
+@pytest.fixture
+def _keeping_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of these loops take no time, and the machine may be busy."""
+    monkeypatch.setattr(last_state, "_MOST_S", 60.0)
+
+
+def _the_open_session_would_have_ended() -> None:
+    assert session_module._open is not None
+    _the_process_would_have_ended(session_module._open)
+
+
+class Loader:
+    """A data loader whose workers a SIGTERM to the process group has ended."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.position = 0
+        self._error = error
+
+    def next(self) -> None:
+        self.position += 1  # it is ahead of the sync point then
+        if self.position == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise self._error
+
+
+def _train_with(session: gracepoint.Session, loader: Loader, *, in_place: bool = False) -> None:
+    session.host_state("data", lambda: {"position": loader.position}, lambda value: None)
+    state = state_of(0)
+    with session:
+        for step in _count(1):
+            loader.next()
+            new = state_of(step)
+            if in_place:
+                state["w"], state["step"] = new["w"], new["step"]
+            else:
+                state = new
+            session.step(step, state)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("DataLoader worker exited unexpectedly"),
+        StopIteration(),
+        KeyboardInterrupt(),
+        SystemExit(0),
+        MemoryError(),
+    ],
+    ids=repr,
+)
+@pytest.mark.usefixtures("_keeping_is_quick")
+def test_loop_that_breaks_off_after_a_notice_saves_what_it_handed_last(
+    tmp_path: Path, error: BaseException, exits: list[ProcessExit], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(type(error)) as caught:
+        _train_with(gracepoint.attach(tmp_path), Loader(error))
+    assert caught.value is error, "the user's error is not masked"
+    assert "gracepoint: the process exits with code 77: step 3 is committed" in error.__notes__[0]
+    assert exits[-1].decided
+    assert f"the training of process 0 broke off after it: {type(error).__name__}" in caplog.text
+    _the_open_session_would_have_ended()
+    again = gracepoint.attach(tmp_path)
+    position: dict[str, int] = {}
+    again.host_state("data", lambda: position, position.update)
+    state, step = again.restore(like=state_of(0))
+    assert step == 3
+    assert (state["w"] == 3).all()
+    assert position == {"position": 3}, "and not where the loader is now"
+    again.close()
+
+
+@pytest.mark.usefixtures("_keeping_is_quick")
+def test_loop_that_changes_its_state_in_place_saves_no_mixture(tmp_path: Path) -> None:
+    def changes_before_it_fails() -> None:
+        state = state_of(0)
+        arrays = []  # whoever changes state in place may well hold the old arrays
+        with gracepoint.attach(tmp_path) as session:
+            for step in _count(1):
+                state["w"] = state_of(step)["w"]
+                arrays.append(state["w"])
+                if step == 4:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    raise RuntimeError("between two arrays")
+                state["step"] = state_of(step)["step"]
+                session.step(step, state)
+
+    with pytest.raises(RuntimeError, match="between two arrays"):
+        changes_before_it_fails()
+    _the_open_session_would_have_ended()
+    with gracepoint.attach(tmp_path) as again:
+        state, step = again.restore(like=state_of(0))
+    assert step == 3
+    assert (state["w"] == 3).all()
+    assert int(state["step"]) == 3
+
+
+@pytest.mark.usefixtures("_keeping_is_quick")
+def test_loop_that_breaks_off_with_its_state_donated_says_that_nothing_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_step = jax.jit(lambda state: {"w": state["w"] + 1, "step": state["step"] + 1}, donate_argnums=0)
+
+    def fails_in_a_step() -> None:
+        with gracepoint.attach(tmp_path) as session:
+            state = state_of(0)
+            for step in _count(1):
+                state = train_step(state)
+                if step == 4:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    raise RuntimeError("after the step")
+                session.step(step, state)
+
+    with pytest.raises(RuntimeError, match="after the step"):
+        fails_in_a_step()
+    assert "the state of step 3 is gone: it was donated to the next step, or deleted" in caplog.text
+    assert not [path for path in tmp_path.iterdir() if path.name.isdigit()]
+
+
+def test_interrupt_within_a_sync_point_saves_what_is_handed_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, throttle = gracepoint.attach(tmp_path), RunAhead.throttle
+
+    def interrupt(self: RunAhead, state: Any, limit: int) -> None:
+        throttle(self, state, limit)
+        if int(state["step"]) == 3:  # as torch's data loader does when a worker dies, in whatever the main thread does
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RuntimeError("a worker was killed")
+
+    monkeypatch.setattr(RunAhead, "throttle", interrupt)
+
+    def train() -> None:
+        with session:
+            for step in _count(1):
+                session.step(step, state_of(step))
+
+    with pytest.raises(RuntimeError, match="a worker was killed"):
+        train()
+    assert (tmp_path / "3").is_dir()
+
+
+def _fail_after_a_step(session: gracepoint.Session, before: Callable[[], None] = lambda: None) -> None:
+    with session:
+        session.step(1, state_of(1))
+        before()
+        raise RuntimeError("of its own")
+
+
+def test_loop_that_breaks_off_without_a_notice_saves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="of its own"):
+        _fail_after_a_step(gracepoint.attach(tmp_path))
+    assert not (tmp_path / "1").exists()
+
+
+def test_loop_that_breaks_off_in_a_drill_saves_nothing(tmp_path: Path, notices: Notices) -> None:
+    session = gracepoint.attach(tmp_path, receiver=notices)
+    with pytest.raises(RuntimeError, match="of its own"):
+        _fail_after_a_step(session, lambda: notices.post(drill=True))
+    assert not (tmp_path / "1").exists()

@@ -6,7 +6,8 @@
   entry: notices, which change nothing yet, and the start of an epoch, at which it freezes the seat and publishes
   the ordinal. The last process to publish writes what was agreed.
 * The **timing thread** ("gracepoint-agreement-time", one per process, daemon) runs the ``timekeeper``: it sleeps until
-  there is a notice, starts the freeze when it is time, and looks after an open epoch.
+  there is a notice, starts the freeze when it is time, and looks after an open epoch. It also says so, once, if another
+  process has left the training and this one has not.
 * **Any thread** may call ``tell`` and ``take_back``.
 
 The threads share the seat, the ledger and ``_failure``. ``protocol`` says which thread writes the seat and the ledger.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -25,13 +27,13 @@ from collections.abc import Callable
 from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, GracepointError
 from gracepoint.multihost.coordination.store import KeyValueStore, StoreUnavailable
-from gracepoint.multihost.naming import Pods
+from gracepoint.multihost.naming import Pods, named
 from gracepoint.multihost.sync_point import step_comparison
 from gracepoint.multihost.sync_point.bell import Bell
 from gracepoint.multihost.sync_point.entries import Entry, Gone, NoticeEntry, Retract
-from gracepoint.multihost.sync_point.ledger import Broken, Closed, Event, Opened
+from gracepoint.multihost.sync_point.ledger import Broken, Closed, Event, Noticed, Opened
 from gracepoint.multihost.sync_point.protocol import Member, Verdict
-from gracepoint.multihost.sync_point.timekeeper import Observer, Timekeeper
+from gracepoint.multihost.sync_point.timekeeper import Handed, Observer, Timekeeper
 from gracepoint.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ _PATIENCE_S = 1.0
 _RING_ATTEMPTS = 5
 #: How long a process waits to read its own last entry.
 _HEARD_S = 5.0
+#: How long after a process has left the training another one that has not says so.
+_LEFT_S = 2.0
 #: If a notice has no revision, two that differ by this or less count as the same, and are written once.
 _SAME_S = 0.5
 
@@ -54,20 +58,32 @@ class Agreement:
         gang: The processes that train together.
         observer: Gets the events, and knows the times.
         pods: Names of the pods by process index, for messages.
+        handed: What training handed to its last sync point. None: nothing is known of it.
     """
 
-    def __init__(self, store: KeyValueStore, gang: ProcessGroup, observer: Observer, pods: Pods = ()) -> None:
+    def __init__(
+        self,
+        store: KeyValueStore,
+        gang: ProcessGroup,
+        observer: Observer,
+        pods: Pods = (),
+        handed: Handed | None = None,
+    ) -> None:
         self._gang = gang
         self._observer = observer
         self._bell = Bell(store, gang.process_count)
         self._me = gang.process_index
+        self._handed = handed or Handed()
+        self._pods = pods
         self._member = Member(store, self._bell, self._me, gang.process_count, self._heard, observer.position, pods)
         self._epochs: list[int] = []  # opened epochs whose keys are still in the store; only for the reading thread
-        self._timekeeper = Timekeeper(self._member, observer, gang.process_index)
+        self._timekeeper = Timekeeper(self._member, observer, gang.process_index, handed)
         self.seat = self._member.seat
         self._changed = threading.Condition()
         self._failure: Exception | None = None  # of this process alone; a failure of all processes is in the ledger
+        self._lingered: int | None = None  # the epoch in which training has lingered; only for the training thread
         self._leaving = False  # close or abandon was called, so no thread waits any more
+        self._left_at_s: float | None = None  # when another process left, by this one's clock; inf once that is said
         self._threads = [
             threading.Thread(target=self._read, name="gracepoint-agreement", daemon=True),
             threading.Thread(target=self._keep_time, name="gracepoint-agreement-time", daemon=True),
@@ -131,7 +147,8 @@ class Agreement:
     def tell_gone(self, reason: str) -> None:
         """Ends all waits for this process, now and later, and tells the other processes why. Never raises."""
         try:
-            self._bell.ring(Gone(self._me, reason), unless=lambda there: isinstance(there, Gone))
+            gone = Gone(self._me, reason, self.seat.ordinal, self._observer.position()[0])
+            self._bell.ring(gone, unless=lambda there: isinstance(there, Gone))
             if self.seat.epoch is not None:
                 self._gang.fail(self.steps_key, AgreementError(reason))
         except GracepointError as error:
@@ -149,6 +166,29 @@ class Agreement:
         return bool(ledger.standing) or ledger.epoch is not None
 
     @property
+    def point(self) -> int | None:
+        """The agreed sync point of the open epoch. None if there is none."""
+        return self.seat.agreed
+
+    @property
+    def is_beyond(self) -> bool:
+        """True if this process has passed the agreed sync point, after which another one broke off."""
+        return self.seat.verdict() is Verdict.BEFORE
+
+    @property
+    def stopped(self) -> str:
+        """Which process broke off after the agreed sync point, in words. Empty if all train on to it."""
+        epoch = self._member.ledger.epoch
+        if epoch is None or epoch.stop is None:
+            return ""
+        return f"the training of {named([epoch.stop.by], self._pods)} broke off after it: {epoch.stop.reason}"
+
+    def wait_noticed(self, timeout_s: float) -> bool:
+        """Waits for a notice. Returns True if one stands or an epoch is open."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.noticed, timeout_s)
+
+    @property
     def sync_point(self) -> int:
         """Number of the latest sync point, from 1. 0 before the first. For the training thread."""
         return self.seat.ordinal
@@ -164,7 +204,8 @@ class Agreement:
         """Passes the next sync point.
 
         Returns:
-            True at the agreed sync point. Then call ``confirm``, save, and call ``end_epoch`` or exit.
+            True at the agreed sync point, or beyond it if a process broke off after it (see ``point``). Then call
+            ``confirm``, save what was handed at that point, and call ``end_epoch`` or exit.
 
         Raises:
             AgreementError: The other processes did not publish where they are in the time left, or one broke off.
@@ -173,7 +214,30 @@ class Agreement:
         seat.ordinal += 1  # not begin(): without a preemption, a step runs only this line and the next
         if seat.epoch is None:
             return False
-        return self._held() is Verdict.SAVE
+        return self._held() in (Verdict.SAVE, Verdict.BEFORE)
+
+    def pass_on(self) -> None:
+        """Passes a sync point at which the training was interrupted, so that ``stop`` is about it."""
+        self.seat.ordinal += 1
+
+    def stop(self, reason: str) -> None:
+        """Has all processes save what they handed at the sync point that this one passed last: it breaks off there.
+
+        Raises:
+            AgreementError: They cannot: there is no notice, training has ended, or a process is too far.
+            StoreUnavailable: The others could not be told.
+        """
+        for _ in self._member.stop(reason):
+            pass
+        with self._changed:
+            self._changed.wait_for(self._is_stopped, _HEARD_S)
+            failed = self._member.ledger.failed or self._failure
+            if failed is not None or self.seat.agreed != self.seat.ordinal or not self.seat.stopped:
+                raise AgreementError(str(failed or "the processes did not agree to save where this one broke off"))
+
+    def _is_stopped(self) -> bool:
+        ledger = self._member.ledger
+        return ledger.failed is not None or ledger.finished or self._failure is not None or self.seat.stopped
 
     def confirm(
         self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "", *, deadline: Deadline
@@ -267,6 +331,10 @@ class Agreement:
                 if failed is not None and self.seat.epoch is not None:
                     raise AgreementError(str(failed)) from self._failure
                 verdict = self.seat.verdict()
+                if verdict in (Verdict.GO_ON, Verdict.SAVE) and self._lingered != self.seat.epoch:
+                    self._lingered = self.seat.epoch
+                    self._changed.wait_for(self._is_stopped, self._handed.linger_s())
+                    continue
                 if verdict is not Verdict.WAIT:
                     return verdict
                 left_s = self._observer.time_left_s()
@@ -285,6 +353,9 @@ class Agreement:
                     pass
             except Exception as error:  # noqa: BLE001 - raised in the training thread, which waits for it
                 self._fail_here(error)
+            left = self._member.ledger.left
+            if left is not None and left.by != self._me and self._left_at_s is None:
+                self._left_at_s = time.monotonic()
             self._notify()
 
     def _heard(self, event: Event) -> None:
@@ -293,6 +364,8 @@ class Agreement:
                 self._epochs.append(epoch.number)
             case Closed(epoch):
                 self._retire(epoch.number)
+            case Noticed():
+                self._handed.hold()
             case _:
                 pass
         self._observer.heard(event)
@@ -327,10 +400,46 @@ class Agreement:
             with self._changed:
                 if self._leaving:
                     return
-                sleep_s = self._timekeeper.sleep_s()
+                look_in_s, tell_in_s = self._timekeeper.sleep_s(), self._tells_of_left_in_s()
+                sleep_s = min((s for s in (look_in_s, tell_in_s) if s is not None), default=None)
                 if (sleep_s is None or sleep_s > 0) and self._changed.wait(sleep_s):
                     continue  # something has changed: compute the time again
-            try:
-                self._timekeeper.look()
-            except GracepointError as error:
-                log.warning("could not keep the time of a notice, trying again error=%s", error)
+            if tell_in_s == sleep_s:
+                self._tell_of_left()
+            if look_in_s == sleep_s:
+                self._look()
+
+    def _look(self) -> None:
+        try:
+            self._timekeeper.look()
+        except GracepointError as error:
+            log.warning("could not keep the time of a notice, trying again error=%s", error)
+
+    def _tells_of_left_in_s(self) -> float | None:
+        """Returns when it may be time to say that another process has left. None if there is nothing to say."""
+        left_at_s = self._left_at_s
+        if left_at_s is None or self.seat.finished or self._member.ledger.failed is not None:
+            return None
+        wait_s = left_at_s + _LEFT_S - time.monotonic()
+        return None if wait_s == math.inf else max(0.0, wait_s)
+
+    def _tell_of_left(self) -> None:
+        left, step = self._member.ledger.left, self._observer.position()[0]
+        assert left is not None
+        if self.seat.ordinal < left.ordinal:  # this process is not yet where that one has left
+            self._left_at_s = time.monotonic()
+            return
+        self._left_at_s = math.inf
+        if self.seat.finished or self._leaving:  # meanwhile
+            return
+        log.error(
+            "%s left the training after step %d, sync point %d: %s. This process is at step %d, sync point %d: a step, "
+            "save or barrier that needs the other does not end, and no preemption is saved. All processes must pass "
+            "the same steps",
+            named([left.by], self._pods),
+            left.step,
+            left.ordinal,
+            left.reason if isinstance(left, Gone) else "close() said that it has ended",
+            step,
+            self.seat.ordinal,
+        )

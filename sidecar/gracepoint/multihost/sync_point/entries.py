@@ -99,6 +99,25 @@ class Failed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stop:
+    """The training of a process broke off after a notice, and the state of its last sync point is still there.
+
+    All processes save at that sync point. It opens an epoch if none is open.
+
+    Attributes:
+        by: The process.
+        ordinal: The latest sync point that it had begun. It begins no other one.
+        step: The step that it had reached then.
+        reason: Why it broke off.
+    """
+
+    by: int
+    ordinal: int
+    step: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Ended:
     """Every process has left the agreed point of this epoch, a drill, and trains on."""
 
@@ -107,17 +126,34 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A process has passed its last sync point: nothing is saved any more. Written by the first one."""
+    """A process has passed its last sync point: nothing is saved any more. Written by the first one.
+
+    Attributes:
+        by: The process.
+        ordinal: The latest sync point before that one.
+        step: The step that it had reached then.
+    """
 
     by: int
+    ordinal: int = 0
+    step: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Gone:
-    """A process has broken off training: there is no agreement without it. Written by the first one."""
+    """A process has broken off training: there is no agreement without it. Written by the first one.
+
+    Attributes:
+        by: The process.
+        reason: Why.
+        ordinal: As ``Finished``.
+        step: As ``Finished``.
+    """
 
     by: int
     reason: str
+    ordinal: int = 0
+    step: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +163,10 @@ class Closing:
     by: int
 
 
-Entry = NoticeEntry | Retract | StartEntry | Agreed | Failed | Ended | Finished | Gone | Closing
+Entry = NoticeEntry | Retract | StartEntry | Agreed | Failed | Stop | Ended | Finished | Gone | Closing
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (NoticeEntry, Retract, StartEntry, Agreed, Failed, Ended, Finished, Gone, Closing)
+    kind.__name__: kind
+    for kind in (NoticeEntry, Retract, StartEntry, Agreed, Failed, Stop, Ended, Finished, Gone, Closing)
 }
 
 

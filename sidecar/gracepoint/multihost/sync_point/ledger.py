@@ -12,6 +12,9 @@ an entry, and the order of the log decides:
 * A ``Retract`` before the ``StartEntry`` removes the notice. After the ``StartEntry`` it has no effect, and the epoch
   goes on.
 * The first ``Agreed`` or ``Failed`` decides the epoch.
+* A ``Stop`` after a notice decides it anew, also if a later sync point was agreed: nobody gets there without the
+  process that wrote it. It opens an epoch if none is open. After it, a process that cannot save at that sync point any
+  more breaks the epoch by ``Failed``, and so does a ``Stop`` at another sync point.
 * After the first ``Finished`` no epoch is opened. All processes pass the same sync points, so the agreed point would be
   after the end of training in all of them. Notices that stand then, or come later, are moot.
 * After the first ``Gone`` an epoch fails as soon as it is opened.
@@ -33,6 +36,7 @@ from gracepoint.multihost.sync_point.entries import (
     NoticeEntry,
     Retract,
     StartEntry,
+    Stop,
 )
 
 
@@ -48,6 +52,7 @@ class Epoch:
         step: The step that this process had reached then.
         agreed: The agreed sync point. None while it is not known.
         meets: Whether the processes must meet there before they save.
+        stop: What decided ``agreed``, if a process broke off. None if all processes train on to it.
     """
 
     number: int
@@ -57,6 +62,7 @@ class Epoch:
     step: int
     agreed: int | None = None
     meets: bool = True
+    stop: Stop | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +131,7 @@ class Ledger:
         epoch: The open epoch. None if no epoch is open.
         finished: True if a process has passed its last sync point.
         gone: The first process that broke off, and why. None if no process has.
+        left: The first entry which says that a process trains no more. None if there is none.
         failed: Why an epoch that is not a drill failed. All processes leave then. None if none failed.
     """
 
@@ -133,6 +140,7 @@ class Ledger:
     epoch: Epoch | None = None
     finished: bool = False
     gone: Gone | None = None
+    left: Finished | Gone | None = None
     failed: str | None = None
     _dealt_with: frozenset[str] = frozenset()  # origins that are never used again
 
@@ -149,20 +157,27 @@ class Ledger:
                 assert self.epoch is not None
                 epoch = dataclasses.replace(self.epoch, agreed=entry.point, meets=entry.meets)
                 return dataclasses.replace(self, epoch=epoch), (Settled(epoch),)
-            case Failed() if self._undecided(entry.epoch):
+            case Failed() if self._undecided(entry.epoch) or self._stops(entry.epoch):
                 return self._broken(entry.reason)
+            case Stop():
+                return self._stopped(number, entry)
             case Ended() if self.epoch is not None and self.epoch.number == entry.epoch:
                 return self._without(self.epoch), (Closed(self.epoch),)
             case Finished() if not self.finished:
                 return self._finished(number, entry)
             case Gone() if self.gone is None:
-                return dataclasses.replace(self, gone=entry)._after_gone(entry)  # noqa: SLF001  of this class
+                after = dataclasses.replace(self, gone=entry, left=self.left or entry)
+                return after._after_gone(entry)  # noqa: SLF001  of this class
             case Agreed() | Failed() | Ended() | Finished() | Gone() | Closing():
                 return self, ()
 
     def _undecided(self, epoch: int) -> bool:
         found = self.epoch
         return self.failed is None and found is not None and (found.number, found.agreed) == (epoch, None)
+
+    def _stops(self, epoch: int) -> bool:
+        found = self.epoch
+        return self.failed is None and found is not None and found.number == epoch and found.stop is not None
 
     def _noticed(self, number: int, notice: NoticeEntry) -> tuple[Ledger, tuple[Event, ...]]:
         if notice.origin in self._dealt_with:
@@ -201,8 +216,28 @@ class Ledger:
         after, events = after._after_gone(self.gone)  # noqa: SLF001  of this class
         return after, (Opened(epoch), *events)
 
+    def _stopped(self, number: int, entry: Stop) -> tuple[Ledger, tuple[Event, ...]]:
+        after: Ledger = self
+        events: tuple[Event, ...] = ()
+        if self.epoch is None and any(not notice.drill for notice in self.standing.values()):
+            after, events = self._opened(number, entry.ordinal, entry.step)
+        epoch = after.epoch
+        if epoch is None or epoch.drill or after.failed is not None:
+            return after, events
+        if epoch.stop is None:
+            # If all were to save there anyway, some may have begun without a meeting.
+            meets = epoch.meets or epoch.agreed != entry.ordinal
+            settled = dataclasses.replace(epoch, agreed=entry.ordinal, meets=meets, stop=entry)
+            return dataclasses.replace(after, epoch=settled), (*events, Settled(settled))
+        if epoch.agreed == entry.ordinal:
+            return after, events
+        return after._broken(  # noqa: SLF001  of this class
+            f"process {epoch.stop.by} broke off after sync point {epoch.agreed} ({epoch.stop.reason}), and process "
+            f"{entry.by} after sync point {entry.ordinal} ({entry.reason}): no state is left in all processes"
+        )
+
     def _finished(self, number: int, entry: Finished) -> tuple[Ledger, tuple[Event, ...]]:
-        after = dataclasses.replace(self, finished=True)
+        after = dataclasses.replace(self, finished=True, left=self.left or entry)
         if self.epoch is not None or not self.standing:
             return after, ()
         notices = tuple(self.standing.values())

@@ -29,6 +29,12 @@ them would save the agreed step in any case, and if they are at the same step. A
 snapshot that could be saved instead, or if its step and its ordinal are not as far apart as those of the writer of the
 entry. Where they count steps differently, or pass only every k-th as a sync point, they meet and compare their steps.
 
+If the training of a process **breaks off** after a notice, it passes no further sync point, and the others, which may
+need it in each step, get no further either. The state that it handed to its last sync point may still be there. So it
+writes a ``Stop`` with that ordinal, and that is the agreed point from then on. A process that is not there yet trains
+on to it. One that is there, or has begun the next one, saves what it had handed at that point, if it still has it
+(``Verdict.BEFORE``); if not, nobody saves. They always meet before they save.
+
 Training ends with one more sync point, ``finish``. If an epoch was opened before a process got there, and the agreed
 point comes after ``finish``, that is so in every process, because all pass the same sync points. Then there is nothing
 to save (no sync point was given such a state), and the epoch ends as Retracted.
@@ -47,7 +53,7 @@ from gracepoint.multihost.coordination.arrivals import Arrivals
 from gracepoint.multihost.coordination.store import KeyExists, KeyValueStore
 from gracepoint.multihost.naming import Pods, named
 from gracepoint.multihost.sync_point.bell import Bell
-from gracepoint.multihost.sync_point.entries import Agreed, Ended, Entry, Failed, Finished, StartEntry
+from gracepoint.multihost.sync_point.entries import Agreed, Ended, Entry, Failed, Finished, StartEntry, Stop
 from gracepoint.multihost.sync_point.ledger import Broken, Epoch, Event, Ledger, Opened, Settled
 
 
@@ -57,6 +63,7 @@ class Verdict(enum.Enum):
     WAIT = "wait"  # the agreed point is not known yet
     GO_ON = "go on"  # the agreed point comes later, or no epoch is open
     SAVE = "save"  # this is the agreed point
+    BEFORE = "before"  # a process broke off: what was handed at the agreed point, before this one, is to be saved
     OVER = "over"  # training is finished, so this epoch has nothing to save
 
 
@@ -68,13 +75,14 @@ class Seat:
     calls it if a drill failed before a point was agreed.
     """
 
-    __slots__ = ("agreed", "epoch", "finished", "meets", "ordinal")
+    __slots__ = ("agreed", "epoch", "finished", "meets", "ordinal", "stopped")
 
     def __init__(self) -> None:
         self.ordinal = 0  # number of the latest sync point
         self.epoch: int | None = None  # number of the open epoch; None if no epoch is open
         self.agreed: int | None = None  # agreed sync point of the open epoch; None if it is not known
         self.meets = True  # whether all must meet there before they save; known with ``agreed``
+        self.stopped = False  # whether a process broke off, which decided ``agreed``; known with it
         self.finished = False  # True if ``ordinal`` is the last sync point
 
     # The reading thread's steps.
@@ -85,9 +93,9 @@ class Seat:
             raise RuntimeError(f"epoch {epoch} was opened while epoch {self.epoch} is open")
         self.epoch = epoch
 
-    def settle(self, agreed: int, *, meets: bool) -> None:
+    def settle(self, agreed: int, *, meets: bool, stopped: bool = False) -> None:
         """Lets the training thread go on to the agreed sync point."""
-        self.meets = meets  # before ``agreed``, which the training thread waits for
+        self.meets, self.stopped = meets, stopped  # before ``agreed``, which the training thread waits for
         self.agreed = agreed
 
     # The training thread's steps.
@@ -106,13 +114,16 @@ class Seat:
         """Returns what to do at the current sync point while an epoch is open."""
         if self.epoch is None:
             return Verdict.GO_ON
-        if self.agreed is None:
+        agreed = self.agreed  # read once: it may be decided anew meanwhile
+        if agreed is None:
             return Verdict.WAIT
-        if self.ordinal > self.agreed:
-            raise RuntimeError(f"passed sync point {self.ordinal}, beyond the agreed {self.agreed}")
+        if self.ordinal > agreed:
+            if self.stopped:
+                return Verdict.BEFORE
+            raise RuntimeError(f"passed sync point {self.ordinal}, beyond the agreed {agreed}")
         if self.finished:
             return Verdict.OVER
-        return Verdict.SAVE if self.ordinal == self.agreed else Verdict.GO_ON
+        return Verdict.SAVE if self.ordinal == agreed else Verdict.GO_ON
 
     # Both threads.
 
@@ -191,7 +202,7 @@ class Member:
             case Opened(epoch):
                 self.seat.open_epoch(epoch.number)
             case Settled(epoch) if self.seat.epoch == epoch.number and epoch.agreed is not None:
-                self.seat.settle(epoch.agreed, meets=epoch.meets)
+                self.seat.settle(epoch.agreed, meets=epoch.meets, stopped=epoch.stop is not None)
             case Broken(epoch) if self.seat.epoch == epoch.number and epoch.drill:
                 self.seat.end_epoch()
 
@@ -250,6 +261,11 @@ class Member:
             latest = max(map(int, self._store.list(f"{self.folder(epoch.number)}/ahead")))
         self._decide(Agreed(epoch.number, self.point(latest), bool(mark & 1)))
 
+    def give_up(self, epoch: Epoch, why: str) -> None:
+        """Ends an epoch in which a process broke off: this process cannot save at that sync point."""
+        failed = Failed(epoch.number, self._process_index, f"{named([self._process_index], self._pods)}: {why}")
+        self._bell.ring(failed, unless=lambda there: isinstance(there, Failed) and there.epoch == failed.epoch)
+
     @property
     def _far(self) -> int:
         """The distance that stands for itself and all larger ones. The exact ordinals are in the folder ``ahead``."""
@@ -267,6 +283,12 @@ class Member:
 
     # The training thread.
 
+    def stop(self, reason: str) -> Iterator[None]:
+        """Says that this process broke off, and that what it handed to its last sync point is to be saved by all."""
+        stop = Stop(self._process_index, self.seat.ordinal, self._position()[0], reason)
+        self._bell.ring(stop, unless=lambda there: isinstance(there, Stop) and there.ordinal == stop.ordinal)
+        yield
+
     def leave(self) -> Iterator[None]:
         """Leaves a drill, at the agreed point or because it failed here. The last process to leave ends it for all."""
         epoch = self.seat.epoch
@@ -279,10 +301,12 @@ class Member:
 
     def finish(self) -> Iterator[None]:
         """Passes the last sync point, and writes that to the bell if no process has done so before."""
+        last, step = self.seat.ordinal, self._position()[0]
         self.seat.finish()
         yield
         if not self.ledger.finished:
-            self._bell.ring(Finished(self._process_index), unless=lambda there: isinstance(there, Finished))
+            finished = Finished(self._process_index, last, step)
+            self._bell.ring(finished, unless=lambda there: isinstance(there, Finished))
 
     def folder(self, epoch: int) -> str:
         """Returns the folder of an epoch's keys. Each epoch has its own, because keys are written once."""

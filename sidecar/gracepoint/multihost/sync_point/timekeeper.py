@@ -46,6 +46,30 @@ class Observer(Protocol):
         """Called in the timing thread about twice a second while an epoch is open."""
 
 
+class Handed:
+    """What training handed to its last sync point. This one is of a process that keeps nothing of it."""
+
+    def hold(self) -> None:
+        """Called when there is a notice: that state may have to be saved.
+
+        Called in the reading thread, and in the main thread between two bytecodes.
+        """
+
+    def linger_s(self) -> float:
+        """Returns how long a process that is held waits for another one to break off, before it trains on or saves.
+
+        Called in the training thread, once in an epoch. What follows may take the state away that is to be saved then.
+        """
+        return 0.0
+
+    def lost(self, point: int) -> str:
+        """Returns why what was handed at a sync point cannot be saved any more. Empty if it can, or may come yet.
+
+        Called in the timing thread if a process broke off after that sync point.
+        """
+        return ""
+
+
 class Timekeeper:
     """Knows when the next action of this process is due, and acts.
 
@@ -53,11 +77,19 @@ class Timekeeper:
         member: This process's part of the protocol.
         observer: Knows the times.
         process_index: Index of this process in the gang.
+        handed: What training handed to its last sync point.
     """
 
-    def __init__(self, member: Member, observer: Observer, process_index: int) -> None:
+    def __init__(
+        self,
+        member: Member,
+        observer: Observer,
+        process_index: int,
+        handed: Handed | None = None,
+    ) -> None:
         self._member = member
         self._observer = observer
+        self._handed = handed or Handed()
         self._me = process_index
         # The first processes do for all what is due, and the others only if these have not.
         self._turn_s = rank_delays.after_s(process_index)
@@ -93,6 +125,10 @@ class Timekeeper:
             return
         self._observer.looked()
         self._looks += 1
+        if ledger.epoch.stop is not None and ledger.epoch.agreed is not None:
+            if why := self._handed.lost(ledger.epoch.agreed):
+                self._member.give_up(ledger.epoch, why)
+            return
         left_s = self._observer.time_left_s() + self._turn_s
         if left_s <= 0 or rank_delays.polls(self._me, self._looks):
             self._member.look(0.0, left_s)

@@ -17,7 +17,7 @@ from gracepoint.multihost.coordination.arrivals import Arrivals
 from gracepoint.multihost.coordination.store import InMemoryStore
 from gracepoint.multihost.sync_point.bell import Bell
 from gracepoint.multihost.sync_point.entries import Gone, NoticeEntry, Retract
-from gracepoint.multihost.sync_point.ledger import Event, Noticed, Opened
+from gracepoint.multihost.sync_point.ledger import Epoch, Event, Noticed, Opened
 from gracepoint.multihost.sync_point.protocol import Member, Verdict, join_marks
 
 
@@ -49,8 +49,8 @@ class Process:
     """One process and where its threads are.
 
     Phases of training: "between" two sync points, "begun" one, "held" there, "saving" at the agreed one, "leaving" a
-    drill, "finishing" with the last one, "ending" there; or how it ended: "saved", "unsaved", "finished", "gone",
-    "dead".
+    drill, "finishing" with the last one, "ending" there, "stopping" and "stopped" after it broke off; or how it ended:
+    "saved", "unsaved", "finished", "gone", "dead".
     """
 
     def __init__(self, world: World, index: int, member: type[Member]) -> None:
@@ -111,8 +111,17 @@ class Process:
     def _time(self) -> bool:
         before = self._world.writes()
         left_s = self.time_left_s()
+        epoch = self.member.ledger.epoch
+        if epoch is not None and epoch.stop is not None and self.member.ledger.failed is None and not self._has(epoch):
+            self.member.give_up(epoch, "the state is gone")
         self.member.look(left_s - self.needed_s, left_s)
         return self._world.writes() > before
+
+    def _has(self, epoch: Epoch) -> bool:
+        """Whether it has, or may come to, the state of the sync point after which another process broke off."""
+        assert epoch.agreed is not None
+        saves_at = self._world.points.get(epoch.number, Point()).saved.get(self.index)
+        return saves_at == epoch.agreed if saves_at is not None else self.member.seat.ordinal <= epoch.agreed + 1
 
     def _train(self) -> bool:
         if not self.training:
@@ -120,7 +129,7 @@ class Process:
         if self._steps is not None:
             if next(self._steps, self) is self:
                 self._steps = None
-                self.phase = "between" if self.phase == "leaving" else "ending"
+                self.phase = {"leaving": "between", "stopping": "stopped"}.get(self.phase, "ending")
             return True
         seat = self.member.seat
         match self.phase:
@@ -140,6 +149,8 @@ class Process:
                 return self._held()
             case "saving":
                 return self._save()
+            case "stopped":
+                return self._stopped()
         return True
 
     def _held(self) -> bool:
@@ -153,11 +164,30 @@ class Process:
                 self.phase = "between" if self.phase == "held" else "finished"
             case Verdict.OVER:
                 self.phase = "finished"
-            case Verdict.SAVE:
-                epoch = self.member.ledger.epoch
-                assert epoch is not None
-                self._world.points.setdefault(epoch.number, Point()).saved[self.index] = self.member.seat.ordinal
-                self.phase = "saving"
+            case Verdict.SAVE | Verdict.BEFORE:
+                self._begin_save()
+        return True
+
+    def _begin_save(self) -> None:
+        epoch, seat = self.member.ledger.epoch, self.member.seat
+        assert epoch is not None
+        assert seat.agreed is not None
+        if seat.ordinal > seat.agreed + 1:
+            return self._leave_unsaved()
+        self._world.points.setdefault(epoch.number, Point()).saved[self.index] = seat.agreed
+        self.phase = "saving"
+
+    def _stopped(self) -> bool:
+        ledger, seat = self.member.ledger, self.member.seat
+        if ledger.failed is not None or (seat.stopped and seat.agreed != seat.ordinal):
+            self._leave_unsaved()
+        elif seat.stopped:
+            self._begin_save()
+        elif ledger.finished or ledger.epoch is None or ledger.epoch.drill:
+            self.bell.ring(Gone(self.index, "an error of its own"), unless=lambda there: isinstance(there, Gone))
+            self.phase = "gone"
+        else:
+            return False
         return True
 
     def _save(self) -> bool:
@@ -167,8 +197,10 @@ class Process:
         point = self._world.points[epoch.number]
         if point.decided is None:
             if len(point.saved) == self._world.count:
-                point.decided = True
-            elif self.time_left_s() <= 0 or (self.member.ledger.gone is not None):
+                point.decided = len(set(point.saved.values())) == 1
+            elif (
+                self.time_left_s() <= 0 or self.member.ledger.gone is not None or self.member.ledger.failed is not None
+            ):
                 point.decided = False
             else:
                 return False
@@ -226,6 +258,15 @@ class World:
             process.bell.ring(Gone(index, "an error of its own"), unless=lambda there: isinstance(there, Gone))
             process.phase = "gone"
 
+    def stop(self, index: int) -> None:
+        """User code of a process raises between two sync points, while a notice stands that is no drill."""
+        process = self.processes[index]
+        ledger = process.member.ledger
+        in_earnest = any(not notice.drill for notice in ledger.standing.values())
+        if process.phase == "between" and in_earnest and not (ledger.epoch is not None and ledger.epoch.drill):
+            process._steps = process.member.stop("the loader's workers are gone")
+            process.phase = "stopping"
+
     def end_training(self) -> None:
         """There are a few more sync points, beyond where any process is."""
         if self.steps == math.inf:
@@ -241,18 +282,23 @@ class World:
 
     def check(self) -> None:
         """What must hold at every moment."""
-        agreed: dict[int, set[int]] = {epoch: set(point.saved.values()) for epoch, point in self.points.items()}
+        stopped = {p.member.seat.epoch for p in self.processes if p.member.seat.stopped}
+        agreed: dict[tuple[int, bool], set[int]] = {
+            (epoch, False): set(point.saved.values()) for epoch, point in self.points.items() if epoch not in stopped
+        }
         for process in self.processes:
             seat = process.member.seat
             if seat.epoch is not None and seat.agreed is not None:
-                agreed.setdefault(seat.epoch, set()).add(seat.agreed)
+                agreed.setdefault((seat.epoch, seat.stopped), set()).add(seat.agreed)
+                if seat.stopped:
+                    continue
                 if not seat.meets and (self.asking or len(set(self.ahead_by)) > 1):
                     raise Violation(f"they do not meet, though {self.asking} ask for it, steps: {self.ahead_by}")
                 if seat.meets and not self.asking and len(set(self.ahead_by)) == 1:
                     raise Violation("they meet, though nobody asked for it")
-            if process.phase == "saving" and seat.agreed is not None and seat.ordinal != seat.agreed:
+            if process.phase == "saving" and seat.agreed is not None and seat.ordinal != seat.agreed and not stopped:
                 raise Violation(f"process {process.index} saves at {seat.ordinal}, agreed was {seat.agreed}")
-        for epoch, ordinals in agreed.items():
+        for (epoch, _), ordinals in agreed.items():
             if len(ordinals) > 1:
                 raise Violation(f"epoch {epoch} has the agreed points {sorted(ordinals)}")
         longest = max((p.events for p in self.processes), key=len)
@@ -282,5 +328,5 @@ class World:
         if "saved" in phases and phases != {"saved"}:
             raise Violation(f"some saved and some did not: {[p.phase for p in self.processes]}")
         for epoch, point in self.points.items():
-            if point.decided and len(point.saved) != self.count:
+            if point.decided and (len(point.saved) != self.count or len(set(point.saved.values())) > 1):
                 raise Violation(f"epoch {epoch} was saved by {sorted(point.saved)} of {self.count} alone")

@@ -20,7 +20,7 @@ from gracepoint.multihost.coordination.store import StoreUnavailable
 from gracepoint.multihost.sync_point import agreement as agreement_module
 from gracepoint.multihost.sync_point.entries import Agreed, Entry, Gone, NoticeEntry, Retract, StartEntry, from_json
 from gracepoint.multihost.sync_point.ledger import Broken, Closed, Event, Moot, Noticed, Opened, Retracted, Settled
-from gracepoint.multihost.sync_point.timekeeper import Timekeeper
+from gracepoint.multihost.sync_point.timekeeper import Handed, Timekeeper
 from tests.unit.multihost.fakes.gangs import gangs, together
 from tests.waiting import until
 
@@ -774,3 +774,114 @@ def test_a_process_gives_up_by_itself_if_the_store_cannot_be_read() -> None:
         agreement.close()
     # Each thread sleeps until it has something to do: it asks a few times a second.
     assert {name: count for name, count in watcher.asked.items() if count > 100} == {}
+
+
+class Kept(Handed):
+    """What a process has kept, as far as it says."""
+
+    def __init__(self, lost: str = "", linger_s: float = 0.0) -> None:
+        self._lost = lost
+        self._linger_s = linger_s
+        self.held = threading.Event()
+
+    def hold(self) -> None:
+        self.held.set()
+
+    def lost(self, point: int) -> str:
+        return self._lost
+
+    def linger_s(self) -> float:
+        return self._linger_s
+
+
+def two_that_keep(make: Callable[..., Gang], *kept: Handed) -> tuple[Agreement, Agreement]:
+    """Two agreements whose freeze begins when the first is told; neither has begun a sync point."""
+    gang = make(2)
+    together(*(a.close for a in gang.agreements))
+    gang.store = InMemoryStore()
+    pairs = zip(gangs(2, gang.store), gang.watchers, kept, strict=True)
+    gang.agreements = [Agreement(gang.store, g, w, (), k) for g, w, k in pairs]
+    first, second = gang.agreements
+    return first, second
+
+
+def test_all_save_at_the_sync_point_after_which_one_broke_off(make: Callable[..., Gang]) -> None:
+    held = Kept(linger_s=20.0)
+    first, second = two_that_keep(make, Kept(), held)
+    for agreement in (first, second):
+        assert not agreement.arrive()
+    tell(first)
+    assert held.held.wait(20), "what was handed is held when the notice comes"
+    first.stop("RuntimeError: no batch")
+    assert (first.point, first.sync_point) == (1, 1)
+    assert second.arrive(), "it comes to the next sync point, and is to save what it handed at that one"
+    assert (second.point, second.sync_point) == (1, 2)
+    assert second.is_beyond
+    assert second.stopped == "the training of process 0 broke off after it: RuntimeError: no batch"
+
+
+def test_process_that_has_not_come_there_goes_on_to_where_one_broke_off(make: Callable[..., Gang]) -> None:
+    first, second = two_that_keep(make, Kept(), Kept(linger_s=20.0))
+    for _ in range(3):
+        assert not first.arrive()
+    tell(first)
+    first.stop("RuntimeError: no batch")
+    assert [second.arrive() for _ in range(3)] == [False, False, True]
+    assert not second.is_beyond
+
+
+def test_who_has_lost_that_state_ends_the_wait_of_all(make: Callable[..., Gang]) -> None:
+    first, second = two_that_keep(make, Kept(), Kept("the state is gone"))
+    for agreement in (first, second):
+        assert not agreement.arrive()
+    tell(first)
+    first.stop("RuntimeError: no batch")
+    until(lambda: first._member.ledger.failed is not None, "the failure")
+    with pytest.raises(AgreementError, match="process 1: the state is gone"):
+        first.arrive()
+
+
+def test_who_breaks_off_without_a_notice_is_told_that_nobody_saves(
+    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement_module, "_HEARD_S", 0.1)
+    first = make(1).agreements[0]
+    assert not first.arrive()
+    assert not first.wait_noticed(0.0)
+    with pytest.raises(AgreementError, match="did not agree to save where this one broke off"):
+        first.stop("RuntimeError: no batch")
+
+
+@pytest.mark.parametrize("how", ["close", "error"])
+def test_who_leaves_before_the_others_is_named_once_they_come_there(
+    make: Callable[..., Gang], how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agreement_module, "_LEFT_S", 0.05)
+    gang = make(2)
+    first, second = gang.agreements
+    gang.watchers[1].step = 2
+    for _ in range(2):
+        second.arrive()
+    if how == "close":
+        second.finish()
+    else:
+        second.tell_gone("ValueError: NaN")
+    first.arrive()
+    time.sleep(0.2)  # it is behind, so nothing is wrong yet
+    assert "left the training" not in caplog.text
+    first.arrive()
+    told = "process 1 left the training after step 2, sync point 2: "
+    until(lambda: told in caplog.text, "the other's name")
+    assert ("ValueError: NaN" if how == "error" else "close() said that it has ended") in caplog.text
+
+
+def test_who_leaves_at_the_end_of_the_training_is_not_named(
+    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agreement_module, "_LEFT_S", 0.5)
+    gang = make(2)
+    for agreement in gang.agreements:
+        agreement.arrive()
+    together(*(a.finish for a in gang.agreements))
+    time.sleep(0.7)
+    assert "left the training" not in caplog.text

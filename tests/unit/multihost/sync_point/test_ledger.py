@@ -17,6 +17,7 @@ from gracepoint.multihost.sync_point.entries import (
     NoticeEntry,
     Retract,
     StartEntry,
+    Stop,
     from_json,
     to_json,
 )
@@ -43,6 +44,7 @@ ENTRIES = [
     StartEntry(1, 0, 0, 0),
     Agreed(2, 8, True),
     Failed(2, 1, "too late"),
+    Stop(1, 8, 80, "RuntimeError: no batch"),
     Ended(2),
     Finished(1),
     Gone(1, "ValueError: NaN"),
@@ -240,3 +242,67 @@ def test_a_decision_says_where_all_save_and_whether_they_meet(meets: bool) -> No
     ledger, _ = heard(notice(), StartEntry(0, 0, 0, 0), Agreed(1, 8, meets))
     assert ledger.epoch is not None
     assert (ledger.epoch.agreed, ledger.epoch.meets) == (8, meets)
+
+
+def stop(by: int, ordinal: int) -> Stop:
+    return Stop(by, ordinal, 10 * ordinal, "RuntimeError: no batch")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([notice()], id="before the freeze"),
+        pytest.param([notice(starts_at=7)], id="before all said where they are"),
+        pytest.param([notice(starts_at=7), Agreed(0, 9, False)], id="after a later point was agreed"),
+    ],
+)
+def test_who_breaks_off_after_a_notice_decides_where_all_save(before: list[Entry]) -> None:
+    ledger, kinds = heard(*before, stop(1, 8), Agreed(0, 10, False), stop(2, 8))
+    assert kinds[-1] is Settled
+    assert kinds.count(Opened) == 1
+    assert ledger.epoch is not None
+    assert (ledger.epoch.agreed, ledger.epoch.meets, ledger.epoch.stop) == (8, True, stop(1, 8))
+
+
+def test_processes_that_save_there_anyway_need_not_meet_for_one_that_breaks_off() -> None:
+    ledger, _ = heard(notice(starts_at=7), Agreed(0, 8, False), stop(1, 8))
+    assert ledger.epoch is not None
+    assert not ledger.epoch.meets
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        (Failed(0, 2, "process 2: the state is gone"), "process 2: the state is gone"),
+        (
+            stop(2, 9),
+            "process 1 broke off after sync point 8 (RuntimeError: no batch), and process 2 after sync point 9",
+        ),
+        (Gone(2, "ValueError"), "process 2 broke off: ValueError"),
+    ],
+)
+def test_nobody_saves_where_one_broke_off_if_another_cannot(then: Entry, why: str) -> None:
+    ledger, kinds = heard(notice(starts_at=7), stop(1, 8), then)
+    assert kinds[-1] is Broken
+    assert ledger.failed is not None
+    assert why in ledger.failed
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([], id="without a notice"),
+        pytest.param([notice(drill=True, starts_at=7)], id="in a drill"),
+        pytest.param([notice(), Finished(0)], id="after training"),
+        pytest.param([notice(starts_at=7), Failed(0, 0, "too late")], id="after a failure"),
+    ],
+)
+def test_who_breaks_off_decides_nothing_where_nothing_is_saved(before: list[Entry]) -> None:
+    ledger, kinds = heard(*before)
+    assert heard(*before, stop(1, 8)) == (ledger, kinds)
+
+
+def test_the_first_who_leaves_is_known() -> None:
+    assert heard(notice())[0].left is None
+    assert heard(Finished(1, 20, 200), Gone(2, "ValueError", 20, 200))[0].left == Finished(1, 20, 200)
+    assert heard(Gone(2, "ValueError", 20, 200), Finished(1, 20, 200))[0].left == Gone(2, "ValueError", 20, 200)

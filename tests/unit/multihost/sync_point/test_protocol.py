@@ -83,11 +83,16 @@ class Gang(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.now_s += seconds
 
-    @rule(index=processes, how=st.sampled_from(["breaks off", "dies", "training ends"] + ["nothing"] * 12))
+    @rule(
+        index=processes,
+        how=st.sampled_from(["breaks off", "stops", "stops", "dies", "training ends"] + ["nothing"] * 12),
+    )
     def end(self, index: int, how: str) -> None:
         match how:
             case "breaks off":
                 self.world.break_off(index % self.world.count)
+            case "stops":
+                self.world.stop(index % self.world.count)
             case "dies":
                 self.world.die(index % self.world.count)
             case "training ends":
@@ -121,6 +126,32 @@ def test_no_schedule_breaks_the_agreement() -> None:
     # What the search came across; where one is missing it searches the wrong places.
     outcomes = {"saved", "unsaved", "finished", "gone", "dead"}
     assert outcomes | {"Noticed", "Retracted", "Opened", "Settled", "Closed", "Broken", "Moot"} <= ends.keys(), ends
+
+
+def test_processes_save_together_or_not_at_all_where_some_broke_off() -> None:
+    ends: collections.Counter[str] = collections.Counter()
+    for seed in range(400):
+        random = Random(seed)
+        world = World(random.randint(1, 3))
+        threads = list(itertools.product(range(world.count), THREADS))
+
+        def run(most: int, world: World = world, random: Random = random, threads: list[Any] = threads) -> None:
+            for index, thread in random.choices(threads, k=random.randint(0, most)):
+                world.move(index, thread)
+
+        run(30)
+        world.tell(0, "in earnest", random.choice([0.5, 5.0]), drill=False)
+        for index in random.sample(range(world.count), random.randint(1, world.count)):
+            run(20)
+            world.stop(index)
+        run(10)
+        world.end_training()
+        world.run_to_the_end()
+        ends["+".join(sorted({p.phase for p in world.processes}))] += 1
+        ends["where one broke off"] += any(p.phase == "saved" and p.member.seat.stopped for p in world.processes)
+    assert ends["saved"] > 100, ends
+    assert ends["where one broke off"] > 50, ends
+    assert ends["unsaved"] > 10, ends
 
 
 # Protocols that are wrong in one thing.
