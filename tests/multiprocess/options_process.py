@@ -154,6 +154,20 @@ def check_handlers(folder: Path) -> None:
             future.result(timeout=60)
         for found, expected in zip(writer.deserialize(infos), leaves.values(), strict=True):
             np.testing.assert_array_equal(found, expected)
+    for primary in (0, 1):  # the primary host alone writes what all have; here each process has a folder of its own
+        is_primary, own_of = primary == jax.process_index(), folder / f"{primary} writes, of {jax.process_index()}"
+        kinds: list[tuple[TypeHandler, dict[str, Any]]] = [
+            (ArrayHandler(primary_host=primary), state),
+            (NumpyHandler(primary_host=primary), host),
+            (ScalarHandler(primary_host=primary), numbers),
+            (StringHandler(primary_host=primary), {"name": "é"}),
+        ]
+        for writer, leaves in kinds:
+            for future in writer.serialize(list(leaves.values()), infos_of(leaves, own_of)):
+                future.result(timeout=60)
+        for name in ("_sharding", "_strings.json", *host, *numbers):
+            assert (own_of / name).exists() == is_primary, (primary, name)
+        assert (own_of / "array_metadatas" / f"process_{jax.process_index()}").is_file()
     with pytest.raises(SettingsError, match="primary_host is 2; expected one of the process indices 0 to 1"):
         NumpyHandler(primary_host=2).serialize([np.ones(1)], [ParamInfo("w", own)])
     written = ArrayHandler(FORMATS["files"]).memory_size(list(state.values()))

@@ -42,17 +42,15 @@ def in_threads(gang: ProcessGroup | None = None, **arguments: Any) -> AsyncCalls
 @pytest.mark.integration
 @pytest.mark.parametrize("persistent", [False, True])
 def test_calls_are_numbered_and_finalized_in_order(persistent: bool, tmp_path: Path) -> None:
-    queue, done = AsyncCallsQueue(persistent=persistent), list[int]()
-    for n in range(3):
-        assert (
-            queue.schedule_async_request(
-                request(functions.write, str(tmp_path / f"{n}"), "x", then=functools.partial(done.append, n))
-            )
-            == n
-        )
-    assert queue.get_num_unfinalized_calls() == 3
-    assert queue.maybe_finalize_async_calls(blocking=True) == [0, 1, 2]
-    assert done == [0, 1, 2]
+    queue, done = AsyncCallsQueue(persistent=persistent), list[str]()
+    for n in range(4):
+        each = request(functions.write, str(tmp_path / f"{n}"), "x")
+        each.add_finalize_fn(functools.partial(done.append, f"{n} first"))
+        each.add_finalize_fn(functools.partial(done.append, f"{n} then"))
+        assert queue.schedule_async_request(each) == n
+        assert queue.get_num_unfinalized_calls() == n + 1
+    assert queue.maybe_finalize_async_calls(blocking=True) == [0, 1, 2, 3]
+    assert done == [f"{n} {which}" for n in range(4) for which in ("first", "then")]
     assert queue.get_num_unfinalized_calls() == 0
     assert queue.maybe_finalize_async_calls(blocking=True) == []
     queue.close()
@@ -87,6 +85,7 @@ def test_abort_finalizes_nothing_and_does_not_wait(tmp_path: Path) -> None:
     (worker,) = caller.worker_process_ids
     queue.close(abort=True)
     assert done == []
+    assert (queue.get_num_unfinalized_calls(), queue.maybe_finalize_async_calls(blocking=True)) == (0, [])
     assert not Path(f"/proc/{worker}").exists()
 
 
@@ -179,6 +178,46 @@ def test_a_call_is_finalized_only_when_it_has_ended_in_all_processes(tmp_path: P
         return seen
 
     assert in_gang(2, train) == [[True], [True]]
+
+
+def test_a_caller_says_that_a_call_is_done_when_it_has_ended_in_all_processes(tmp_path: Path) -> None:
+    def train(gang: ProcessGroup) -> list[bool]:
+        caller, late = ThreadAsyncCaller(gang=gang, timeout_s=60), gang.process_index == 1
+        caller.schedule_async_call(request(functions.wait_for, str(tmp_path / "go on")) if late else request(None))
+        found = [caller.is_current_async_call_done() for _ in range(20)]
+        gang.barrier("asked", timeout_s=60)
+        (tmp_path / "go on").touch()
+        found.append(caller.is_current_async_call_done(blocking=True))
+        found.append(caller.is_current_async_call_done())  # there is no other
+        return found
+
+    assert in_gang(2, train) == [[False] * 20 + [True] * 2] * 2
+
+
+def test_a_caller_raises_the_error_of_another_process_once() -> None:
+    def train(gang: ProcessGroup) -> str:
+        caller = ThreadAsyncCaller(gang=gang, timeout_s=60)
+        caller.schedule_async_call(request(functions.fail if gang.process_index == 1 else None, "full disk"))
+        with pytest.raises(AsyncCallFailed) as failed:
+            caller.is_current_async_call_done(blocking=True)
+        assert caller.is_current_async_call_done()
+        return failed.value.failures[1]
+
+    assert all("ValueError: full disk" in text for text in in_gang(2, train))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_caller_without_other_processes_looks_at_its_own_call(tmp_path: Path, late: int) -> None:
+    def train(gang: ProcessGroup) -> bool:
+        caller = ThreadAsyncCaller(gang=gang, timeout_s=60)
+        waits = request(functions.wait_for, str(tmp_path / "go on"))
+        caller.schedule_async_call(waits if gang.process_index == late else request(None))
+        found = caller.is_current_async_call_done(no_dist=True)
+        gang.barrier("asked", timeout_s=60)
+        (tmp_path / "go on").touch()
+        return found
+
+    assert in_gang(2, train) == [late != 0, late != 1]
 
 
 def test_every_process_learns_the_error_of_every_process_that_failed() -> None:
