@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,39 @@ def test_failed_saves_leave_the_room_for_the_next_one(disk: Path) -> None:
         assert len(seen) == 6
     assert verify(disk / "8").ok
     assert [path.name for path in disk.glob("[0-9]*")] == ["8"]
+
+
+@pytest.mark.integration
+def test_saves_of_workers_that_failed_leave_nothing_once_a_later_one_is_committed(disk: Path) -> None:
+    def run(gang: ProcessGroup) -> None:
+        checkpointer = engine(disk, gang, keep_last=1, options=WriteOptions(writer="worker"))
+        for step in (1, 2, 3, 4):
+            if gang.process_index == 0 and step == 2:
+                fillers.append(limits.fill(disk, but_bytes=STATE_BYTES // 4))
+            if gang.process_index == 0 and step == 4:
+                fillers.pop().unlink()
+            gang.barrier(f"step {step}", timeout_s=60)
+            with contextlib.suppress(SaveFailed):
+                checkpointer.save_in_background(step, state(step), {})
+                checkpointer.wait_until_finished()
+        checkpointer.close(60)
+
+    fillers: list[Path] = []
+    in_gang(2, run)
+    assert verify(disk / "4").ok
+    assert [path.name for path in disk.glob("[0-9]*")] == ["4"]
+
+
+@pytest.mark.integration
+def test_a_stopped_save_makes_room_for_the_emergency(disk: Path) -> None:
+    checkpointer = engine(disk)
+    save(checkpointer, 1, state(1))
+    checkpointer.save_in_background(2, state(2), {})
+    checkpointer.executor.background.stop("a preemption")
+    trash = disk / "2.gracepoint-trash.job-0-a.2"
+    trash.mkdir(exist_ok=True)  # if the save had not begun to write, or was committed
+    limits.fill(trash, but_bytes=STATE_BYTES // 2)
+    assert save(checkpointer, 3, state(3)).step == 3
 
 
 @pytest.mark.integration

@@ -139,7 +139,14 @@ class SaveExecutor:
         self.saves += 1  # before anything can fail, so that the processes' counts never differ
         temporary = paths.temporary(step, self._attempt, self.saves)
         return SaveOperation(
-            paths, temporary, self._gang, self._writer, replace=replace, barrier=barrier, extras=extras
+            paths,
+            temporary,
+            self._gang,
+            self._writer,
+            replace=replace,
+            barrier=barrier,
+            extras=extras,
+            give_up_failed=self.give_up_failed,
         )
 
     def in_background(
@@ -288,7 +295,10 @@ class SaveExecutor:
         return step, self._run_now(save, source, deadline, on_stage, began_s, handed)
 
     def give_up_failed(self) -> None:
-        """Deletes what processes have still written of saves that had failed. Called once a later save is committed."""
+        """Deletes what is left of saves that failed or were stopped.
+
+        Called once a later save is committed, or if a save needs the room.
+        """
         while self._failed:
             self._failed.popleft().give_up()
 

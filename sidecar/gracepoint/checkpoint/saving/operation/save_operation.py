@@ -79,6 +79,7 @@ class SaveOperation:
         replace: bool = True,
         barrier: Barrier | None = None,
         extras: SaveExtras = NO_EXTRAS,
+        give_up_failed: Callable[[], None] = lambda: None,
     ) -> None:
         """Begins the save, without touching a file.
 
@@ -90,7 +91,9 @@ class SaveOperation:
             replace: Whether to replace a checkpoint that has the final name at the commit.
             barrier: Where the processes meet to commit. None: the gang's own barrier.
             extras: What is saved beside the state.
+            give_up_failed: Deletes what earlier saves of this attempt have left that failed or were stopped.
         """
+        self._give_up_failed = give_up_failed
         self._extras = extras
         self.temporary = temporary
         self._paths = paths
@@ -232,8 +235,8 @@ class SaveOperation:
             metrics.tell_written(part.chunk_bytes, part.writing_s, self.temporary.path)
             self._commit(deadline)
         except SaveFailed as error:
-            # A process that is missing may still end its part, but not one that has failed.
-            if not can_be_durable or isinstance(error.__cause__, BarrierFailed):
+            # A process that is missing may still end its part, but not one that has failed, unless a worker writes it.
+            if not can_be_durable or (isinstance(error.__cause__, BarrierFailed) and handed is None):
                 self.give_up(deletes=deletes and not deadline.cancelled)
             raise
         on_stage("committed")
@@ -278,6 +281,7 @@ class SaveOperation:
         found = room.at(self.temporary.path)
         if found is None or found.free_bytes >= self.total_bytes:
             return
+        self._give_up_failed()
         cleanup.make_room(self._paths, self.temporary.attempt)
         found = room.at(self.temporary.path) or found
         if found.free_bytes < self.total_bytes:
