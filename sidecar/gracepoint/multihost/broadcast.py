@@ -94,6 +94,7 @@ def broadcast_one_to_all(
 
 def _host_array(path: str, leaf: Any) -> np.ndarray[Any, Any]:
     import jax
+    import numpy as np
 
     if isinstance(leaf, jax.Array):
         if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
