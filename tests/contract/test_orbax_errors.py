@@ -101,7 +101,6 @@ SAME: dict[str, Callable[[Library, Path], Any]] = {
     "None as the state": saves(lambda: None),
     "an object": saves(lambda: {"a": object()}),
     "a set": saves(lambda: {"a": {1}}),
-    "a complex number": saves(lambda: {"a": 1j}),
     "bytes": saves(lambda: {"a": b"x"}),
     "an array of strings": saves(lambda: {"a": np.array(["a"])}),
     "an array of objects": saves(lambda: {"a": np.array([object()])}),
@@ -145,6 +144,18 @@ DIFFERENT: dict[str, tuple[Callable[[Library, Path], Any], str]] = {
     "an array without elements": (
         saves(lambda: {"w": jnp.ones(2), "a": np.zeros((0, 2))}),
         "such arrays are saved: optimizers have them",
+    ),
+    "a complex number": (
+        saves(lambda: {"w": jnp.ones(2), "a": 1j}),
+        "numbers of Python are saved, whatever their kind",
+    ),
+    "a function": (
+        saves(lambda: {"w": jnp.ones(2), "a": jax.nn.relu}),
+        "modules of Equinox have them as leaves: they are no data",
+    ),
+    "a masked array": (
+        saves(lambda: {"a": np.ma.masked_array([1.0], [True])}),
+        "the mask would be lost",
     ),
     "more leaves of a part": (
         restores(lambda: [{"w": state()["w"], "more": jnp.ones(2)}], partial=True),
