@@ -51,7 +51,7 @@ _WATCHES_END_S = 5.0
 def main(arguments: list[str] | None = None) -> int:
     """Runs one replica; returns the exit status."""
     given = _parser().parse_args(arguments)
-    configure(given.log_format)
+    configure(given.log_format, given.log_level)
     gc_schedule.restrain()
     sys.setswitchinterval(_THREADS_TAKE_TURNS_S)
     metrics = Metrics(accounts=given.account_metrics == "true")
@@ -236,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a ConfigMap in the operator's namespace: the times at which signs were first seen are kept there",
     )
     parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--kubeconfig", help="a kubeconfig file; without it, the pod's service account")
     parser.add_argument("--context", help="a context of the kubeconfig")
     return parser

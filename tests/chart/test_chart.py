@@ -197,6 +197,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--replica": "$(POD_NAME)",
         "--namespace": "$(POD_NAMESPACE)",
         "--log-format": "json",
+        "--log-level": "info",
     }
     assert {e["name"] for e in container["env"]} == {"POD_NAME", "POD_NAMESPACE"}
     assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tls", "/webhooks", "/etc/gracepoint"}
@@ -490,7 +491,7 @@ def test_a_key_that_the_chart_sets_on_pods_is_there_once(template: Helm, setting
 
 
 def test_scheduling_and_network_can_be_set(render: Render) -> None:
-    assert pod_spec(render())["affinity"].keys() == {"podAntiAffinity"}
+    assert pod_spec(render())["affinity"].keys() == {"nodeAffinity", "podAntiAffinity"}
     assert "dnsPolicy" not in pod_spec(render())
     pod = pod_spec(
         render(
@@ -515,10 +516,89 @@ def test_what_a_tool_without_a_cluster_renders_is_always_the_same(template: Helm
     assert first.stdout == second.stdout
 
 
-def test_without_a_cluster_and_a_token_the_chart_says_what_to_set(template: Helm) -> None:
+def test_it_can_be_rendered_and_linted_without_values(template: Helm, helm: Helm) -> None:
+    """The token is then another one in each rendering, which its Secret says."""
     done = template("--set", "admission.token=")
-    assert done.returncode != 0
-    assert "admission.token: found nothing, and the chart is rendered without a cluster" in done.stderr
+    assert done.returncode == 0, done.stderr
+    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    secret = next(each for each in objects if each["metadata"]["name"] == "gp-gracepoint-webhooks")
+    assert secret["metadata"]["annotations"] == {
+        "gracepoint.dev/token": "made in this rendering; set admission.token to keep it"
+    }
+    assert len(base64.b64decode(secret["data"]["token"])) >= 16
+    assert helm("lint", str(CHART), "--kube-version", "1.34.0").returncode == 0
+
+
+def test_the_usual_values_of_charts_reach_its_objects(render: Render) -> None:
+    objects = render(
+        "enabled=true",
+        "global.anything=1",
+        "global.imageRegistry=registry.example.com",
+        "global.imagePullSecrets[0].name=theirs",
+        "commonLabels.team=ml",
+        "commonAnnotations.owner=platform",
+        "serviceAccount.name=its-own",
+        "serviceAccount.annotations.role=reader",
+        "service.annotations.mesh=none",
+        "service.ipFamilyPolicy=PreferDualStack",
+        "podSecurityContext.runAsUser=1000",
+        "securityContext.readOnlyRootFilesystem=false",
+        "revisionHistoryLimit=3",
+        "extraArgs[0]=--log-level=debug",
+        "extraVolumes[0].name=more",
+        "extraVolumeMounts[0].name=more",
+        "extraVolumeMounts[0].mountPath=/more",
+        "topologySpreadConstraints[0].maxSkew=2",
+        "protection.enabled=true",
+        "podDisruptionBudget.enabled=false",
+        "prometheusRule.enabled=true",
+        "dashboard.enabled=true",
+        "podMonitor.enabled=true",
+    )
+    ours = [each for each in objects if each["kind"] not in ("CustomResourceDefinition", "Pod")]
+    assert {(each["metadata"]["labels"]["team"], each["metadata"]["annotations"]["owner"]) for each in ours} == {
+        ("ml", "platform")
+    }
+    account, service = one(objects, "ServiceAccount"), one(objects, "Service")
+    assert (account["metadata"]["name"], account["metadata"]["annotations"]["role"]) == ("its-own", "reader")
+    assert service["metadata"]["annotations"]["mesh"] == "none"
+    assert service["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+    subjects = [subject for each in ours for subject in each.get("subjects", ())]
+    assert {subject["name"] for subject in subjects if subject["kind"] == "ServiceAccount"} == {"its-own"}
+    assert ":gp-gracepoint" not in yaml.safe_dump(of_kind(objects, "ValidatingAdmissionPolicy"))
+    deployment = one(objects, "Deployment")
+    pod = pod_spec(objects)
+    (container,) = pod["containers"]
+    assert pod["serviceAccountName"] == "its-own"
+    assert container["image"].startswith("registry.example.com/gracepoint-operator")
+    assert pod["imagePullSecrets"] == [{"name": "theirs"}]
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (1000, True)
+    assert container["securityContext"]["readOnlyRootFilesystem"] is False
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert deployment["spec"]["revisionHistoryLimit"] == 3
+    assert container["args"][-1] == "--log-level=debug"
+    assert pod["volumes"][-1] == {"name": "more"}
+    assert container["volumeMounts"][-1] == {"name": "more", "mountPath": "/more"}
+    assert pod["topologySpreadConstraints"] == [{"maxSkew": 2}]
+    assert not of_kind(objects, "PodDisruptionBudget")
+
+
+def test_an_account_that_exists_is_used_and_none_is_made(render: Render, template: Helm) -> None:
+    objects = render("serviceAccount.create=false", "serviceAccount.name=theirs")
+    assert not of_kind(objects, "ServiceAccount")
+    assert pod_spec(objects)["serviceAccountName"] == "theirs"
+    assert "serviceAccount.name: found nothing" in template("--set", "serviceAccount.create=false").stderr
+
+
+def test_replicas_avoid_the_machines_that_go_away(render: Render) -> None:
+    pod = pod_spec(render())
+    assert {each["key"] for each in pod["tolerations"]} == {
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    }
+    (preferred,) = pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    keys = {each["key"] for each in preferred["preference"]["matchExpressions"]}
+    assert {"cloud.google.com/gke-spot", "eks.amazonaws.com/capacityType", "karpenter.sh/capacity-type"} <= keys
 
 
 def test_platforms_that_assign_ids_can_do_so(render: Render) -> None:

@@ -22,6 +22,41 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: gracepoint
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Annotations of every object that has none of its own. */}}
+{{- define "gracepoint.annotations" -}}
+{{- with .Values.commonAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+{{- end -}}
+{{- end -}}
+
+{{- define "gracepoint.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (include "gracepoint.fullname" .) }}
+{{- else -}}
+{{ required "serviceAccount.name: found nothing, expected the name of a ServiceAccount, as serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end -}}
+{{- end -}}
+
+{{/* Security context of the pods. Single values of podSecurityContext take the place of these. */}}
+{{- define "gracepoint.podSecurityContext" -}}
+{{- $context := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- if .Values.fixedIds -}}
+{{- $context = merge $context (dict "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532) -}}
+{{- end -}}
+{{- range $field, $value := .Values.podSecurityContext }}{{ $_ := set $context $field $value }}{{ end -}}
+{{- toYaml $context -}}
+{{- end -}}
+
+{{- define "gracepoint.securityContext" -}}
+{{- $drop := dict "drop" (list "ALL") -}}
+{{- $context := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" $drop -}}
+{{- range $field, $value := .Values.securityContext }}{{ $_ := set $context $field $value }}{{ end -}}
+{{- toYaml $context -}}
 {{- end -}}
 
 {{/* The name that pods and the API server check the certificate against. */}}
@@ -55,9 +90,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "gracepoint.token" -}}
 {{- if not .Values.admission.token -}}
 {{- /* Every cluster has this namespace. If it is not found, the chart is rendered without a cluster. */ -}}
-{{- if not (lookup "v1" "Namespace" "" "kube-system") -}}
-{{- fail "admission.token: found nothing, and the chart is rendered without a cluster (helm template, helm lint, --dry-run=client, Argo CD, Flux), so that the token of an earlier installation cannot be read and each rendering would make another one. Expected 16 random characters or more; set admission.token, and keep it" -}}
-{{- end -}}
+{{- $_ := set .Values.admission "unkept" (not (lookup "v1" "Namespace" "" "kube-system")) -}}
 {{- $secret := printf "%s-webhooks" (include "gracepoint.fullname" .) -}}
 {{- $kept := ((lookup "v1" "Secret" .Release.Namespace $secret) | default dict).data | default dict -}}
 {{- $_ := set .Values.admission "token" (index $kept "token" | default "" | b64dec | default (randAlphaNum 40)) -}}
@@ -74,9 +107,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/* The image, by its digest where one is given. */}}
 {{- define "gracepoint.image" -}}
+{{- $registry := .Values.image.registry | default (.Values.global | default dict).imageRegistry -}}
+{{- $repository := ternary .Values.image.repository (printf "%s/%s" $registry .Values.image.repository) (empty $registry) -}}
 {{- if .Values.image.digest -}}
-{{ printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{ printf "%s@%s" $repository .Values.image.digest }}
 {{- else -}}
-{{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{ printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) }}
 {{- end -}}
 {{- end -}}

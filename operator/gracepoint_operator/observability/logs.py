@@ -98,12 +98,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(log_format: str) -> None:
-    """Sends all logs to standard error, as ``plain`` or ``json``."""
+def configure(log_format: str, level: str = "info") -> None:
+    """Sends all logs of this level and above to standard error, as ``plain`` or ``json``."""
     handler = logging.StreamHandler()
     handler.addFilter(SeldomFilter())
     handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each watch event
     # watch_state writes a line when a kind's watch fails, and one when it works again; kopf one for each attempt.
     logging.getLogger("kopf._cogs.clients.watching").setLevel(logging.CRITICAL)
