@@ -54,7 +54,7 @@ def interrupt_at(function: Callable[[], object], number: int, modules: Collectio
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename not in files:
+        if frame.f_code.co_filename not in files or frame.f_code.co_name == "__del__":  # where Python drops it
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":

@@ -13,9 +13,11 @@ decides anything here, and a wait only sleeps on one.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
+
+from gracepoint import machine
+from gracepoint.forks import is_forked
 
 _RUNS, _NEVER = "runs", "never runs"
 _TURN = "turn"
@@ -38,7 +40,7 @@ class DaemonThread:
         self._running = threading.Lock()  # held until the thread has ended
         self._running.acquire()
         self._made_by = threading.get_ident()
-        self._pid = os.getpid()
+        self._pid = machine.process_id()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -60,7 +62,7 @@ class DaemonThread:
 
         The maker must not ask between making the thread and starting it: a thread that was not started then never runs.
         """
-        if self._ended or self._pid != os.getpid():
+        if self._ended or is_forked(self._pid):
             return True
         if not self._is_started and self._made_by == threading.get_ident():  # exceptions have left the start
             self._turn.setdefault(_TURN, _NEVER)

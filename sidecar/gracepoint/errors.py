@@ -123,6 +123,10 @@ class CannotKnow(GracepointError, RuntimeError):
     """The question has no honest answer, and False would be a guess."""
 
 
+class ForkedChild(GracepointError, RuntimeError):
+    """A forked child uses what belongs to the process that it was forked from."""
+
+
 class CheckpointError(GracepointError):
     """A checkpoint cannot be written or read."""
 

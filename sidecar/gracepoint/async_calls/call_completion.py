@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 
+from gracepoint.daemon_thread import DaemonThread
 from gracepoint.errors import AsyncCallFailed, BarrierError, GracepointError
 from gracepoint.process_group import ProcessGroup
 
@@ -37,8 +38,8 @@ class CallCompletion:
         self._key = key
         self._timeout_s = timeout_s
         self._waiting: deque[tuple[int, Future[None], Future[None]]] = deque()
-        self._meets = False  # whether the thread runs
-        self._lock = threading.Lock()  # of _waiting and _meets
+        self._meeting: DaemonThread | None = None  # takes itself out when it finds nothing to do
+        self._lock = threading.Lock()  # of _waiting and _meeting
 
     def add(self, index: int, here: Future[None]) -> Future[None]:
         """Returns a future that is done when call ``index`` has ended in all processes.
@@ -55,19 +56,26 @@ class CallCompletion:
         everywhere: Future[None] = Future()
         with self._lock:
             self._waiting.append((index, here, everywhere))
-            starts, self._meets = not self._meets, True
         if self._gang.process_count == 1:
             here.add_done_callback(lambda _: self._meet_all_done())
-        elif starts:
-            try:
-                threading.Thread(target=self._meet, name="gracepoint-async-ends", daemon=True).start()
-            except RuntimeError as error:
-                with self._lock:  # the next call is the first one again
-                    self._waiting.pop()
-                    self._meets = False
-                self._tell_others(index, error)
-                raise
+        else:
+            self._begin_to_meet(index)
         return everywhere
+
+    def _begin_to_meet(self, index: int) -> None:
+        with self._lock:
+            if self._meeting is not None and not self._meeting.ended:
+                return
+            if not self._waiting:
+                return  # the thread has met for the call, and has left
+            self._meeting = thread = DaemonThread(self._meet, "gracepoint-async-ends")
+        try:
+            thread.start()
+        except RuntimeError as error:
+            with self._lock:  # the next call is the first one again
+                self._waiting.pop()
+            self._tell_others(index, error)
+            raise
 
     def _meet_all_done(self) -> None:
         while True:
@@ -81,7 +89,7 @@ class CallCompletion:
         while True:
             with self._lock:
                 if not self._waiting:
-                    self._meets = False
+                    self._meeting = None
                     return
                 index, here, everywhere = self._waiting.popleft()
             try:

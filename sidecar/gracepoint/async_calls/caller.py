@@ -22,11 +22,13 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 
+from gracepoint import machine
 from gracepoint.async_calls.call_completion import CallCompletion
 from gracepoint.async_calls.finalize_points import FinalizePoints
 from gracepoint.async_calls.processes.worker_process import CallFailed
 from gracepoint.async_calls.request import AsyncRequest
 from gracepoint.errors import AsyncCallFailed
+from gracepoint.forks import check_not_forked
 from gracepoint.process_group import ProcessGroup, SingleProcess
 
 logger = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class AsyncCaller(abc.ABC):
             raise ValueError(f"timeout_s: expected seconds above 0, found {timeout_s}")
         self._gang = gang or _all_processes()
         self._nice = nice
+        self._pid = machine.process_id()
         self._timeout_s = timeout_s
         with _lock:
             number = _made_in.get(self._gang, 0)
@@ -104,7 +107,9 @@ class AsyncCaller(abc.ABC):
         Raises:
             TypeError: The call cannot be sent to a worker process.
             AsyncCallFailed: The worker does not take calls. The other processes are told.
+            ForkedChild: This process was forked from the one that made this object.
         """
+        check_not_forked(self._pid, "this caller of asynchronous calls")
         try:
             here = self.run(request)
         except BaseException as error:

@@ -10,10 +10,12 @@ from collections import deque
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from gracepoint import machine
 from gracepoint.async_calls.caller import AsyncCaller
 from gracepoint.async_calls.process_callers import PersistentAsyncCaller, TemporalAsyncCaller
 from gracepoint.async_calls.request import AsyncRequest
 from gracepoint.errors import AsyncCallFailed
+from gracepoint.forks import check_not_forked, is_forked
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class AsyncCallsQueue:
         self._scheduled = 0
         self._no_dist: bool | None = None  # how this run of questions is asked
         self._closed = False
+        self._pid = machine.process_id()
 
     def schedule_async_request(self, async_request: AsyncRequest) -> int:
         """Starts a call. Returns its number. All processes schedule the same calls in the same order.
@@ -99,6 +102,7 @@ class AsyncCallsQueue:
         """
         if not self._active:
             return []
+        check_not_forked(self._pid, "this queue of asynchronous calls")  # finalizing commits
         if self._no_dist is None:
             self._no_dist = no_dist
         elif self._no_dist != no_dist:
@@ -139,8 +143,8 @@ class AsyncCallsQueue:
         Raises:
             AsyncCallFailed: As ``maybe_finalize_async_calls``. The worker has ended then.
         """
-        if self._closed:
-            return
+        if is_forked(self._pid) or (self._closed and not self._active):
+            return  # with active calls, an earlier ``close`` was interrupted
         self._closed = True
         try:
             if abort:

@@ -64,6 +64,10 @@ class ProgramDownloads:
             except RuntimeError as error:  # also raised to those who wait for this file
                 file.error = error
                 file.done.set()
+            except BaseException:  # a signal handler's: the thread may never run, and the next to ask starts another
+                with self._lock:
+                    self._files.pop(path, None)
+                raise
         if not file.done.wait(self._timeout_s):
             raise TimeoutError(f"the store did not return it within {self._timeout_s:g} s")
         with self._lock:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.daemon_thread import DaemonThread
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,11 @@ class ProgramUploads:
 
     def __init__(self, on_idle: Callable[[int], None]) -> None:
         self._on_idle = on_idle
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: collections.deque[tuple[StoragePath, int, Callable[[], bytes]]] = collections.deque()
         self._waiting_bytes = 0
-        self._threads = 0
+        self._threads: list[DaemonThread] = []  # each takes itself out when it finds nothing to do
         self._failures = 0  # in a row
         self._bytes = 0  # written since the last call of on_idle
         self._closed = False
@@ -57,7 +59,7 @@ class ProgramUploads:
             size_bytes: About the size of the file.
             contents: Returns the bytes of the file. Called in the background.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             if self._waiting_bytes + size_bytes > _WAITING_BYTES:
@@ -69,54 +71,52 @@ class ProgramUploads:
                 return
             self._waiting.append((path, size_bytes, contents))
             self._waiting_bytes += size_bytes
-            if self._threads == _THREADS:
-                return
-            self._threads += 1
-        self._start_thread()
+            if self._running() < _THREADS:
+                self._start_thread()
+
+    def _running(self) -> int:
+        """Returns how many threads there are. Those whose start was refused or interrupted never run."""
+        self._threads = [thread for thread in self._threads if not thread.ended]
+        return len(self._threads)
 
     def _start_thread(self) -> None:
-        """Starts a thread that is counted already. If that fails, it is counted no longer."""
+        thread = DaemonThread(lambda: self._run(thread), "gracepoint: keeps programs")
+        self._threads.append(thread)
         try:
-            threading.Thread(target=self._run, name="gracepoint: keeps programs", daemon=True).start()
+            thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter ends
             log.debug("no thread could be started to keep compiled programs: %s", error)
-            with self._changed:
-                self._threads -= 1
-                self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
         """Waits until everything is written, or no thread writes. Nothing is added afterwards. Never raises."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             # The threads end when nothing is left. If none of them could start, nobody writes what is left.
-            starts = bool(self._waiting) and not self._threads
-            self._threads += starts
-        if starts:
-            self._start_thread()
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._threads, timeout_s) or self._waiting:
-                log.info("compiled programs not written in time count=%d", len(self._waiting) + self._threads)
+            if self._waiting and not self._running():
+                self._start_thread()
+            if not self._changed.wait_for(lambda: not self._running(), timeout_s) or self._waiting:
+                log.info("compiled programs not written in time count=%d", len(self._waiting) + self._running())
             self._waiting.clear()
 
-    def _run(self) -> None:
-        while (item := self._take()) is not None:
+    def _run(self, thread: DaemonThread) -> None:
+        while (item := self._take(thread)) is not None:
             path, size_bytes, contents = item
             try:
                 self._write(path, contents())
             except Exception as error:  # noqa: BLE001 - the training goes on without
                 self._note_failure(path, error)
             finally:
-                with self._changed:
+                with self._lock:
                     self._waiting_bytes -= size_bytes
 
-    def _take(self) -> tuple[StoragePath, int, Callable[[], bytes]] | None:
+    def _take(self, thread: DaemonThread) -> tuple[StoragePath, int, Callable[[], bytes]] | None:
         """Returns what to write next. None if the thread must end. The last thread calls ``on_idle`` before it ends."""
         while True:
-            with self._changed:
+            with self._lock:
                 if self._waiting:
                     return self._waiting.popleft()
-                if self._threads > 1 or not self._bytes:
-                    self._threads -= 1
+                if self._running() > 1 or not self._bytes:
+                    self._threads.remove(thread)
                     self._changed.notify_all()
                     return None
                 written_bytes, self._bytes = self._bytes, 0
@@ -130,13 +130,13 @@ class ProgramUploads:
             path.parent.make_folder()
             path.put(data)
         log.debug("compiled program kept path=%s bytes=%d took_s=%.2f", path, len(data), time.monotonic() - started_s)
-        with self._changed:
+        with self._lock:
             self._failures = 0
             self._bytes += len(data)
             self.written += 1
 
     def _note_failure(self, path: StoragePath, error: Exception) -> None:
-        with self._changed:
+        with self._lock:
             self._failures += 1
             failures = self._failures
             if failures == _FAILURES:

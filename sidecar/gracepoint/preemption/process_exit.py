@@ -78,7 +78,8 @@ class ProcessExit:
         self._clock = clock
         self._on_overdue: Callable[[], None] = lambda: None
         self._end = end or os._exit
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._code: int | None = None  # the exit code; None while none is decided
         self._until_s = math.inf  # when a process whose exit code is decided must have exited, on the clock
         self._left_s: Callable[[], float] | None = None  # seconds until the deadline; None without a preemption
@@ -93,7 +94,7 @@ class ProcessExit:
 
     def stop(self) -> None:
         """Ends the watchdog. Safe to repeat, and without a start."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self._changed.notify_all()
         if self._thread is not None:
@@ -108,13 +109,13 @@ class ProcessExit:
             on_overdue: Called by the watchdog, in a thread of its own, before it ends the process. The watchdog waits
                 for it for a second at most. It may decide another exit code.
         """
-        with self._changed:
+        with self._lock:
             self._left_s, self._overdue_code, self._on_overdue = left_s, code, on_overdue
             self._changed.notify_all()
 
     def cancel(self) -> None:
         """Withdraws what was decided: the process does not have to exit. Safe to repeat."""
-        with self._changed:
+        with self._lock:
             self._code = None
             self._until_s = math.inf
             self._left_s = None
@@ -127,13 +128,13 @@ class ProcessExit:
     @property
     def decided(self) -> bool:
         """True if the exit code was decided."""
-        with self._changed:
+        with self._lock:
             return self._code is not None
 
     @property
     def watches(self) -> bool:
         """True while the watchdog would end the process at a preemption's deadline."""
-        with self._changed:
+        with self._lock:
             return self._left_s is not None
 
     def hurry(self, code: int) -> None:
@@ -141,14 +142,14 @@ class ProcessExit:
         self._end_within(FAILED_S, code)
 
     def _end_within(self, patience_s: float, code: int) -> None:
-        with self._changed:
+        with self._lock:
             self._code = code
             self._until_s = self._clock() + patience_s
             self._changed.notify_all()
 
     def leave(self) -> None:
         """Ends the process when it is its turn. Does nothing unless an exit code was decided."""
-        with self._changed:
+        with self._lock:
             code = self._code
         if code is None:
             return
@@ -170,7 +171,7 @@ class ProcessExit:
         time.sleep(_SETTLE_S)
 
     def _watch(self) -> None:
-        with self._changed:
+        with self._lock:
             while not self._stopped and (wait_s := self._wait_s()) > 0:
                 # In short waits, as the deadline may move meanwhile. Without a deadline there is nothing to check.
                 self._changed.wait(None if wait_s == math.inf else min(wait_s, _LOOK_EVERY_S))

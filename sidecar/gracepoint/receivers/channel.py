@@ -15,6 +15,7 @@ import urllib.parse
 from pathlib import Path
 
 from gracepoint.errors import GracepointError
+from gracepoint.forks import forget_in_child
 from gracepoint.wire.codec import Message
 
 CONNECT_TIMEOUT_S = 2.0
@@ -49,6 +50,8 @@ class OperatorConnection:
         self._token_file = Path(token_file)
         self._connection: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
+        # As long as a child has the connection, too, the operator takes a process that has died for connected.
+        forget_in_child(self, OperatorConnection.close)
 
     def post(self, path: str, message: Message, *, timeout_s: float) -> bytes:
         """Sends a message and waits until the operator has taken it. Keeps the connection for the next message.

@@ -90,7 +90,8 @@ class Sender:
         self._channel = channel
         self._clock = clock
         self.on_interval: Callable[[float], None] = lambda every_s: None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: collections.deque[_Item] = collections.deque()
         self._busy = False
         self._flushing = 0  # callers of flush() that wait
@@ -106,7 +107,7 @@ class Sender:
             within_s: Seconds after which the message is dropped, with a line in the log, if it was not taken.
             after_s: Seconds for which the message is held back, unless ``flush`` is called.
         """
-        with self._changed:
+        with self._lock:
             if len(self._waiting) >= _MOST_WAITING:
                 log.error("dropped, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING)
                 return
@@ -115,7 +116,7 @@ class Sender:
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until every message was sent or dropped. Returns False if that did not happen in time."""
-        with self._changed:
+        with self._lock:
             self._flushing += 1
             self._changed.notify_all()
             try:
@@ -125,7 +126,7 @@ class Sender:
 
     def close(self) -> None:
         """Ends the thread. Drops the messages in the queue: call ``flush`` first. Safe to repeat."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         self._channel.interrupt()
@@ -134,13 +135,13 @@ class Sender:
     def _run(self) -> None:
         while (item := self._next()) is not None:
             self._deliver(item)
-            with self._changed:
+            with self._lock:
                 self._busy = False
                 self._changed.notify_all()
         self._channel.close()
 
     def _next(self) -> _Item | None:
-        with self._changed:
+        with self._lock:
             while not self._closed:
                 now_s = self._clock()
                 due = (item for item in self._waiting if self._flushing or item.due_s <= now_s)
@@ -167,7 +168,7 @@ class Sender:
                 log.info("trying again message=%s error=%s", _named(item.message), error)
                 if error.status == http.HTTPStatus.FORBIDDEN:
                     self._channel.close()  # a new connection may lead to the other replica, which knows the session
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._closed, pause_s)
 
     def _take_answer(self, message: Message, answer: bytes) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from gracepoint import trace
 from gracepoint.arguments import shown
+from gracepoint.daemon_thread import DaemonThread
 from gracepoint.errors import SettingsError
 from gracepoint.session.program_watch import ProgramWatch
 
@@ -130,9 +131,10 @@ class Compilations:
     def __init__(self, stage: _Stage, watch: ProgramWatch) -> None:
         self._stage = stage
         self._watch = watch
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: collections.deque[_Job] = collections.deque()
-        self._thread: threading.Thread | None = None  # None while there is nothing to compile
+        self._thread: DaemonThread | None = None  # None while there is nothing to compile
         self._closed = False
 
     def begin(
@@ -183,7 +185,7 @@ class Compilations:
 
         Functions that wait for their turn are compiled by their first calls.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
             for job in self._waiting:
                 job.done.set()
@@ -191,30 +193,29 @@ class Compilations:
             thread = self._thread
         if thread is None:
             return
-        thread.join(timeout_s)
-        if thread.is_alive():
+        if not thread.wait(timeout_s):
             log.warning("a compilation is still under way waited_s=%g", timeout_s)
-            atexit.register(thread.join, _AT_EXIT_S)
+            atexit.register(thread.wait, _AT_EXIT_S)
 
     def _add(self, job: _Job) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise SettingsError("compile(): expected an open session, found that the session is closed")
             self._waiting.append(job)
-            if self._thread is not None:
+            if self._thread is not None and not self._thread.ended:
                 return
-            thread = threading.Thread(target=self._run, name="gracepoint-compile", daemon=True)
+            self._thread = DaemonThread(self._run, "gracepoint-compile")
             try:
-                thread.start()
-                self._thread = thread
+                self._thread.start()
             except RuntimeError as error:  # the system has no more threads
+                self._thread = None
                 log.warning("no thread could be started: the call compiles function=%s: %s", job.name, error)
                 self._waiting.remove(job)
                 job.done.set()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._waiting:
                     self._thread = None
                     return

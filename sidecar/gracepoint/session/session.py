@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import os
 import secrets
 import sys
 import threading
@@ -21,10 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from gracepoint import trace
+from gracepoint import machine, trace
 from gracepoint.arguments import check_state, shown
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
+from gracepoint.forks import check_not_forked, forget_in_child
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
@@ -133,7 +133,7 @@ class Session(OwnLoop):
         )
         self._tried_last = False
         self._forecaster = Forecaster(meeting.gang.process_count, checkpointer.throughput, settings.margin, clock)
-        self._pid = os.getpid()
+        self._pid = machine.process_id()
         self.nonce = secrets.token_hex(8)
         self._compile_cache = compile_cache
         who = (settings, meeting, self.nonce)
@@ -155,6 +155,7 @@ class Session(OwnLoop):
         undeleted.listen(self._tell_undeleted)
         atexit.register(self._at_exit)
         _watch_the_end()
+        forget_in_child(self, Session._forget)
         set_reached_preemption_hook(self.reached_preemption)
         _open = self
 
@@ -280,6 +281,7 @@ class Session(OwnLoop):
         """
         from gracepoint.checkpoint.loading import start_state
 
+        check_not_forked(self._pid, "the session")
         if data is not None:
             self._values.register_iterator(data)
         self._began = True
@@ -401,7 +403,7 @@ class Session(OwnLoop):
     @property
     def is_of_this_process(self) -> bool:
         """False in a child that was forked while the session was open: the session is its parent's."""
-        return os.getpid() == self._pid
+        return not is_forked(self._pid)
 
     @property
     def notice(self) -> ActiveNotice | None:
@@ -515,13 +517,20 @@ class Session(OwnLoop):
             self._compile_cache.close(well=well)
         trace.end()
 
+    def _forget(self) -> None:
+        """In a forked child: there is no session, and what the child does or how it ends says nothing of its parent."""
+        global _open
+        _open = None
+        set_reached_preemption_hook(None)
+        self._points.closed = True
+
     def _main_thread_ends(self) -> None:
-        if os.getpid() == self._pid and self._last.handed_in is threading.current_thread():
+        if self.is_of_this_process and self._last.handed_in is threading.current_thread():
             self._save_where_it_broke_off(*_how_it_ended())
 
     def _at_exit(self) -> None:
         if not self.is_of_this_process:
-            return  # the end of a forked child says nothing about its parent
+            return
         trace.moment("the interpreter ends")
         self._break_off(*_how_it_ended())
         # Without the release, a job elsewhere waits until the lease has expired. A save under way still needs it.

@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gracepoint import trace
+from gracepoint import machine, trace
 from gracepoint.arguments import check_state, shown, step_number
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
+from gracepoint.forks import check_not_forked
 from gracepoint.preemption.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class SyncPoints:
         self._clock = clock
         self._asked_at_s = 0.0
         self._grows = True  # False once a step was not above the one before
+        self._pid = machine.process_id()
         self.asked: int | None = None
         self.closed = False
         self.preempted: Preempted | None = None
@@ -81,6 +83,7 @@ class SyncPoints:
             SettingsError: ``step`` is no step's number, or there are no sync points any more.
         """
         if self.closed:
+            check_not_forked(self._pid, "the session")
             raise self.preempted or SettingsError("the session is closed: pass no sync points after close()")
         number = step if type(step) is int and step >= 0 else step_number(call, step)
         self._look()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
+import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gracepoint import daemon_thread
 from gracepoint.async_calls import (
     AsyncCallFailed,
     AsyncCallsQueue,
@@ -21,9 +25,12 @@ from gracepoint.async_calls import (
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
-from gracepoint.errors import BarrierError
+from gracepoint.async_calls.call_completion import CallCompletion
+from gracepoint.errors import BarrierError, ForkedChild
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
+from tests.forked import forked
+from tests.interrupts import interrupt, interrupt_at
 from tests.unit.async_calls.fakes import functions
 from tests.unit.checkpoint.fakes.engine import in_gang, outcomes_in_gang
 from tests.waiting import until
@@ -373,3 +380,87 @@ def test_a_meeting_that_breaks_fails_only_its_own_call(monkeypatch: pytest.Monke
         beside.schedule_async_request(request(None))
     queue.schedule_async_request(request(None))
     assert queue.maybe_finalize_async_calls(blocking=True) == [1]
+
+
+def test_wherever_the_start_of_a_call_is_interrupted_the_next_one_is_finalized() -> None:
+    class Two(SingleProcess):
+        """This process, and another one that always does the same."""
+
+        process_count = 2
+
+        def gather(
+            self, key: str, value: str, *, timeout_s: float, processes: Collection[int] | None = None
+        ) -> list[str]:
+            return [value, value]
+
+    for number in itertools.count():
+        ends = CallCompletion(Two(), "a", timeout_s=30)
+        here: Future[None] = Future()
+        here.set_result(None)
+        reached = interrupt_at(functools.partial(ends.add, 0, here), number, [daemon_thread])
+        ends.add(1, here).result(timeout=30)
+        if not reached:
+            break
+    assert number > 20
+
+
+def test_a_close_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    queue, done = in_threads(), list[int]()
+    queue.schedule_async_request(
+        request(functions.wait_for, str(tmp_path / "go on"), then=functools.partial(done.append, 0))
+    )
+    assert interrupt(queue.close, 0.05, times=2)
+    (tmp_path / "go on").touch()
+    queue.close()
+    assert done == [0]
+
+
+@pytest.mark.integration
+def test_a_forked_child_finalizes_nothing_of_its_parent(tmp_path: Path) -> None:
+    queue, done = in_threads(), list[int]()
+    queue.schedule_async_request(request(functions.write, str(tmp_path / "a"), "x", then=lambda: done.append(0)))
+    queue._active[0].here.result(timeout=60)
+
+    def in_child() -> str:
+        queue.close()
+        try:
+            queue.schedule_async_request(request(functions.write, str(tmp_path / "b"), "x"))
+        except ForkedChild as error:
+            found = str(error)
+        queue.maybe_finalize_async_calls(blocking=True)
+        return f"{done} {found}"
+
+    assert forked(in_child).startswith("ForkedChild: this queue of asynchronous calls belongs to process")
+    assert not (tmp_path / "b").exists()
+    assert queue.maybe_finalize_async_calls(blocking=True) == [0]
+    assert done == [0]
+    queue.close()
+
+
+@pytest.mark.integration
+def test_a_forked_child_leaves_the_workers_to_its_parent(tmp_path: Path) -> None:
+    caller = PersistentAsyncCaller(gang=SingleProcess(), timeout_s=60)
+    queue = AsyncCallsQueue(caller=caller)
+    queue.schedule_async_request(request(functions.write, str(tmp_path / "a"), "x"))
+    assert queue.maybe_finalize_async_calls(blocking=True) == [0]
+    workers = caller.worker_process_ids
+
+    def in_child() -> str:
+        caller.kill()
+        caller.close(abort=True)
+        return f"{caller.worker_process_ids}"
+
+    assert forked(in_child) == "[]"
+    queue.schedule_async_request(request(functions.write, str(tmp_path / "b"), "x"))
+    assert queue.maybe_finalize_async_calls(blocking=True) == [1]
+    assert caller.worker_process_ids == workers
+    queue.close()
+
+
+@pytest.mark.integration
+def test_a_forked_child_keeps_no_connection_by_which_a_worker_sees_that_its_trainer_lives() -> None:
+    caller = PersistentAsyncCaller(gang=SingleProcess(), timeout_s=60)
+    caller.start_worker()
+    connection = caller._workers[0]._connection.fileno()
+    assert forked(lambda: os.fstat(connection)).startswith("OSError: [Errno 9] Bad file descriptor")
+    caller.close()

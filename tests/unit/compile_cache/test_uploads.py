@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import time
 from pathlib import Path
 
 import pytest
 
+from gracepoint import daemon_thread
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.compile_cache.uploads import ProgramUploads
+from tests.interrupts import interrupt_at
 from tests.unit.checkpoint.fakes.thread_limit import allow_threads
 
 THREAD = "gracepoint: keeps programs"
@@ -47,3 +51,18 @@ def test_the_end_writes_what_no_thread_could(tmp_path: Path, monkeypatch: pytest
         uploads.add(storage_path(tmp_path) / "a", 1, lambda: b"a")
     uploads.close(30.0)
     assert (tmp_path / "a").read_bytes() == b"a"
+
+
+def test_wherever_an_addition_is_interrupted_later_programs_are_written(tmp_path: Path) -> None:
+    for number in itertools.count():
+        uploads, folder = ProgramUploads(lambda written_bytes: None), tmp_path / str(number)
+        adding = [functools.partial(uploads.add, storage_path(folder) / name, 1, lambda: b"x") for name in "abcdefgh"]
+        reached = [interrupt_at(add, number, [daemon_thread]) for add in adding]
+        uploads.add(storage_path(folder) / "last", 1, lambda: b"x")
+        began_s = time.monotonic()
+        uploads.close(30.0)
+        assert time.monotonic() - began_s < 15.0, f"bytecode {number}"
+        assert (folder / "last").exists(), f"bytecode {number}"
+        if not any(reached):
+            break
+    assert number > 20

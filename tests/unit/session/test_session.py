@@ -32,6 +32,7 @@ from gracepoint.errors import (
     CheckpointError,
     CheckpointMismatch,
     CheckpointRefused,
+    ForkedChild,
     HostStateLost,
     Preempted,
     SaveFailed,
@@ -50,6 +51,7 @@ from gracepoint.session import session as session_module
 from gracepoint.session.run_ahead import RunAhead
 from gracepoint.wire.messages import TroubleKind
 from gracepoint.wire.names import Env
+from tests.forked import forked
 from tests.jax_settings import SETTINGS
 from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 from tests.waiting import until
@@ -1134,3 +1136,22 @@ def test_loop_that_breaks_off_in_a_drill_saves_nothing(tmp_path: Path, notices: 
     with pytest.raises(RuntimeError, match="of its own"):
         _fail_after_a_step(session, lambda: notices.post(drill=True))
     assert not (tmp_path / "1").exists()
+
+
+def test_a_real_forked_child_leaves_the_session_to_its_parent(tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path, save_every_steps=1) as session:
+        session.step(1, state_of(1))
+
+        def in_child() -> None:
+            for call in (lambda: session.step(2, {}), lambda: session.poll({}), session.restore):
+                with pytest.raises(ForkedChild, match="the session belongs to process"):
+                    call()
+            assert reached_preemption_hook() is None
+            session.close()
+            with session:
+                raise SystemExit(3)  # as a child does that is told to end
+
+        assert forked(in_child) == "SystemExit: 3"
+        assert Layout(storage_path(tmp_path)).lease().exists()
+        session.step(2, state_of(2))
+    assert not Layout(storage_path(tmp_path)).lease().exists()

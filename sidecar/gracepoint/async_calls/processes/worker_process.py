@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from gracepoint.async_calls.processes.shared_memory import Block, BlockPool
 from gracepoint.async_calls.processes.worker import ANSWER, ANSWER_BYTES, CALL
 from gracepoint.errors import GracepointError, SettingsError
+from gracepoint.forks import forget_in_child
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class WorkerProcess:
                 self.wait(_END_S)
             self._connection.close()
             raise OSError(f"no thread reads the answers of {self.name}: {error}") from error
+        forget_in_child(self, WorkerProcess._forget)
 
     @property
     def process_id(self) -> int:
@@ -197,6 +199,13 @@ class WorkerProcess:
         for future, block in left:
             block.free()
             future.set_exception(CallFailed(f"{self.name} ended: {self._how_ended()}"))
+
+    def _forget(self) -> None:
+        """In a forked child: the worker has ended. As long as a process has the connection, it does not end."""
+        self._ended, self._process, self._calls = True, None, {}
+        self._lock, self._disconnected = threading.Lock(), threading.Event()
+        self._disconnected.set()
+        self._connection.close()
 
     def _how_ended(self) -> str:
         if self._process is None:

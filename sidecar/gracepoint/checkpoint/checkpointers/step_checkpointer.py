@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gracepoint import machine
 from gracepoint.checkpoint.checkpointers.background_view import BackgroundView
 from gracepoint.checkpoint.checkpointers.step_restorer import StepRestorer
 from gracepoint.checkpoint.format import layout
@@ -35,6 +36,7 @@ from gracepoint.checkpoint.storage.time_limit import ended_by
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState
 from gracepoint.errors import GracepointError, SaveFailed
+from gracepoint.forks import is_forked
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -103,6 +105,7 @@ class StepCheckpointer(BackgroundView):
         """
         self._paths = layout.Layout(storage_path(directory), item=item)
         self._clock = clock
+        self._pid = machine.process_id()
         key = f"checkpoint/{layout.checked_attempt(attempt)}"
         self.save_interval = SaveInterval(
             every_steps=save_every_steps,
@@ -352,6 +355,8 @@ class StepCheckpointer(BackgroundView):
         Raises:
             SaveFailed: The save failed, or was not committed within ``timeout_s``.
         """
+        if is_forked(self._pid):
+            return  # a forked child: the save under way, the lease and the trash are its parent's
         deadline = Deadline.after(timeout_s, self._clock)
         try:
             self.executor.background.wait_until_finished(timeout_s)
@@ -366,6 +371,8 @@ class StepCheckpointer(BackgroundView):
 
         If training failed, this is the last call, in place of ``close``. Not collective. Never raises.
         """
+        if is_forked(self._pid):
+            return
         self.executor.background.abandon(reason, timeout_s=timeout_s)
         self.executor.close()
         self.access.release()

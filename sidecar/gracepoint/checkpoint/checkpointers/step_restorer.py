@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from gracepoint import machine
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.loading.leaves import donation
@@ -24,6 +25,7 @@ from gracepoint.checkpoint.steps.directory_access import DirectoryAccess
 from gracepoint.checkpoint.steps.retention import DamagedStep
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
+from gracepoint.forks import check_not_forked
 from gracepoint.process_group import ProcessGroup
 
 
@@ -68,6 +70,7 @@ class StepRestorer:
         self._handlers = handlers
         self._clock = clock
         self._restores = 0
+        self._pid = machine.process_id()
 
     @property
     def is_primary(self) -> bool:
@@ -123,6 +126,7 @@ class StepRestorer:
             BarrierError: Other processes did not take part in time.
             SaveFailed: The background save under way did not end within ``timeout_s``.
         """
+        check_not_forked(self._pid, "this checkpointer")  # it commits and deletes, too
         deadline = Deadline.after(timeout_s, self._clock)
         self._restores += 1
         self._executor.background.wait(deadline.remaining_s())

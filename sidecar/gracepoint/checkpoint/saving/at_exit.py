@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gracepoint import machine
 from gracepoint.errors import GracepointError
+from gracepoint.forks import is_forked
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class AtExit:
 
     def _close(self) -> None:
         what = self._what()
-        if what is None or machine.process_id() != self._pid:  # a forked child has none of its parent's threads
+        if what is None or is_forked(self._pid):  # a forked child has none of its parent's threads
             return
         try:
             what.close()

@@ -166,11 +166,11 @@ class StepCleaner:
 
         If no thread can be started, this thread does the work. The trash is then left to the next start.
         """
-        with self._ending:
-            if self._sweeps:
-                return
-            self._sweeps = True
         try:
+            with self._ending:
+                if self._sweeps:
+                    return
+                self._sweeps = True
             self._sweeper.wait(_ENDS_S)  # the previous sweeper has nothing more to do, but its thread may still run
             self._tell_error()
             self._sweeper.start("deletion of trash", functools.partial(self._sweep_all, first))
@@ -179,6 +179,9 @@ class StepCleaner:
             self._sweeps = False
             first()
             self.settle(SETTLES_S)
+        except BaseException:  # a signal handler's: the sweeper may never run
+            self._sweeps = self._sweeper.busy
+            raise
 
     def _sweep_all(self, first: Callable[[], None]) -> None:
         try:

@@ -36,8 +36,10 @@ from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.flat_backend import FlatBackend
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.daemon_thread import DaemonThread
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
+from gracepoint.forks import is_forked
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +102,20 @@ class Lease:
         self._mine = mine
         self._start = start
         self._ended = threading.Event()
+        self._is_released = False
         self._taken_by: Holder | None = None  # written by the thread, once
-        self._thread = threading.Thread(target=self._beat, name="gracepoint-lease", daemon=True)
-        self._thread.start()
+        self._pid = machine.process_id()
+        self._thread = DaemonThread(self._beat, "gracepoint-lease")
+        try:
+            self._thread.start()
+        except BaseException:
+            self._ended.set()  # nobody gets this object, so nobody would end its thread
+            raise
 
     @property
     def is_held(self) -> bool:
-        """True until ``release``, or until another process has taken the lease."""
-        return not self._ended.is_set() and self._thread.is_alive()
+        """True until ``release``, or until another process has taken the lease. A forked child holds no lease."""
+        return not self._ended.is_set() and not self._thread.ended
 
     def check(self) -> None:
         """Raises CheckpointError if another job, or another cluster of the same start, has taken the directory over."""
@@ -115,11 +123,18 @@ class Lease:
             raise CheckpointError(_in_use(self._path.parent, self._taken_by, self._mine, "has taken it over"))
 
     def release(self) -> None:
-        """Gives up the lease, and ends its thread. Never raises. May be called again."""
-        if self._ended.is_set():
+        """Gives up the lease, and ends its thread. Never raises. May be called again, also if it was interrupted.
+
+        In a forked child it does nothing: the lease is its parent's.
+        """
+        if self._is_released or is_forked(self._pid):
             return
         self._ended.set()
-        self._thread.join(_END_S)
+        self._thread.wait(_END_S)
+        self._delete()
+        self._is_released = True
+
+    def _delete(self) -> None:
         # CheckpointError: somebody wrote something else there.
         with contextlib.suppress(CheckpointError), undeleted.telling(self._path):
             found = _read(self._path)
@@ -138,6 +153,8 @@ class Lease:
                 found = _read(self._path)
                 if found is not None and found[0] != self._mine:
                     self._lost_to(found[0])
+                    return
+                if self._ended.is_set():  # ``release`` has deleted it meanwhile
                     return
                 # Conditional: if another process has written the lease meanwhile, the next beat reads its name.
                 _written(self._path, self._mine, None if found is None else found[1])

@@ -188,7 +188,8 @@ class _InFlight:
         self._added = 0
         self._ended = 0
         self._error: BaseException | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._begun: list[ts.Future[Any]] = []
 
     def add(self, size_bytes: int, begin: Callable[[], ts.Future[Any]], done: Callable[[], None] | None = None) -> None:
@@ -216,7 +217,7 @@ class _InFlight:
         Raises:
             SaveFailed: Not all of them ended in time.
         """
-        with self._changed:
+        with self._lock:
             in_time = self._deadline.wait_for(
                 self._changed, lambda: self._error is not None or self._ended == self._added
             )
@@ -248,7 +249,7 @@ class _InFlight:
         except Exception as raised:  # noqa: BLE001 - of a caller's callback: raised by the calling thread
             error = raised
         self._limit.give_back(size_bytes)
-        with self._changed:
+        with self._lock:
             self._ended += 1
             self._error = self._error or error
             self._changed.notify_all()

@@ -81,7 +81,7 @@ class WritePool:
         self._added = self._ended = 0
         self._closed = False
         self._error: BaseException | None = None
-        self._lock = threading.Lock()  # protects everything above
+        self._lock = threading.RLock()  # protects everything above
         self._has_work, self._has_room = threading.Condition(self._lock), threading.Condition(self._lock)
         self._has_unsynced = threading.Condition(self._lock)
         self._writers: list[threading.Thread] = []

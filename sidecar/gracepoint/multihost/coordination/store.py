@@ -66,38 +66,39 @@ class InMemoryStore:
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     def set(self, key: str, value: str) -> None:
-        with self._changed:
+        with self._lock:
             if key in self._values:
                 raise KeyExists(f"the key {key!r} is set already")
             self._values[key] = value
             self._changed.notify_all()
 
     def get(self, key: str, *, timeout_s: float) -> str:
-        with self._changed:
+        with self._lock:
             if not self._changed.wait_for(lambda: key in self._values, timeout_s):
                 raise KeyTimeout(f"waited {timeout_s:g} s for the key {key!r}, which nobody set")
             return self._values[key]
 
     def try_get(self, key: str) -> str | None:
-        with self._changed:
+        with self._lock:
             return self._values.get(key)
 
     def increment(self, key: str, by: int = 1) -> int:
-        with self._changed:
+        with self._lock:
             value = int(self._values.get(key, "0")) + by
             assert value < 1 << 31, f"the counter {key!r} would be {value}, which JAX's store could not read again"
             self._values[key] = str(value)
             return value
 
     def list(self, folder: str) -> dict[str, str]:
-        with self._changed:
+        with self._lock:
             return {k.removeprefix(f"{folder}/"): v for k, v in self._values.items() if k.startswith(f"{folder}/")}
 
     def delete_folder(self, folder: str) -> None:
-        with self._changed:
+        with self._lock:
             for key in [k for k in self._values if f"{k}/".startswith(f"{folder}/")]:
                 del self._values[key]
 

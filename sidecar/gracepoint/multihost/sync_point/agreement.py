@@ -79,7 +79,8 @@ class Agreement:
         self._epochs: list[int] = []  # opened epochs whose keys are still in the store; only for the reading thread
         self._timekeeper = Timekeeper(self._member, observer, gang.process_index, handed)
         self.seat = self._member.seat
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._failure: Exception | None = None  # of this process alone; a failure of all processes is in the ledger
         self._lingered: int | None = None  # the epoch in which training has lingered; only for the training thread
         self._leaving = False  # close or abandon was called, so no thread waits any more
@@ -277,7 +278,7 @@ class Agreement:
         Raises:
             StoreUnavailable: The others could not be told.
         """
-        with self._changed:
+        with self._lock:
             self._failure = None
         for _ in self._member.leave():
             pass
@@ -299,7 +300,7 @@ class Agreement:
         except StoreUnavailable as error:
             log.warning("could not tell the others that training has finished error=%s", error)
         else:
-            with self._changed:
+            with self._lock:
                 if not self._changed.wait_for(lambda: self._member.ledger.finished, _HEARD_S):
                     log.warning("did not hear the end of training from the bell waited_s=%g", _HEARD_S)
         return self.seat.epoch is not None and self._held() is Verdict.OVER
@@ -312,7 +313,7 @@ class Agreement:
 
     def close(self) -> None:
         """Ends the background threads. Never raises; safe to repeat."""
-        with self._changed:
+        with self._lock:
             self._leaving = True
             self._changed.notify_all()
         try:
@@ -325,7 +326,7 @@ class Agreement:
                 log.warning("a thread did not end name=%s waited_s=%g", thread.name, _JOIN_S)
 
     def _held(self) -> Verdict:
-        with self._changed:
+        with self._lock:
             while True:
                 failed = self._member.ledger.failed or self._failure
                 if failed is not None and self.seat.epoch is not None:
@@ -384,20 +385,20 @@ class Agreement:
         log.error("the agreement failed in this process error=%s", error, exc_info=error)
         epoch = self._member.ledger.epoch
         if epoch is not None:
-            with self._changed:
+            with self._lock:
                 self._failure = error
             with contextlib.suppress(Exception):  # the observer may be what has failed
                 self._observer.heard(Broken(epoch, str(error)))
 
     def _notify(self) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     # The timing thread.
 
     def _keep_time(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if self._leaving:
                     return
                 look_in_s, tell_in_s = self._timekeeper.sleep_s(), self._tells_of_left_in_s()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import errno
+import functools
+import itertools
 import logging
 import threading
 import time
@@ -12,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from gracepoint import daemon_thread
+from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.cleanup import StepCleaner
@@ -19,6 +23,7 @@ from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
+from tests.interrupts import interrupt_at
 from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
@@ -31,6 +36,10 @@ def store() -> FlatStore:
 @pytest.fixture
 def cleaner(store: FlatStore) -> StepCleaner:
     """Tidies a directory of one step, which retention has just condemned."""
+    return condemned(store)
+
+
+def condemned(store: FlatStore) -> StepCleaner:
     paths = Layout(StoragePath(store, "run"))
     assert commit.finalize(paths, write(paths, "a"), replace=True)
     commit.discard(paths.step(STEP), paths.trash(STEP, "a", 2))
@@ -143,3 +152,17 @@ def test_a_restore_leaves_nothing_if_no_thread_can_tidy(
     monkeypatch.setattr(threading.Thread, "start", refused)
     cleaner.after_restore({}, STEP, ordinal=2, tidies=True, give_up_old=False)
     assert done == [f"mark of {STEP}", STEP]
+
+
+def test_wherever_the_start_of_the_sweeper_is_interrupted_the_next_one_deletes() -> None:
+    for number in itertools.count():
+        store = FlatStore()
+        cleaner = condemned(store)
+        tidy = functools.partial(cleaner.tidy, None, ordinal=2)
+        reached = interrupt_at(tidy, number, [daemon_thread, background_thread])
+        cleaner.tidy(None, ordinal=3)
+        cleaner.finish(Deadline.after(30, time.monotonic))
+        assert not store.objects, f"bytecode {number}"
+        if not reached:
+            break
+    assert number > 50

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,8 @@ from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
+from tests.forked import forked
+from tests.interrupts import interrupt
 from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
@@ -74,9 +77,8 @@ def lose(checkpointer: StepCheckpointer, root: Path) -> None:
     """Has another take the lease, until its holder has seen that."""
     held = checkpointer.access._lease
     assert held is not None
-    while held._thread.is_alive():
+    while not held._thread.wait(0.1):
         put(root, ELSEWHERE)  # again where a sign of life came between
-        held._thread.join(0.1)
 
 
 def test_directory_of_another_job_is_refused_and_the_job_is_named(tmp_path: Path, held: list[Lease]) -> None:
@@ -158,9 +160,8 @@ def test_loser_of_the_directory_to_another_cluster_is_told(
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     mine = claim_of_start(tmp_path, held, "uid-0")
-    while mine._thread.is_alive():
+    while not mine._thread.wait(0.1):
         put(tmp_path, SPLIT)
-        mine._thread.join(0.1)
     with pytest.raises(CheckpointError, match="another cluster of this same start of the job has taken it over"):
         mine.check()
     assert not mine.is_held
@@ -438,9 +439,45 @@ def test_running_lease_renewal_does_not_outlive_the_release(tmp_path: Path, monk
     mine_now.append(claim(tmp_path, "job-a", []))
     assert beating.wait(30)
     mine_now[0].release()
-    mine_now[0]._thread.join(30)
-    assert not mine_now[0]._thread.is_alive()
+    assert mine_now[0]._thread.wait(30)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_release_that_was_interrupted_is_done_by_the_next_one(
+    tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+    real = lease._read
+
+    def read(path: StoragePath) -> Any:
+        if threading.current_thread().name == "gracepoint-lease":
+            asked.set()
+            answers.wait(30)
+        return real(path)
+
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    monkeypatch.setattr(lease, "_END_S", 30.0)
+    mine = claim(tmp_path, "job-a", held)
+    monkeypatch.setattr(lease, "_read", read)
+    assert asked.wait(30)
+    assert interrupt(mine.release, 0.05)
+    assert list(tmp_path.iterdir()) != []
+    answers.set()
+    mine.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.integration
+def test_a_forked_child_neither_holds_nor_releases_the_lease(tmp_path: Path, held: list[Lease]) -> None:
+    mine = claim(tmp_path, "job-a", held)
+
+    def in_child() -> str:
+        mine.release()
+        return str(mine.is_held)
+
+    assert forked(in_child) == "False"
+    assert mine.is_held
+    assert list(tmp_path.iterdir()) != []
 
 
 def test_the_refusal_reaches_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gracepoint import machine
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.layout import Layout
@@ -33,6 +34,7 @@ from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.write_job import SaveSource
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
+from gracepoint.forks import check_not_forked
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ class SaveExecutor:
         self._gang = gang
         self._attempt = attempt
         self._clock = clock
+        self._pid = machine.process_id()
         self._writer = ChunkWriter(options or DEFAULT_OPTIONS)
         self.handing = WorkerHandoff(self._writer.options)
         self.planner = SavePlanner(
@@ -135,7 +138,11 @@ class SaveExecutor:
             replace: Whether the save replaces a checkpoint that already exists at its final name.
             barrier: Where the processes meet to commit. None: the gang's own barrier.
             extras: What is saved beside the state.
+
+        Raises:
+            ForkedChild: This process was forked from the one that made this object.
         """
+        check_not_forked(self._pid, "this checkpointer")
         self.saves += 1  # before anything can fail, so that the processes' counts never differ
         temporary = paths.temporary(step, self._attempt, self.saves)
         return SaveOperation(

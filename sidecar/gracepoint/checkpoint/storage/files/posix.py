@@ -31,6 +31,7 @@ _DELETES = 3
 
 _LOCK_S = 5.0  # to wait for the lock; it is held for two calls to the file system
 _LOOK_EVERY_S = 0.05
+_lockable: set[int] = set()  # the descriptors of folders that are locked, or are about to be
 
 
 class PosixBackend:
@@ -287,6 +288,7 @@ def _locked(folder: Path) -> Iterator[None]:
     file system has no locks, or if another process, which may be stopped, holds the lock for ``_LOCK_S``.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _lockable.add(descriptor)
     until_s = time.monotonic() + _LOCK_S
     try:
         while True:
@@ -305,7 +307,18 @@ def _locked(folder: Path) -> Iterator[None]:
                 # A process that was forked meanwhile has the descriptor, too: closing it here would not release.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
+        _lockable.discard(descriptor)
         os.close(descriptor)
+
+
+def _close_locks() -> None:
+    """In a forked child: otherwise a parent that is killed would leave its lock to the child."""
+    for descriptor in _lockable:
+        os.close(descriptor)
+    _lockable.clear()
+
+
+os.register_at_fork(after_in_child=_close_locks)
 
 
 def _put_first(partial: Path, path: Path) -> None:

@@ -39,6 +39,14 @@ _lock = threading.Lock()
 _opened: dict[tuple[str | None, ...], ObjectBackend] = {}
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread may have held it
+
+
 def open_bucket(scheme: str, bucket: str) -> ObjectBackend:
     """Returns the back end of a bucket. Makes no request.
 

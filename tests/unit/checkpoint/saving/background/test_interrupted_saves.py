@@ -26,6 +26,7 @@ from gracepoint.checkpoint.options import DEFAULT_OPTIONS
 from gracepoint.checkpoint.transfer import host_snapshot, snapshot_memory
 from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
 from gracepoint.errors import SaveFailed
+from tests.forked import forked
 from tests.interrupts import interrupt
 from tests.leftovers import is_alive
 from tests.slow_storage import SlowStorage
@@ -227,3 +228,23 @@ def test_a_save_whose_snapshot_is_filled_again_fails(
     checkpointer.save_in_background(2, state(2), {})
     checkpointer.wait_until_finished()
     assert steps_in(tmp_path / "2") == {2.0}
+
+
+@pytest.mark.integration
+def test_a_forked_child_saves_and_deletes_nothing_of_its_parent(
+    tmp_path: Path, storage: SlowStorage, made: Callable[..., StepCheckpointer]
+) -> None:
+    checkpointer = made(tmp_path)
+    storage.bytes_per_s = 0.0
+    checkpointer.save_in_background(1, state(1), {})
+
+    def in_child() -> str:
+        checkpointer.abandon("the child ends", timeout_s=_PATIENCE_S)
+        checkpointer.close(_PATIENCE_S)
+        checkpointer.save_in_background(2, {}, {})
+        return "saved"
+
+    assert "ForkedChild: this checkpointer belongs to process" in forked(in_child)
+    storage.bytes_per_s = math.inf
+    checkpointer.wait_until_finished()
+    assert {step: steps_in(tmp_path / str(step)) for step in all_steps(tmp_path)} == {1: {1.0}}

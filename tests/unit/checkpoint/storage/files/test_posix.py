@@ -10,6 +10,7 @@ import pytest
 
 from gracepoint.checkpoint.storage.files import posix
 from gracepoint.checkpoint.storage.storage_path import storage_path
+from tests.forked import forked
 
 
 def test_a_process_that_is_stopped_while_it_replaces_keeps_nobody_else_from_it(
@@ -44,3 +45,19 @@ def test_a_process_that_is_forked_during_a_replacement_does_not_keep_the_lock(
     flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is locked
     for descriptor in (other, *kept):
         os.close(descriptor)
+
+
+@pytest.mark.integration
+def test_a_parent_that_is_killed_during_a_replacement_does_not_leave_its_lock_to_a_child(tmp_path: Path) -> None:
+    with posix._locked(tmp_path):
+        (descriptor,) = posix._lockable
+        other = os.open(tmp_path, os.O_RDONLY)
+
+        def killed() -> None:
+            null = os.open("/dev/null", os.O_RDONLY)
+            os.dup2(null, descriptor)  # as the kernel closes the descriptors of the dead
+            os.close(null)
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is locked
+
+        forked(lambda: "lives on", meanwhile=killed)
+    os.close(other)

@@ -11,11 +11,14 @@ from __future__ import annotations
 import atexit
 import base64
 import http.client
+import os
 import ssl
 import threading
 import time
 import urllib.request
 from urllib.parse import SplitResult, unquote, urlsplit
+
+from gracepoint.forks import forget_in_child
 
 #: Bytes of one send or read.
 BLOCK_BYTES = 1 << 18
@@ -55,6 +58,12 @@ class Connections:
         self._lock = threading.Lock()
         self._idle: list[tuple[float, http.client.HTTPConnection]] = []
         self._tls: ssl.SSLContext | None = None
+        forget_in_child(self, Connections._forget)
+
+    def _forget(self) -> None:
+        """In a forked child: the idle connections are its parent's, whose requests would get the child's replies."""
+        self._lock = threading.Lock()
+        self.close()
 
     def take(self) -> tuple[http.client.HTTPConnection, bool]:
         """Returns a connection, and whether it was used before. If it was not, it is not connected yet."""
@@ -121,3 +130,11 @@ def connections_to(url: str, authorities: str | None = None) -> Connections:
 def _close_all() -> None:
     for connections in list(_servers.values()):
         connections.close()
+
+
+def _renew_lock() -> None:
+    global _servers_lock
+    _servers_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread may have held it

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from gracepoint.checkpoint.storage.backend import NotAdmitted
 from gracepoint.checkpoint.storage.objects.http.request_errors import Transient
 from gracepoint.checkpoint.storage.objects.http.wire import LOOK_EVERY_S, STALL_S
+from gracepoint.daemon_thread import DaemonThread
 from gracepoint.errors import SettingsError
 
 logger = logging.getLogger(__name__)
@@ -54,11 +55,12 @@ class Renewed(Generic[T]):
     def __init__(self, what: str, find: Callable[[bool], StoreCredentials[T]]) -> None:
         self._what = what
         self._find = find
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._found: StoreCredentials[T] | None = None
         self._found_s = float("-inf")
         self._is_refused = False
-        self._is_renewing = False
+        self._renewing: DaemonThread | None = None
         self._error: Exception | None = None  # of the last renewal
         self._failed_s = float("-inf")
 
@@ -72,7 +74,7 @@ class Renewed(Generic[T]):
         until_s = time.monotonic() + STALL_S
         is_begun = False
         while True:
-            with self._changed:
+            with self._lock:
                 if self._found is not None and self._found.lasts(RENEW_BEFORE_S):
                     return self._found.value
                 if not self._is_renewing and time.monotonic() - self._failed_s >= _PAUSE_S and not is_begun:
@@ -91,7 +93,7 @@ class Renewed(Generic[T]):
 
     def refused(self, value: T) -> bool:
         """Notes that the server refused credentials. Returns whether others may help: then ``get`` renews them."""
-        with self._changed:
+        with self._lock:
             if self._found is None or self._found.value != value:
                 return True
             if time.monotonic() - self._found_s < RENEW_BEFORE_S:
@@ -99,13 +101,17 @@ class Renewed(Generic[T]):
             self._found, self._is_refused = None, True
             return True
 
+    @property
+    def _is_renewing(self) -> bool:
+        # As the thread says: one whose start was interrupted may never run.
+        return self._renewing is not None and not self._renewing.ended
+
     def _begin(self) -> None:
-        self._is_renewing = True
-        thread = threading.Thread(target=self._renew, name="gracepoint: credentials", daemon=True)
+        self._renewing = thread = DaemonThread(self._renew, "gracepoint: credentials")
         try:
             thread.start()
         except RuntimeError as error:  # the system has no more threads, or the interpreter is about to end
-            self._is_renewing, self._error, self._failed_s = False, error, time.monotonic()
+            self._renewing, self._error, self._failed_s = None, error, time.monotonic()
 
     def _renew(self) -> None:
         found: StoreCredentials[T] | None = None
@@ -115,8 +121,8 @@ class Renewed(Generic[T]):
         except Exception as raised:  # noqa: BLE001 - the clouds' libraries raise many types; ``get`` raises it
             error = raised
             logger.warning("%s: not renewed: %s", self._what, raised)
-        with self._changed:
-            self._is_renewing, self._error = False, error
+        with self._lock:
+            self._renewing, self._error = None, error
             if found is None:
                 self._failed_s = time.monotonic()
             else:

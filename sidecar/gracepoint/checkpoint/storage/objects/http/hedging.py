@@ -17,6 +17,8 @@ from typing import Generic, TypeVar
 from gracepoint.checkpoint.storage.objects.http.connection import Exchange, Unreachable
 from gracepoint.checkpoint.storage.objects.http.request_errors import Transient
 from gracepoint.checkpoint.storage.objects.http.wire import LOOK_EVERY_S
+from gracepoint.daemon_thread import DaemonThread
+from gracepoint.forks import forget_in_child
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +34,12 @@ class Race(Generic[T]):
         self._ended = False  # the caller has its result
         self._outcome: Callable[[], T] | None = None  # of the hedge that decided
         self._error: BaseException | None = None  # of a hedge, if the request need not be repeated
-        self._changed = threading.Condition()  # protects everything above
+        self._lock = threading.RLock()  # protects everything above
+        self._changed = threading.Condition(self._lock)
 
     def begin(self, hedge: Exchange) -> bool:
         """Notes that a hedge begins. Returns False if it is not needed any more."""
-        with self._changed:
+        with self._lock:
             if self._ended or self._outcome is not None:
                 return False
             self._hedges.add(hedge)
@@ -44,7 +47,7 @@ class Race(Generic[T]):
 
     def decide(self, hedge: Exchange, outcome: Callable[[], T]) -> None:
         """Notes that a hedge ended with a result or an error that ends the race: the other requests are aborted."""
-        with self._changed:
+        with self._lock:
             self._hedges.discard(hedge)
             if self._outcome is None:
                 self._outcome = outcome
@@ -55,7 +58,7 @@ class Race(Generic[T]):
 
     def fail(self, hedge: Exchange, error: BaseException) -> None:
         """Notes that a hedge failed. Another request may still succeed."""
-        with self._changed:
+        with self._lock:
             self._hedges.discard(hedge)
             if not isinstance(error, Transient | Unreachable):
                 self._error = error
@@ -63,13 +66,13 @@ class Race(Generic[T]):
 
     def end(self) -> None:
         """Notes that the caller has its result. Hedges that are still under way are aborted."""
-        with self._changed:
+        with self._lock:
             self._ended = True
             self._abort_hedges()
 
     def outcome_of_hedges(self, error: OSError, go_on: Callable[[], None]) -> T:
         """Waits for the hedges, if there are any. Raises ``error`` if none helps."""
-        with self._changed:
+        with self._lock:
             # Each hedge ends by itself: its sends and reads have timeouts.
             while not self._changed.wait_for(lambda: self._outcome is not None or not self._hedges, LOOK_EVERY_S):
                 go_on()
@@ -99,16 +102,21 @@ class _Alarms:
     """Calls functions at their times, in one thread. They must return at once."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._begin_anew()
+        forget_in_child(self, _Alarms._begin_anew)  # the alarms of the parent would break off its requests
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._due: list[tuple[float, int, Alarm]] = []
         self._numbers = itertools.count()
-        self._thread: threading.Thread | None = None
+        self._thread: DaemonThread | None = None
 
     def at(self, at_s: float, act: Callable[[], None]) -> Alarm:
         alarm = Alarm(act)
-        with self._changed:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="gracepoint: hedges", daemon=True)
+        with self._lock:
+            if self._thread is None or self._thread.ended:
+                self._thread = DaemonThread(self._run, "gracepoint: hedges")
                 try:
                     self._thread.start()
                 except RuntimeError as error:  # the interpreter is about to end: requests are not hedged
@@ -122,7 +130,7 @@ class _Alarms:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while self._due and self._due[0][2].cancelled:
                     heapq.heappop(self._due)
                 if not self._due:

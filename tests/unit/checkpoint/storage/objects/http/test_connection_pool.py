@@ -13,7 +13,9 @@ import trustme
 from gracepoint.checkpoint.storage.objects.http import persistence
 from gracepoint.checkpoint.storage.objects.http.connection import Exchange, Request, Unreachable
 from gracepoint.checkpoint.storage.objects.http.connection_pool import Connections
+from gracepoint.checkpoint.storage.objects.http.hedging import ALARMS
 from gracepoint.checkpoint.storage.objects.http.persistence import Persistence
+from tests.forked import forked
 from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
 
 pytestmark = pytest.mark.integration
@@ -300,3 +302,32 @@ def pump(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
     except OSError:
         pass
+
+
+def test_a_forked_child_makes_connections_of_its_own(serve: Serve, to: To) -> None:
+    def script(heard: Heard, sock: socket.socket) -> None:
+        sock.sendall(head(2) + b"of")
+
+    connections = to(serve(script).url)
+    with Exchange(connections) as exchange:
+        exchange.send(Request("GET", "/x", {}))
+        assert exchange.read() == b"of"
+    with connections._lock:  # as if another thread held it at the fork
+        assert forked(lambda: connections.take()[1]) == "False"
+    connection, was_used = connections.take()
+    connections.give_back(connection)
+    assert was_used, "the parent keeps its connection"
+
+
+def test_alarms_of_the_parent_do_not_ring_in_a_forked_child() -> None:
+    rung, at_s = threading.Event(), time.monotonic() + 0.3
+    ALARMS.at(at_s, rung.set)
+
+    def in_child() -> bool:
+        own = threading.Event()
+        ALARMS.at(at_s + 0.1, own.set)
+        assert own.wait(WAIT_S)
+        return rung.is_set()
+
+    assert forked(in_child) == "False"
+    assert rung.wait(WAIT_S)

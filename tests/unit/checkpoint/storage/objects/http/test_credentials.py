@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
 import time
 
 import pytest
 
+from gracepoint import daemon_thread
 from gracepoint.checkpoint.storage.backend import NotAdmitted
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.objects.http.connection import Exchange, Request
@@ -15,6 +18,7 @@ from gracepoint.checkpoint.storage.objects.http.credentials import Renewed, Stor
 from gracepoint.checkpoint.storage.objects.http.request_errors import Transient
 from gracepoint.checkpoint.storage.objects.providers import api
 from gracepoint.checkpoint.storage.objects.providers.gcs import GcsApi
+from tests.interrupts import interrupt_at
 from tests.waiting import until
 
 WAIT_S = 10.0
@@ -205,3 +209,18 @@ def test_only_an_emulator_gets_no_access_token(
     bucket, exchange = GcsApi("bucket", environ), Noting()
     assert bucket.head(exchange, "key") is None
     assert exchange.sent[0].headers == ({"Authorization": "Bearer of Google"} if expected else {})
+
+
+def test_wherever_a_renewal_is_interrupted_the_next_request_gets_credentials() -> None:
+    for number in itertools.count():
+        credentials = Renewed("the store", Source())
+        reached = interrupt_at(functools.partial(credentials.get, lambda: None), number, [daemon_thread])
+        until_s = time.monotonic() + WAIT_S
+
+        def go_on(until_s: float = until_s, number: int = number) -> None:
+            assert time.monotonic() < until_s, f"bytecode {number}"
+
+        assert credentials.get(go_on).startswith("token")
+        if not reached:
+            break
+    assert number > 20
