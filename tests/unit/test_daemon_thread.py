@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import threading
 
 import pytest
@@ -14,6 +13,7 @@ from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.daemon_thread import DaemonThread
 from gracepoint.errors import SaveFailed
+from tests.forked import forked
 from tests.interrupts import interrupt, interrupt_at
 from tests.waiting import until
 
@@ -124,10 +124,7 @@ def test_a_forked_child_has_no_thread_to_wait_for() -> None:
     thread = DaemonThread(work, _NAME)
     thread.start()
     assert work.begun.wait(_TIMEOUT_S)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if thread.ended and thread.wait() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert forked(lambda: (thread.ended, thread.wait())) == "(True, True)"
     assert not thread.ended
     work.may_go_on.set()
     assert thread.wait(_TIMEOUT_S)
