@@ -24,7 +24,7 @@ from gracepoint import machine, trace
 from gracepoint.arguments import check_state, shown
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
-from gracepoint.forks import check_not_forked, forget_in_child
+from gracepoint.forks import check_not_forked, forget_in_child, is_forked
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
@@ -486,6 +486,8 @@ class Session(OwnLoop):
 
         Waits for the save under way, and in a preemption for the save of what was handed last.
         """
+        if not self.is_of_this_process:
+            return
         self._save_where_it_broke_off(reason, because_of)
         if self._points.closed:
             return
