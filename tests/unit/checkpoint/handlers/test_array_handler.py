@@ -160,7 +160,8 @@ def test_numbers_and_numpy_arrays_and_strings_come_back(tmp_path: Path) -> None:
         serialize(handler, values, infos)
     for handler, values, infos in cases:
         found = handler.deserialize(infos)
-        assert [np.asarray(value).tolist() for value in found] == [np.asarray(value).tolist() for value in values]
+        expected = [value.item() if isinstance(value, np.generic) else value for value in values]  # as Python's numbers
+        assert_same(found, expected)
         assert [metadata.value_type for metadata in handler.metadata(infos)] == [handler.typestr] * len(infos)
     assert ScalarHandler().deserialize(infos_of(tmp_path, "i"), [RestoreArgs(restore_type=float)]) == [3.0]
 
