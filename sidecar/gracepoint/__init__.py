@@ -16,6 +16,7 @@ it when they are first used, and so do the packages ``gracepoint.checkpoint`` an
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from gracepoint.errors import (
@@ -44,6 +45,9 @@ from gracepoint.errors import (
     WireError,
 )
 from gracepoint.version import __version__
+
+if sys.platform == "win32":
+    raise ImportError("gracepoint runs on Linux, and on macOS for work on a laptop. On Windows, use it in WSL")
 
 if TYPE_CHECKING:
     from gracepoint.machine import leave_process_group

@@ -15,9 +15,6 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-if sys.platform == "win32":
-    raise ImportError("gracepoint runs on Linux, and on macOS for work on a laptop. On Windows, use it in WSL")
-
 #: A path of the local file system, as users give and get it.
 LocalPath = Path
 

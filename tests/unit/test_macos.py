@@ -160,3 +160,10 @@ except gracepoint.SettingsError as error:
         tmp_path,
     )
     assert "this needs Linux, found darwin. Leave it out for work on a laptop" in said
+
+
+def test_on_windows_the_import_names_what_to_use() -> None:
+    program = "import sys; sys.platform = 'win32'; import gracepoint"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "ImportError: gracepoint runs on Linux, and on macOS" in done.stderr
+    assert "On Windows, use it in WSL" in done.stderr
