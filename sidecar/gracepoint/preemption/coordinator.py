@@ -105,6 +105,7 @@ class Coordinator:
     ) -> None:
         group = meeting.gang
         self.step = 0
+        self._caught = False  # whether this process got such a signal; the mailbox knows a little later
         self._alone = group.process_count == 1
         self._forecaster = forecaster
         self._mailbox = mailbox = Mailbox(clock)
@@ -159,7 +160,11 @@ class Coordinator:
         reports = StallReports(settings, reporter, self._exit, lambda: self.step)
         self._stall_watch = reports.watch(saver, group, self.activities, board, pods, clock)
         try:
-            on_caught = (handed or Handed()).hold
+
+            def on_caught() -> None:
+                self._caught = True
+                (handed or Handed()).hold()
+
             self._receivers.listen(session, group, tell_jax, on_caught, time_spent.spent, forecaster.stalled_s)
         except BaseException:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
@@ -189,6 +194,11 @@ class Coordinator:
     def sync_point(self) -> int:
         """Number of the latest sync point, from 1. 0 before the first."""
         return self._agreement.sync_point
+
+    @property
+    def is_pressing(self) -> bool:
+        """True if the end is near: after a SIGTERM or SIGHUP, and from the freeze on. A notice may be hours early."""
+        return self._caught or self._agreement.in_epoch or self._mailbox.is_signalled
 
     @property
     def is_signalled(self) -> bool:

@@ -4,12 +4,12 @@ A SIGTERM to a whole process group ends the workers that load data. The loop the
 next sync point. What can be saved is what it handed to the last one, if it is still there:
 
 * **Arrays of JAX** never change, but the next step may have donated them. They are held by weak references, so that no
-  device keeps a state for this that the loop has dropped. From a notice on they are held (``hold``).
+  device keeps a state for this that the loop has dropped. Once the process will soon be ended, they are held.
 * **Arrays of numpy and host state** may change in place. So they are copied at each sync point.
 * **A container that is changed in place** has other leaves then. So the leaves are kept, and not the container.
 
 Keeping takes some microseconds. Where it takes more than a hundredth of the time between two sync points, as with slow
-host state, nothing is kept until there is a notice.
+host state, nothing is kept until the process will soon be ended.
 
 The training thread makes all calls but ``hold`` and ``lost``, which are for the agreement's threads. It replaces
 ``_kept`` as a whole.
@@ -68,7 +68,7 @@ class LastState(Handed):
 
     Args:
         host_state: Returns the per-process state that is not in the train state, as a copy that does not change.
-        noticed: Returns True while there is a notice.
+        pressing: Returns True if the process will soon be ended.
         signalled: Returns True if a signal may have ended processes on which the loop of another process depends.
         clock: Returns monotonic seconds.
 
@@ -80,16 +80,16 @@ class LastState(Handed):
     def __init__(
         self,
         host_state: Callable[[], Mapping[str, Any]],
-        noticed: Callable[[], bool],
+        pressing: Callable[[], bool],
         signalled: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
         self._host_state = host_state
-        self._noticed = noticed
+        self._pressing = pressing
         self._signalled = signalled
         self._clock = clock
         self._kept: _Kept | None = None
-        self._held: Sequence[Any] | None = None  # keeps the arrays of ``_kept``; None without a notice
+        self._held: Sequence[Any] | None = None  # keeps the arrays of ``_kept``; None while nothing presses
         self._took_s = self._took_before_s = 0.0  # the last two times
         self._at_s = -math.inf
         self._begun: tuple[int, int, Any] | None = None  # the sync point under way
@@ -114,14 +114,14 @@ class LastState(Handed):
         since_s, self._at_s = began_s - self._at_s, began_s
         took_s = min(self._took_s, self._took_before_s)  # one alone may be the machine's fault
         slow = took_s > max(_MOST_S, _MOST_PART * since_s)
-        if slow and self._skipped < self._skips and not self._noticed():
+        if slow and self._skipped < self._skips and not self._pressing():
             self._skipped += 1
             took = f"to keep it takes {took_s * 1e3:.2g} ms of a step of {since_s * 1e3:.2g} ms"
-            self._kept = _Kept(ordinal, step, (), None, {}, f"there was no notice then, and {took}")
+            self._kept = _Kept(ordinal, step, (), None, {}, f"nothing pressed then, and {took}")
             return
         self._skipped, self._skips = 0, min(2 * self._skips, _MEASURED_AGAIN) if slow else 1
         self._kept = kept = self._copied(ordinal, step, state)
-        self._held = [leaf() for leaf in kept.leaves] if self._noticed() else None
+        self._held = [leaf() for leaf in kept.leaves] if self._pressing() else None
         self._took_s, self._took_before_s = self._clock() - began_s, self._took_s
 
     def _copied(self, ordinal: int, step: int, state: Any) -> _Kept:

@@ -126,8 +126,8 @@ class Session(OwnLoop):
         self._run_ahead = RunAhead()
         self._hints = Hints(clock)
         self._last = LastState(
-            lambda: self._values.get_now(_KEPT_WITHIN_S if self._coordinator.noticed else None),
-            lambda: self._coordinator.noticed,
+            lambda: self._values.get_now(_KEPT_WITHIN_S if self._coordinator.is_pressing else None),
+            lambda: self._coordinator.is_pressing,
             lambda: self._coordinator.is_signalled,
             clock,
         )

@@ -23,7 +23,7 @@ class Loop:
     """A training loop's side: a clock, a notice, host state."""
 
     now_s: float = 0.0
-    noticed: bool = False
+    pressing: bool = False
     signalled: bool = False
     keeping_takes_s: float = 0.0
     host_state: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -33,7 +33,7 @@ class Loop:
         return copy.deepcopy(self.host_state)
 
     def last_state(self) -> LastState:
-        return LastState(self.get, lambda: self.noticed, lambda: self.signalled, lambda: self.now_s)
+        return LastState(self.get, lambda: self.pressing, lambda: self.signalled, lambda: self.now_s)
 
 
 def test_what_was_handed_last_is_given_back() -> None:
@@ -64,7 +64,7 @@ def test_state_that_changes_in_place_is_given_back_as_it_was() -> None:
 
 
 def test_state_that_was_donated_is_gone() -> None:
-    last, state = Loop(noticed=True).last_state(), {"w": jnp.zeros(3)}
+    last, state = Loop(pressing=True).last_state(), {"w": jnp.zeros(3)}
     last.keep(7, 70, state)
     jax.jit(lambda s: {"w": s["w"] + 1}, donate_argnums=0)(state)
     assert last.lost(7) == "the state of step 70 is gone: it was donated to the next step, or deleted"
@@ -74,7 +74,7 @@ def test_state_that_was_donated_is_gone() -> None:
 
 @pytest.mark.parametrize("noticed", ["never", "before", "after"])
 def test_arrays_that_the_loop_drops_stay_after_a_notice_only(noticed: str) -> None:
-    loop = Loop(noticed=noticed == "before")
+    loop = Loop(pressing=noticed == "before")
     last, state = loop.last_state(), {"w": jnp.zeros(3)}
     last.keep(7, 70, state)
     if noticed == "after":
@@ -107,17 +107,15 @@ def test_slow_keeping_is_left_out_until_there_is_a_notice() -> None:
         return last.lost(ordinal)
 
     assert [keep(1, 0.1), keep(1, 0.1)] == ["", ""], "one time is not enough to say"
-    why = (
-        "the state of step 20 was not kept: there was no notice then, and to keep it takes 10 ms of a step of 1e+02 ms"
-    )
+    why = "the state of step 20 was not kept: nothing pressed then, and to keep it takes 10 ms of a step of 1e+02 ms"
     assert keep(2, 0.09) == why
     assert keep(3, 0.09) == "", "it is measured again"
     assert keep(4, 0.09) != ""
     assert keep(5, 5.0) == "", "a hundredth of that step is enough"
     assert keep(6, 0.1) != ""
-    loop.noticed = True
+    loop.pressing = True
     assert keep(7, 0.1) == ""
-    loop.noticed, loop.keeping_takes_s = False, 0.0
+    loop.pressing, loop.keeping_takes_s = False, 0.0
     assert [keep(ordinal, 0.1) for ordinal in range(8, 80)][-1] == "", "it is quick now"
 
 
