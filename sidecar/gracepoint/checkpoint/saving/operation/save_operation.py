@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 # With more processes, one deletes for all what a failed save has written: each would list it.
 _FEW = 16
+# Seconds for the requests that delete it. What is left is deleted once a later save is committed.
+_GIVES_UP_S = 30.0
 # Seconds for the answer of the coordination service, which another process has given before.
 _FIRST_ERROR_S = 10.0
 
@@ -311,8 +313,10 @@ class SaveOperation:
     def give_up(self, *, deletes: bool = True) -> None:
         """Deletes what the save has written, once it has failed. In a large gang, process 0 does it for all."""
         if self._gang.process_index == 0 or self._gang.process_count <= _FEW:
+            limit = Deadline.after(_GIVES_UP_S, time.monotonic)  # a store that is away has longer timeouts
             try:
-                commit.give_up_failed(self._paths, self.temporary, deletes=deletes)
+                with ended_by(limit.check):
+                    commit.give_up_failed(self._paths, self.temporary, deletes=deletes)
             except GracepointError as error:
                 logger.warning("what %s has written was not deleted: %s", self.temporary.what, error)
 
