@@ -108,7 +108,8 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
             raise CannotKnow(
                 f"{folder} was written by Orbax, which records no checksums: restoring it is the only test there is"
             )
-        raise CheckpointNotFound(f"{folder} is no committed checkpoint: it has no {layout.MANIFEST}")
+        steps = listing.steps_instead(folder)
+        raise CheckpointNotFound(f"{folder} is no committed checkpoint: it has no {layout.MANIFEST}{steps}")
     try:
         files = dict(records.all_files(folder, manifest))
     except CheckpointCorrupt:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gracepoint
 from gracepoint.__main__ import main
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.steps import records
@@ -142,6 +143,12 @@ def test_what_orbax_wrote_has_no_checksums_and_so_no_verdict(tmp_path: Path) -> 
 def test_what_is_no_checkpoint_is_refused(step: Path, name: str) -> None:
     with pytest.raises(CheckpointNotFound) if name != "4/default" else pytest.raises(CannotKnow):
         verify(step.parent / name)
+
+
+@pytest.mark.parametrize("read", [verify, gracepoint.checkpoint.restore])
+def test_the_folder_of_a_run_is_refused_with_a_step_to_give(step: Path, read: Callable[[Path], object]) -> None:
+    with pytest.raises(CheckpointNotFound, match=rf"has the steps of a run: give one of them, as {step}$"):
+        read(step.parent)
 
 
 def test_the_command_line_judges_all_steps_of_a_folder(step: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -306,6 +306,39 @@ def test_under_a_mesh_with_explicit_axes_any_init_tells_the_shardings(tmp_path: 
     assert state["w"].sharding.spec == jax.sharding.PartitionSpec("x", None)
 
 
+@pytest.mark.parametrize("axes", list(jax.sharding.AxisType)[:2], ids=str)
+def test_a_compiled_init_may_be_used_under_a_mesh_of_the_only_device(
+    tmp_path: Path, axes: jax.sharding.AxisType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(axes,), devices=jax.devices()[:1])
+    init = jax.jit(lambda: {"w": jnp.ones((8, 4)), "count": jnp.int32(0), "key": jax.random.key(1)})
+    placed = []
+    with jax.set_mesh(mesh):
+        for start in range(2):
+            with gracepoint.attach(tmp_path, save_every_steps=1) as session:
+                state, number = session.restore(init=init)
+                assert number == start
+                placed.append([leaf.sharding for leaf in jax.tree.leaves(state)])
+                session.step(number + 1, state)
+        assert placed == [[leaf.sharding for leaf in jax.tree.leaves(init())]] * 2
+
+
+def test_like_may_be_what_jax_tells_of_init_under_a_mesh(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    init = jax.jit(lambda: {"w": jax.reshard(jnp.ones((8, 4)), jax.sharding.PartitionSpec("x"))})
+    with jax.set_mesh(mesh):
+        form = jax.eval_shape(init)
+        for start in range(2):
+            with gracepoint.attach(tmp_path, save_every_steps=1) as session:
+                state, number = session.restore(form, init=init)
+                assert number == start
+                assert state["w"].sharding == init()["w"].sharding
+                session.step(number + 1, state)
+    with pytest.raises(CheckpointRefused, match=r"'w': its sharding is on an abstract mesh \{'x': 4\}, .*none is set"):
+        gracepoint.checkpoint.restore(tmp_path / "1", form)
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [

@@ -136,7 +136,7 @@ def folder_of(path: StoragePath, preferred: str = layout.STATE_ITEM) -> StorageP
     if not has_mark and not listing.trees_of_orbax(path):
         raise CheckpointNotFound(
             f"{path} is not a checkpoint: it has neither {layout.MANIFEST} (Gracepoint's) nor "
-            f"{layout.TREE_METADATA} (Orbax's), and no folder in it has"
+            f"{layout.TREE_METADATA} (Orbax's), and no folder in it has{listing.steps_instead(path)}"
         )
     if not listing.finished_by_orbax(path):
         raise CheckpointCorrupt(f"{path} was written by Orbax, and not finished")

@@ -135,7 +135,7 @@ def form_of(init: Callable[[], Any]) -> Any:
             names the first leaf.
     """
     if jax.device_count() == 1:
-        return _traced(init)
+        return _on_the_mesh(_traced(init))
     try:
         form = _on_the_mesh(_traced(init))
     except Exception as error:
@@ -157,12 +157,14 @@ def form_of(init: Callable[[], Any]) -> Any:
 
 
 def _on_the_mesh(form: Any) -> Any:
-    """Returns the form with the shardings that a mesh with explicit axes, set by ``jax.set_mesh``, gives its arrays.
+    """Returns the form with the shardings that a mesh set by ``jax.set_mesh`` gives its arrays, where they are known.
 
-    They are part of the arrays' types then. JAX leaves out those of arrays that are on all devices of the mesh.
+    With explicit axes, they are part of the arrays' types. JAX leaves out those of arrays that are on all devices of
+    the mesh. A mesh of one device has one place for every array, whatever its axes are.
     """
     mesh = jax.sharding.get_mesh()
-    if mesh.empty or any(kind is not jax.sharding.AxisType.Explicit for kind in mesh.axis_types):
+    explicit = all(kind is jax.sharding.AxisType.Explicit for kind in mesh.axis_types)
+    if mesh.empty or (mesh.size > 1 and not explicit):
         return form
 
     def placed(leaf: Any) -> Any:

@@ -259,6 +259,12 @@ def _why_not_of_orbax(paths: Layout, folder: StoragePath) -> str | None:
     return None
 
 
+def steps_instead(folder: StoragePath) -> str:
+    """Returns a hint for errors: ``folder`` holds steps, and one of them was expected. Empty if it holds none."""
+    steps = complete_steps(Layout(folder)) if folder.is_folder() else []
+    return f". It has the steps of a run: give one of them, as {folder / str(steps[-1])}" if steps else ""
+
+
 def lost_manifest(folder: StoragePath) -> str | None:
     """Returns why a folder without a manifest is not complete: it holds a part of one of Gracepoint's.
 

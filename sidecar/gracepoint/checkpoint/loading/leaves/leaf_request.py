@@ -128,7 +128,7 @@ def as_like(name: str, like: Any) -> LeafRequest:
             tuple(like.shape),
             None if is_key else np.dtype(like.dtype),
             key_impl_of(like) if is_key else None,
-            (like.sharding or ANYWHERE) if isinstance(like, jax.ShapeDtypeStruct) or like.committed else ANYWHERE,
+            _sharding_of(name, like),
             None if is_key else _layout_of(like),
             bool(getattr(like, "weak_type", False)),
         )
@@ -142,6 +142,25 @@ def as_like(name: str, like: Any) -> LeafRequest:
     if isinstance(like, NUMBERS):
         return LeafRequest(next(kind for kind in NUMBERS if isinstance(like, kind)), (), np.asarray(like).dtype)
     raise CheckpointRefused(f"leaf {name!r}: cannot restore into a {type(like).__qualname__}")
+
+
+def _sharding_of(name: str, like: jax.Array | jax.ShapeDtypeStruct) -> Any:
+    """Returns the sharding of ``like``.
+
+    Under ``jax.set_mesh``, ``jax.eval_shape`` gives shardings of a mesh without devices: the devices are that mesh's.
+    """
+    sharding = like.sharding if isinstance(like, jax.ShapeDtypeStruct) or like.committed else None
+    if not isinstance(sharding, jax.sharding.NamedSharding) or isinstance(sharding.mesh, jax.sharding.Mesh):
+        return sharding or ANYWHERE
+    mesh = jax.sharding.get_mesh()
+    if mesh.abstract_mesh != sharding.mesh:
+        found = "none is set" if mesh.empty else f"{dict(mesh.shape)} is set"
+        raise CheckpointRefused(
+            f"leaf {name!r}: its sharding is on an abstract mesh {dict(sharding.mesh.shape)}, which has no devices: "
+            f"expected the same mesh to be set by jax.set_mesh, and {found}. Set it around the restore, or give "
+            f"jax.sharding.NamedSharding with a mesh of devices"
+        )
+    return jax.sharding.NamedSharding(mesh, sharding.spec)
 
 
 def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, as_saved: bool) -> LeafRequest:
