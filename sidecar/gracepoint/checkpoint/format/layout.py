@@ -194,8 +194,11 @@ class Layout:
         return self._named(f"{_HIDDEN}reading.{step}.")
 
     def hidden(self) -> list[StoragePath]:
-        """Returns the lease, probes and marks, which are in use or were left by a crash. Not the throughput."""
-        return [path for path in self._named(_HIDDEN) if path != self.throughput()]
+        """Returns the lease, probes and marks, which are in use or were left by a crash. Not the throughput.
+
+        Also such files, the throughput among them, that were partly written when their process ended.
+        """
+        return [path for path in self._named(_HIDDEN) if path != self.throughput()] + self._named(f".{_HIDDEN}")
 
     def _final_name(self, step: int | None) -> str:
         if (step is None) == (self._name is None):

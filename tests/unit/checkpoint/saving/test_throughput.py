@@ -151,6 +151,7 @@ def test_the_file_is_left_alone_where_old_probes_are_cleared_away(tmp_path: Path
     throughput = Throughput(storage_path(tmp_path / NAME), writes=True)
     throughput.learn(Way.SNAPSHOT, 100, 2.0)
     (tmp_path / ".gracepoint-probe.job-0-a.0").write_bytes(b"")
+    (tmp_path / f".{NAME}.partial-0123456789abcdef").write_bytes(b"{")  # its process ended meanwhile
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0))
     commit.give_up_old(Layout(storage_path(tmp_path)), attempt="job-1-b", older_than_s=1.0)
