@@ -24,6 +24,7 @@ from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.retention import DamagedStep, Retention, StepLook
 from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -213,17 +214,21 @@ class StepCleaner:
 def make_room(paths: Layout, attempt: str) -> bool:
     """Deletes what no restore would choose: trash, and unfinished saves of other attempts whose writers are dead.
 
-    Returns whether there was any. Raises no OSError: the write that needs the room says what is wrong.
+    Returns whether something is gone. Raises no OSError: the write that needs the room says what is wrong.
     """
-    freed = False
     try:
-        freed = bool(paths.trashed())
+        before = _leftovers(paths)
         commit.empty_trash(paths)  # first, as the next call needs a little room itself
-        freed |= commit.give_up_old(paths, attempt=attempt, older_than_s=DEAD_S, hidden_older_than_s=UNFINISHED_KEPT_S)
+        commit.give_up_old(paths, attempt=attempt, older_than_s=DEAD_S, hidden_older_than_s=UNFINISHED_KEPT_S)
         commit.empty_trash(paths)
+        return bool(before - _leftovers(paths))
     except OSError as error:
         logger.warning("%s is full, and could not be tidied up: %s", paths.root, error)
-    return freed
+        return False
+
+
+def _leftovers(paths: Layout) -> set[StoragePath]:
+    return {*paths.trashed(), *(temporary.path for temporary in paths.temporaries())}
 
 
 def tidy_beside(temporary: Temporary, paths: Layout) -> None:

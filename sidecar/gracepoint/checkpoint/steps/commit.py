@@ -157,11 +157,11 @@ def give_up_old(
     newest_good: int | None = None,
     overtaken_for_s: float = 0.0,
     hidden_older_than_s: float | None = None,
-) -> bool:
+) -> None:
     """Renames unfinished saves of other attempts to trash, if they have not changed for ``older_than_s`` seconds.
 
     A durable save is kept until another save of its step is committed. Also deletes Gracepoint's hidden files in the
-    root (``Layout.hidden``) that have not changed for so long. Returns whether it gave any save up.
+    root (``Layout.hidden``) that have not changed for so long.
 
     Args:
         paths: The folder of checkpoints.
@@ -176,10 +176,10 @@ def give_up_old(
         try:
             paths = paths.seen()  # each listing takes a round trip
         except FileNotFoundError:
-            return False
+            return
     left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
     if not left and not probes and (paths.root.backend.renames or not paths.trashed()):
-        return False
+        return
     now_s = paths.root.now_s()
     for probe in probes:
         if probe.last_change_s() < now_s - (older_than_s if hidden_older_than_s is None else hidden_older_than_s):
@@ -190,7 +190,7 @@ def give_up_old(
                     probe.delete()
     if not paths.root.backend.renames:
         manifest_deletion.find_condemned(paths)
-    changed_s, given_up = look_at(paths.root, left, last_change_s), False
+    changed_s = look_at(paths.root, left, last_change_s)
     for temporary in left:
         overtaken = temporary.step is not None and newest_good is not None and temporary.step < newest_good
         kept_s = overtaken_for_s if overtaken else older_than_s
@@ -204,13 +204,11 @@ def give_up_old(
         # The time is 0 if the save was committed or deleted meanwhile.
         if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(temporary):
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, kept_s)
-            given_up = True
             with undeleted.telling(temporary.path):  # one that stays must not keep the others
                 if paths.root.backend.renames:
                     discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
                 else:
                     manifest_deletion.give_up(paths, temporary)
-    return given_up
 
 
 def _must_stay(temporary: Temporary) -> bool:

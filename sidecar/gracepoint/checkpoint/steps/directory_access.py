@@ -115,8 +115,7 @@ class DirectoryAccess:
     def _taken(self, job: str, start: str | None, patience: Deadline) -> bool:
         """Takes the lease. Returns False if the storage is full, and may have room soon.
 
-        The error comes from the write of the lease. By then it is known that no other job uses the directory, so that
-        what its saves left unfinished may go.
+        What saves left unfinished goes only once no other job uses the directory.
         """
         paths = self._paths
         try:
@@ -126,6 +125,7 @@ class DirectoryAccess:
         except OSError as error:
             if not room.is_full(error):
                 raise
+            lease.wait_until_free(paths, job, self._attempt, deadline=patience, sleep=time.sleep, start=start)
             freed = cleanup.make_room(paths, self._attempt)
             if not freed and (patience.passed() or not paths.temporaries()):
                 raise

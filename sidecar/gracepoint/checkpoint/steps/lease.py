@@ -194,6 +194,27 @@ def claim(
         OSError: The directory cannot be written to.
     """
     path, mine = paths.lease(), Holder.here(job, attempt)
+    found = wait_until_free(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
+    if not _written(path, mine, found):
+        # Another process has written the lease meanwhile.
+        return claim(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
+    return Lease(path, mine, start)
+
+
+def wait_until_free(
+    paths: Layout,
+    job: str,
+    attempt: str,
+    *,
+    deadline: Deadline,
+    sleep: Callable[[float], object],
+    start: str | None = None,
+) -> Generation | None:
+    """Waits until nobody else holds the lease. Returns the generation of the file. None: there is none.
+
+    Arguments and errors are those of ``claim``. Only reads.
+    """
+    path, mine = paths.lease(), Holder.here(job, attempt)
     told = False
     while (found := _read(path)) is not None and not _may_be_taken(paths, path, found[0], mine, start):
         if deadline.passed():
@@ -202,10 +223,7 @@ def claim(
             told = True
             logger.warning("%s; waiting for it to end", _in_use(paths.root, found[0], mine, "uses it"))
         sleep(max(_LOOK_EVERY_S, paths.root.backend.look_every_s))
-    if not _written(path, mine, None if found is None else found[1]):
-        # Another process has written the lease meanwhile.
-        return claim(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
-    return Lease(path, mine, start)
+    return None if found is None else found[1]
 
 
 def _is_of_start(holder: Holder, start: str | None) -> bool:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import itertools
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gracepoint.checkpoint import WriteOptions, verify
-from gracepoint.checkpoint.steps import cleanup, listing
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.steps import cleanup, directory_access, lease, listing
+from gracepoint.checkpoint.storage.files.posix import PosixBackend
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests import limits
@@ -192,3 +200,43 @@ def test_a_start_on_a_disk_that_others_fill_says_path_and_free_bytes(disk: Path)
     (disk / "small").write_bytes(b"")
     with pytest.raises(CheckpointError, match=rf"{disk}.*No space left.*bytes are free there"):
         engine(disk).access.claim("job", timeout_s=30)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("left", ["2.gracepoint-tmp.job-1-b.1", "2.gracepoint-trash.job-1-b.1"])
+def test_a_start_on_a_full_disk_ends_if_what_was_left_cannot_be_deleted(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    def refused(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "it belongs to somebody else")
+
+    monkeypatch.setattr(cleanup, "DEAD_S", -1.0)
+    monkeypatch.setattr(lease, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(PosixBackend, "delete_folder", refused)
+    monkeypatch.setattr(PosixBackend, "publish", refused)
+    (disk / left).mkdir()
+    limits.fill(disk)
+    (disk / "small").write_bytes(b"")
+    sleeps = itertools.count()
+
+    def sleep(seconds: float) -> None:
+        assert next(sleeps) < 10, "it would wait for ever"
+        time.sleep(seconds)
+
+    monkeypatch.setattr(directory_access, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(CheckpointError, match=r"No space left.*bytes are free there"):
+        engine(disk).access.claim("job", timeout_s=30)
+
+
+@pytest.mark.integration
+def test_a_start_on_a_full_disk_leaves_the_saves_of_another_job(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleanup, "DEAD_S", -1.0)
+    monkeypatch.setattr(lease, "PATIENCE_S", 0.5)
+    holder = {**dataclasses.asdict(lease.Holder.here("other", "job-0-a")), "host": "another"}
+    Layout(storage_path(disk)).lease().put(json.dumps(holder).encode())
+    (under_way := disk / "2.gracepoint-tmp.job-0-a.1").mkdir()
+    limits.fill(disk)
+    (disk / "small").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="another job uses it: other"):
+        engine(disk, attempt="job-2-c").access.claim("job", timeout_s=30)
+    assert under_way.exists()
