@@ -130,7 +130,8 @@ class LastState(Handed):
         try:
             leaves, form = jax.tree_util.tree_flatten(state)
             # Asked once for each type: this is done at every step, for thousands of leaves.
-            arrays = {kind for kind, leaf in {type(leaf): leaf for leaf in leaves}.items() if isinstance(leaf, jax.Array)}
+            kinds = {type(leaf): leaf for leaf in leaves}
+            arrays = {kind for kind, leaf in kinds.items() if isinstance(leaf, jax.Array)}
             held = [weakref.ref(leaf) if type(leaf) in arrays else _constant(leaf) for leaf in leaves]
             return _Kept(ordinal, step, held, form, self._host_state())
         except Exception as error:  # noqa: BLE001 - training goes on; a save by itself says what is wrong

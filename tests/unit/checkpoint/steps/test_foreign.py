@@ -83,6 +83,7 @@ LOOK_ALIKES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "Flax's name": (renamed("checkpoint_100"), r"checkpoint_100 is not named by a number alone"),
     "another tool's name": (renamed("epoch=3-step=100"), r"epoch=3-step=100 is not.* rename it to 100"),
+    "DeepSpeed's name": (folder("global_step100"), r"global_step100 is not named by a number alone"),
     "capitals": (renamed("CKPT-100"), r"CKPT-100 is not named by a number alone"),
     "a copy": (renamed("100 (copy)"), r"100 \(copy\) is a checkpoint"),
     "a name without a number": (renamed("latest"), r"latest is a checkpoint"),
@@ -133,10 +134,27 @@ def test_renamed_as_the_error_says_the_step_is_restored(tmp_path: Path) -> None:
 
 
 def test_what_looks_like_no_checkpoint_does_not_keep_training_from_beginning(tmp_path: Path) -> None:
-    for name in ("logs_1", "profile", "lost+found", "events.17", "run_2026", "100_samples", "shards"):
+    for name in (
+        "logs_1",
+        "profile",
+        "lost+found",
+        "events.17",
+        "run_2026",
+        "100_samples",
+        "shards",
+        "eval_step_100",
+        "footstep_3",
+    ):
         (tmp_path / name).mkdir()
     (tmp_path / "profile" / "100").mkdir()
-    for name in ("README", "config.json", "tokens_32000.model", "loss_100.png", "shards/00001.npz"):
+    for name in (
+        "README",
+        "config.json",
+        "tokens_32000.model",
+        "loss_100.png",
+        "shards/00001.npz",
+        "metrics_epoch_3.npz",
+    ):
         (tmp_path / name).write_text("")
     (tmp_path / "data").symlink_to(tmp_path / "shards")
     assert started(tmp_path)[1] == 0
