@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _MOST_S, _MOST_PART = 50e-6, 0.005
 #: How long after a SIGTERM the loop is held, in case that the one of another process breaks off.
 _LINGER_S = 0.2
-#: Where it takes more, that is measured again after twice as many sync points as before, and at most after so many.
+#: Where it takes more, that is measured again after 8 times as many sync points as before, and at most after so many.
 _MEASURED_AGAIN = 64
 
 
@@ -119,7 +119,7 @@ class LastState(Handed):
             took = f"to keep it takes {took_s * 1e3:.2g} ms of a step of {since_s * 1e3:.2g} ms"
             self._kept = _Kept(ordinal, step, (), None, {}, f"nothing pressed then, and {took}")
             return
-        self._skipped, self._skips = 0, min(2 * self._skips, _MEASURED_AGAIN) if slow else 1
+        self._skipped, self._skips = 0, min(8 * self._skips, _MEASURED_AGAIN) if slow else 1
         self._kept = kept = self._copied(ordinal, step, state)
         self._held = [leaf() for leaf in kept.leaves] if self._pressing() else None
         self._took_s, self._took_before_s = self._clock() - began_s, self._took_s
