@@ -35,8 +35,8 @@ _MARKS = frozenset(
     )
 )
 _WORD = re.compile(r"checkpoint|ckpt|chkpt|step", re.IGNORECASE)
-# A number alone, or behind a word that names a step, maybe with the suffix of a format of checkpoints. Only the words for
-# a checkpoint may have any other before them: loops also write samples_epoch_3 and metrics_step_100.npz.
+# A number alone, or behind a word that names a step, maybe with the suffix of a format of checkpoints. Only the words
+# for a checkpoint may have any other before them: loops also write samples_epoch_3 and metrics_step_100.npz.
 _NUMBERED = re.compile(
     r"(?:(?:.*(?:checkpoint|ckpt|chkpt)|(?:(?:global|train|model|state)[-_.]?)?"
     r"(?:(?:step|iter|iteration|epoch)[-_.=]*\d+[-_.]+)*(?:step|iter|iteration|epoch))s?[-_.= ]*)?(?P<number>\d+)"
