@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from gracepoint.checkpoint import CheckpointManager, WriteOptions
+from gracepoint.checkpoint.storage import tensorstore_context
 from gracepoint.checkpoint.storage.objects.providers.s3_uploads import S3Uploads
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
@@ -128,6 +129,20 @@ def test_the_start_tries_tensorstore_s_client_too_and_ocdbt_is_refused_by_name(
     with pytest.raises(SaveFailed, match=r"TensorStore cannot read from the store.*Save without OCDBT, or mend that"):
         check_run(root, WriteOptions(use_ocdbt=True))
     check_run(f"{root}/files", WriteOptions())
+
+
+def test_saves_in_ocdbt_are_not_refused_for_one_answer_of_tensorstore_that_came_late(
+    s3: Server, behind: Behind, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(spec: dict[str, Any], timeout_s: float) -> bytes:
+        raise TimeoutError
+
+    root: Any = f"{behind(s3, lambda head: head).uri}/run"
+    with monkeypatch.context() as patch:
+        patch.setattr(tensorstore_context, "read_alone", late)
+        storage_path(root).check_usable()
+    assert "TensorStore did not answer within 10 s, so it was not checked" in caplog.text
+    check_run(root, WriteOptions(use_ocdbt=True))
 
 
 ENCRYPTION = "x-amz-server-side-encryption"
