@@ -30,8 +30,10 @@ def keeper_of(directory: Path) -> Json:
 
 def test_the_injected_keeper_reads_ahead_what_its_process_saved(tmp_path: Path) -> None:
     keeper = keeper_of(tmp_path)
+    of_this_pod = {Env.JOBSET_NAME: "train", Env.JOB_INDEX: "0", "JOB_COMPLETION_INDEX": "0"}
     constants = {each["name"]: each["value"] for each in keeper["env"] if "value" in each}
-    of_this_pod = {Env.JOB_INDEX: "0", "JOB_COMPLETION_INDEX": "0"}
+    for name, value in of_this_pod.items():  # as the kubelet puts them in
+        constants = {each: text.replace(f"$({name})", value) for each, text in constants.items()}
     with gracepoint.attach(constants[Env.DIRECTORY], save_every_steps=1) as session:
         session.step(1, {"w": jnp.arange(4096.0)})
     python, *arguments = keeper["command"]

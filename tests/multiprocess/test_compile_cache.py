@@ -38,7 +38,7 @@ def programs(directory: Path) -> dict[str, set[str]]:
 
 
 #: Programs of each process's own devices. The saves slice arrays that all processes hold.
-OF_ONE = {"jit__slice", "jit_copy_first", "jit__lambda"}
+OF_ONE = {"jit__part", "jit_copy_first", "jit__lambda"}
 OF_ALL = {"jit_first", "jit_train_step"}
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import types
-from typing import Any
 
+import botocore.auth
 import pytest
 
 import gracepoint
-from gracepoint.checkpoint.storage.objects.providers import s3
 from gracepoint.errors import GracepointError
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
@@ -60,11 +58,8 @@ def test_wrong_keys_are_an_error_of_attach(s3_bucket: Bucket, monkeypatch: pytes
 
 
 def test_a_wrong_clock_is_an_error_of_attach(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Late(datetime.datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return datetime.datetime.now(tz) - datetime.timedelta(hours=1)
-
-    monkeypatch.setattr(s3, "datetime", types.SimpleNamespace(datetime=Late, UTC=datetime.UTC))
+    right = botocore.auth.get_current_datetime
+    late = datetime.timedelta(hours=1)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *arguments: right(*arguments) - late)
     with pytest.raises(ERRORS, match="This machine's clock is wrong: set it"):
         attach(f"{s3_bucket.uri}/run")
