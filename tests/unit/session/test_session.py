@@ -431,8 +431,8 @@ def test_a_second_session_at_the_same_time_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_session_of_the_parent_is_none_of_a_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with gracepoint.attach(tmp_path):
-        monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child
+    with gracepoint.attach(tmp_path), monkeypatch.context() as in_child:
+        in_child.setattr(os, "getpid", lambda: -1)
         session_module.check_none_is_open()
 
 
