@@ -49,7 +49,7 @@ def step_number(call: str, step: Any) -> int:
             _said.add(call)
             logger.warning(
                 "%s: the step is on a device, so each call waits until the device has computed it, and none runs "
-                "ahead: count the steps with a number of Python's, and give that",
+                "ahead: count the steps with a Python int, and pass that",
                 call,
             )
         number = to_numpy(step) if jax.numpy.issubdtype(step.dtype, jax.numpy.integer) else None

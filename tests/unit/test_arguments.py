@@ -76,4 +76,4 @@ def test_a_step_on_a_device_is_warned_of_once_for_each_function(
         for call in ("step(step, state)", "step(step, state)", "save(step, tree)"):
             arguments.step_number(call, jnp.int32(7))
     assert [message.split(": ")[0] for message in caplog.messages] == ["step(step, state)", "save(step, tree)"]
-    assert "number of Python's" in caplog.text
+    assert "count the steps with a Python int" in caplog.text
