@@ -198,12 +198,12 @@ class Coordinator:
     @property
     def is_pressing(self) -> bool:
         """True if the end is near: after a SIGTERM or SIGHUP, and from the freeze on. A notice may be hours early."""
-        return self._caught or self._agreement.in_epoch or self._mailbox.is_signalled
+        return self._agreement.in_epoch or self.is_signalled
 
     @property
     def is_signalled(self) -> bool:
-        """True if other processes may break off: there are some, and it is as ``Mailbox.is_signalled`` says."""
-        return not self._alone and self._mailbox.is_signalled
+        """True after a SIGTERM or SIGHUP to a process of the job: what training loops depend on may have ended."""
+        return self._caught or self._mailbox.is_signalled
 
     def time_left_s(self) -> float:
         """Returns the seconds that are left for work, as ``TimeBudget``."""

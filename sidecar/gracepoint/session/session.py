@@ -128,7 +128,7 @@ class Session(OwnLoop):
         self._last = LastState(
             lambda: self._values.get_now(_KEPT_WITHIN_S if self._coordinator.is_pressing else None),
             lambda: self._coordinator.is_pressing,
-            lambda: self._coordinator.is_signalled,
+            lambda: meeting.gang.process_count > 1 and self._coordinator.is_signalled,
             clock,
         )
         self._tried_last = False
@@ -362,14 +362,26 @@ class Session(OwnLoop):
     def close(self) -> None:
         """Passes the last sync point: training has finished. Waits for the save under way. Safe to repeat.
 
+        After a SIGTERM, and in a ``finally`` or ``except`` block during a preemption, the loop may have ended because
+        its data did. So the newest step is saved then, and the next start goes on from it.
+
         Raises:
             CheckpointError: The newest periodic save failed.
-            Preempted: ``reached_preemption`` returned True, and ``saved`` was not called. Or another process broke off
-                in a preemption: the process is to exit, and the newest step is saved, or not.
+            Preempted: ``reached_preemption`` returned True, and ``saved`` was not called. Or the loop ended after a
+                SIGTERM, or another process broke off in a preemption: the process is to exit, and the newest step is
+                saved, or not.
         """
         if self._points.closed:
             return
         self._points.settle("the session was closed")
+        if (error := sys.exception()) is not None:
+            self._save_where_it_broke_off(f"{type(error).__name__}: {error}", error)
+            if self._points.closed:
+                return  # that error is raised on, and printed
+        elif self._coordinator.is_signalled and not self._last.lost(self._coordinator.sync_point):
+            self._save_where_it_broke_off("close() was called after a SIGTERM", None)
+            if self.preempted is not None:
+                raise self.preempted
         self._points.closed = True
         try:
             with self._coordinator.activities.at("close"):

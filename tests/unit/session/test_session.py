@@ -1049,6 +1049,69 @@ def test_loop_that_breaks_off_after_a_notice_saves_what_it_handed_last(
 
 
 @pytest.mark.usefixtures("_keeping_is_quick")
+def test_data_that_just_ends_after_a_sigterm_is_no_end_of_training(tmp_path: Path) -> None:
+    def batches() -> Iterator[int]:
+        yield from (1, 2, 3)
+        os.kill(os.getpid(), signal.SIGTERM)  # whoever fed it is gone, and it says so by an end
+
+    with pytest.raises(Preempted) as preempted, gracepoint.attach(tmp_path) as session:  # noqa: PT012  one loop
+        for step in batches():
+            session.step(step, state := state_of(step))  # as a real loop, which holds its state
+        assert state
+    assert (preempted.value.saved, preempted.value.step, preempted.value.code) == (True, 3, 77)
+    assert "close() was called after a SIGTERM" in preempted.value.reason
+    _the_open_session_would_have_ended()
+    with gracepoint.attach(tmp_path) as again:
+        assert again.restore(like=state_of(0))[1] == 3
+
+
+@pytest.mark.usefixtures("_keeping_is_quick")
+def test_training_that_ends_after_a_sigterm_with_its_state_dropped_has_finished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with gracepoint.attach(tmp_path) as session:
+        session.step(1, state := state_of(1))
+        state["w"].delete()  # donated to a step that is no sync point
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert "message=training finished" in caplog.text
+
+
+@pytest.mark.usefixtures("_keeping_is_quick")
+def test_close_in_a_finally_block_saves_what_the_loop_that_broke_off_handed_last(
+    tmp_path: Path, exits: list[ProcessExit]
+) -> None:
+    session = gracepoint.attach(tmp_path)
+    error = RuntimeError("DataLoader worker exited unexpectedly")
+    with pytest.raises(RuntimeError) as caught:  # noqa: PT012  one loop
+        try:
+            for step in (1, 2, 3):
+                session.step(step, state := state_of(step))
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert state
+            raise error
+        finally:
+            session.close()
+    assert caught.value is error, "the user's error is not masked"
+    assert "gracepoint: the process exits with code 77: step 3 is committed" in error.__notes__[0]
+    assert exits[-1].decided
+    _the_open_session_would_have_ended()
+    with gracepoint.attach(tmp_path) as again:
+        assert again.restore(like=state_of(0))[1] == 3
+
+
+def test_close_in_an_except_block_without_a_notice_ends_the_session(tmp_path: Path, exits: list[ProcessExit]) -> None:
+    session = gracepoint.attach(tmp_path)
+    try:
+        session.step(1, state_of(1))
+        raise StopIteration
+    except StopIteration:
+        session.close()
+    assert not exits[-1].decided
+    gracepoint.attach(tmp_path).close()
+
+
+@pytest.mark.usefixtures("_keeping_is_quick")
 def test_loop_that_changes_its_state_in_place_saves_no_mixture(tmp_path: Path) -> None:
     def changes_before_it_fails() -> None:
         state = state_of(0)

@@ -344,7 +344,7 @@ class _Counting(InMemoryStore):
 
     def __init__(self, shared: InMemoryStore) -> None:
         super().__init__()
-        self._values, self._changed = shared._values, shared._changed
+        self._values, self._lock, self._changed = shared._values, shared._lock, shared._changed
         self.requests: list[str] = []
 
     def set(self, key: str, value: str) -> None:

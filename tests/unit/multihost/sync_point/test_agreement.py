@@ -826,6 +826,7 @@ def test_process_that_has_not_come_there_goes_on_to_where_one_broke_off(make: Ca
         assert not first.arrive()
     tell(first)
     first.stop("RuntimeError: no batch")
+    until(lambda: second.seat.stopped, "the word of it in the other process")
     assert [second.arrive() for _ in range(3)] == [False, False, True]
     assert not second.is_beyond
 
