@@ -57,17 +57,17 @@ class EncryptionAlgorithm(StrEnum):
 
 class ServerSideEncryption(Model):
     """What the store encrypts new objects with, if the bucket's own setting is not enough: some buckets have policies
-    that refuse objects which do not say it."""
+    that refuse objects without an encryption header."""
 
     algorithm: EncryptionAlgorithm = EncryptionAlgorithm.BUCKET_DEFAULT
-    """BucketDefault: as the bucket says. For s3:// also AES256 (SSE-S3), aws:kms (SSE-KMS) and aws:kms:dsse (two
+    """BucketDefault: the bucket's own setting. For s3:// also AES256 (SSE-S3), aws:kms (SSE-KMS) and aws:kms:dsse (two
     layers). The training container gets it as AWS_SERVER_SIDE_ENCRYPTION unless it sets that variable."""
     key_id: Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z0-9:/_.-]*$")] = ""
     """For aws:kms, the ARN or id of the key; for gs://, the name of the key of Cloud KMS. Empty: the account's or the
     bucket's own. The training container gets it as AWS_SSE_KMS_KEY_ID or GOOGLE_STORAGE_KMS_KEY_NAME unless it sets
     that variable."""
     bucket_key: bool = False
-    """True: aws:kms with a key of the bucket, which makes fewer requests to KMS. The training container gets it as
+    """True: aws:kms uses an S3 bucket key, which needs fewer requests to KMS. The training container gets it as
     AWS_SSE_BUCKET_KEY_ENABLED unless it sets that variable."""
 
     @model_validator(mode="after")
@@ -142,8 +142,8 @@ class Checkpoint(Model):
     """Checkpoints younger than this number of seconds are kept. 0: none are kept for this reason."""
     tolerate_failures_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = int(DEFAULT_TOLERATE_FAILURES_S)
     """Seconds for which periodic saves may fail, one after the other, before the training processes end with an error.
-    Until then training goes on, each failure is logged, and the condition Saving of the policy is False. A save is
-    tried at least twice. Emergency saves are tried whatever failed before. 0: the first failure ends training."""
+    Until then training continues, each failure is logged, and the condition Saving of the policy is False. A save is
+    tried at least twice. Emergency saves are tried in any case. 0: the first failure ends training."""
     writer: SaveWriter = SaveWriter.THREAD
     """Who writes saves: threads of the training process (Thread), a second process in the training container, which
     finishes a save if the training process is killed (Worker), or a process in a sidecar, which finishes it even if the
