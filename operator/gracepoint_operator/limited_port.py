@@ -448,9 +448,10 @@ class LimitedPort:
                     turn.set_result(None)
                 continue
             await self._handshake_place(address)
+            if turn.done():
+                continue  # its time is over, so nobody would give the place back
             self._shaking.add(connection)
-            if not turn.done():
-                turn.set_result(None)
+            turn.set_result(None)
             await asyncio.sleep(0)  # one handshake in each turn of the loop
 
     async def _handshake_place(self, address: str) -> None:

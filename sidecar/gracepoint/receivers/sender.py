@@ -100,7 +100,7 @@ class Sender:
         self._thread.start()
 
     def send(self, message: Message, *, within_s: float, after_s: float = 0.0) -> None:
-        """Queues a message.
+        """Queues a message. A ``Trouble`` takes the place of one of its kind that waits.
 
         Args:
             message: What is sent.
@@ -108,6 +108,10 @@ class Sender:
             after_s: Seconds for which the message is held back, unless ``flush`` is called.
         """
         with self._lock:
+            if isinstance(message, Trouble):  # each says all that is known; hundreds may come at once
+                for item in list(self._waiting):
+                    if isinstance(item.message, Trouble) and item.message.kind == message.kind:
+                        self._waiting.remove(item)
             if len(self._waiting) >= _MOST_WAITING:
                 log.error("dropped, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING)
                 return

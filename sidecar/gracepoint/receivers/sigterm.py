@@ -276,13 +276,13 @@ def _library(address: int) -> str:
 
 @contextlib.contextmanager
 def _hard_exits_raised() -> Iterator[None]:
-    """Within the block, ``os._exit`` of this process raises SystemExit, so that its code does not count either."""
-    hard, pid = os._exit, os.getpid()
+    """Within the block, ``os._exit`` of this thread raises SystemExit, so that its code does not count either."""
+    hard, here = os._exit, (os.getpid(), threading.get_ident())
 
     def leave(code: int) -> None:
-        if os.getpid() != pid:
-            hard(code)
-        raise SystemExit(code)
+        if (os.getpid(), threading.get_ident()) == here:
+            raise SystemExit(code)
+        hard(code)  # of a forked child, or of a watchdog of other code
 
     vars(os)["_exit"] = leave
     try:

@@ -5,7 +5,8 @@ next sync point. What can be saved is what it handed to the last one, if it is s
 
 * **Arrays of JAX** never change, but the next step may have donated them. They are held by weak references, so that no
   device keeps a state for this that the loop has dropped. Once the process will soon be ended, they are held.
-* **Arrays of numpy and host state** may change in place. So they are copied at each sync point.
+* **Arrays of numpy and host state** may change in place. So they are copied at each sync point. Where the arrays are
+  large, as those of a state that is kept on the host, there may be no memory for a copy: then nothing is kept.
 * **A container that is changed in place** has other leaves then. So the leaves are kept, and not the container.
 
 Keeping takes a tenth of a microsecond for each array. Where it takes more than a two-hundredth of the time between two
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: What keeping may take at each sync point, in seconds, or as a part of the time since the one before if that is more.
 _MOST_S, _MOST_PART = 50e-6, 0.005
+#: How much of numpy is copied at each sync point, at most.
+_MOST_BYTES = 1 << 28
 #: How long after a SIGTERM the loop is held, in case that the one of another process breaks off.
 _LINGER_S = 0.2
 #: Where it takes more, that is measured again after 8 times as many sync points as before, and at most after so many.
@@ -126,12 +129,17 @@ class LastState(Handed):
 
     def _copied(self, ordinal: int, step: int, state: Any) -> _Kept:
         import jax
+        import numpy as np
 
         try:
             leaves, form = jax.tree_util.tree_flatten(state)
             # Asked once for each type: this is done at every step, for thousands of leaves.
             kinds = {type(leaf): leaf for leaf in leaves}
             arrays = {kind for kind, leaf in kinds.items() if isinstance(leaf, jax.Array)}
+            numpy = {kind for kind, leaf in kinds.items() if isinstance(leaf, np.ndarray)}
+            if numpy and (size := sum(leaf.nbytes for leaf in leaves if type(leaf) in numpy)) > _MOST_BYTES:
+                why = f"it has {size >> 20} MiB in arrays of numpy, and no more than {_MOST_BYTES >> 20} are copied"
+                return _Kept(ordinal, step, (), None, {}, why)
             held = [weakref.ref(leaf) if type(leaf) in arrays else _constant(leaf) for leaf in leaves]
             return _Kept(ordinal, step, held, form, self._host_state())
         except Exception as error:  # noqa: BLE001 - training goes on; a save by itself says what is wrong

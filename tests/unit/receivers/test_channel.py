@@ -18,7 +18,17 @@ from gracepoint.receivers.backoff import Backoff
 from gracepoint.receivers.operator import receipt_after_s
 from gracepoint.settings import Settings
 from gracepoint.wire.frames import Ping, Retraction
-from gracepoint.wire.messages import Acknowledgement, Forecast, Mode, Resumption, SaveEvery, Spent, Subscription
+from gracepoint.wire.messages import (
+    Acknowledgement,
+    Forecast,
+    Mode,
+    Resumption,
+    SaveEvery,
+    Spent,
+    Subscription,
+    Trouble,
+    TroubleKind,
+)
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_RESUMPTION, PATH_SUBSCRIBE
 from tests.unit.receivers.fakes.heard import Heard
 from tests.unit.receivers.fakes.server import WHO, OperatorServer, notice
@@ -426,3 +436,26 @@ def resumption() -> Resumption:
         training=False,
         age_s=0.0,
     )
+
+
+def test_hundreds_of_troubles_leave_room_for_a_report(server: OperatorServer, sender: Sender) -> None:
+    def trouble(kind: TroubleKind, times: int) -> Trouble:
+        return Trouble(
+            pod_uid="pod-uid",
+            session="abcd",
+            workload_uid="jobset-uid",
+            kind=kind,
+            over=False,
+            for_s=1.0,
+            times=times,
+            left_s=None,
+            message="no space",
+        )
+
+    for times in range(300):
+        sender.send(trouble(TroubleKind.DELETIONS, times), within_s=7200, after_s=3600)
+    sender.send(trouble(TroubleKind.SAVES, 1), within_s=7200, after_s=3600)
+    sender.send(RECEIPT, within_s=7200, after_s=3600)
+    assert sender.flush(10)
+    assert server.messages(Trouble) == [trouble(TroubleKind.DELETIONS, 299), trouble(TroubleKind.SAVES, 1)]
+    assert server.messages(Acknowledgement) == [RECEIPT]

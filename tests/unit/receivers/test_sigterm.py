@@ -128,6 +128,25 @@ def test_a_handler_of_others_that_ends_the_process_does_not(
     assert os._exit.__name__ == "_exit"
 
 
+def test_a_watchdog_of_others_may_end_the_process_while_their_handler_hangs(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+
+    def hangs_until_the_watchdog_acts(*_: object) -> None:
+        watchdog = threading.Thread(target=lambda: os._exit(5))
+        watchdog.start()
+        watchdog.join(10.0)
+
+    signal.signal(signal.SIGTERM, hangs_until_the_watchdog_acts)
+    post.receiver.install()
+    sigterm()
+    post.heard.wait_for_posts()
+    post.receiver.close()
+    assert codes == [5]
+
+
 def _faulthandler() -> None:
     faulthandler.register(signal.SIGTERM, chain=False)
 

@@ -62,6 +62,8 @@ class TroubleRecorder:
         self._cache = cache
         self._policy_writer = policy_writer
         self._metrics = metrics
+        for kind in TroubleKind:  # from 0 on, so that increase() sees the first one
+            metrics.troubles.labels(kind)
         self._clock = clock
         self._events = EventRecorder(api, clock, replica)
         self._troubles: dict[

@@ -29,6 +29,7 @@ from gracepoint.wire.messages import (
     Resumption,
     Stall,
     Subscription,
+    Trouble,
 )
 from gracepoint.wire.names import (
     PATH_ACKNOWLEDGE,
@@ -37,6 +38,7 @@ from gracepoint.wire.names import (
     PATH_RESUMPTION,
     PATH_STALL,
     PATH_SUBSCRIBE,
+    PATH_TROUBLE,
     Env,
 )
 
@@ -47,6 +49,7 @@ _TYPES: dict[str, type[Message]] = {
     PATH_FORECAST: Forecast,
     PATH_RESUMPTION: Resumption,
     PATH_STALL: Stall,
+    PATH_TROUBLE: Trouble,
 }
 
 #: Process 0 of two, as it subscribes.

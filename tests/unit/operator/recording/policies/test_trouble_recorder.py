@@ -56,6 +56,7 @@ async def test_trouble_shows_on_policy_and_workload_until_it_is_over(
 ) -> None:
     async with running(api, clock) as replica:
         replica.subscribe(0)
+        assert metrics(replica, trouble)[0] == 0, "else increase() would not see the first"
         await take(replica, trouble)
         await until(lambda: _condition(api, condition)[0] == "False", "the condition")
         assert trouble.message in _condition(api, condition)[1]
