@@ -323,6 +323,10 @@ def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
     Raises:
         CheckpointTooNew: A newer Gracepoint wrote the folder, which stays.
     """
+    if target.is_link():
+        logger.warning("%s is saved again: its link %s is deleted, not what it leads to", temporary.what, target)
+        target.delete()
+        return
     if not target.is_folder() or is_committed(temporary):
         return
     with contextlib.suppress(CheckpointCorrupt):

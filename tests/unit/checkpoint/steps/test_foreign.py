@@ -202,6 +202,20 @@ def test_a_name_of_a_newer_step_is_told_beside_the_step_that_is_restored(
     assert f"{tmp_path / '300'}, {tmp_path / 'ckpt_200'} are named like newer steps than 100" in caplog.text
 
 
+@pytest.mark.parametrize("target", ["other/2", "nowhere"])
+def test_a_link_in_the_place_of_a_step_that_is_saved_again_goes_and_what_it_leads_to_stays(
+    target: str, tmp_path: Path
+) -> None:
+    saved(tmp_path / "other", 2)
+    saved(tmp_path / "run", 1)
+    (tmp_path / "run" / "2").symlink_to(tmp_path / target)
+    with gracepoint.attach(tmp_path / "run", save_every_steps=1) as session:
+        assert session.restore(like=state())[1] == 1
+        session.step(2, state(22.0))
+    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.name[0] != ".") == ["1", "2"]
+    assert [float(started(tmp_path / run)[0]["w"][0, 0]) for run in ("run", "other")] == [22.0, 2.0]
+
+
 def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rights of a folder do not bind root, so the file system's answer is made here."""
     (tmp_path / "checkpoints").mkdir()
