@@ -907,3 +907,14 @@ def test_a_done_record_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / layout.done_record(7)).mkdir()
     with pytest.raises(IsADirectoryError):
         done_records(storage_path(tmp_path))
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_save_that_failed_is_deleted_unless_it_is_durable(durable: bool, tmp_path: Path) -> None:
+    left = leave_uncommitted(tmp_path, 4, (0, 1) if durable else (0,))
+    paths = Layout(storage_path(tmp_path))
+    (temporary,) = paths.temporaries()
+    commit.give_up_failed(paths, temporary)
+    commit.give_up_failed(paths, temporary)  # as another process does
+    assert left.exists() is durable
+    assert not paths.trashed()

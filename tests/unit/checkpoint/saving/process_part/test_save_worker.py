@@ -439,3 +439,21 @@ def test_the_worker_is_imported_quickly(module: str) -> None:
 def test_a_writer_that_is_not_known_is_refused(writer: str) -> None:
     with pytest.raises(SettingsError, match="writer"):
         WriteOptions(writer=writer)
+
+
+@pytest.mark.parametrize("in_keeper", [True, False])
+def test_memory_is_free_once_its_worker_has_ended_the_call_or_is_seen_to_be_dead(in_keeper: bool) -> None:
+    def handed(call: Future[None], board: SaveBoard) -> save_worker.HandedOver:
+        found = save_worker.HandedOver(board, "step 1", lambda: None, in_keeper=in_keeper)
+        found.send(lambda: call)
+        return found
+
+    call, board = Future[None](), SaveBoard()
+    user = handed(call, board)
+    assert not user.end(0.0)
+    assert board.cancelled
+    call.set_exception(save_worker.CallFailed("the worker gave no answer"))
+    assert user.end(0.0) is not in_keeper, "nobody sees whether a process of another container lives"
+    board.end({})
+    assert user.end(0.0)
+    assert handed(Future(), board).end(0.0), "what the worker says counts at once"
