@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 600.0
 _ABANDON_TIMEOUT_S = 10.0
+#: Seconds for the file of the saves' speed at the exit. It only helps to plan: no exit waits for slow storage.
+_THROUGHPUT_S = 0.5
 #: Seconds for each host state after a step in a preemption, for the case that the next one breaks off.
 _KEPT_WITHIN_S = 0.3
 
@@ -550,5 +552,6 @@ class Session(OwnLoop):
         # Without the release, a job elsewhere waits until the lease has expired. A save under way still needs it.
         if self._checkpointer.save_progress is None:
             self._checkpointer.access.release()
+        self._checkpointer.throughput.finish(_THROUGHPUT_S)
         self._coordinator.exit_process(uncaught=getattr(sys, "last_value", None) is not None)
         self._compilations.close(_CLOSE_TIMEOUT_S)  # an interpreter must not end while a thread compiles

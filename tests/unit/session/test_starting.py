@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,3 +245,45 @@ def test_no_array_that_one_slice_could_read_for_all_is_an_error(tmp_path: Path) 
     with gracepoint.attach(tmp_path) as session, pytest.raises(InvalidSharding, match="no array can be read"):
         session.restore(init=init(), single_replica=SingleReplica(replica_axis_index=1))
     shutil.rmtree(tmp_path)
+
+
+PREEMPTED_AND_EXITS = """
+import atexit, os, signal, sys, threading, time
+import gracepoint, jax.numpy as jnp
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+
+exits, put = threading.Event(), StoragePath.put
+
+def slowly(path, data):
+    if "throughput" in path.name:
+        assert exits.wait(60)
+        time.sleep(0.2)  # slow storage
+    return put(path, data)
+
+StoragePath.put = slowly
+with gracepoint.attach(sys.argv[1]) as session:
+    state, step = session.restore(init=lambda: {"w": jnp.ones(3)})
+    atexit.register(exits.set)  # called before what the session has registered
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        step += 1
+        session.step(step, state)
+"""
+
+
+def test_how_long_an_emergency_save_took_is_known_to_the_next_start(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "JAX_NUM_CPU_DEVICES": "1",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", PREEMPTED_AND_EXITS, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 77, ended.stderr
+    assert len(json.loads((tmp_path / ".gracepoint-throughput").read_text())["bytes_per_s"]["streamed"]) == 1
