@@ -28,6 +28,7 @@ OPTIONS = {
     "waits_after": 0,  # the step after which process 0 waits until it knows of a notice, for which process 1 waits
     "group": [],  # processes that get SIGTERM with their whole group after step 8
     "leaves": None,  # [process, how]: after step 20, or "before restore"
+    "silent": False,  # whether the batches just end when the process that makes them is gone
     "shielded": False,  # whether the process that makes the batches leaves the group
     "handler": "",  # what a SIGTERM handler from before attach does
     **json.loads(sys.argv[2]),
@@ -47,13 +48,17 @@ class Loader:
         command = [sys.executable, "-c", shield + FEEDER]
         self._feeder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
-    def next(self) -> None:
+    def next(self) -> bool:
+        """Gets a batch. False if there is none any more."""
         assert self._feeder.stdin is not None
         assert self._feeder.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._feeder.stdin.write(b"next\n")
-        if not self._feeder.stdout.readline():
-            raise RuntimeError("the loader's worker is gone")
+        if self._feeder.stdout.readline():
+            return True
+        if OPTIONS["silent"]:
+            return False
+        raise RuntimeError("the loader's worker is gone")
 
     def close(self) -> None:
         self._feeder.kill()
@@ -114,8 +119,7 @@ def main() -> None:
 
     def train() -> None:
         nonlocal state, step
-        while True:
-            loader.next()
+        while loader.next():
             state = train_step(state)
             jax.block_until_ready(state)
             step += 1

@@ -63,6 +63,16 @@ def test_others_save_the_step_after_which_one_broke_off(tmp_path: Path, waits_af
     assert saved_step(tmp_path / "steps") == 8
 
 
+@pytest.mark.parametrize("group", [[1], [0, 1]], ids=["of one", "of all"])
+def test_data_that_just_end_after_a_signal_are_no_end_of_training(tmp_path: Path, group: list[int]) -> None:
+    options: dict[str, Any] = {"silent": True} | ({"waits_after": 8} if group == [1] else {"together": True})
+    with start(2, tmp_path / "steps", group=group, **options) as processes:
+        results = processes.wait(WAIT_S)
+    assert [result.code for result in results] == [SAVED, SAVED]
+    assert all("close() was called after a SIGTERM" in result.output for result in results)
+    assert saved_step(tmp_path / "steps") == 8
+
+
 def test_all_that_broke_off_after_one_step_save_it_though_a_step_needs_all(tmp_path: Path) -> None:
     with start(2, tmp_path / "steps", group=[0, 1], together=True) as processes:
         results = processes.wait(WAIT_S)
