@@ -481,6 +481,7 @@ def test_everything_that_can_be_set_reaches_the_pods(render: Render) -> None:
     [
         pytest.param("podLabels.app\\.kubernetes\\.io/name=x", "app.kubernetes.io/name", id="label"),
         pytest.param("podAnnotations.checksum/token=x", "checksum/token", id="annotation"),
+        pytest.param("commonLabels.app\\.kubernetes\\.io/part-of=x", "app.kubernetes.io/part-of", id="common label"),
     ],
 )
 def test_a_key_that_the_chart_sets_on_pods_is_there_once(template: Helm, setting: str, key: str) -> None:
@@ -571,7 +572,8 @@ def test_the_usual_values_of_charts_reach_its_objects(render: Render) -> None:
     (container,) = pod["containers"]
     assert pod["serviceAccountName"] == "its-own"
     assert container["image"].startswith("registry.example.com/gracepoint-operator")
-    assert pod["imagePullSecrets"] == [{"name": "theirs"}]
+    pods = [pod, *(each["spec"] for each in of_kind(objects, "Pod"))]
+    assert [each["imagePullSecrets"] for each in pods] == [[{"name": "theirs"}]] * 2, "that of helm test, too"
     assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (1000, True)
     assert container["securityContext"]["readOnlyRootFilesystem"] is False
     assert container["securityContext"]["allowPrivilegeEscalation"] is False

@@ -16,15 +16,14 @@ app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{/* The chart's own labels, and the common ones that are not among them: a key that is there twice is no valid YAML. */}}
 {{- define "gracepoint.labels" -}}
-{{ include "gracepoint.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: gracepoint
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := include "gracepoint.selectorLabels" . | fromYaml -}}
+{{- $_ := set $own "app.kubernetes.io/version" .Chart.AppVersion -}}
+{{- $_ := set $own "app.kubernetes.io/part-of" "gracepoint" -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .Release.Service -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version) -}}
+{{- merge $own .Values.commonLabels | toYaml -}}
 {{- end -}}
 
 {{/* Annotations of every object that has none of its own. */}}
@@ -103,6 +102,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $found := (lookup "admissionregistration.k8s.io/v1" (first .) "" (last .)) | default dict -}}
 {{- $webhook := first ($found.webhooks | default (list dict)) -}}
 {{- ($webhook.clientConfig | default dict).caBundle | default "" -}}
+{{- end -}}
+
+{{- define "gracepoint.imagePullSecrets" -}}
+{{ concat .Values.imagePullSecrets ((.Values.global | default dict).imagePullSecrets | default list) | toYaml }}
 {{- end -}}
 
 {{/* The image, by its digest where one is given. */}}

@@ -237,7 +237,8 @@ class PeriodicSaves:
         # A save is tried at least twice, as the interval between saves may be longer than they may fail.
         if self._tolerate_s > 0 and (failing.saves < 2 or self._clock() - failing.since_s <= self._tolerate_s):
             return ""
-        return f"{self._said(failing)}; they may fail for {self._tolerate_s:.0f} s (checkpoint.tolerateFailures)"
+        where = "attach(tolerate_failures_s=...), the policy's checkpoint.tolerateFailuresSeconds"
+        return f"{self._said(failing)}; they may fail for {self._tolerate_s:.0f} s ({where})"
 
     def _said(self, failing: _Failing) -> str:
         count = "a periodic save failed" if failing.saves == 1 else f"{failing.saves} periodic saves in a row failed"
