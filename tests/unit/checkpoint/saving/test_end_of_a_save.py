@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.operation import commit_apart
+from gracepoint.checkpoint.saving.process_part.save_part import PartStages
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.checkpoint.writing.write_job import WriteJob
 from gracepoint.deadline import Deadline
-from gracepoint.errors import BarrierTimeout, SaveFailed
+from gracepoint.errors import BarrierFailed, BarrierTimeout, SaveFailed
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.multihost.coordination.store import StoreUnavailable
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -201,3 +204,23 @@ def test_a_small_file_goes_where_its_folder_is_renamed_to_meanwhile(
     monkeypatch.setattr(os, "replace", replaced)
     storage_path(folder / "mark").put(b"contents")
     assert {file.name: file.read_bytes() for file in renamed.iterdir()} == {"mark": b"contents"}
+
+
+def test_what_the_worker_of_a_process_that_failed_may_still_finish_stays(tmp_path: Path) -> None:
+    class Worker:
+        def wait(self, deadline: Deadline, on_stage: object) -> PartStages:
+            return PartStages(written_s=0.0, durable_s=0.0, writing_s=0.0, chunk_bytes=0)
+
+        def written_elsewhere(self) -> None:
+            pass
+
+    def failed(key: str, *, timeout_s: float, on_last: object) -> None:
+        raise BarrierFailed("process 1 reported SaveFailed: it breaks off")
+
+    executor, worker = engine(tmp_path).executor, Worker()
+    save = executor.begin(Layout(storage_path(tmp_path)), 4, barrier=failed)
+    save.describe(*executor.planner.plan(small_state()), {})
+    save.temporary.path.make_folder()
+    with pytest.raises(SaveFailed, match="it breaks off"):
+        save.run(cast(Any, worker), Deadline.after(30, time.monotonic), lambda stage: None, cast(Any, worker))
+    assert save.temporary.path.exists()
