@@ -7,8 +7,8 @@ Every process reads the file when it starts. Process 0 writes it after each comm
 After a background save, the thread of the save writes it. After an emergency save, a thread of its own writes it, so
 that no caller waits for the storage once the step is committed. That thread ends when the file is written; a process
 that exits waits for it for half a second. If the file cannot be read or written, or the system has no thread, the log
-says so, and no save fails. If more processes made the figures, they are scaled down to the number of processes that save
-now.
+says so, and no save fails. If more processes made the figures, they are scaled down to the number of processes that
+save now.
 """
 
 from __future__ import annotations
