@@ -3,10 +3,11 @@
 A process writes its chunks into ``ocdbt.process_<N>/`` below the item's folder. Merging writes another tree beside
 these. The merged tree refers to their data files, so no values are copied. Readers open the merged tree.
 
-The manifest of the merged tree is written last, and appears as a whole by a rename. A merge that was interrupted is
-repeated; a completed merge is left as it is. So any number of processes may merge, even at once. If a process finds
-that the folder was renamed meanwhile, another process was faster. The slower process may leave an empty folder of the
-old name behind, which a later start deletes.
+The manifest of the merged tree is made in memory. It is written last, and appears as a whole by a rename. A merge that
+was interrupted is repeated; a completed merge is left as it is. So any number of processes may merge, even at once and
+without locks: each makes a whole tree, whose files have unique names, and any of the manifests may win. If a process
+finds that the folder was renamed meanwhile, another process was faster. The slower process may leave an empty folder of
+the old name behind, which a later start deletes.
 
 In a store that cannot rename, a process writes several small trees, each into a folder ``ocdbt.process_<N>.<hex>/``.
 ``merged_apart`` merges them, and ``steps.object_store`` writes the result.
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.ocdbt"
 #: Timeout of a merge. A merge only reads and writes nodes of B+trees.
 MERGE_TIMEOUT_S = 300.0
+
+#: Where a merged tree is until it is written: in a memory that the context of one merge has for itself.
+_MEMORY = "memory_key_value_store#merged"
+_MERGED = {"driver": "memory", "path": "merged/", "memory_key_value_store": _MEMORY}
 
 _CACHE_BYTES = 100_000_000  # of B+tree nodes, while a tree is written
 
@@ -96,20 +101,11 @@ def merged_apart(item: StoragePath, folders: Iterable[str]) -> dict[str, bytes]:
     """
     import tensorstore as ts
 
-    memory = {"driver": "memory", "path": "merged/"}
-
-    def base(path: str) -> dict[str, Any]:
-        layers = [
-            {"base": item.kvstore_spec()},
-            {"prefix": "d/", "strip_prefix": 0, "base": memory},
-            {"exact": MANIFEST, "strip_prefix": 0, "base": memory},
-        ]
-        return {"driver": "kvstack", "layers": layers, "path": path}
-
-    merging = context(memory_key_value_store={})
+    files = {"prefix": "d/", "strip_prefix": 0, "base": _MERGED}
+    merging = context(**{_MEMORY: {}})
     try:
-        _copy_all([kvstore_in(base(f"{folder}/")) for folder in folders], kvstore_in(base("")), merging)
-        merged = ts.KvStore.open(memory, context=merging).result(timeout=MERGE_TIMEOUT_S)
+        _copy_all(item, folders, [files], merging)
+        merged = ts.KvStore.open(_MERGED, context=merging).result(timeout=MERGE_TIMEOUT_S)
         keys = merged.list().result(timeout=MERGE_TIMEOUT_S)
         return {key.decode(): merged.read(key).result(timeout=MERGE_TIMEOUT_S).value for key in keys}
     except ValueError as error:
@@ -158,24 +154,46 @@ def merge_again(item: StoragePath) -> None:
 
 
 def _merge(item: StoragePath, folders: Sequence[StoragePath]) -> None:
+    """Adds the trees in ``folders`` to the merged tree, which may be there already."""
+    import tensorstore as ts
+
     # TensorStore syncs files and their folders, but not the entry of a folder that it makes. Without this sync, a
     # crash may leave the tree's manifest, which marks the merge as complete, without the files that it refers to.
     (item / "d").make_folder(parents=False)
     sync_folders([item])
-    trees = [kvstore(folder) for folder in folders if folder.is_folder()]  # a process that writes no chunk has no tree
-    _copy_all(trees, kvstore(item), context())
+    trees = [folder.name for folder in folders if folder.is_folder()]  # a process that writes no chunk has no tree
+    merging = context(**{_MEMORY: {}})
+    manifest = ts.KvStore.open(_MERGED, context=merging).result(timeout=MERGE_TIMEOUT_S)
+    if (item / MANIFEST).is_value():
+        manifest.write(MANIFEST, (item / MANIFEST).read_bytes()).result(timeout=MERGE_TIMEOUT_S)
+    _copy_all(item, trees, [], merging)
+    found = manifest.read(MANIFEST).result(timeout=MERGE_TIMEOUT_S)
+    if found.state == "value":  # else there is nothing to merge
+        sync_folders([item / "d"])
+        (item / MANIFEST).put(found.value)
 
 
-def _copy_all(trees: Sequence[dict[str, Any]], target: dict[str, Any], merging: ts.Context) -> None:
+def _copy_all(item: StoragePath, folders: Iterable[str], layers: list[dict[str, Any]], merging: ts.Context) -> None:
+    """Copies the trees in ``folders`` of ``item`` into the tree of ``item``, whose manifest is in ``_MERGED``.
+
+    Args:
+        item: The folder.
+        folders: Names of folders in it.
+        layers: Where other keys of ``item`` are than in its own store, as layers of TensorStore's ``kvstack``.
+        merging: The context of the merge.
+    """
     import tensorstore as ts
 
+    manifest = {"exact": MANIFEST, "strip_prefix": 0, "base": _MERGED}
+    # A tree can refer to the files of another one only if both are in one store.
+    store = {"driver": "kvstack", "layers": [{"base": item.kvstore_spec()}, *layers, manifest]}
     transaction = ts.Transaction(atomic=True)
-    merged = ts.KvStore.open(target, context=merging).result(timeout=MERGE_TIMEOUT_S)
+    merged = ts.KvStore.open(kvstore_in({**store, "path": ""}), context=merging).result(timeout=MERGE_TIMEOUT_S)
     copying = [
-        ts.KvStore.open(tree, context=merging)
+        ts.KvStore.open(kvstore_in({**store, "path": f"{folder}/"}), context=merging)
         .result(timeout=MERGE_TIMEOUT_S)
         .experimental_copy_range_to(merged.with_transaction(transaction))
-        for tree in trees
+        for folder in folders
     ]
     for copied in copying:
         copied.result(timeout=MERGE_TIMEOUT_S)
