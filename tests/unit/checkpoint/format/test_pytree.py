@@ -122,7 +122,7 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=[repr(value)[:40] for value in VALUES])
+@pytest.mark.parametrize("value", VALUES, ids=[f"{type(value).__name__}-{i}" for i, value in enumerate(VALUES)])
 def test_host_state_comes_back_with_its_exact_types(value: Any) -> None:
     found = host_state.decode(host_state.encode({"x": value}))["x"]
     _assert_identical(found, value)
