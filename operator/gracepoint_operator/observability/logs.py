@@ -109,3 +109,15 @@ def configure(log_format: str, level: str = "info") -> None:
     logging.getLogger("kopf._cogs.clients.watching").setLevel(logging.CRITICAL)
     # kopf warns that it handles no SIGTERM or SIGINT, because it does not run on the main thread.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+    # Four lines for each thread that watches say that it has credentials.
+    for name in ("kopf._core.engines.activities", "kopf.activities.authentication"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("kopf._core.reactor.observation", "kopf._cogs.clients.api"):
+        logging.getLogger(name).addFilter(_is_not_said_elsewhere)
+
+
+def _is_not_said_elsewhere(record: logging.LogRecord) -> bool:
+    """False for what kopf says of kinds that a cluster lacks: ``watch_state`` says it of those that it must have, and
+    ``discovery`` of documents that stay late."""
+    message = record.getMessage()
+    return not message.startswith("Unresolved resources") and "although its CRD is established" not in message

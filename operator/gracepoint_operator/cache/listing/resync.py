@@ -129,7 +129,7 @@ async def sweep(
             found = await (listing.compared() if metadata_only else listing.stored())
         except client.NotFound:
             found = set()
-            watches.absent(kind)
+            watches.absent(kind, optional=kind in OPTIONAL)
         except client.KubeError as error:
             if kind not in OPTIONAL:
                 raise

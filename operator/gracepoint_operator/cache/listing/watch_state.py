@@ -19,6 +19,9 @@ from gracepoint_operator.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+#: A failure is logged once it has lasted for this time, in seconds: an API server that serves a kind for the first time
+#: refuses some requests for it, and a second later it answers.
+_SAID_AFTER_S = 5.0
 #: Each thread that watches makes a request at least this often, unless it hangs.
 HANGS_AFTER_S = 300.0
 
@@ -30,12 +33,14 @@ class _Watch:
     Attributes:
         answered_at: When the API server last answered a request for the kind or sent an event, by the clock.
         failing_since: When the first request failed after the last answer, by the clock. None: the watch works.
+        said: Whether the log has that it fails.
         version: The highest resourceVersion from which the kind was watched, or at which it was listed.
         begun: Whether the watch knows the version after which it begins.
     """
 
     answered_at: float
     failing_since: float | None = None
+    said: bool = False
     version: int = 0
     begun: bool = False
 
@@ -58,6 +63,7 @@ class WatchState:
         self._clock = clock
         self._lock = threading.Lock()
         self._watches: dict[Kind, _Watch] = {}
+        self._absent: set[Kind] = set()
         self._asked_at: dict[str, float] = {}  # by the name of the thread
         self._expected: set[Kind] = set()
         self.on_gap: Callable[[Kind, bool], None] = lambda kind, any_event: None
@@ -111,9 +117,14 @@ class WatchState:
         with self._lock:
             watch = self._watch(kind)
             failing_since, watch.failing_since = watch.failing_since, None
+            said, watch.said = watch.said, False
             watch.answered_at = now
-        if failing_since is not None:
+            was_absent = kind in self._absent
+            self._absent.discard(kind)
+        if failing_since is not None and said:
             log.info("watched again", extra=about(kind=kind.title, failed_for_s=round(now - failing_since, 1)))
+        if was_absent:
+            log.info("a kind is there now, and watched", extra=about(kind=kind.title))
         if listed or failing_since is not None:
             self.on_gap(kind, listed)
         if listed:
@@ -128,23 +139,33 @@ class WatchState:
     def failed(self, kind: Kind, error: str, *, optional: bool) -> None:
         """Notes that a request to list or watch the kind failed. It will be made again."""
         self._metrics.watch_failures.labels(kind=kind.title).inc()
+        now = self._clock()
         with self._lock:
             watch = self._watch(kind)
-            first = watch.failing_since is None
-            if first:
-                watch.failing_since = self._clock()
-        if first:
+            if watch.failing_since is None:
+                watch.failing_since = now
+            says = not watch.said and now - watch.failing_since >= _SAID_AFTER_S
+            watch.said |= says
+        if says:
             message = (
                 "an optional kind is left out, and tried again" if optional else "a kind fails, and is tried again"
             )
             log.warning(message, extra=about(kind=kind.title, error=error))
 
-    def absent(self, kind: Kind) -> None:
-        """Notes that the cluster does not have the kind."""
+    def absent(self, kind: Kind, *, optional: bool) -> None:
+        """Notes that the cluster does not have the kind. It is watched as soon as its CRD is installed."""
         with self._lock:
             known = self._watches.pop(kind, None)
+            says = not optional and kind not in self._absent
+            if says:
+                self._absent.add(kind)
         if known is not None:
             self._metrics.watch_age_s.remove(kind.title)
+        if says:
+            log.warning(
+                "the cluster lacks a kind, which is watched once it is installed",
+                extra=about(kind=kind.title, group=kind.group),
+            )
 
     def version(self, kind: Kind) -> int:
         """The highest resourceVersion from which the kind was watched, or at which it was listed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from gracepoint_operator.cache.listing.watch_state import HANGS_AFTER_S, WatchState
@@ -40,3 +42,34 @@ def test_a_thread_hangs_when_it_has_sent_no_request_for_long(watches: WatchState
     assert watches.hanging() == ["watch nodes"]
     watches.ended("watch nodes")
     assert watches.hanging() == []
+
+
+def test_a_failure_is_in_the_log_once_it_lasts_and_once(
+    watches: WatchState, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):  # as while the API server begins to serve a kind
+        watches.failed(kinds.NODES, "HTTP 429 Too Many Requests", optional=False)
+        clock.move(1)
+        watches.answered(kinds.NODES)
+    assert caplog.messages == []
+    for _ in range(10):
+        watches.failed(kinds.NODES, "HTTP 403 Forbidden", optional=False)
+        clock.move(1)
+    watches.answered(kinds.NODES)
+    assert caplog.messages == ["a kind fails, and is tried again", "watched again"]
+
+
+def test_a_kind_that_every_cluster_needs_is_missed_once_and_greeted(
+    watches: WatchState, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        watches.absent(kinds.JOBS, optional=False)
+        watches.absent(kinds.NODE_CLAIMS, optional=True)
+    watches.answered(kinds.JOBS, listed=True)
+    watches.answered(kinds.NODE_CLAIMS, listed=True)
+    assert caplog.messages == [
+        "the cluster lacks a kind, which is watched once it is installed",
+        "a kind is there now, and watched",
+    ]
