@@ -38,7 +38,7 @@ def namespace(cluster: Cluster) -> Iterator[None]:
 
 def policy(name: str = "p", **spec: Any) -> Json:
     return {
-        "apiVersion": "gracepoint.dev/v1alpha1",
+        "apiVersion": "gracepoint.dev/v1beta1",
         "kind": "CheckpointPolicy",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {"checkpoint": {"directory": "/checkpoints/{jobset}"}} | spec,
@@ -47,7 +47,7 @@ def policy(name: str = "p", **spec: Any) -> Json:
 
 def preemption(name: str) -> Json:
     return {
-        "apiVersion": "gracepoint.dev/v1alpha1",
+        "apiVersion": "gracepoint.dev/v1beta1",
         "kind": "Preemption",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {

@@ -6,10 +6,13 @@ import asyncio
 import copy
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client, kinds
@@ -26,6 +29,9 @@ pytestmark = pytest.mark.timeout(240)
 Json = dict[str, Any]
 NAMESPACE = "default"
 CRDS = kinds.Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
+OLD_CRDS = Path(__file__).parent / "stored" / "0.2"
+OLD_POLICIES = kinds.POLICIES.of_version(f"{names.GROUP}/{names.OLD_API_VERSION}")
+OLD_PREEMPTIONS = kinds.PREEMPTIONS.of_version(f"{names.GROUP}/{names.OLD_API_VERSION}")
 WAIT_S = 30.0
 
 
@@ -43,10 +49,16 @@ def newer() -> dict[str, Json]:
     """The CRDs of a version that is to come: more values, and more fields."""
     made = copy.deepcopy(definitions())
     for crd in made.values():
-        schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        _extend(schema)
-        schema["properties"]["spec"]["properties"]["ofTomorrow"] = {"type": "string"}
+        for version in crd["spec"]["versions"]:
+            schema = version["schema"]["openAPIV3Schema"]
+            _extend(schema)
+            schema["properties"]["spec"]["properties"]["ofTomorrow"] = {"type": "string"}
     return made
+
+
+def of_02() -> dict[str, Json]:
+    """The CRDs of version 0.2, which had v1alpha1 alone."""
+    return {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(OLD_CRDS.iterdir())}
 
 
 def _extend(node: Any) -> None:
@@ -84,7 +96,7 @@ async def until_true(holds: Any, what: str) -> None:
 
 def policy(name: str, **spec: Any) -> Json:
     return {
-        "apiVersion": "gracepoint.dev/v1alpha1",
+        "apiVersion": "gracepoint.dev/v1beta1",
         "kind": "CheckpointPolicy",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {"checkpoint": {"directory": "/checkpoints/{jobset}"}, **spec},
@@ -94,7 +106,7 @@ def policy(name: str, **spec: Any) -> Json:
 def record(name: str, **spec: Any) -> Json:
     now = "2026-01-02T03:04:05.678901Z"
     return {
-        "apiVersion": "gracepoint.dev/v1alpha1",
+        "apiVersion": "gracepoint.dev/v1beta1",
         "kind": "Preemption",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {
@@ -120,6 +132,55 @@ async def created(api: KubeClient, kind: kinds.Kind, body: Json) -> bool:
     except (client.Refused, client.NotFound):
         return False
     return True
+
+
+def test_objects_of_0_2_are_read_and_written_after_an_upgrade_and_after_its_rollback(api: KubeClient) -> None:
+    asyncio.run(_from_0_2_and_back(api))
+
+
+async def _from_0_2_and_back(api: KubeClient) -> None:
+    await install(api, of_02())
+    old = {"apiVersion": OLD_POLICIES.api_version}
+    await until_true(lambda: created(api, OLD_POLICIES, policy("of-02") | old), "the CRD of policies of 0.2")
+    await until_true(lambda: created(api, OLD_PREEMPTIONS, record("of-02") | old), "the CRD of Preemptions of 0.2")
+    await api.merge_status(OLD_PREEMPTIONS, NAMESPACE, "of-02", {"status": {"phase": "Frozen"}})
+
+    await install(api, definitions())
+    await until_true(lambda: served(api, kinds.PREEMPTIONS), "v1beta1 to be served")
+    assert CheckpointPolicy.of(await api.get(kinds.POLICIES, NAMESPACE, "of-02")).unknown == ()
+    await api.merge(kinds.PREEMPTIONS, NAMESPACE, "of-02", {"spec": {"signal": "another taint", "moves": 1}})
+    await api.merge_status(kinds.PREEMPTIONS, NAMESPACE, "of-02", {"status": {"phase": "Committed"}})
+    assert PreemptionRecord.of(await api.get(kinds.PREEMPTIONS, NAMESPACE, "of-02")).phase is Phase.COMMITTED
+    assert await created(api, kinds.POLICIES, policy("after"))
+
+    # A rollback takes v1beta1 away. The API server lets it go only if nothing was stored in it.
+    await install(api, of_02())
+    await until_true(lambda: unserved(api, kinds.PREEMPTIONS), "v1beta1 not to be served any more")
+    found = await api.get(OLD_PREEMPTIONS, NAMESPACE, "of-02")
+    assert (found["spec"]["signal"], found["status"]["phase"]) == ("another taint", "Committed")
+    assert (await api.get(OLD_POLICIES, NAMESPACE, "after"))["apiVersion"] == OLD_POLICIES.api_version
+    for kind in (OLD_POLICIES, OLD_PREEMPTIONS):
+        for body in (await api.list(kind)).items:
+            await api.delete(kind, body)
+
+
+async def served(api: KubeClient, kind: kinds.Kind) -> bool:
+    try:
+        await api.list(kind)
+    except client.NotFound:
+        return False
+    return True
+
+
+async def unserved(api: KubeClient, kind: kinds.Kind) -> bool:
+    return not await served(api, kind)
+
+
+def test_who_uses_the_old_version_is_told_of_the_new_one() -> None:
+    for crd in definitions().values():
+        for version in crd["spec"]["versions"]:
+            if version["name"] == names.OLD_API_VERSION:
+                assert "write apiVersion: gracepoint.dev/v1beta1" in version["deprecationWarning"]
 
 
 def test_after_a_rollback_objects_of_both_versions_are_read_and_written(api: KubeClient) -> None:

@@ -53,7 +53,7 @@ def _is_refused(server: ApiServer, record: objects.Body) -> bool:
 
 def _text(body: objects.Body) -> str:
     meta = {key: body["metadata"][key] for key in ("name", "namespace")}
-    return json.dumps({**body, "apiVersion": "gracepoint.dev/v1alpha1", "kind": "Preemption", "metadata": meta})
+    return json.dumps({**body, "apiVersion": "gracepoint.dev/v1beta1", "kind": "Preemption", "metadata": meta})
 
 
 def test_who_may_ask_may_take_it_back(people: ApiServer) -> None:

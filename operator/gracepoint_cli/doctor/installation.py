@@ -66,7 +66,7 @@ def own_definitions(crds: Mapping[str, Json | None]) -> CheckResult:
 
 
 def _fields(crd: Json) -> set[str]:
-    """Returns the paths of all fields in the definition's schema."""
+    """Returns the paths of all fields in the schemas of the definition's versions."""
 
     def walk(node: Mapping[str, Any], path: str) -> Iterable[str]:
         for name, child in (node.get("properties") or {}).items():
@@ -75,7 +75,8 @@ def _fields(crd: Json) -> set[str]:
         if isinstance(node.get("items"), dict):
             yield from walk(node["items"], f"{path}[]")
 
-    return set(walk(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], ""))
+    versions = crd["spec"]["versions"]
+    return {path for item in versions for path in walk(item["schema"]["openAPIV3Schema"], item["name"])}
 
 
 def jobset_api(crd: Json | None) -> CheckResult:

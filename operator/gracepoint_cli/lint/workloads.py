@@ -150,7 +150,7 @@ def _restarts(workload: Json) -> Iterator[Finding]:
 def _stand_in() -> CheckpointPolicy:
     spec = {"checkpoint": {"directory": "gs://not-known"}}
     body = {
-        "apiVersion": "gracepoint.dev/v1alpha1",
+        "apiVersion": "gracepoint.dev/v1beta1",
         "kind": "CheckpointPolicy",
         "metadata": {"name": "x"},
         "spec": spec,

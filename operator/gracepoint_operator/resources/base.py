@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic.alias_generators import to_camel
 
-from gracepoint.wire.names import API_VERSION, GROUP
+from gracepoint.wire.names import API_VERSION, GROUP, OLD_API_VERSION
 from gracepoint_operator.read_errors import Unreadable, reading, shortened
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class Resource(Model):
 
     _unknown: tuple[str, ...] = PrivateAttr(default=())
 
-    api_version: Annotated[str, Field(pattern=f"^{GROUP}/{API_VERSION}$".replace(".", r"\."))]
+    api_version: Annotated[str, Field(pattern=f"^{GROUP}/({API_VERSION}|{OLD_API_VERSION})$".replace(".", r"\."))]
     kind: str
     metadata: dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gracepoint.wire.names import API_VERSION, GROUP
+from gracepoint.wire.names import API_VERSION, GROUP, OLD_API_VERSION
 from gracepoint_operator.resources.base import Resource, cel, rules
 from gracepoint_operator.resources.policy import CheckpointPolicy
 from gracepoint_operator.resources.preemption import EITHER, NAMES, Preemption
@@ -76,6 +76,12 @@ def _definition(
             **parts,
         },
     }
+    version = {
+        "served": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": {**schema, **extra}},
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -96,15 +102,18 @@ def _definition(
                 "shortNames": short_names,
                 "categories": ["gracepoint"],
             },
+            "conversion": {"strategy": "None"},
             "versions": [
+                {"name": API_VERSION, "storage": False, **version},
+                # Stored in this one for now: after a rollback, the CRDs of the release before have no other.
                 {
-                    "name": API_VERSION,
-                    "served": True,
+                    "name": OLD_API_VERSION,
                     "storage": True,
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": columns,
-                    "schema": {"openAPIV3Schema": {**schema, **extra}},
-                }
+                    "deprecated": True,
+                    "deprecationWarning": f"{GROUP}/{OLD_API_VERSION} {model.kind_name} is deprecated; write "
+                    f"apiVersion: {GROUP}/{API_VERSION}",
+                    **version,
+                },
             ],
         },
     }

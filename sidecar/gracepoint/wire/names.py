@@ -7,7 +7,9 @@ changes.
 from __future__ import annotations
 
 GROUP = "gracepoint.dev"
-API_VERSION = "v1alpha1"
+API_VERSION = "v1beta1"
+#: The version before. It is served, and stored, as long as a rollback may need it.
+OLD_API_VERSION = "v1alpha1"
 
 #: Label on a JobSet or Job that opts it in. Its value is the name of a CheckpointPolicy in the same namespace. The
 #: operator's webhook copies it to the pods when the workload is created.

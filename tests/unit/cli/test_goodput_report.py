@@ -35,7 +35,7 @@ LEDGER = GoodputLedger(
 def policy(ledger: GoodputLedger = LEDGER) -> Json:
     entry = status_codec.written(ledger, WorkloadIdentity("JobSet", "team", "llm", "u"), 30_000)
     return {
-        "apiVersion": "gracepoint.dev/v1alpha1",
+        "apiVersion": "gracepoint.dev/v1beta1",
         "kind": "CheckpointPolicy",
         "metadata": {"name": "default", "namespace": "team", "uid": "p"},
         "spec": policy_spec().to_json(),

@@ -41,7 +41,7 @@ def stored(*, grace_s: int | None = 60, injected: bool = True) -> Json:
 
 def a_policy(**status: Any) -> Json:
     meta = {"name": "default", "namespace": "team", "uid": "p"}
-    kind = {"apiVersion": "gracepoint.dev/v1alpha1", "kind": "CheckpointPolicy"}
+    kind = {"apiVersion": "gracepoint.dev/v1beta1", "kind": "CheckpointPolicy"}
     return {**kind, "metadata": meta, "spec": policy_spec().to_json(), "status": status}
 
 

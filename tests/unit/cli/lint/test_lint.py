@@ -257,7 +257,7 @@ def write(tmp_path: Path, *bodies: Json) -> Path:
 def a_policy() -> Json:
     spec = {"checkpoint": {"directory": "/checkpoints/{jobset}"}}
     meta = {"name": "default"}
-    return {"apiVersion": "gracepoint.dev/v1alpha1", "kind": "CheckpointPolicy", "metadata": meta, "spec": spec}
+    return {"apiVersion": "gracepoint.dev/v1beta1", "kind": "CheckpointPolicy", "metadata": meta, "spec": spec}
 
 
 def test_a_file_with_its_policy_needs_no_cluster(tmp_path: Path) -> None:

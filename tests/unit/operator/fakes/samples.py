@@ -25,7 +25,7 @@ def policy_spec(**fields: Any) -> CheckpointPolicySpec:
 def policy(name: str = "default", **fields: Any) -> CheckpointPolicy:
     return CheckpointPolicy.of(
         {
-            "apiVersion": "gracepoint.dev/v1alpha1",
+            "apiVersion": "gracepoint.dev/v1beta1",
             "kind": "CheckpointPolicy",
             "metadata": {"name": name, "namespace": "team"},
             "spec": policy_spec(**fields).to_json(),

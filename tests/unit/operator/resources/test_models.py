@@ -25,7 +25,7 @@ from gracepoint_operator.resources.crds import definitions
 
 def policy(**spec: Any) -> dict[str, Any]:
     return {
-        "apiVersion": "gracepoint.dev/v1alpha1",
+        "apiVersion": "gracepoint.dev/v1beta1",
         "kind": "CheckpointPolicy",
         "metadata": {"name": "default", "namespace": "team", "uid": "u-1", "generation": 3},
         "spec": {"checkpoint": {"directory": "/checkpoints/{namespace}/{jobset}"}, **spec},
@@ -205,7 +205,7 @@ def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
 def record() -> dict[str, Any]:
     now = "2026-01-02T03:04:05.678901+00:00"
     return {
-        "apiVersion": "gracepoint.dev/v1alpha1",
+        "apiVersion": "gracepoint.dev/v1beta1",
         "kind": "Preemption",
         "metadata": {"name": "train-1", "namespace": "team"},
         "spec": {

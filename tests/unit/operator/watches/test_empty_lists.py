@@ -14,7 +14,7 @@ from gracepoint_operator.watches.empty_lists import empty_lists
     ("path", "query", "selector"),
     [
         pytest.param("/api/v1/pods", {"labelSelector": "a=b"}, "metadata.name=-", id="list of a watched kind"),
-        pytest.param("/apis/gracepoint.dev/v1alpha1/preemptions", {}, "metadata.name=-", id="list of our kind"),
+        pytest.param("/apis/gracepoint.dev/v1beta1/preemptions", {}, "metadata.name=-", id="list of our kind"),
         pytest.param("/api/v1/pods", {"watch": "true", "resourceVersion": "7"}, None, id="watch"),
         pytest.param(
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", {}, None, id="list that kopf needs itself"

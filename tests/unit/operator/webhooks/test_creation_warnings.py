@@ -27,7 +27,7 @@ def policy(
     ]
     return CheckpointPolicy.of(
         {
-            "apiVersion": "gracepoint.dev/v1alpha1",
+            "apiVersion": "gracepoint.dev/v1beta1",
             "kind": "CheckpointPolicy",
             "metadata": {"name": "default", "namespace": "team"},
             "spec": policy_spec(checkpoint={"directory": directory}).to_json(),

@@ -48,7 +48,7 @@ class Operator:
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         if name == "broken":
             CheckpointPolicy.of(
-                {"apiVersion": "gracepoint.dev/v1alpha1", "kind": "CheckpointPolicy", "metadata": {}, "spec": {}}
+                {"apiVersion": "gracepoint.dev/v1beta1", "kind": "CheckpointPolicy", "metadata": {}, "spec": {}}
             )
         if name == "unreadable":
             raise kube.Unavailable("GET ...: HTTP 503")
