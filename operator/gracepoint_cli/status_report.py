@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gracepoint.wire.names import LABEL_POLICY
+from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_cli.naming import called, made_by
 from gracepoint_operator.decisions.statuses.connectivity import STALE_S
 from gracepoint_operator.kube.fields import read_labels
@@ -148,8 +148,9 @@ def jobs(
     known = {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in policy_bodies}
     running: dict[str, int] = {}
     for pod in pods:
-        if (pod.get("status") or {}).get("phase") == "Running":
-            uid = membership_of(read_labels(pod["metadata"])).workload_uid
+        labels = read_labels(pod["metadata"])
+        if (pod.get("status") or {}).get("phase") == "Running" and labels.get(LABEL_ROLE) != ROLE_HELPER:
+            uid = membership_of(labels).workload_uid
             running[uid] = running.get(uid, 0) + 1
     newest: dict[str, Json] = {}
     for body in preemptions:

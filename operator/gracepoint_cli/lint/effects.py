@@ -6,7 +6,7 @@ from typing import Any
 
 from gracepoint.wire.messages import Mode
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks.training_jobs import Problems, gang, is_job
+from gracepoint_operator.webhooks.training_jobs import Problems, gang, helpers, is_job
 
 Json = dict[str, Any]
 
@@ -23,6 +23,11 @@ def effects(made: Json, policy: CheckpointPolicy) -> list[str]:
     names = ", ".join(member.name for member in members if member.name)
     grace_s = min(int(member.template["spec"]["terminationGracePeriodSeconds"]) for member in members)
     said = [f"The gang has {processes} process{'' if processes == 1 else 'es'}{f': {names}' if names else ''}."]
+    if helping := ", ".join(helper.name for helper in helpers(made, spec.training)):
+        said.append(
+            f"Pods of {helping} do not train. Where the end of one would restart the JobSet, its disruption counts as "
+            "one of the gang."
+        )
     if spec.mode is Mode.OBSERVE:
         return [*said, "The policy has mode Observe: a disruption is recorded, and pods get no notice."]
     head_start_s = spec.deadline.head_start_seconds

@@ -287,7 +287,7 @@ class ReportHandler:
         timed = [Timed(signal, told_at)]
         spec = preemption_spec.begun(gang.workload, gang.policy, gang.epochs, gang.pods, timed, self._clock())
         name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
-        return PreemptionRecord(pod.namespace, name, None, spec, preemption_status.noticed(len(gang.members), spec))
+        return PreemptionRecord(pod.namespace, name, None, spec, preemption_status.noticed(len(gang.processes), spec))
 
     def _known(self, pod: Pod) -> PreemptionRecord | None:
         """The epoch that a report without a name is about. None if there is none from which the gang would exit."""

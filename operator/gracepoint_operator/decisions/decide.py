@@ -232,7 +232,7 @@ def _started(
     if holds_back(spec):
         return [Wait()]
     name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
-    return [StartPreemption(gang.workload.namespace, name, spec, len(gang.members))]
+    return [StartPreemption(gang.workload.namespace, name, spec, len(gang.processes))]
 
 
 def _gives_way(gang: GangSnapshot, current: PreemptionRecord, timed: Sequence[Timed], now: float) -> bool:
@@ -289,13 +289,13 @@ def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
         return []
     reached: list[Decision] = []
     if latest.timing("exited") is None:
-        lives = any(not pod.finished and pod.policy and latest.includes(pod) for pod in gang.pods)
+        lives = any(not (pod.finished or pod.helps) and pod.policy and latest.includes(pod) for pod in gang.pods)
         if lives or not latest.knows_its_pods:
             return []
         reached.append(Reached(latest, "exited"))
     acknowledgements = latest.status.acknowledgements
     if acknowledgements and latest.timing("podsBack") is None:
-        running = sum(pod.phase == "Running" for pod in gang.members if not latest.includes(pod))
+        running = sum(pod.phase == "Running" for pod in gang.processes if not latest.includes(pod))
         if running >= acknowledgements.expected:
             reached.append(Reached(latest, "podsBack"))
     return reached

@@ -4,7 +4,8 @@ The rules:
 
 * **Which pods**: live pods of the workload's current attempt that carry the policy's label, whose Job and workload are
   neither finished nor deleted, while no pod of the gang has ended. A gang in which a process has ended cannot agree on
-  anything any more: what follows is its own clean-up.
+  anything any more: what follows is its own clean-up. A pod that does not train counts if its end would end or restart
+  the workload as a whole (``GangSnapshot.members``): then the processes are told, and leave before it.
 * **Which signals**: kinds that the policy names and that are more certain than a hint. A signal on another object than
   the pod, such as its node, does not count if it existed when the pod was bound: the scheduler chose that node all the
   same, and would again. A signal further ahead than ``signals.HORIZON_S`` does not count, unless it is a request. A
@@ -62,11 +63,11 @@ def counting(gang: GangSnapshot, policy: PolicyInForce | None, now: float, *, dr
         now: Seconds since the epoch.
         drills: True for requests for drills, False for disruptions.
     """
-    if policy is None or not gang.suspects or any(pod.finished for pod in gang.members):
+    if policy is None or not gang.suspects or not gang.processes or gang.has_ended:
         return []
     if drills and not any(request.is_drill(policy.mode) for request in gang.requests):
         return []
-    timed, runs = [], all(pod.phase == "Running" for pod in gang.members)
+    timed, runs = [], all(pod.phase == "Running" for pod in gang.processes)
     for pod in gang.suspects:
         if not gang.job_goes_on(pod):
             continue

@@ -91,7 +91,7 @@ def _why_not_now(gang: GangSnapshot, request: RequestRecord) -> str | None:
     pods, since_at = gang.members, gang.since[request.mark]
     if not pods:
         return f"no pod of the {request.spec.workload.kind} runs"
-    if any(pod.finished for pod in pods):
+    if gang.has_ended:
         return "a pod of the gang has ended, so that its processes cannot agree any more"
     for epoch in gang.epochs:
         left = epoch.leaves and any(epoch.includes(pod) for pod in pods)

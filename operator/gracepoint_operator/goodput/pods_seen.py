@@ -76,8 +76,8 @@ def begun(gang: GangSnapshot, now_ms: int) -> GoodputLedger:
     workload = gang.workload
     if workload is not None and workload.restarts == 0 and workload.created_at > 0:
         return GoodputLedger(since_ms=min(now_ms, _ms(workload.created_at)))
-    newest = max((pod.restart_attempt for pod in gang.pods), default=0)
-    created = [_ms(pod.created_at) for pod in gang.pods if pod.restart_attempt == newest]
+    newest = max((pod.restart_attempt for pod in gang.pods if not pod.helps), default=0)
+    created = [_ms(pod.created_at) for pod in gang.pods if pod.restart_attempt == newest and not pod.helps]
     return GoodputLedger(since_ms=min([now_ms, *created]))
 
 
@@ -96,7 +96,7 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
         known: What the look before returned. None if there was none.
         now_ms: The time.
     """
-    pods = [pod for pod in gang.pods if pod.policy and pod.restart_attempt >= 0]
+    pods = [pod for pod in gang.pods if pod.policy and not pod.helps and pod.restart_attempt >= 0]
     newer = pods if life is None else [pod for pod in pods if _is_newer(life, pod)]
     of_life = [] if life is None else [pod for pod in pods if not _is_newer(life, pod) and not _is_older(life, pod)]
     if not newer and (newer := _successors(of_life)):

@@ -87,10 +87,12 @@ class Membership:
         workload_uid: UID of the workload. Empty if the pod belongs to none.
         restart_attempt: How often the workload had restarted when the pod was made. -1 if the label is not a number:
             such a pod belongs to no attempt.
+        replicated_job: Name of the part of the workload that makes it. Empty if the workload has no parts.
     """
 
     workload_uid: str = ""
     restart_attempt: int = 0
+    replicated_job: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,6 +158,15 @@ class Pod:
     @property
     def policy(self) -> str:
         return self.labels.get(names.LABEL_POLICY, "")
+
+    @property
+    def helps(self) -> bool:
+        """True if it is no process of the gang: it loads data, or starts the others."""
+        return self.labels.get(names.LABEL_ROLE) == names.ROLE_HELPER
+
+    @property
+    def replicated_job(self) -> str:
+        return self.membership.replicated_job
 
     @property
     def completion_index(self) -> int:

@@ -59,10 +59,25 @@ class GangSnapshot:
 
     @functools.cached_property
     def members(self) -> tuple[Pod, ...]:
-        """The pods of the current attempt. Empty if the workload is deleted or finished.
+        """The pods of the current attempt that the gang needs. Empty if the workload is deleted or finished.
 
-        A pod that has ended is included, unless its Job has replaced it by another pod.
+        These are its processes, and those helpers whose end would end or restart the gang. A pod that has ended is
+        included, unless its Job has replaced it by another pod.
         """
+        return tuple(pod for pod in self._current if not pod.helps or self._ends_gang(pod))
+
+    @functools.cached_property
+    def processes(self) -> tuple[Pod, ...]:
+        """The members that train: they are told, and agree."""
+        return tuple(pod for pod in self._current if not pod.helps)
+
+    @functools.cached_property
+    def has_ended(self) -> bool:
+        """True if a process has ended, or a helper has failed without which the gang does not go on."""
+        return any(pod.finished and (not pod.helps or self._has_failed(pod)) for pod in self.members)
+
+    @functools.cached_property
+    def _current(self) -> tuple[Pod, ...]:
         workload = self.workload
         if workload is None or workload.deleted or workload.finished:
             return ()
@@ -90,6 +105,15 @@ class GangSnapshot:
         if job is None or job.deleted or job.finished or pod.job_uid not in ("", job.uid):
             return False
         return job.completions is None or pod.completion_index < job.completions
+
+    def _ends_gang(self, helper: Pod) -> bool:
+        """True if the end of a helper's pod, by a disruption, would end or restart its workload as a whole."""
+        job = self.jobs.get(helper.job_name)
+        return job is not None and self.workload is not None and self.workload.ends_with(helper.replicated_job, job)
+
+    def _has_failed(self, helper: Pod) -> bool:
+        job = self.jobs.get(helper.job_name)
+        return job is not None and job.failed
 
     def is_ordinary_life(self, pod: Pod) -> bool:
         """True if the end of this pod is not a disruption: its workload or Job ended, was deleted or has restarted."""

@@ -58,8 +58,9 @@ class Training(Model):
     """Which part of the JobSet trains."""
 
     replicated_jobs: list[LabelName] = Field(default=[], max_length=64, json_schema_extra=LIST_SET)
-    """Names of the replicatedJobs whose pods form the gang. Empty: all of them. A JobSet that lacks one of these is
-    refused."""
+    """Names of the replicatedJobs that train. Empty: all of them, except those with the label gracepoint.dev/role:
+    helper on their pod templates and, if some ask for accelerators, those that ask for none. A JobSet that lacks one of
+    these is refused."""
     container: Annotated[str, Field(max_length=63)] = ""
     """Name of the container that calls gracepoint.attach(). Empty: the first container of the pod template."""
     coordinator_port: Annotated[int, Field(ge=1, le=65535)] = 8476

@@ -5,11 +5,16 @@ from __future__ import annotations
 import copy
 from pathlib import PurePosixPath
 
-from gracepoint.wire.names import Env
+from gracepoint.wire.names import LABEL_ROLE, ROLE_HELPER, Env
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast
-from gracepoint_operator.webhooks.contracts.in_place_restart import agent_starts_training, restarts_all_containers
+from gracepoint_operator.webhooks.contracts.in_place_restart import (
+    agent_starts_training,
+    restarts_all_containers,
+    restarts_in_place,
+)
+from gracepoint_operator.webhooks.contracts.release_contract import HELPER_RULE_NAME, ends_gang
 from gracepoint_operator.webhooks.pods.keeper_sidecar import KEEPER
-from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, helpers, is_job
 
 #: The values of managedBy that mean the usual controller.
 _CONTROLLERS = {"JobSet": "jobset.sigs.k8s.io/jobset-controller", "Job": "kubernetes.io/job-controller"}
@@ -29,6 +34,8 @@ def warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
     kind = "Job" if is_job(made) else "JobSet"
     return [
         *_run_elsewhere(made, kind),
+        *_taken_for_processes(made, members, policy),
+        *_counted(made, policy),
         *_restarted_alone(made, members),
         *_killed_at_once(members),
         *_keeper_killed(members),
@@ -45,6 +52,42 @@ def _run_elsewhere(made: Json, kind: str) -> list[str]:
     return [
         f"spec.managedBy: found {manager}, which is not {kind}'s own controller. If it runs the pods in another "
         "cluster, Gracepoint and the policy must be there too; here nothing is saved or recorded"
+    ]
+
+
+def _taken_for_processes(made: Json, members: list[TrainingJob], policy: CheckpointPolicy) -> list[str]:
+    """Warns if nobody has said which of several replicatedJobs train: the gang waits for every process."""
+    others = [helper.name for helper in helpers(made, policy.spec.training)]
+    if policy.spec.training.replicated_jobs or len(members) + len(others) < 2:
+        return []
+    where, label = "the policy's spec.training.replicatedJobs", f"the label {LABEL_ROLE}: {ROLE_HELPER}"
+    names = ", ".join(member.name for member in members)
+    if len(members) == 1:
+        return [
+            f"spec.replicatedJobs: {where} names none, so that {names} is taken for what trains, and "
+            f"{', '.join(others)} for helpers. If that is wrong, name those that train"
+        ]
+    processes = sum(member.processes for member in members)
+    return [
+        f"spec.replicatedJobs: {where} names none, so that all {processes} pods of {names} are taken for processes: "
+        "the job waits until each of them has called gracepoint.attach(). If some do not train, name those that do, or "
+        f"write {label} into the pod templates of the others"
+    ]
+
+
+def _counted(made: Json, policy: CheckpointPolicy) -> list[str]:
+    """Warns of Jobs that do not train and whose end restarts the JobSet in a way that counts."""
+    if is_job(made) or restarts_in_place(made):
+        return []
+    rules = (made["spec"].get("failurePolicy") or {}).get("rules") or []
+    told: list[str] = next((rule["targetReplicatedJobs"] for rule in rules if rule.get("name") == HELPER_RULE_NAME), [])
+    return [
+        f"{helper.path}: found restartPolicy {(helper.template.get('spec') or {}).get('restartPolicy')} and "
+        f"backoffLimit {helper.job.get('backoffLimit')}: if a pod of it is deleted, the JobSet restarts as a whole. "
+        "The gang saves before that, but if the pod ends first, the restart counts towards maxRestarts. Write "
+        "restartPolicy: Never, or allow the Job to replace its pod by a backoffLimit"
+        for helper in helpers(made, policy.spec.training)
+        if helper.name not in told and ends_gang(helper, made)
     ]
 
 

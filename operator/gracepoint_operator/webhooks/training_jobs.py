@@ -1,13 +1,24 @@
-"""Which Jobs of a workload form the gang, in the order of their processes: a JobSet's, or the workload itself. Pure."""
+"""Which Jobs of a workload form the gang, in the order of their processes: a JobSet's, or the workload itself. Pure.
+
+If the policy does not name the replicatedJobs that train, these are all of a JobSet, with two exceptions. A pod
+template with the label ``wire.names.LABEL_ROLE`` does not train. And if some ask for accelerators and others do not,
+the others do not train: they load data, or start the rest.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Sequence
 from typing import Any
 
+from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_operator.resources import Training
 
 Json = dict[str, Any]
+
+#: Names of extended resources that are accelerators, for example nvidia.com/gpu and google.com/tpu.
+_ACCELERATOR = re.compile(r"/(.*(gpu|tpu|npu|neuron|gaudi|xpu|i915).*|mig-.*|xe)$", re.IGNORECASE)
 
 
 class Problems(list[str]):
@@ -39,6 +50,16 @@ class TrainingJob:
         return self.replicas * self.pods_per_job
 
 
+@dataclasses.dataclass(frozen=True)
+class HelperJob:
+    """One replicatedJob that does not train. The dicts are parts of the JobSet, as in ``TrainingJob``."""
+
+    path: str
+    name: str
+    job: Json
+    template: Json
+
+
 def is_job(workload: Json) -> bool:
     """Returns whether it is a Job. Otherwise it is a JobSet."""
     return workload.get("kind") == "Job"
@@ -52,8 +73,52 @@ def gang(workload: Json, training: Training, problems: Problems) -> list[Trainin
     return _of_jobset(workload, training, problems)
 
 
+def helpers(workload: Json, training: Training) -> list[HelperJob]:
+    """Returns the replicatedJobs of a JobSet that are not of the gang. A Job has none."""
+    if is_job(workload):
+        return []
+    jobs = _replicated_jobs(workload)
+    wanted = training.replicated_jobs or training_by_default(jobs)
+    return [
+        HelperJob(f"spec.replicatedJobs[{i}].template.spec", job["name"], spec, spec.setdefault("template", {}))
+        for i, job in enumerate(jobs)
+        if job.get("name") not in wanted
+        for spec in (job.setdefault("template", {}).setdefault("spec", {}),)
+    ]
+
+
+def training_by_default(jobs: Sequence[Json]) -> list[str]:
+    """Returns the names of the replicatedJobs that train if the policy names none."""
+    may_train = [job for job in jobs if _labels(job).get(LABEL_ROLE) != ROLE_HELPER]
+    # Of a JobSet that was injected before, possibly by a version with another default, those that it was made with.
+    labelled = [job for job in may_train if LABEL_POLICY in _labels(job)]
+    asking = [job for job in may_train if asks_for_accelerators(job)]
+    return [job.get("name", "") for job in labelled or asking or may_train]
+
+
+def asks_for_accelerators(job: Json) -> bool:
+    """Returns whether the pods of a replicatedJob ask for accelerators."""
+    pod = _template(job).get("spec") or {}
+    resources = [container.get("resources") or {} for container in pod.get("containers") or ()]
+    asked = [name for item in resources for kind in ("requests", "limits") for name in item.get(kind) or ()]
+    claimed = any(item.get("claims") for item in resources)
+    return claimed or any(_ACCELERATOR.search(name) for name in asked)
+
+
+def _replicated_jobs(jobset: Json) -> list[Json]:
+    return jobset.get("spec", {}).get("replicatedJobs") or []
+
+
+def _template(job: Json) -> Json:
+    return ((job.get("template") or {}).get("spec") or {}).get("template") or {}
+
+
+def _labels(job: Json) -> Json:
+    return (_template(job).get("metadata") or {}).get("labels") or {}
+
+
 def _of_jobset(jobset: Json, training: Training, problems: Problems) -> list[TrainingJob]:
-    jobs: list[Json] = jobset.get("spec", {}).get("replicatedJobs") or []
+    jobs = _replicated_jobs(jobset)
     names = [job.get("name", "") for job in jobs]
     for missing in sorted(set(training.replicated_jobs) - set(names)):
         problems.add(
@@ -62,10 +127,18 @@ def _of_jobset(jobset: Json, training: Training, problems: Problems) -> list[Tra
             expected=f"one named {missing!r}, which the policy's spec.training.replicatedJobs lists",
             fix="Correct the name in the JobSet or in the policy",
         )
-    wanted = training.replicated_jobs or names
+    for i, job in enumerate(jobs):
+        if job.get("name") in training.replicated_jobs and _labels(job).get(LABEL_ROLE) == ROLE_HELPER:
+            problems.add(
+                f"spec.replicatedJobs[{i}].template.spec.template.metadata.labels[{LABEL_ROLE}]",
+                found=ROLE_HELPER,
+                expected="no such label, as the policy's spec.training.replicatedJobs says that it trains",
+                fix="Remove the label, or the name from the policy",
+            )
+    wanted = training.replicated_jobs or training_by_default(jobs)
     members = [_member(i, job, training, problems) for i, job in enumerate(jobs) if job.get("name") in wanted]
     if not members and not problems:
-        problems.add("spec.replicatedJobs", found="none", expected="at least one", fix="Add one")
+        problems.add("spec.replicatedJobs", found="none that trains", expected="at least one", fix="Add one")
     return [member for member in members if member is not None]
 
 

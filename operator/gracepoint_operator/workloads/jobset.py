@@ -18,6 +18,7 @@ from gracepoint_operator.kube.fields import (
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Membership
 from gracepoint_operator.read_errors import reading
+from gracepoint_operator.workloads.pod_ends import failure_rules, restarts_in_place
 from gracepoint_operator.workloads.workload import Workload
 
 JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")
@@ -36,7 +37,8 @@ class JobSetType:
     def read(self, body: Mapping[str, Any]) -> Workload:
         with reading("a JobSet"):
             meta, status = body["metadata"], body.get("status") or {}
-            replicated_jobs = (body.get("spec") or {}).get("replicatedJobs")
+            spec = body.get("spec") or {}
+            replicated_jobs = spec.get("replicatedJobs")
             return Workload(
                 kind=self.name,
                 namespace=text(meta["namespace"]),
@@ -49,13 +51,19 @@ class JobSetType:
                 injected=any(names.LABEL_POLICY in labels for labels in _pod_labels(replicated_jobs)),
                 owner_uid=owner_uid(meta),
                 created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
+                failure_rules=failure_rules(spec),
+                in_place=restarts_in_place(spec),
             )
 
     def membership(self, labels: Mapping[str, str]) -> Membership | None:
         uid = labels.get(names.JOBSET_LABEL_UID)
         if not uid:
             return None
-        return Membership(uid, label_number(labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0"), -1))
+        return Membership(
+            uid,
+            label_number(labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0"), -1),
+            labels.get(names.JOBSET_LABEL_REPLICATED_JOB, ""),
+        )
 
     def name_in(self, labels: Mapping[str, str]) -> str | None:
         return labels.get(names.JOBSET_LABEL_NAME)

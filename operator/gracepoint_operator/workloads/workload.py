@@ -10,12 +10,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gracepoint_operator.kube.fields import optional_number, text, true_conditions
+from gracepoint_operator.kube.fields import optional_number, shared, text, true_conditions
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Membership
 from gracepoint_operator.read_errors import reading
+from gracepoint_operator.workloads.pod_ends import (
+    FailureRule,
+    JobFailure,
+    failures_at_disruption,
+    restarts_alone,
+)
 
-_FINISHED_JOB = {"Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"}
+_FAILED_JOB = {"Failed", "FailureTarget"}
+_FINISHED_JOB = {"Complete", "SuccessCriteriaMet", *_FAILED_JOB}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class Workload(WorkloadIdentity):
         owner_uid: UID of the object that controls it, such as a TrainJob. Empty if there is none.
         job: The Job that the workload itself is. None if it makes Jobs.
         created_at: When it was created, in seconds since the epoch. 0 if the object does not say.
+        failure_rules: What it does when one of its Jobs fails.
+        in_place: Whether a pod that is made anew restarts all others in place.
     """
 
     policy: str
@@ -55,11 +64,19 @@ class Workload(WorkloadIdentity):
     owner_uid: str = ""
     job: Job | None = None
     created_at: float = 0.0
+    failure_rules: tuple[FailureRule, ...] = ()
+    in_place: bool = False
 
     @property
     def queued_as(self) -> tuple[str, ...]:
         """UIDs of the objects to which Kueue's Workload of it may belong: itself, or what controls it."""
         return (self.uid, self.owner_uid) if self.owner_uid else (self.uid,)
+
+    def ends_with(self, replicated_job: str, job: Job) -> bool:
+        """Returns whether it ends or restarts as a whole when one pod of that Job of it is disrupted."""
+        return self.in_place or any(
+            not restarts_alone(self.failure_rules, replicated_job, failure) for failure in job.failures
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +88,8 @@ class Job:
         deleted: Whether it is being deleted.
         finished: Whether it has ended, or is being brought to its end (FailureTarget).
         completions: Number of its pods, whose indices are smaller. None if the Job does not say.
+        failed: Whether it has failed, or is being brought to that end.
+        failures: How it may fail when one more of its pods is disrupted. Empty if it makes another pod.
     """
 
     namespace: str
@@ -80,6 +99,8 @@ class Job:
     deleted: bool
     finished: bool
     completions: int | None
+    failed: bool = False
+    failures: tuple[JobFailure, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,13 +171,17 @@ def read_job(body: Mapping[str, Any], membership: Membership) -> Job:
     """
     with reading("a Job"):
         meta, status = body["metadata"], body.get("status") or {}
-        completions = optional_number((body.get("spec") or {}).get("completions"), None)
+        spec = body.get("spec") or {}
+        completions = optional_number(spec.get("completions"), None)
+        failed_pods, conditions = int(optional_number(status.get("failed"), 0)), true_conditions(status).keys()
         return Job(
             namespace=text(meta["namespace"]),
             name=text(meta["name"]),
             uid=text(meta["uid"]),
             workload_uid=membership.workload_uid,
             deleted="deletionTimestamp" in meta,
-            finished=bool(_FINISHED_JOB & true_conditions(status).keys()),
+            finished=bool(_FINISHED_JOB & conditions),
             completions=None if completions is None else int(completions),
+            failed=bool(_FAILED_JOB & conditions),
+            failures=shared(tuple(item for item in failures_at_disruption(spec, failed_pods) if item is not None)),
         )

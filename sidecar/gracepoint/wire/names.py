@@ -15,6 +15,11 @@ OLD_API_VERSION = "v1alpha1"
 #: operator's webhook copies it to the pods when the workload is created.
 LABEL_POLICY = "gracepoint.dev/policy"
 
+#: Label on the pod template of a replicatedJob, and on its pods. With the value ``helper``, they are no processes of
+#: the gang: they load data, or start others. The webhook writes it, and users may.
+LABEL_ROLE = "gracepoint.dev/role"
+ROLE_HELPER = "helper"
+
 #: Label on a node. With the value ``off``, nothing holds up evictions from it: an administrator's way through.
 LABEL_EVICTION_HOLD = "gracepoint.dev/eviction-hold"
 EVICTION_HOLD_OFF = "off"

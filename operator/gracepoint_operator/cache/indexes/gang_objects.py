@@ -165,7 +165,7 @@ class GangObjects:
         return self._pods_of.keys() & self.workloads.keys()
 
     def pods_at(self, epoch: PreemptionRecord) -> list[Pod]:
-        """The pods of the gang at the start of the epoch. Empty once the workload has been restarted."""
+        """The processes' pods at the start of the epoch. Empty once the workload has been restarted."""
         workload = self.workloads.get(epoch.spec.workload.uid)
         if workload is None:
             return []
@@ -173,7 +173,7 @@ class GangObjects:
         return [
             pod
             for pod in self.pods_of(workload.uid, epoch.namespace)
-            if pod.membership.restart_attempt == attempt and pod.policy and epoch.includes(pod)
+            if pod.membership.restart_attempt == attempt and pod.policy and not pod.helps and epoch.includes(pod)
         ]
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:

@@ -187,7 +187,7 @@ class ConnectionWriter:
         workloads, before = self._cache.objects.workloads, self._running_since
         self._running_since = {}
         for pod in self._cache.objects.pods.values():
-            if pod.phase != "Running" or pod.deletion_at is not None or not pod.policy:
+            if pod.phase != "Running" or pod.deletion_at is not None or not pod.policy or pod.helps:
                 continue
             workload = workloads.get(pod.workload_uid)
             if workload is None or workload.finished or workload.deleted or not workload.injected:

@@ -201,7 +201,7 @@ class PolicyWriter:
         granted: list[tuple[WorkloadForecast, float]] = []
         for forecast in forecasts:
             gang = self._cache.gang(forecast.uid)
-            grace_s = policy_status.grace_s(gang.members, gang.nodes)
+            grace_s = policy_status.grace_s(gang.processes, gang.nodes)
             if grace_s is not None:
                 granted.append((forecast, grace_s))
         worst = min(granted, key=lambda item: item[1] - item[0].needed_s, default=None)

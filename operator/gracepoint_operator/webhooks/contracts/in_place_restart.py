@@ -11,8 +11,9 @@ makes new pods as with the strategy Recreate. So the gang leaves a node that goe
 from __future__ import annotations
 
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob
+from gracepoint_operator.workloads import pod_ends
 
-STRATEGY = "InPlaceRestart"
+STRATEGY = pod_ends.IN_PLACE
 #: JobSet's webhook requires this backoff limit.
 BACKOFF_LIMIT = 2**31 - 1
 #: Variables that JobSet's agent needs, and the one by which it starts the training itself.
@@ -24,7 +25,7 @@ _RESTARTS = ("Restart", _ALL_CONTAINERS)
 
 def restarts_in_place(jobset: Json) -> bool:
     """Returns whether the JobSet has the restart strategy InPlaceRestart."""
-    return bool((jobset.get("spec", {}).get("failurePolicy") or {}).get("restartStrategy") == STRATEGY)
+    return pod_ends.restarts_in_place(jobset.get("spec", {}))
 
 
 def in_place_is_possible(member: TrainingJob) -> bool:

@@ -7,11 +7,19 @@ nothing. So the contract is compared with the schema of the served CRD.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from gracepoint_operator.resources import CheckpointPolicySpec
-from gracepoint_operator.webhooks.contracts.release_contract import RULE_ACTION, RULE_REASON, RULES, own_pod_rules
-from gracepoint_operator.webhooks.training_jobs import Json, Problems, gang
+from gracepoint_operator.webhooks.contracts.release_contract import (
+    HELPER_RULE_NAME,
+    RULE_ACTION,
+    RULE_REASON,
+    RULES,
+    is_own_rule,
+    own_pod_rules,
+)
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, gang, helpers
 
 CRD_NAME = "jobsets.jobset.x-k8s.io"
 VERSION = "v1alpha2"
@@ -111,10 +119,22 @@ def _has(node: Any, value: str | None) -> bool:
 
 
 def _other_rules(jobset: Json, policy: CheckpointPolicySpec) -> list[str]:
-    """Returns the paths of other rules that make a Job of the gang fail."""
-    return [
-        f"{member.path}.podFailurePolicy.rules[{i}]"
-        for member in gang(jobset, policy.training, Problems())
-        for i, rule in enumerate(member.job.get("podFailurePolicy", {}).get("rules") or [])
-        if rule.get("action") == "FailJob" and rule not in own_pod_rules(member, policy)
-    ]
+    """Returns the paths of other rules that make a Job fail whose failure restarts the JobSet without being counted."""
+    rules = (jobset["spec"].get("failurePolicy") or {}).get("rules") or []
+    targets: list[str] = next(
+        (rule["targetReplicatedJobs"] for rule in rules if rule.get("name") == HELPER_RULE_NAME), []
+    )
+    found = []
+    for member in gang(jobset, policy.training, Problems()):
+        own = own_pod_rules(member, policy)
+        found += [path for path, rule in _failing(member.path, member.job) if rule not in own]
+    for helper in helpers(jobset, policy.training):
+        if helper.name in targets:
+            found += [path for path, rule in _failing(helper.path, helper.job) if not is_own_rule(rule)]
+    return found
+
+
+def _failing(path: str, job: Json) -> Iterator[tuple[str, Json]]:
+    for i, rule in enumerate(job.get("podFailurePolicy", {}).get("rules") or []):
+        if rule.get("action") == "FailJob":
+            yield f"{path}.podFailurePolicy.rules[{i}]", rule

@@ -9,6 +9,9 @@ policy's exit codes, or its pod is disrupted, its Job fails at once and as a who
 of the JobSet restarts the JobSet for exactly this reason without counting the restart. Other failures are handled as
 the user has configured.
 
+A Job that does not train may end the gang all the same: with a backoff limit of 0, one eviction of its pod fails it,
+and the JobSet restarts as a whole. Such a Job gets the rule for disruptions, too, so that this restart does not count.
+
 Missing fields are injected. Fields that contradict the contract are refused. One problem decides the name of the
 webhook configuration in the chart: JobSet's own webhook sets ``restartPolicy: OnFailure`` if the field is missing, and
 then a missing field cannot be told from OnFailure. The API server calls webhook configurations in the order of their
@@ -20,12 +23,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks.contracts.contract_parts import (
     DEFAULT_GRACE_PERIOD_S,
     DEFAULT_MAX_RESTARTS,
+    MAX_POD_FAILURE_RULES,
     enough_processes,
     exit_codes,
     expect,
@@ -40,13 +45,17 @@ from gracepoint_operator.webhooks.contracts.in_place_restart import (
 )
 from gracepoint_operator.webhooks.contracts.job_contract import apply_job_contract
 from gracepoint_operator.webhooks.pod_template import check_template
-from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
+from gracepoint_operator.webhooks.training_jobs import HelperJob, Json, Problems, TrainingJob, gang, helpers, is_job
+from gracepoint_operator.workloads.pod_ends import FailureRule, failure_rules, failures_at_disruption, restarts_alone
 
-#: Name of our rule in the JobSet's failure policy. The name is reserved.
+#: Names of our rules in the JobSet's failure policy: for Jobs that train, and for others. The names are reserved.
 RULE_NAME = "gracepoint_preemption"
+HELPER_RULE_NAME = "gracepoint_helper_preemption"
 RULE_ACTION = "RestartJobSetAndIgnoreMaxRestarts"
 RULE_REASON = "PodFailurePolicy"
 RULES = "spec.failurePolicy.rules"
+_DISRUPTED_SAYS = "condition DisruptionTarget matching FailJob rule"
+_DISRUPTED: Json = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +101,11 @@ def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | 
         _restarts_elsewhere(made, problems)
     if problems:
         return ContractViolation(tuple(problems))
-    _restart_uncounted(made["spec"], members, policy)
+    spec = made["spec"]
+    theirs = [rule for rule in failure_rules(spec) if rule.name not in (RULE_NAME, HELPER_RULE_NAME)]
+    others = [] if in_place else helpers(made, policy.training)
+    uncounted = [helper.name for helper in others if _leaves_with_the_gang(helper, theirs)]
+    _restart_uncounted(spec, members, uncounted, policy)
     return Patched(made)
 
 
@@ -140,12 +153,50 @@ def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec) -> list[Jso
     on_codes = {"containerName": member.container["name"], "operator": "In", "values": exit_codes(policy)}
     return [
         {"action": "FailJob", "onExitCodes": on_codes},
-        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        copy.deepcopy(_DISRUPTED),
     ]
 
 
-def _restart_uncounted(spec: Json, members: list[TrainingJob], policy: CheckpointPolicySpec) -> None:
-    """Puts our rule before the user's rules, because the first rule that matches is executed."""
+def is_own_rule(rule: Json) -> bool:
+    """Returns whether it is the contract's rule in the podFailurePolicy of a Job that does not train."""
+    return rule == _DISRUPTED
+
+
+def ends_gang(helper: HelperJob, jobset: Json) -> bool:
+    """Returns whether the first disruption of one of its pods restarts or ends the JobSet as a whole."""
+    return _ends_gang(helper, failure_rules(jobset["spec"]))
+
+
+def _ends_gang(helper: HelperJob, rules: Sequence[FailureRule]) -> bool:
+    failures = failures_at_disruption(helper.job)
+    return all(item is not None and not restarts_alone(rules, helper.name, item) for item in failures)
+
+
+def _leaves_with_the_gang(helper: HelperJob, rules: Sequence[FailureRule]) -> bool:
+    """Makes a Job that does not train, but whose end restarts the JobSet, fail in a way that the JobSet can tell.
+
+    Returns False if its end restarts nothing else, or cannot be told from other failures: Kubernetes has no
+    podFailurePolicy for pods whose containers restart in place.
+    """
+    if not _ends_gang(helper, rules):
+        return False
+    job, pod = helper.job, helper.template.setdefault("spec", {})
+    if pod.get("restartPolicy") is None:
+        pod["restartPolicy"] = "Never"  # any failure already ends the Job
+    if pod["restartPolicy"] != "Never" or job.get("podReplacementPolicy") == "TerminatingOrFailed":
+        return False
+    present: list[Json] = (job.get("podFailurePolicy") or {}).get("rules") or []
+    if _DISRUPTED not in present:
+        if len(present) >= MAX_POD_FAILURE_RULES:
+            return False
+        job["podFailurePolicy"] = {"rules": [copy.deepcopy(_DISRUPTED), *present]}
+    return True
+
+
+def _restart_uncounted(
+    spec: Json, members: list[TrainingJob], helping: list[str], policy: CheckpointPolicySpec
+) -> None:
+    """Puts our rules before the user's rules, because the first rule that matches is executed."""
     codes = "|".join(map(str, exit_codes(policy)))
     rule: dict[str, Any] = {
         "name": RULE_NAME,
@@ -154,13 +205,25 @@ def _restart_uncounted(spec: Json, members: list[TrainingJob], policy: Checkpoin
         # With the reason alone, a failure by a user's own FailJob rule for a real error would also restart, for ever.
         "onJobFailureMessagePatterns": [
             f"exit code ({codes}) matching FailJob rule",
-            "condition DisruptionTarget matching FailJob rule",
+            _DISRUPTED_SAYS,
         ],
         "targetReplicatedJobs": [member.name for member in members],
     }
+    ours = [rule]
+    if helping:
+        ours.append(
+            {
+                "name": HELPER_RULE_NAME,
+                "action": RULE_ACTION,
+                "onJobFailureReasons": [RULE_REASON],
+                "onJobFailureMessagePatterns": [_DISRUPTED_SAYS],
+                "targetReplicatedJobs": helping,
+            }
+        )
     failure_policy = spec.setdefault("failurePolicy", {"maxRestarts": DEFAULT_MAX_RESTARTS})
-    theirs = [other for other in failure_policy.get("rules") or [] if other.get("name") != RULE_NAME]
-    failure_policy["rules"] = [rule, *theirs]
+    names = {RULE_NAME, HELPER_RULE_NAME}
+    theirs = [other for other in failure_policy.get("rules") or [] if other.get("name") not in names]
+    failure_policy["rules"] = [*ours, *theirs]
 
 
 def _run_at_once(member: TrainingJob, members: list[TrainingJob], problems: Problems) -> None:

@@ -22,7 +22,7 @@ from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.resources.policy_checkpoint import EncryptionAlgorithm, SaveWriter
 from gracepoint_operator.webhooks.pod_template import TOKEN_VOLUME
 from gracepoint_operator.webhooks.pods.keeper_sidecar import inject_keeper
-from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, is_job
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, helpers, is_job
 
 #: Lifetime of a projected token, in seconds. The kubelet renews the token after 80 % of it.
 TOKEN_LIFETIME_S = 3600
@@ -136,6 +136,9 @@ def inject_workload(
         if policy.checkpoint.writer is SaveWriter.KEEPER:
             inject_keeper(member.template["spec"], member.container)
         offset += member.processes
+    for helper in helpers(made, policy.training):
+        # So that the operator sees their pods. Their containers know nothing of it.
+        _mark(helper.template, {names.LABEL_POLICY: policy_name, names.LABEL_ROLE: names.ROLE_HELPER})
     return made
 
 
@@ -160,7 +163,10 @@ def refresh_pod(pod: Json, settings: AdmissionSettings) -> Json:
 
 
 def is_injected(pod: Json) -> bool:
-    """Returns whether a container of the pod has the operator's URL, from the injection into its workload."""
+    """Returns whether the pod has what the injection writes: the operator's URL, or the label of a helper."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    if labels.get(names.LABEL_ROLE) == names.ROLE_HELPER:
+        return True
     containers: list[Json] = pod.get("spec", {}).get("containers") or []
     return any(v["name"] == Env.OPERATOR_URL for c in containers for v in c.get("env") or [])
 
@@ -235,9 +241,13 @@ def _store_of(policy: CheckpointPolicySpec) -> dict[str, object]:
     return {name: value for name, value in found.items() if value}
 
 
+def _mark(template: Json, labels: dict[str, str]) -> None:
+    metadata = template.setdefault("metadata", {})
+    metadata["labels"] = {**(metadata.get("labels") or {}), **labels}
+
+
 def _inject_template(member: TrainingJob, policy_name: str, environment: list[Json]) -> None:
-    metadata = member.template.setdefault("metadata", {})
-    metadata["labels"] = {**(metadata.get("labels") or {}), names.LABEL_POLICY: policy_name}
+    _mark(member.template, {names.LABEL_POLICY: policy_name})
     pod, container = member.template["spec"], member.container
     container["env"] = _merged(environment, container.get("env") or [])
     token = {

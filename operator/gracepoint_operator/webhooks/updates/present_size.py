@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from gracepoint.wire import names
-from gracepoint.wire.names import LABEL_POLICY, Env
+from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER, Env
 from gracepoint_operator.webhooks.training_jobs import Json
 
 K = TypeVar("K", bound=Hashable)
@@ -61,8 +61,9 @@ def of_workload(workload: Json) -> dict[str, MemberPlace]:
 
 
 def is_member(template: Json) -> bool:
-    """Returns whether the pods of an injected template belong to a gang."""
-    return LABEL_POLICY in ((template.get("metadata") or {}).get("labels") or {})
+    """Returns whether the pods of an injected template are processes of a gang."""
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    return LABEL_POLICY in labels and labels.get(LABEL_ROLE) != ROLE_HELPER
 
 
 def is_elastic(pod: Json) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gracepoint.wire import names
 from gracepoint.wire.frames import Notice
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import client, kinds
@@ -596,3 +597,44 @@ def test_two_replicas_knowledge_joins_to_the_earlier_attempt(ours: float | None,
     joined = epoch(attempted_at=ours).joined(epoch(attempted_at=theirs))
     assert joined.spec.eviction_attempted_at is not None
     assert joined.spec.eviction_attempted_at.timestamp() == NOW
+
+
+def _helper(replica: Replica, *, backoff_limit: int) -> str:
+    """A pod that does not train, and its Job. Returns its name."""
+    job, pod = objects.job(completions=1), objects.pod(0, on="node-2")
+    job["metadata"] |= {"name": "train-data-0", "uid": "uid-job-data"}
+    job["spec"]["backoffLimit"] = backoff_limit
+    pod["metadata"] |= {"name": "train-data-0-0-0abc", "uid": "uid-data"}
+    pod["metadata"]["labels"] |= {
+        names.LABEL_ROLE: names.ROLE_HELPER,
+        names.JOBSET_LABEL_REPLICATED_JOB: "data",
+        "batch.kubernetes.io/job-name": "train-data-0",
+        "batch.kubernetes.io/controller-uid": "uid-job-data",
+    }
+    replica.see(kinds.JOBS, job)
+    replica.see(kinds.PODS, pod)
+    return str(pod["metadata"]["name"])
+
+
+async def test_a_helper_without_which_the_gang_restarts_waits_for_the_save_too(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0)
+        name = _helper(replica, backoff_limit=0)
+        await asyncio.sleep(0)
+        assert await evict(replica, name) is not None
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice)
+        assert notice.cause == "Drain"
+        made = await replica.phase("Noticed")
+        assert made["spec"]["pods"] == [name]
+        assert made["status"]["acknowledgements"]["expected"] == 2
+        await replica.report(Phase.COMMITTED)
+        assert await evict(replica, name) is None
+
+
+async def test_a_helper_that_its_job_replaces_goes_at_once(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        name = _helper(replica, backoff_limit=6)
+        await asyncio.sleep(0)
+        assert await evict(replica, name) is None
+        assert replica.preemptions == []

@@ -268,9 +268,11 @@ def test_the_container_that_the_policy_names_is_the_one_that_is_injected() -> No
     assert rule["onExitCodes"]["containerName"] == "train"
 
 
-def test_only_the_gang_is_injected() -> None:
+def test_what_does_not_train_gets_labels_alone_by_which_the_operator_sees_its_pods() -> None:
     body = jobset(replicated_job("workers"), replicated_job("board"))
     made = injected(body, policy_spec(training={"replicatedJobs": ["workers"]}))
+    metadata = job_of(made, 1)["template"].pop("metadata")
+    assert metadata == {"labels": {names.LABEL_POLICY: "default", names.LABEL_ROLE: "helper"}}
     assert made["spec"]["replicatedJobs"][1] == body["spec"]["replicatedJobs"][1]
 
 

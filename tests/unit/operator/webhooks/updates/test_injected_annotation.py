@@ -77,8 +77,9 @@ def test_what_the_user_wrote_rightly_is_not_called_filled_in() -> None:
 def test_replicated_jobs_that_do_not_train_show_nothing() -> None:
     body = jobset(replicated_job("workers"), replicated_job("board"))
     made = annotated(body, policy(training={"replicatedJobs": ["workers"]}))
-    assert made["spec"]["replicatedJobs"][1] == body["spec"]["replicatedJobs"][1]
-    assert not [field for field in annotation(made["metadata"])["fields"] if "board" in field]
+    assert "annotations" not in job_of(made, 1)["template"]["metadata"]
+    fields = [field for field in annotation(made["metadata"])["fields"] if "board" in field]
+    assert fields == ["spec.replicatedJobs[board].template.spec.template.metadata"], "the labels"
 
 
 def test_called_again_it_shows_the_same() -> None:
