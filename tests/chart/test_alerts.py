@@ -194,7 +194,7 @@ def _test(rule: Json, case: Case, *, fires: bool) -> Json:
     series = case.fires if fires else case.quiet
     alert = {
         "exp_labels": {**rule["labels"], **case.labels},
-        "exp_annotations": {"summary": _filled(rule["annotations"]["summary"], case)},
+        "exp_annotations": {name: _filled(text, case) for name, text in rule["annotations"].items()},
     }
     at = [case.after] if fires else range(1, _MINUTES)
     return {
@@ -208,8 +208,8 @@ def _test(rule: Json, case: Case, *, fires: bool) -> Json:
     }
 
 
-def _filled(summary: str, case: Case) -> str:
-    """The summary as Prometheus fills it in."""
+def _filled(text: str, case: Case) -> str:
+    """An annotation as Prometheus fills it in."""
     for name, value in case.labels.items():
-        summary = summary.replace(f"{{{{ $labels.{name} }}}}", value)
-    return summary.replace("{{ $value }}", case.value).replace("{{ $value | humanizeDuration }}", case.value)
+        text = text.replace(f"{{{{ $labels.{name} }}}}", value)
+    return text.replace("{{ $value }}", case.value).replace("{{ $value | humanizeDuration }}", case.value)

@@ -28,10 +28,10 @@ def panels() -> Iterator[Json]:
             yield panel
 
 
-def exported() -> dict[str, set[str]]:
+def exported(*, accounts: bool = True) -> dict[str, set[str]]:
     """The series of the operator: name -> labels, without those that the scrape adds."""
     found: dict[str, set[str]] = {}
-    for family in Metrics().registry.collect():
+    for family in Metrics(accounts=accounts).registry.collect():
         kind = family.type
         names = {
             "counter": [f"{family.name}_total"],
@@ -144,10 +144,25 @@ def test_a_number_changes_its_colour_where_its_alerts_fire(title: str, alert_nam
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
-def test_every_alert_says_what_to_do(rule: Json) -> None:
+def test_every_alert_says_what_to_do_and_where_that_is_written(rule: Json) -> None:
     assert rule["labels"]["severity"] in ("warning", "critical")
-    assert rule["annotations"]["summary"]
-    assert f"### {rule['alert']}\n" in PAGE.read_text(), "docs/operations.md says what to do"
+    said = rule["annotations"]
+    assert said.keys() == {"summary", "description", "runbook_url"}
+    assert len(re.findall(r"[.]( |$)", said["description"])) >= 2, "what it means, and what to do"
+    page, _, anchor = said["runbook_url"].partition("#")
+    assert PAGE.parents[1] / page == PAGE
+    headings = re.findall(r"^#+ (.+)$", PAGE.read_text(), re.M)
+    assert anchor in {heading.lower().replace(" ", "-") for heading in headings}
+    assert anchor == rule["alert"].lower()
+
+
+def test_alerts_lead_to_where_the_pages_are_served(render: Render) -> None:
+    place = "https://docs.example.com/operations.html"
+    rendered = render("prometheusRule.enabled=true", f"prometheusRule.runbookUrl={place}")
+    for rule in ALERTS:
+        found = alert(rendered, rule["alert"])
+        assert found is not None
+        assert found["annotations"]["runbook_url"] == f"{place}#{rule['alert'].lower()}"
 
 
 def test_the_page_of_alerts_names_no_other() -> None:
@@ -166,14 +181,17 @@ def test_alerts_and_dashboard_are_installed_if_asked_for(render: Render) -> None
     assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_the_dashboard_has_no_panel_of_accounts_that_are_switched_off(render: Render) -> None:
-    found = of_kind(render("dashboard.enabled=true", "metrics.accounts=false"), "ConfigMap")
-    (made,) = [o for o in found if "dashboard" in o["metadata"]["name"]]
-    text = made["data"]["gracepoint.json"]
-    assert "gracepoint_goodput_seconds" not in text
-    assert len(json.loads(text)["panels"]) == sum(
-        "gracepoint_goodput_seconds" not in json.dumps(p) for p in DASHBOARD["panels"]
-    )
+def test_alerts_and_dashboard_ask_for_no_account_that_is_switched_off(render: Render) -> None:
+    rendered = render("prometheusRule.enabled=true", "dashboard.enabled=true", "metrics.accounts=false")
+    rules = [rule for group in one(rendered, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    (made,) = [o for o in of_kind(rendered, "ConfigMap") if "dashboard" in o["metadata"]["name"]]
+    shown = [panel for panel in json.loads(made["data"]["gracepoint.json"])["panels"] if panel["type"] != "row"]
+    asked = [rule["expr"] for rule in rules] + [t["expr"] for panel in shown for t in panel["targets"]]
+    without = exported(accounts=False)
+    assert {name for expression in asked for name in checked(expression)} <= without.keys()
+    gone = [p for p in panels() if any(checked(t["expr"]) - without.keys() for t in p["targets"])]
+    assert gone
+    assert len(shown) + len(gone) == len(list(panels()))
 
 
 def alert(rendered: list[Json], name: str) -> Json | None:
