@@ -1,4 +1,4 @@
-"""Components of the newest Kubernetes beside its API server: the scheduler, and controllers of the controller manager.
+"""Components of Kubernetes beside its API server: the scheduler, and controllers of the controller manager.
 
 They work with Node objects and with pods that no kubelet runs.
 
@@ -20,15 +20,17 @@ GATES = "--feature-gates=GenericWorkload=true"
 
 
 @contextlib.contextmanager
-def component(server: ApiServer, folder: Path, program: str, *flags: str) -> Iterator[Path]:
-    """Runs a program of the newest Kubernetes as an administrator. Gives its log."""
+def component(
+    server: ApiServer, folder: Path, program: str, *flags: str, other: str = parts.NEWEST_KUBERNETES
+) -> Iterator[Path]:
+    """Runs a program of the newest or another Kubernetes (empty: the usual one) as an administrator. Gives its log."""
     argv: list[str | Path] = [
-        parts.program(program, parts.NEWEST_KUBERNETES),
+        parts.program(program, other),
         f"--kubeconfig={server.kubeconfig}",
         f"--cert-dir={folder}",
         "--bind-address=127.0.0.1",
         "--leader-elect=false",
-        GATES,
+        *([GATES] if other == parts.NEWEST_KUBERNETES else []),
         *flags,
     ]
     with held_ports(1) as (port,), running(program, folder, [*argv, f"--secure-port={port}"]) as log:

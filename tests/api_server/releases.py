@@ -68,10 +68,18 @@ class Release:
         except ClusterError as reason:
             pytest.skip(str(reason))
 
-    def install(self, *settings: str, chart: Path = CHART) -> None:
-        """Installs or upgrades, with the CRDs."""
+    def install(self, *settings: str, chart: Path = CHART, values: str = "") -> str:
+        """Installs or upgrades, with the CRDs. Returns the notes.
+
+        Args:
+            settings: What ``--set`` sets.
+            chart: The chart's folder.
+            values: A file of values, as text.
+        """
         arguments = [part for setting in settings for part in ("--set", setting)]
-        self._run("upgrade", "--install", "gp", str(chart), "--create-namespace", *arguments)
+        path = self.folder / "values.yaml"
+        path.write_text(values)
+        return self._run("upgrade", "--install", "gp", str(chart), "--create-namespace", f"--values={path}", *arguments)
 
     def upgrade(self, *settings: str, chart: Path = CHART) -> None:
         """Installs or upgrades. The CRDs are there already, and are no part of this."""
@@ -123,7 +131,8 @@ class Release:
     @contextlib.contextmanager
     def operator(self, name: str = "operator-a") -> Iterator[Operator]:
         """Runs one replica as the Deployment says, with the rights of its service account."""
-        (container,) = self.get("deployment", "gp-gracepoint")["spec"]["template"]["spec"]["containers"]
+        pod = self.get("deployment", "gp-gracepoint")["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
         folder = self.folder / name
         (folder / "tls").mkdir(parents=True)
         token = base64.b64decode(self.get("secret", "gp-gracepoint-webhooks")["data"]["token"])
@@ -142,21 +151,28 @@ class Release:
                 "$(POD_NAMESPACE)": NAMESPACE,
             }
             arguments = [here.get(argument, argument) for argument in container["args"]]
-            argv = [sys.executable, "-m", "gracepoint_operator", *arguments, f"--kubeconfig={self._account(folder)}"]
+            argv = [
+                sys.executable,
+                "-m",
+                "gracepoint_operator",
+                *arguments,
+                f"--kubeconfig={self._credentials(folder, pod['serviceAccountName'])}",
+            ]
             with running(name, folder, argv) as log:
                 yield Operator(log, health)
 
-    def _account(self, folder: Path) -> Path:
-        """Credentials of the operator's service account."""
-        made = self.server.kubectl("create", "token", "gp-gracepoint", f"--namespace={NAMESPACE}")
+    def _credentials(self, folder: Path, account: str) -> Path:
+        """Those of the operator's service account."""
+        made = self.server.kubectl("create", "token", account, f"--namespace={NAMESPACE}")
         config = json.loads(self.server.kubeconfig.read_text())
         config["users"][0]["user"] = {"token": made.stdout.strip()}
         path = folder / "kubeconfig"
         path.write_text(json.dumps(config))
         return path
 
-    def _run(self, *arguments: str) -> None:
+    def _run(self, *arguments: str) -> str:
         command = [self._helm, f"--kubeconfig={self.server.kubeconfig}", f"--namespace={NAMESPACE}", *arguments]
         environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
+        return done.stdout

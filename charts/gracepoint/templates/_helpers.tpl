@@ -41,6 +41,35 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* The ResourceQuota of the namespace that keeps the pods from having their system class; empty if none does. A quota
+     that is about the class must leave room for all pods and the one that comes first in an upgrade, and count nothing
+     but pods: the operator's have no limits of everything. */}}
+{{- define "gracepoint.forbiddingQuota" -}}
+{{- $class := .Values.priorityClassName -}}
+{{- $pods := add 1 .Values.replicas | int -}}
+{{- if hasPrefix "system-" $class -}}
+{{- range (lookup "v1" "ResourceQuota" .Release.Namespace "").items -}}
+{{- $about := has "PriorityClass" (.spec.scopes | default list) -}}
+{{- range ((.spec.scopeSelector | default dict).matchExpressions | default list) -}}
+{{- if eq .scopeName "PriorityClass" -}}
+{{- $named := has $class (.values | default list) -}}
+{{- $about = or (eq .operator "Exists") (and $named (eq .operator "In")) (and (not $named) (eq .operator "NotIn")) -}}
+{{- end -}}
+{{- end -}}
+{{- $allows := true -}}
+{{- range $what, $amount := .spec.hard -}}
+{{- $number := regexMatch "^[0-9]+$" (toString $amount) -}}
+{{- if or (not (has $what (list "pods" "count/pods"))) (and $number (lt (int $amount) $pods)) -}}{{ $allows = false }}{{- end -}}
+{{- end -}}
+{{- if and $about (not $allows) }}{{ .metadata.name }} {{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "gracepoint.priorityClassName" -}}
+{{- if not (include "gracepoint.forbiddingQuota" .) -}}{{ .Values.priorityClassName }}{{- end -}}
+{{- end -}}
+
 {{/* Security context of the pods. Single values of podSecurityContext take the place of these. */}}
 {{- define "gracepoint.podSecurityContext" -}}
 {{- $context := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") -}}
@@ -104,8 +133,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- ($webhook.clientConfig | default dict).caBundle | default "" -}}
 {{- end -}}
 
+{{/* Those of this chart and of all charts together; each is a name, or an object with it. */}}
 {{- define "gracepoint.imagePullSecrets" -}}
-{{ concat .Values.imagePullSecrets ((.Values.global | default dict).imagePullSecrets | default list) | toYaml }}
+{{- $names := list -}}
+{{- range concat .Values.imagePullSecrets ((.Values.global | default dict).imagePullSecrets | default list) -}}
+{{- $names = append $names (ternary . (dict "name" .) (kindIs "map" .)) -}}
+{{- end -}}
+{{ $names | uniq | toYaml }}
 {{- end -}}
 
 {{/* The image, by its digest where one is given. */}}
