@@ -16,7 +16,7 @@ import yaml
 
 from tests.api_server.components import component
 from tests.api_server.releases import NAMESPACE, Release
-from tests.chart.test_usual_values import CERT_MANAGER, KARPENTER
+from tests.chart.other_charts import CERT_MANAGER, KARPENTER
 from tests.testcluster import parts
 from tests.testcluster.api_server import ApiServer, open_api_server, why_not
 from tests.testcluster.shell import wait_until
