@@ -62,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             _tls_directory(given.tls_directory),
             required=not given.own_certificate,
             overlap_s=given.trust_overlap_seconds,
+            webhooks_follow=not given.mutating_webhooks,
         )
         webhook_token = _read_token(given.webhook_token)
     except (KubeError, OSError, UserRowsError, ValueError) as error:
@@ -159,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a new authority is made known before a certificate of it is served",
     )
     parser.add_argument(
-        "--mutating-webhooks", default="", help="the MutatingWebhookConfiguration whose caBundle is kept up to date"
+        "--mutating-webhooks",
+        default="",
+        help="the MutatingWebhookConfiguration whose caBundle is kept up to date; without it, others do that",
     )
     parser.add_argument("--validating-webhooks", default="", help="the same for the ValidatingWebhookConfiguration")
     parser.add_argument(

@@ -81,9 +81,12 @@ class Release:
         path.write_text(values)
         return self._run("upgrade", "--install", "gp", str(chart), "--create-namespace", f"--values={path}", *arguments)
 
-    def upgrade(self, *settings: str, chart: Path = CHART) -> None:
+    def upgrade(self, *settings: str, chart: Path = CHART, values: str = "") -> None:
         """Installs or upgrades. The CRDs are there already, and are no part of this."""
-        self.install("crds.install=false", *settings, chart=chart)
+        self.install("crds.install=false", *settings, chart=chart, values=values)
+
+    def roll_back(self, revision: int) -> None:
+        self._run("rollback", "gp", str(revision))
 
     def uninstall(self) -> None:
         """Removes the release, and waits until the API server calls its webhooks no more: other tests follow."""

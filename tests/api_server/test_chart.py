@@ -6,14 +6,19 @@ import base64
 import json
 import re
 import shutil
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gracepoint_operator.kube import kinds
 from gracepoint_operator.trust import pem
 from tests.api_server.releases import CHART, NAMESPACE, PLACES, Release
 from tests.testcluster.api_server import ApiServer
+from tests.testcluster.shell import wait_until
 
 
 @pytest.fixture
@@ -43,13 +48,39 @@ def test_the_earlier_chart_s_bundle_stays_until_the_operator_takes_over(release:
     former = shutil.copytree(CHART, tmp_path / "former")
     admission = former / "templates" / "admission.yaml"
     line = f"      caBundle: {base64.b64encode(text.encode()).decode()}\n      service:\n"
-    head, *others = re.split(r"(?s)      \{\{- with \$\w+ \}\}\n      caBundle.*?service:\n", admission.read_text())
+    unmarked = re.sub(r'webhookAnnotations" \(list \$ \$\w+\)', 'annotations" $', admission.read_text())
+    head, *others = re.split(r"(?s)      \{\{- with \$\w+ \}\}\n      caBundle.*?service:\n", unmarked)
     admission.write_text(line.join((head, *others)))
     assert len(others) == 6
     release.upgrade(chart=former)
     assert release.told() == {text}
+    for setting in ("logFormat=json", "logFormat=plain"):
+        release.upgrade(setting)
+        assert release.told() == {text}
+    for revision in (2, 1):
+        release.roll_back(revision)
+        assert release.told() == {text}
+
+
+def test_no_rollback_takes_the_authorities_away(release: Release) -> None:
+    """Neither to the first revision, which was rendered before there were any, nor from it."""
+    release.upgrade()
+    made = release.keep()
+    release.upgrade("logFormat=json")
+    release.upgrade("logLevel=debug")
+    for revision in (1, 3, 2):
+        release.roll_back(revision)
+        assert release.told() == {made.ca}
+
+
+def test_authorities_of_the_chart_stay_when_the_operator_takes_over(release: Release) -> None:
+    text = pem.make_authority("mine", 1_750_000_000.0, 3650 * 86400.0).chain
+    values = json.dumps({"tls": {"mode": "existingSecret", "existingSecret": "mine", "caCertificate": text}})
+    release.upgrade(values=values)
+    assert release.told() == {text}
     release.upgrade()
     assert release.told() == {text}
+    assert release.told() != {release.keep().ca}
 
 
 def test_the_certificate_of_an_earlier_chart_is_kept_and_followed(release: Release) -> None:
@@ -81,3 +112,100 @@ def test_the_certificate_of_an_earlier_chart_is_kept_and_followed(release: Relea
     assert made.served == leaf
     assert len(pem.read(made.ca)) == 2
     assert release.told() == {made.ca}
+
+
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:gp-gracepoint"
+
+
+def refusal(server: ApiServer, kind: kinds.Kind, name: str, patch: object, user: str = ACCOUNT) -> str:
+    """What the API server says of a JSON patch of the operator's account. Empty if it is accepted, in a dry run."""
+    as_user = {"Impersonate-User": user} if user else {}
+    request = urllib.request.Request(
+        f"{server.url}{kind.path(None, name)}?dryRun=All",
+        json.dumps(patch).encode(),
+        {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json-patch+json", **as_user},
+        method="PATCH",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=ssl.create_default_context(cafile=server.ca)):
+            return ""
+    except urllib.error.HTTPError as error:
+        return str(json.load(error)["message"])
+
+
+def replaced(path: str, value: object) -> list[dict[str, object]]:
+    return [{"op": "add", "path": path, "value": value}]
+
+
+#: Values of each field of a webhook. Each webhook has another one than one of these.
+OTHERS: dict[str, list[object]] = {
+    "admissionReviewVersions": [["v1", "v1beta1"]],
+    "failurePolicy": ["Ignore", "Fail"],
+    "matchConditions": [[{"name": "none", "expression": "false"}]],
+    "matchPolicy": ["Exact"],
+    "name": ["secrets.gracepoint.dev"],
+    "namespaceSelector": [{}],
+    "objectSelector": [{"matchLabels": {"mine": "yes"}}],
+    "reinvocationPolicy": ["Never"],
+    "rules": [[{"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"], "operations": ["*"]}]],
+    "sideEffects": ["None", "NoneOnDryRun"],
+    "timeoutSeconds": [30],
+}
+
+
+def test_operator_changes_nothing_of_its_webhooks_but_the_authorities(release: Release) -> None:
+    """Who may change the rest sees, and changes, any object of the cluster: the account would be an administrator's."""
+    release.upgrade()
+    server, why = release.server, "the operator changes nothing of its webhook configurations but caBundle"
+    bundle = base64.b64encode(release.keep().ca.encode()).decode()
+    mutating = (kinds.MUTATING_WEBHOOKS, PLACES.mutating)
+    validating = (kinds.VALIDATING_WEBHOOKS, PLACES.validating)
+    first = replaced("/metadata/labels/mine", "yes")
+    wait_until("the admission policy", lambda: why in refusal(server, *mutating, first), timeout_s=60)
+    for kind in (mutating, validating):
+        webhook = "/webhooks/0"
+        assert refusal(server, *kind, replaced(f"{webhook}/clientConfig/caBundle", bundle)) == ""
+        present = release.get(kind[0].plural, kind[1])["webhooks"][0]
+        for field, values in OTHERS.items():
+            if field == "reinvocationPolicy" and kind is validating:
+                continue  # has none
+            patch = replaced(f"{webhook}/{field}", next(value for value in values if value != present.get(field)))
+            assert why in refusal(server, *kind, patch), field
+            assert refusal(server, *kind, patch, user="") == "", f"{field}: the API server itself does not object"
+        client = f"{webhook}/clientConfig"
+        others = {
+            "url": replaced(client, {"url": "https://example.com/", "caBundle": bundle}),
+            "service": replaced(f"{client}/service/name", "another"),
+            "path": replaced(f"{client}/service/path", "/another"),
+            "less": [{"op": "remove", "path": webhook}],
+            "annotation": replaced("/metadata/annotations/mine", "yes"),
+            "finalizer": replaced("/metadata/finalizers", ["example.com/never"]),
+            "owner": replaced(
+                "/metadata/ownerReferences", [{"apiVersion": "v1", "kind": "Namespace", "name": "x", "uid": "x"}]
+            ),
+        }
+        for what, patch in others.items():
+            assert why in refusal(server, *kind, patch), what
+
+
+@pytest.mark.parametrize("version", ["server", "newest"])
+def test_admission_policy_names_every_field_of_a_webhook(request: pytest.FixtureRequest, version: str) -> None:
+    """A field that a later Kubernetes adds has to be compared, too."""
+    made: ApiServer = request.getfixturevalue(version)
+    found = json.loads(made.kubectl("get", "--raw=/openapi/v3/apis/admissionregistration.k8s.io/v1").stdout)
+    schemas = {name.rpartition(".")[2]: schema for name, schema in found["components"]["schemas"].items()}
+    fields = {name: schema.get("properties", {}).keys() for name, schema in schemas.items()}
+    assert fields["MutatingWebhook"] - {"clientConfig"} == OTHERS.keys()
+    assert fields["ValidatingWebhook"] - {"clientConfig"} == OTHERS.keys() - {"reinvocationPolicy"}
+    assert fields["WebhookClientConfig"] == {"url", "service", "caBundle"}
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        assert fields[kind] == {"apiVersion", "kind", "metadata", "webhooks"}
+
+
+def test_operator_may_not_touch_webhooks_whose_authorities_others_write(release: Release) -> None:
+    text = pem.make_authority("mine", 1_750_000_000.0, 3650 * 86400.0).chain
+    values = json.dumps({"tls": {"mode": "existingSecret", "existingSecret": "mine", "caCertificate": text}})
+    release.upgrade(values=values)
+    patch = replaced("/webhooks/0/clientConfig/caBundle", base64.b64encode(text.encode()).decode())
+    for kind, name in ((kinds.MUTATING_WEBHOOKS, PLACES.mutating), (kinds.VALIDATING_WEBHOOKS, PLACES.validating)):
+        assert "cannot patch resource" in refusal(release.server, kind, name, patch)

@@ -100,16 +100,17 @@ def test_it_writes_its_own_secret_config_maps_and_webhooks_and_no_others(render:
     """Each by its name. What it fills in has no data in the chart, as an upgrade takes away what a chart put there."""
     objects = render(*settings)
     rules = [rule for role in of_kind(objects, "Role") for rule in role["rules"]]
-    rules += cluster_role(objects, "gp-gracepoint-webhooks")["rules"]
+    if settings != ["tls.mode=certManager"]:
+        rules += cluster_role(objects, "gp-gracepoint-webhooks")["rules"]
     found = {(resource, name) for rule in rules for resource in rule["resources"] for name in rule["resourceNames"]}
     assert all(rule["verbs"] == ["get", "patch"] for rule in rules)
     own = {("secrets", "gp-gracepoint-certificates")} if settings == [] else set()
-    assert found == own | {
-        ("configmaps", "gp-gracepoint-sightings"),
-        ("configmaps", "gp-gracepoint-trust"),
-        ("mutatingwebhookconfigurations", one(objects, "MutatingWebhookConfiguration")["metadata"]["name"]),
-        ("validatingwebhookconfigurations", one(objects, "ValidatingWebhookConfiguration")["metadata"]["name"]),
-    }
+    if settings != ["tls.mode=certManager"]:
+        own |= {
+            ("mutatingwebhookconfigurations", one(objects, "MutatingWebhookConfiguration")["metadata"]["name"]),
+            ("validatingwebhookconfigurations", one(objects, "ValidatingWebhookConfiguration")["metadata"]["name"]),
+        }
+    assert found == own | {("configmaps", "gp-gracepoint-sightings"), ("configmaps", "gp-gracepoint-trust")}
     for kind, name in (("ConfigMap", "sightings"), ("ConfigMap", "trust"), ("Secret", "certificates")):
         for filled in of_kind(objects, kind):
             if filled["metadata"]["name"] == f"gp-gracepoint-{name}":
@@ -135,7 +136,9 @@ def test_people_get_their_rights_with_the_clusters_own_roles(render: Render) -> 
 
 def test_records_are_made_by_the_operators_own_service_account_alone(render: Render) -> None:
     objects = render()
-    policy, binding = one(objects, "ValidatingAdmissionPolicy"), one(objects, "ValidatingAdmissionPolicyBinding")
+    name = "gp-gracepoint-records"
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    policy, binding = (o for kind in kinds for o in of_kind(objects, kind) if o["metadata"]["name"] == name)
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     account = one(objects, "ServiceAccount")["metadata"]
     made, _changed = policy["spec"]["validations"]
@@ -358,7 +361,6 @@ def test_the_chart_says_nothing_of_the_authority_that_the_operator_keeps(render:
     """An upgrade would put it back in the middle of a rotation, and two writers would fight about it."""
     objects = render(*settings)
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
-        assert "annotations" not in one(objects, kind)["metadata"]
         for webhook in one(objects, kind)["webhooks"]:
             assert "caBundle" not in webhook["clientConfig"]
 
@@ -382,6 +384,79 @@ def test_with_cert_manager_the_next_authority_is_known_before_it_signs(render: R
     hours = [int(certificates[name]["renewBefore"].removesuffix("h")) for name in (ca, leaf["name"])]
     assert hours[0] > int(certificates[leaf["name"]]["duration"].removesuffix("h")), "it is known before it is used"
     assert certificates[ca]["duration"] == "87600h", "cert-manager issues anew at once what has another duration"
+
+
+AUTHORITY = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+
+
+def writes_webhooks(objects: list[Json]) -> bool:
+    """Whether the operator writes ``caBundle``: it is told to, has the right, and a policy allows it nothing else."""
+    args = pod_spec(objects)["containers"][0]["args"]
+    guards = [o["metadata"]["name"] for o in of_kind(objects, "ValidatingAdmissionPolicy")]
+    roles = [o["metadata"]["name"] for o in of_kind(objects, "ClusterRole")]
+    found = {
+        "--mutating-webhooks" in args,
+        "--validating-webhooks" in args,
+        "gp-gracepoint-webhooks" in guards,
+        "gp-gracepoint-webhooks" in roles,
+    }
+    (writes,) = found
+    return writes
+
+
+def configurations(objects: list[Json]) -> list[Json]:
+    return [one(objects, f"{kind}WebhookConfiguration") for kind in ("Mutating", "Validating")]
+
+
+def test_cert_managers_injector_tells_the_api_server_so_that_the_operator_needs_no_right(render: Render) -> None:
+    objects = render("tls.mode=certManager")
+    assert not writes_webhooks(objects)
+    for found in configurations(objects):
+        assert found["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == "gp-system/gp-gracepoint"
+    certificates = {c["metadata"]["name"] for c in of_kind(objects, "Certificate")}
+    assert "gp-gracepoint" in certificates
+    for mode in MODES:
+        if mode.values[0] != ["tls.mode=certManager"]:
+            assert writes_webhooks(render(*mode.values[0]))
+
+
+@pytest.mark.parametrize("mode", ["existingSecret", "certManager"])
+def test_given_authorities_are_the_charts_so_that_the_operator_needs_no_right(render: Render, mode: str) -> None:
+    objects = render(f"tls.mode={mode}", "tls.existingSecret=mine", f"tls.caCertificate={AUTHORITY}")
+    assert not writes_webhooks(objects)
+    told = {w["clientConfig"]["caBundle"] for found in configurations(objects) for w in found["webhooks"]}
+    assert {base64.b64decode(text).decode() for text in told} == {AUTHORITY}
+
+
+def test_given_authorities_are_refused_where_the_operator_makes_its_own(template: Helm) -> None:
+    done = template("--set", f"tls.caCertificate={AUTHORITY}")
+    assert "tls.caCertificate: found a certificate, but tls.mode is selfSigned" in done.stderr
+    assert "caCertificate" in template("--set", "tls.mode=certManager", "--set", "tls.caCertificate=mine").stderr
+
+
+@pytest.mark.parametrize("kind", ["Issuer", "ClusterIssuer"])
+def test_certificate_is_signed_by_an_issuer_of_the_users_own(render: Render, kind: str) -> None:
+    objects = render("tls.mode=certManager", "tls.issuerRef.name=corp", f"tls.issuerRef.kind={kind}")
+    certificate = one(objects, "Certificate")
+    assert certificate["spec"]["issuerRef"] == {"name": "corp", "kind": kind, "group": "cert-manager.io"}
+    assert certificate["metadata"]["name"] == "gp-gracepoint", "whose authority is injected"
+    assert not of_kind(objects, "Issuer")
+    (mounted,) = sources(objects)
+    assert mounted["name"] == certificate["spec"]["secretName"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["tls.issuerRef.name=corp"], "tls.issuerRef: found Issuer"),
+        (["tls.mode=certManager", "tls.issuerRef.names=corp"], "names"),
+        (["tls.mode=certManager", "tls.issuerRef=corp"], "issuerRef"),
+    ],
+)
+def test_an_issuer_that_would_not_be_used_is_refused(template: Helm, settings: list[str], why: str) -> None:
+    done = template(*(part for setting in settings for part in ("--set", setting)))
+    assert done.returncode != 0
+    assert why in done.stderr
 
 
 def test_an_existing_secret_is_mounted(render: Render) -> None:

@@ -126,11 +126,42 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.admission.token }}
 {{- end -}}
 
-{{/* The caBundle of the first webhook of a configuration (kind and name) in the cluster. Empty: there is none. */}}
+{{/* Who writes caBundle into the webhook configurations: chart, cert-manager or operator. */}}
+{{- define "gracepoint.authoritiesFrom" -}}
+{{- if and .Values.tls.caCertificate (eq .Values.tls.mode "selfSigned") -}}
+{{- fail "tls.caCertificate: found a certificate, but tls.mode is selfSigned, where the operator makes the authority; leave it out, or set tls.mode to existingSecret or certManager" -}}
+{{- end -}}
+{{- if .Values.tls.caCertificate -}}chart{{- else if eq .Values.tls.mode "certManager" -}}cert-manager{{- else -}}operator{{- end -}}
+{{- end -}}
+
+{{/* The caBundle that the chart sets in a webhook configuration (chart, kind, name). Mostly empty: what no revision of a
+     release has set, no upgrade and no rollback takes away. What an earlier revision has set (it has no mark) is repeated
+     as it is in the cluster, as it would be deleted otherwise. */}}
 {{- define "gracepoint.caBundle" -}}
-{{- $found := (lookup "admissionregistration.k8s.io/v1" (first .) "" (last .)) | default dict -}}
+{{- $chart := index . 0 -}}
+{{- if eq (include "gracepoint.authoritiesFrom" $chart) "chart" -}}
+{{ $chart.Values.tls.caCertificate | b64enc }}
+{{- else -}}
+{{- $found := (lookup "admissionregistration.k8s.io/v1" (index . 1) "" (index . 2)) | default dict -}}
+{{- if not (hasKey (($found.metadata | default dict).annotations | default dict) "gracepoint.dev/authorities-from") -}}
 {{- $webhook := first ($found.webhooks | default (list dict)) -}}
 {{- ($webhook.clientConfig | default dict).caBundle | default "" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Annotations of a webhook configuration (chart, its caBundle). */}}
+{{- define "gracepoint.webhookAnnotations" -}}
+{{- $chart := first . -}}
+{{- $from := include "gracepoint.authoritiesFrom" $chart -}}
+{{- $annotations := dict -}}
+{{- if not (last .) -}}{{- $_ := set $annotations "gracepoint.dev/authorities-from" $from -}}{{- end -}}
+{{- if eq $from "cert-manager" -}}
+{{- $_ := set $annotations "cert-manager.io/inject-ca-from" (printf "%s/%s" $chart.Release.Namespace (include "gracepoint.fullname" $chart)) -}}
+{{- end -}}
+{{- with merge $annotations $chart.Values.commonAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+{{- end -}}
 {{- end -}}
 
 {{/* Those of this chart and of all charts together; each is a name, or an object with it. */}}

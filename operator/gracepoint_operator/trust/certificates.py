@@ -8,7 +8,9 @@ A server keeps the context that it began with, and OpenSSL keeps one certificate
 each certificate gets a context of its own, to which the server's context hands every handshake (``load_pair``).
 
 A certificate that nobody trusts yet is not served at once: pods and the API server are first told of its authority.
-The replica keeps the old certificate in memory for that time, even if the files have only the new one.
+The replica keeps the old certificate in memory for that time, even if the files have only the new one. If others tell
+the API server (the chart, cert-manager), they tell it of the new authority alone, and the webhooks' port serves what
+the files have.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class Certificates:
         directory: Has ``tls.crt``, ``tls.key``, ``ca.crt`` and perhaps ``next-ca.crt``.
         required: False if the operator makes its certificate, so that the files may be missing.
         overlap_s: How long an authority is known before a certificate of it alone is served, in seconds.
+        webhooks_follow: True if the webhooks' port serves what a source has at once, as others tell the API server.
         clock: Seconds since the epoch.
 
     Attributes:
@@ -92,6 +95,7 @@ class Certificates:
         *,
         required: bool = True,
         overlap_s: float = OVERLAP_S,
+        webhooks_follow: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.directory = directory
@@ -100,6 +104,7 @@ class Certificates:
         self.bundle = Bundle()
         self.on_change: Callable[[], None] = lambda: None
         self.overlap_s = overlap_s
+        self._webhooks_follow = webhooks_follow
         self._clock = clock
         self._state: tuple[tuple[int, int], ...] = ()
         self._found: list[Certificate] = []
@@ -156,7 +161,7 @@ class Certificates:
         Raises:
             ssl.SSLError: The certificate and its key do not fit. Nothing changes.
         """
-        load_pair(new_context(), pair)  # raises if they do not fit
+        load_pair(self.context if self._webhooks_follow else new_context(), pair)  # raises if they do not fit
         self._found = list(authorities)
         self._next = None if pair == self.served else pair
         self.advance()
@@ -171,7 +176,8 @@ class Certificates:
         now = self._clock()
         self._set_bundle(self.bundle.updated(self._found, now, self.overlap_s))
         if self._next is not None and (self.served is None or self._may_serve(self.served, self._next, now)):
-            load_pair(self.context, self._next)
+            if not self._webhooks_follow:
+                load_pair(self.context, self._next)
             self.served, self._next = self._next, None
             log.info("certificate served", extra=about(expires_in_s=round(self.served.certificate.ends_at - now)))
             self._changed()

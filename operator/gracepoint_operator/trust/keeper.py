@@ -1,11 +1,14 @@
 """Keeps certificate and trust up to date in the API: the operator's Secret, its ConfigMap and its webhooks.
 
-One task on the controller's event loop. It runs once a minute, and at once when something changed here. Both replicas
-do the same. Each write names the version that was read, so one of two competing writes fails, and its replica reads
-again. While the API server fails, what this replica knows stays in force, and the task tries again.
+One task on the controller's event loop. It runs once a minute, and at once when something changed here. Every five
+seconds it looks whether somebody else has changed the webhooks: without their authorities, the API server refuses
+labelled JobSets. Both replicas do the same. Each write names the version that was read, so one of two competing writes
+fails, and its replica reads again. While the API server fails, what this replica knows stays in force, and the task
+tries again.
 
 The chart sets no ``caBundle``: during an overlap the API server must trust the certificates of both authorities, and
-what the chart would set is only one of them.
+what the chart would set is only one of them. Where the chart or cert-manager does set it, ``TrustPlaces`` names no
+webhooks, and the operator has no right to change them.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ import base64
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
@@ -34,6 +38,7 @@ from gracepoint_operator.trust.rotation import OwnCertificates
 log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
+_LOOK_S = 5.0
 _FIRST_AGAIN_S = 2.0
 #: The steps, as the metric names them.
 _SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING = "secret", "config_map", "mutating_webhooks", "validating_webhooks"
@@ -47,7 +52,7 @@ class TrustPlaces:
         namespace: The operator's namespace.
         secret: The Secret of the certificate that the operator makes. Empty: others make the certificate.
         config_map: The ConfigMap of the trusted authorities. Empty: they are not kept.
-        mutating: The name of the MutatingWebhookConfiguration. Empty: its ``caBundle`` is set by others.
+        mutating: The name of the MutatingWebhookConfiguration. Empty: others set its ``caBundle``.
         validating: The same of the ValidatingWebhookConfiguration.
         host: The name that the certificate is for.
     """
@@ -86,6 +91,13 @@ class TrustKeeper:
         self._clock = clock
         for what in (_SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING):
             metrics.trust_failures.labels(what=what)  # from 0 on, so that increase() sees the first failures
+        self._webhook_steps = tuple(
+            (what, functools.partial(self._webhooks, kind, name), name)
+            for what, kind, name in (
+                (_MUTATING, kinds.MUTATING_WEBHOOKS, places.mutating),
+                (_VALIDATING, kinds.VALIDATING_WEBHOOKS, places.validating),
+            )
+        )
         self._wake = asyncio.Event()
         self._said = ""
 
@@ -100,21 +112,34 @@ class TrustKeeper:
         while True:
             self._wake.clear()  # before the run, so that a change during it causes another one
             if await self.once():
-                pauses, pause_s = iter(retry_pauses), _EVERY_S
+                pauses = iter(retry_pauses)
+                await self._stay_told()
             else:
-                pause_s = next(pauses)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
+                await self._woken(next(pauses))
 
     async def once(self) -> bool:
         """Brings everything up to date. Returns False if something could not be."""
-        steps = (
-            (_SECRET, self._own_certificate, self._places.secret),
-            (_CONFIG_MAP, self._bundle, self._places.config_map),
-            (_MUTATING, self._mutating, self._places.mutating),
-            (_VALIDATING, self._validating, self._places.validating),
+        places = self._places
+        return await self._do(
+            (_SECRET, self._own_certificate, places.secret),
+            (_CONFIG_MAP, self._bundle, places.config_map),
+            *self._webhook_steps,
         )
+
+    async def _stay_told(self) -> None:
+        """Waits until everything is due again, and puts back meanwhile what others take away from the webhooks."""
+        for _ in range(round(_EVERY_S / _LOOK_S)):
+            if await self._woken(_LOOK_S) or not await self._do(*self._webhook_steps):
+                return
+
+    async def _woken(self, within_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                return await self._wake.wait()
+        return False
+
+    async def _do(self, *steps: tuple[str, Callable[[], Awaitable[None]], str]) -> bool:
+        """Takes steps: what each is about, and the name of its object. Returns False if one of them failed."""
         done, said = True, ""
         for what, step, name in steps:
             if not name:
@@ -168,12 +193,6 @@ class TrustKeeper:
             await self._api.merge(
                 kinds.CONFIG_MAPS, places.namespace, places.config_map, _changed(body, data=bundle.data())
             )
-
-    async def _mutating(self) -> None:
-        await self._webhooks(kinds.MUTATING_WEBHOOKS, self._places.mutating)
-
-    async def _validating(self) -> None:
-        await self._webhooks(kinds.VALIDATING_WEBHOOKS, self._places.validating)
 
     async def _webhooks(self, kind: kinds.Kind, name: str) -> None:
         if not self._certificates.ca:

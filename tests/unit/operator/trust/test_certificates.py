@@ -228,3 +228,19 @@ def test_a_certificate_with_another_type_of_key_is_served(rsa_first: bool, serve
     for pair in pairs if rsa_first else reversed(pairs):
         load_pair(context, pair)
         assert shown_by(context, server_name) == pair.chain
+
+
+def test_webhooks_show_a_new_certificate_at_once_where_others_tell_the_api_server(
+    tmp_path: Path, clock: Clock, first: tuple[Pair, Pair]
+) -> None:
+    """cert-manager's injector replaces the authority, while pods have to be told of it first."""
+    held = Certificates(tmp_path, overlap_s=24 * HOUR_S, webhooks_follow=True, clock=clock)
+    assert shown_by(held.context, "localhost") == first[1].chain
+    second = authority("second")
+    leaf = pem.issue(second, ["localhost"], NOW, LIFE_S)
+    put(tmp_path, leaf, second)
+    held.load()
+    assert (held.served, shown_by(held.context, "localhost")) == (first[1], leaf.chain)
+    clock.move(25 * HOUR_S)
+    held.advance()
+    assert (held.served, shown_by(held.context, "localhost")) == (leaf, leaf.chain)

@@ -176,3 +176,25 @@ def test_failures_are_counted_from_zero_on(api: MemoryApi, tmp_path: Path) -> No
     registry = Replica(api, tmp_path, Clock(NOW)).metrics.registry
     for what in ("secret", "config_map", "mutating_webhooks", "validating_webhooks"):
         assert registry.get_sample_value("gracepoint_trust_failures_total", {"what": what}) == 0
+
+
+async def test_what_others_take_away_from_the_webhooks_is_put_back_before_the_next_round(
+    api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollback to a revision whose chart had no caBundle, while a later one had it."""
+    replica = Replica(api, tmp_path, Clock(NOW))
+    monkeypatch.setattr(keeper, "_LOOK_S", 0.01)
+    running = asyncio.create_task(replica.keeper.run())
+    try:
+        async with asyncio.timeout(5):
+            while told(api) != {replica.certificates.ca} or "" in told(api):  # noqa: ASYNC110  an API server
+                await asyncio.sleep(0)
+            secrets = sum("secrets" in call for call in api.calls)
+            for kind, name in ((kinds.MUTATING_WEBHOOKS, "00-gp"), (kinds.VALIDATING_WEBHOOKS, "gp")):
+                bare = [{**webhook, "clientConfig": {}} for webhook in (await api.get(kind, None, name))["webhooks"]]
+                await api.merge(kind, None, name, {"webhooks": bare})
+            while told(api) != {replica.certificates.ca}:  # noqa: ASYNC110  an API server
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+    assert sum("secrets" in call for call in api.calls) == secrets, "only the webhooks were looked at"
