@@ -43,13 +43,31 @@ def test_an_upgrade_leaves_certificate_trust_and_token_alone(release: Release) -
     assert release.keep().served == made.served
 
 
+def unmarked(folder: Path) -> Path:
+    """A chart that leaves no mark of who sets the authorities, as those up to 0.2."""
+    made = shutil.copytree(CHART, folder / "former")
+    admission = made / "templates" / "admission.yaml"
+    text, number = re.subn(r'webhookAnnotations" \(list \$ \$\w+\)', 'annotations" $', admission.read_text())
+    assert number == 2
+    admission.write_text(text)
+    return made
+
+
+def test_a_rollback_to_the_chart_before_takes_no_authorities_away(release: Release, tmp_path: Path) -> None:
+    release.upgrade(chart=unmarked(tmp_path))
+    made = release.keep()
+    release.upgrade()
+    assert release.told() == {made.ca}
+    release.roll_back(1)
+    assert release.told() == {made.ca}
+
+
 def test_the_earlier_chart_s_bundle_stays_until_the_operator_takes_over(release: Release, tmp_path: Path) -> None:
     text = pem.make_authority("helm", 1_750_000_000.0, 3650 * 86400.0).chain
-    former = shutil.copytree(CHART, tmp_path / "former")
+    former = unmarked(tmp_path)
     admission = former / "templates" / "admission.yaml"
     line = f"      caBundle: {base64.b64encode(text.encode()).decode()}\n      service:\n"
-    unmarked = re.sub(r'webhookAnnotations" \(list \$ \$\w+\)', 'annotations" $', admission.read_text())
-    head, *others = re.split(r"(?s)      \{\{- with \$\w+ \}\}\n      caBundle.*?service:\n", unmarked)
+    head, *others = re.split(r"(?s)      \{\{- with \$\w+ \}\}\n      caBundle.*?service:\n", admission.read_text())
     admission.write_text(line.join((head, *others)))
     assert len(others) == 6
     release.upgrade(chart=former)
@@ -173,7 +191,7 @@ def test_operator_changes_nothing_of_its_webhooks_but_the_authorities(release: R
             assert why in refusal(server, *kind, patch), field
             assert refusal(server, *kind, patch, user="") == "", f"{field}: the API server itself does not object"
         client = f"{webhook}/clientConfig"
-        others = {
+        others: dict[str, object] = {
             "url": replaced(client, {"url": "https://example.com/", "caBundle": bundle}),
             "service": replaced(f"{client}/service/name", "another"),
             "path": replaced(f"{client}/service/path", "/another"),
@@ -184,8 +202,8 @@ def test_operator_changes_nothing_of_its_webhooks_but_the_authorities(release: R
                 "/metadata/ownerReferences", [{"apiVersion": "v1", "kind": "Namespace", "name": "x", "uid": "x"}]
             ),
         }
-        for what, patch in others.items():
-            assert why in refusal(server, *kind, patch), what
+        for what, other in others.items():
+            assert why in refusal(server, *kind, other), what
 
 
 @pytest.mark.parametrize("version", ["server", "newest"])

@@ -415,9 +415,8 @@ def test_cert_managers_injector_tells_the_api_server_so_that_the_operator_needs_
         assert found["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == "gp-system/gp-gracepoint"
     certificates = {c["metadata"]["name"] for c in of_kind(objects, "Certificate")}
     assert "gp-gracepoint" in certificates
-    for mode in MODES:
-        if mode.values[0] != ["tls.mode=certManager"]:
-            assert writes_webhooks(render(*mode.values[0]))
+    assert writes_webhooks(render())
+    assert writes_webhooks(render("tls.mode=existingSecret", "tls.existingSecret=mine"))
 
 
 @pytest.mark.parametrize("mode", ["existingSecret", "certManager"])

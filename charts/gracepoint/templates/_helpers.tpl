@@ -135,15 +135,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{/* The caBundle that the chart sets in a webhook configuration (chart, kind, name). Mostly empty: what no revision of a
-     release has set, no upgrade and no rollback takes away. What an earlier revision has set (it has no mark) is repeated
-     as it is in the cluster, as it would be deleted otherwise. */}}
+     release has set, no upgrade and no rollback takes away. What the revision before has set is repeated as it is in the
+     cluster, as it would be deleted otherwise. Charts up to 0.2 left no mark of it: they set it from their second revision
+     on, and the first ones also in the first. */}}
 {{- define "gracepoint.caBundle" -}}
 {{- $chart := index . 0 -}}
 {{- if eq (include "gracepoint.authoritiesFrom" $chart) "chart" -}}
 {{ $chart.Values.tls.caCertificate | b64enc }}
 {{- else -}}
 {{- $found := (lookup "admissionregistration.k8s.io/v1" (index . 1) "" (index . 2)) | default dict -}}
-{{- if not (hasKey (($found.metadata | default dict).annotations | default dict) "gracepoint.dev/authorities-from") -}}
+{{- $metadata := $found.metadata | default dict -}}
+{{- $was := dict "set" (gt (int $chart.Release.Revision) 2) -}}
+{{- range $metadata.managedFields -}}
+{{- if and (ne .manager "gracepoint-operator") (contains "f:caBundle" (toJson .fieldsV1)) -}}{{- $_ := set $was "set" true -}}{{- end -}}
+{{- end -}}
+{{- if and $was.set (not (hasKey ($metadata.annotations | default dict) "gracepoint.dev/authorities-from")) -}}
 {{- $webhook := first ($found.webhooks | default (list dict)) -}}
 {{- ($webhook.clientConfig | default dict).caBundle | default "" -}}
 {{- end -}}
