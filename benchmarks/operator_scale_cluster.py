@@ -128,12 +128,16 @@ class Replica:
             time.sleep(_LOOK_S)
         return time.monotonic() - began_s
 
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
     def cpu_s(self) -> float:
-        return float(sum(psutil.Process(self._running().pid).cpu_times()[:2]))
+        return float(sum(psutil.Process(self.pid).cpu_times()[:2]))
 
     def memory_bytes(self, field: str = "VmRSS") -> int:
         """Its resident memory. ``VmHWM``: the most that it has been."""
-        status = Path(f"/proc/{self._running().pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
 
     def blocked(self, since: float) -> list[Blocked]:

@@ -41,7 +41,7 @@ from gracepoint_operator.resources import (
     WorkloadReference,
 )
 
-__all__ = ["ACCOUNT", "Gang", "Size", "gangs", "stored", "uid_of"]
+__all__ = ["ACCOUNT", "Gang", "Size", "gangs", "stored", "uid_of", "unrelated_pods"]
 
 _NAMESPACES = 20
 _OTHER_NAMESPACES = 50
@@ -171,10 +171,16 @@ def stored(size: Size, now: float) -> Iterator[tuple[str, bytes]]:
     yield from _records(size, now)
 
 
+def unrelated_pods(size: Size) -> list[tuple[str, str]]:
+    """Namespaces and names of the pods that train nothing."""
+    return [
+        (f"web-{number % _OTHER_NAMESPACES}", f"front-{number:05}-6f9c8d7b5-q2w3e") for number in range(size.unrelated)
+    ]
+
+
 def _unrelated(size: Size, made: str) -> Iterator[tuple[str, bytes]]:
     pod = _Template(web_pod(made))
-    for number in range(size.unrelated):
-        namespace, name = f"web-{number % _OTHER_NAMESPACES}", f"front-{number:05}-6f9c8d7b5-q2w3e"
+    for number, (namespace, name) in enumerate(unrelated_pods(size)):
         value = pod.filled(
             NAME=name,
             NAMESPACE=namespace,

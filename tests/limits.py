@@ -16,6 +16,7 @@ from tests.testcluster import cgroups
 from tests.testcluster.system import cgroup_roots
 
 _TIMEOUT_S = 30.0
+_PERIOD_US = 100_000  # the kernel's default
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of control groups of version 2 and 1
 
 
@@ -97,6 +98,23 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
         (limit,) = [root / name / file for file in _LIMIT_FILES if (root / name / file).exists()]
         limit.write_text(str(limit_bytes))
         yield root / name / "cgroup.procs"
+    finally:
+        cgroups.remove(name)
+
+
+@contextlib.contextmanager
+def processor_group(share: float) -> Iterator[Path]:
+    """Yields a file that processes write their ids into, to have so much of a core together.
+
+    The processes must have ended before this does.
+    """
+    name = f"gracepoint-share-{secrets.token_hex(4)}"
+    cgroups.create(name)
+    try:
+        quotas = [root / name / file for root in cgroup_roots() for file in ("cpu.cfs_quota_us", "cpu.max")]
+        (quota,) = [file for file in quotas if file.exists()]
+        quota.write_text(str(round(share * _PERIOD_US)))
+        yield quota.with_name("cgroup.procs")
     finally:
         cgroups.remove(name)
 

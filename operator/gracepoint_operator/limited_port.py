@@ -2,21 +2,25 @@
 
 A connection costs memory, a TLS handshake costs processor time, and both come before the caller is known. So a
 connection is *pending* until ``keep`` is called for its request, when its caller is known. Pending connections are
-limited in number, for each peer address and in all, and each is closed after a time. They are also limited in how
-often an address may open one, and in how many of them shake hands at a time. Kept connections have a limit of their
-own, if any.
+limited in number, for each peer address and in all, and in what they may have sent, and each is closed after a time.
+They are also limited in how often an address may open one, and in how many of them shake hands at a time. Kept
+connections have a limit of their own, if any: beyond, one that rests is closed, and never one with a request.
 
 If all places are taken, the address with the most of them loses its oldest one. So an address that floods a port blocks
 only itself. If all addresses have about equally many, no connection is closed: new connections wait in the kernel's
 queue until a place is free. Several clients can share an address (``hostNetwork``, address translation), so the limit
 for an address must let all their handshakes through. A client that is refused tries again.
 
-A TLS handshake begins once its first bytes are there, one in each turn of the event loop and by turns between
-addresses, so that what else runs on the loop is delayed by one handshake and not by hundreds.
+An address is *known* for an hour after a connection of it was kept: it may have all places, comes first when a
+handshake begins, and its connections are the last to be closed.
 
-Everything runs on the event loop that calls ``start``: one task accepts, another one begins handshakes, one short task
-for each connection ends its handshake, and one timer for each pending connection ends it. ``close`` ends all of them,
-and waits for the connections that were kept, for a bounded time.
+An accepted connection is a socket and little else until its first bytes are there. Then it waits for its turn: one in
+each turn of the event loop, by turns between addresses, and of each address so many in a second. So what else runs on
+the loop is delayed by one handshake and not by hundreds, and connections that say nothing cost no handshake.
+
+Everything runs on the event loop that calls ``start``: one task accepts, another one gives turns, one short task for
+each connection ends its handshake, and one timer for each pending connection ends it. ``close`` ends all of them, and
+waits for the connections that were kept, for a bounded time.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
 import socket
 import ssl
 import time
@@ -48,12 +53,21 @@ _CUT_OFF_S = 1.0
 _SHUTDOWN_S = 2.0  # for the peer to answer TLS's close
 _CLOSE_S = 2.0
 _ACCEPT_AGAIN_S = 0.5  # after the process ran out of file descriptors
-#: If every address has its share of the handshakes and others wait, the oldest one has had this long.
+#: A handshake that holds up others has had this long.
 _CROWDED_S = 1.0
-#: So many connections are refused in one turn of the event loop; to refuse one takes some ten microseconds.
-_REFUSED_A_TURN = 32
-#: Addresses whose rates are remembered. Each takes some hundred bytes.
-_RATES = 10_000
+#: So many connections are accepted in one turn of the event loop; each takes some ten microseconds.
+_ACCEPTED_A_TURN = 32
+#: Addresses whose rates are remembered, and addresses that are known. Each takes some hundred bytes.
+_ADDRESSES = 10_000
+_KNOWN_S = 3600.0
+#: So many times as many as an address may begin with may come at once.
+_BURST = 4.0
+#: Of connections that are only accepted, so many times as many as of those that go on. More are refused.
+_ACCEPTED = 10.0
+#: An address that is known may begin with so many times as many.
+_OF_KNOWN = 4.0
+#: aiohttp keeps the headers of a request until they are complete.
+_HEADERS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +75,20 @@ class ConnectionLimits:
     """Limits for connections whose callers are not known.
 
     Attributes:
-        handshake_s: Seconds from accept to the end of the TLS handshake.
+        handshake_s: Seconds from accept to the end of the TLS handshake, or to the first bytes where there is no TLS.
         request_s: Seconds from the handshake until the first request's headers, and between two requests.
         pending_s: Seconds in all, from accept. It must be longer than the slowest answer.
         at_once: The largest number of pending connections.
-        at_once_of_address: The largest number of pending connections of one peer address.
-        handshakes: The largest number of TLS handshakes that have begun and not ended.
-        a_second_of_address: How many connections an address may open in a second, on average. Four times as many may
-            come at once. None: any number.
+        at_once_of_address: The largest number of pending connections of one peer address that is not known.
+        handshakes: The largest number of TLS handshakes that have begun and not ended, half of them of one address.
+        a_second_of_address: How many connections of an address begin in a second, with a handshake or a request, on
+            average. Four times as many may come at once. More wait for their turn. Ten times as many are accepted.
+        bytes: How much a pending connection may send until its request is answered.
+        bytes_at_once: The same for all pending connections together.
         replaces: What happens to another connection of an address that has all of its places. True: it takes the place
             of the address's oldest one, which suits callers that are served at once. False: it is refused.
-        kept: The largest number of connections whose callers are known. Beyond, the address with the most loses its
-            oldest one. None: any number.
+        kept: The largest number of connections whose callers are known. Beyond, the address with the most loses the one
+            that has rested the longest. None: any number.
     """
 
     handshake_s: float = 10.0
@@ -81,33 +97,43 @@ class ConnectionLimits:
     at_once: int = 1024
     at_once_of_address: int = 256
     handshakes: int = 64
-    a_second_of_address: float | None = None
+    a_second_of_address: float = 100.0
+    bytes: int = 320 * 1024
+    bytes_at_once: int = 32 * 1024 * 1024
     replaces: bool = False
     kept: int | None = None
 
 
 class CloseReason(StrEnum):
-    """Why the operator closed a connection whose caller was not known. A label of metrics."""
+    """Why the operator closed a connection. A label of metrics."""
 
     ADDRESS_FULL = "address_full"
     CROWDED = "crowded"
     HANDSHAKE = "handshake"  # the TLS handshake failed, or took too long
+    RESTED = "rested"  # its caller was known, and there were too many
+    TOO_LARGE = "too_large"
     TOO_OFTEN = "too_often"
     TOO_SLOW = "too_slow"
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: passes everything to aiohttp's protocol, and calls ``ended`` when it is lost."""
+    """One connection: passes everything to aiohttp's protocol, and tells ``port`` what was received, and of its end.
 
-    def __init__(
-        self, accepted: socket.socket, address: str, inner: asyncio.Protocol, ended: Callable[[_Connection], None]
-    ) -> None:
+    Attributes:
+        inner: aiohttp's protocol. None before its turn.
+        shaking_since: When its handshake began, by the loop's clock.
+        received: Bytes since it was accepted, or since its last request was answered.
+    """
+
+    def __init__(self, accepted: socket.socket, address: str, port: LimitedPort) -> None:
         self.address = address
-        self.inner = inner
+        self.accepted = accepted
+        self.inner: asyncio.Protocol | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
-        self.accepted = accepted
-        self._ended = ended
+        self.shaking_since = 0.0
+        self.received = 0
+        self._port = port
 
     def abort(self) -> None:
         """Closes the connection at once, in any state."""
@@ -118,33 +144,38 @@ class _Connection(asyncio.Protocol):
         with contextlib.suppress(OSError):
             self.accepted.shutdown(socket.SHUT_RDWR)
 
+    @property
+    def _served(self) -> asyncio.Protocol:
+        assert self.inner is not None, "a connection is handed over in its turn"
+        return self.inner
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.inner.connection_made(transport)
+        self._served.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        self.inner.data_received(data)
+        if self._port.takes(self, len(data)):
+            self._served.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self.inner.eof_received()
+        return self._served.eof_received()
 
     def pause_writing(self) -> None:
-        self.inner.pause_writing()
+        self._served.pause_writing()
 
     def resume_writing(self) -> None:
-        self.inner.resume_writing()
+        self._served.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ended(self)
-        self.inner.connection_lost(exc)
+        self._port.ended(self)
+        self._served.connection_lost(exc)
 
 
 class _Places:
-    """A limited number of places, and who has them: by address, oldest first."""
+    """Who has places of some kind: by address, oldest first."""
 
-    def __init__(self, at_once: int) -> None:
-        self.at_once = at_once
+    def __init__(self) -> None:
         self._of: dict[str, dict[_Connection, None]] = {}
         self._all: set[_Connection] = set()
 
@@ -172,36 +203,53 @@ class _Places:
             del self._of[connection.address]
         return True
 
-    def oldest(self, address: str | None = None) -> _Connection:
-        """The oldest connection of an address. None: of the address with the most."""
-        of_address = max(self._of.values(), key=len) if address is None else self._of[address]
-        return next(iter(of_address))
+    def oldest(self, address: str) -> _Connection:
+        """The oldest connection of an address that has some."""
+        return next(iter(self._of[address]))
 
-    def is_fair(self, address: str) -> bool:
-        """Whether no address has at least two places more than this one."""
-        return max(map(len, self._of.values()), default=0) <= self.of_address(address) + 1
+    def most(self, counts: Callable[[str], int] | None = None) -> str:
+        """The address with the most.
+
+        Args:
+            counts: How much an address has, if that is not the number of its connections.
+        """
+        return max(self._of, key=counts or self.of_address)
 
     def all(self) -> list[_Connection]:
         return list(self._all)
 
 
 class _Rates:
-    """How often addresses open connections: a bucket of tokens for each."""
+    """How often addresses do something: a bucket of tokens for each."""
 
     def __init__(self, a_second: float) -> None:
         self._a_second = a_second
-        self._burst = 4 * a_second
         self._tokens: dict[str, tuple[float, float]] = {}  # what is left, and when that was
 
-    def take(self, address: str) -> bool:
-        """Returns whether the address may open one now."""
-        now = time.monotonic()
-        left, at = self._tokens.pop(address, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._a_second)
-        if len(self._tokens) >= _RATES:
+    def wait_s(self, address: str, times: float = 1.0) -> float:
+        """Returns in how many seconds the address may do it.
+
+        Args:
+            address: The address.
+            times: It may do it so many times as often as others.
+        """
+        return max(0.0, 1.0 - self._left(address, times)) / (self._a_second * times)
+
+    def take(self, address: str, times: float = 1.0) -> bool:
+        """Returns whether the address may do it now; then it has done it."""
+        left = self._left(address, times)
+        if left < 1.0:
+            return False
+        self._tokens.pop(address, None)
+        if len(self._tokens) >= _ADDRESSES:
             del self._tokens[next(iter(self._tokens))]  # the one that has not come for the longest time
-        self._tokens[address] = (max(0.0, left - 1.0), now)
-        return left >= 1.0
+        self._tokens[address] = (left - 1.0, time.monotonic())
+        return True
+
+    def _left(self, address: str, times: float) -> float:
+        a_second = self._a_second * times
+        left, at = self._tokens.get(address, (math.inf, 0.0))
+        return min(_BURST * a_second, left + (time.monotonic() - at) * a_second)
 
 
 class LimitedPort:
@@ -230,8 +278,8 @@ class LimitedPort:
         self._context = context
         self._limits = limits
         self._count_closed = count_closed
-        if not keepalive:
-            app.on_response_prepare.append(_close_after)
+        self._keepalive = keepalive
+        app.on_response_prepare.append(self._answers)
         # No access log: the paths of webhooks are secret. A handler is cancelled when its client disconnects, so that
         # what it holds is released at once.
         self._runner = web.AppRunner(
@@ -241,22 +289,28 @@ class LimitedPort:
             shutdown_timeout=CLOSE_CONNECTIONS_S,
             # It also counts from the handshake to the first request.
             keepalive_timeout=limits.request_s,
+            max_headers=_HEADERS,
+            auto_decompress=False,  # nobody compresses requests
         )
         self._listener: socket.socket | None = None
-        self._pending = _Places(limits.at_once)
-        self._shaking = _Places(limits.handshakes)
-        self._kept = _Places(limits.at_once if limits.kept is None else limits.kept)
-        self._rates = None if limits.a_second_of_address is None else _Rates(limits.a_second_of_address)
-        self._by_protocol: dict[asyncio.BaseProtocol, _Connection] = {}  # the pending ones, by aiohttp's protocol
+        self._pending = _Places()
+        self._shaking = _Places()
+        self._kept: set[_Connection] = set()  # if they are limited
+        self._resting = _Places()  # those of them that have no request
+        self._known: dict[str, float] = {}  # addresses, and when one of their connections was last kept
+        self._accepts = _Rates(limits.a_second_of_address * _ACCEPTED)
+        self._begins = _Rates(limits.a_second_of_address)
+        self._received = 0  # of all pending connections
+        self._by_protocol: dict[asyncio.BaseProtocol, _Connection] = {}  # pending and kept ones, by aiohttp's protocol
         self._open: set[_Connection] = set()  # all, until their sockets are closed
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         #: Whose first bytes are there, by address, and what each waits for.
         self._hellos: dict[str, collections.deque[tuple[_Connection, asyncio.Future[None]]]] = {}
-        self._hello = asyncio.Event()
+        self._known_turn = False  # whose turn it is: of an address that is known, or of one that is not
+        self._turn_possible = asyncio.Event()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._place_free = asyncio.Event()
-        self._handshake_free = asyncio.Event()
 
     @property
     def pending(self) -> int:
@@ -268,12 +322,52 @@ class LimitedPort:
         connection = self._by_protocol.get(request.protocol)
         if connection is None:
             return
-        self._forget(connection)
-        if self._limits.kept is None:
+        self._known.pop(connection.address, None)
+        if len(self._known) >= _ADDRESSES:
+            del self._known[next(iter(self._known))]
+        self._known[connection.address] = time.monotonic()
+        if connection in self._pending:
+            self._settle(connection)
+            if self._limits.kept is None:
+                del self._by_protocol[request.protocol]
+                return
+            while len(self._kept) >= self._limits.kept and len(self._resting):
+                self._end(self._resting.oldest(self._resting.most()), CloseReason.RESTED)
+            self._kept.add(connection)
+        self._resting.remove(connection)
+
+    async def _answers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """aiohttp begins to answer a request."""
+        if not self._keepalive:
+            response.force_close()
+        connection = self._by_protocol.get(request.protocol)
+        if connection is None:
             return
-        if len(self._kept) >= self._kept.at_once:
-            self._end(self._kept.oldest(), CloseReason.CROWDED)
-        self._kept.add(connection)
+        if connection in self._pending:
+            self._received -= connection.received
+            connection.received = 0
+        elif connection in self._kept:
+            self._resting.add(connection)
+
+    def takes(self, connection: _Connection, number: int) -> bool:
+        """Called with the number of bytes that a connection has received. Returns whether it goes on."""
+        if connection not in self._pending:
+            return connection in self._open
+        connection.received += number
+        self._received += number
+        if connection.received > self._limits.bytes:
+            self._end(connection, CloseReason.TOO_LARGE)
+        while self._received > self._limits.bytes_at_once:
+            self._end(self._largest(), CloseReason.TOO_LARGE)
+        return connection in self._pending
+
+    def _largest(self) -> _Connection:
+        """The pending connection that has sent the most, of the address that has."""
+        sent: collections.Counter[str] = collections.Counter()
+        for one in self._pending.all():
+            sent[one.address] += one.received
+        address = max(sent, key=lambda one: sent[one])
+        return max((one for one in self._pending.all() if one.address == address), key=lambda one: one.received)
 
     async def start(self, host: str | None, port: int) -> int:
         """Listens. Returns the port.
@@ -293,8 +387,7 @@ class LimitedPort:
         """Accepts connections until cancelled."""
         assert self._listener is not None, "accept() is called after start()"
         async with asyncio.TaskGroup() as tasks:
-            if self._context is not None:
-                tasks.create_task(self._give_turns(), name=f"handshakes: {self._name}")
+            tasks.create_task(self._give_turns(), name=f"turns: {self._name}")
             await self._accept(self._listener)
 
     async def close(self) -> None:
@@ -306,7 +399,7 @@ class LimitedPort:
         if self._listener is not None:
             self._listener.close()
         for connection in self._pending.all():
-            self._forget(connection)
+            self._settle(connection)
             connection.abort()
         for _, turn in itertools.chain.from_iterable(self._hellos.values()):
             turn.cancel()
@@ -324,8 +417,9 @@ class LimitedPort:
         log.error("connections could not be closed", extra=fields)
 
     async def _accept(self, listener: socket.socket) -> None:
-        refused = 0
-        while True:
+        for number in itertools.count(1):
+            if number % _ACCEPTED_A_TURN == 0:
+                await asyncio.sleep(0)  # an accept that does not wait lets no other task run
             try:
                 # Not loop.sock_accept: when it is cancelled, it loses a connection that it has just accepted.
                 accepted, peer = listener.accept()
@@ -338,16 +432,14 @@ class LimitedPort:
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
             accepted.setblocking(False)
-            refused = 0 if await self._take(accepted, str(peer[0])) else refused + 1
-            if refused % _REFUSED_A_TURN == 0:
-                await asyncio.sleep(0)  # an accept that does not wait lets no other task run
+            await self._take(accepted, str(peer[0]))
 
-    async def _take(self, accepted: socket.socket, address: str) -> bool:
-        """Returns whether the connection has got a place."""
+    async def _take(self, accepted: socket.socket, address: str) -> None:
+        """Gives the connection a place, or refuses it."""
         try:
-            refusal = None if self._rates is None or self._rates.take(address) else CloseReason.TOO_OFTEN
+            refusal = None if self._accepts.take(address) else CloseReason.TOO_OFTEN
             while refusal is None and not self._makes_room(address):
-                if self._pending.of_address(address) >= self._limits.at_once_of_address:
+                if self._is_full(address):
                     refusal = CloseReason.ADDRESS_FULL
                     break
                 self._place_free.clear()
@@ -358,62 +450,75 @@ class LimitedPort:
         if refusal is not None:
             self._closed(address, refusal)  # before the close: a peer that sees it finds it counted
             accepted.close()
-            return False
-        server = self._runner.server
-        assert server is not None
-        connection = _Connection(accepted, address, server(), self._ended)
+            return
+        connection = _Connection(accepted, address, self)
         self._open.add(connection)
         self._all_closed.clear()
         self._pending.add(connection)
-        self._by_protocol[connection.inner] = connection
         loop = asyncio.get_running_loop()
         connection.timer = loop.call_later(self._limits.pending_s, self._end, connection, CloseReason.TOO_SLOW)
         task = asyncio.create_task(self._serve(connection), name="connection")
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
-        return True
+
+    def _is_known(self, address: str) -> bool:
+        return time.monotonic() - self._known.get(address, -math.inf) < _KNOWN_S
+
+    def _is_full(self, address: str) -> bool:
+        places = self._limits.at_once if self._is_known(address) else self._limits.at_once_of_address
+        return self._pending.of_address(address) >= places
+
+    def _counts(self, address: str) -> int:
+        """How many places of an address count when one is taken away."""
+        return self._pending.of_address(address) - self._is_known(address) * self._limits.at_once_of_address
 
     def _makes_room(self, address: str) -> bool:
         """Makes room for another connection of the address. Returns whether there is some."""
-        if self._pending.of_address(address) >= self._limits.at_once_of_address:
+        if self._is_full(address):
             if not self._limits.replaces:
                 return False
             self._end(self._pending.oldest(address), CloseReason.ADDRESS_FULL)
         if len(self._pending) < self._limits.at_once:
             return True
-        if self._pending.is_fair(address):
+        most = self._pending.most(self._counts)
+        if not self._limits.replaces and self._counts(most) <= self._counts(address) + 1:
             return False
-        self._end(self._pending.oldest(), CloseReason.CROWDED)
+        self._end(self._pending.oldest(most), CloseReason.CROWDED)
         return True
 
     async def _serve(self, connection: _Connection) -> None:
-        """Hands the connection to aiohttp, if there is TLS after the handshake."""
+        """Hands the connection to aiohttp in its turn, if there is TLS after the handshake."""
         loop = asyncio.get_running_loop()
+        server = self._runner.server
+        assert server is not None
         try:
-            if self._context is None:
-                await loop.connect_accepted_socket(lambda: connection, connection.accepted)
-                return
             async with asyncio.timeout(self._limits.handshake_s) as limit:
                 await _readable(connection.accepted)
+                if not connection.accepted.recv(1, socket.MSG_PEEK):
+                    return  # it has ended without a word
                 await self._turn(connection)
                 end = limit.when()
                 assert end is not None
+            connection.inner = server()
+            self._by_protocol[connection.inner] = connection
+            tls = self._context is not None
             await loop.connect_accepted_socket(
                 lambda: connection,
                 connection.accepted,
                 ssl=self._context,
-                ssl_handshake_timeout=max(0.01, end - loop.time()),
-                ssl_shutdown_timeout=_SHUTDOWN_S,
+                ssl_handshake_timeout=max(0.01, end - loop.time()) if tls else None,
+                ssl_shutdown_timeout=_SHUTDOWN_S if tls else None,
             )
-        except OSError:  # ssl.SSLError and TimeoutError are subclasses
+        except OSError as error:  # ssl.SSLError and TimeoutError are subclasses
             if connection in self._pending:
-                self._closed(connection.address, CloseReason.HANDSHAKE)
+                slow = self._context is None and isinstance(error, TimeoutError)
+                self._closed(connection.address, CloseReason.TOO_SLOW if slow else CloseReason.HANDSHAKE)
         finally:
             if self._shaking.remove(connection):
-                self._handshake_free.set()
+                self._turn_possible.set()
             if connection.transport is None:  # asyncio tells a protocol only of the end of a connection that was made
                 connection.accepted.close()
-                self._ended(connection)
+                self.ended(connection)
 
     async def _turn(self, connection: _Connection) -> None:
         """Waits until the connection may shake hands.
@@ -425,7 +530,7 @@ class LimitedPort:
             raise ConnectionAbortedError
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hellos.setdefault(connection.address, collections.deque()).append((connection, turn))
-        self._hello.set()
+        self._turn_possible.set()
         await turn
         if connection not in self._pending:
             raise ConnectionAbortedError
@@ -433,48 +538,79 @@ class LimitedPort:
     async def _give_turns(self) -> None:
         """Lets connections shake hands, by turns between addresses, until cancelled."""
         while True:
-            await self._hello.wait()
-            address, waiting = next(iter(self._hellos.items()))
-            # Where another connection takes the oldest one's place, the newest is the likeliest to be of a caller that
-            # is served at once.
-            connection, turn = waiting.pop() if self._limits.replaces else waiting.popleft()
-            del self._hellos[address]  # and, if more of its connections wait, to the end
-            if waiting:
-                self._hellos[address] = waiting
-            if not self._hellos:
-                self._hello.clear()
-            if turn.done() or connection not in self._pending:
-                if not turn.done():
-                    turn.set_result(None)
+            self._turn_possible.clear()
+            wait_s = self._give_turn()
+            if wait_s == 0.0:
+                await asyncio.sleep(0)  # one handshake in each turn of the loop
                 continue
-            await self._handshake_place(address)
-            if turn.done():
-                continue  # its time is over, so nobody would give the place back
-            self._shaking.add(connection)
-            turn.set_result(None)
-            await asyncio.sleep(0)  # one handshake in each turn of the loop
-
-    async def _handshake_place(self, address: str) -> None:
-        """Waits for a place among the handshakes, not longer than ``_CROWDED_S``: then the oldest handshake ends."""
-        if len(self._shaking) < self._shaking.at_once:
-            return
-        if self._shaking.is_fair(address) and not self._limits.replaces:
-            self._handshake_free.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CROWDED_S):
-                    await self._handshake_free.wait()
-        if len(self._shaking) >= self._shaking.at_once:
-            crowding = self._shaking.oldest()
-            self._shaking.remove(crowding)
-            self._end(crowding, CloseReason.CROWDED)
+                async with asyncio.timeout(None if wait_s == math.inf else wait_s):
+                    await self._turn_possible.wait()
+
+    def _give_turn(self) -> float:
+        """Gives one connection its turn. Returns 0, or after how many seconds one may have it."""
+        soonest_s = math.inf
+        self._known_turn = not self._known_turn
+        for known in (self._known_turn, not self._known_turn):
+            for address in [one for one in self._hellos if self._is_known(one) is known]:
+                if not self._waits(address):
+                    continue
+                wait_s = self._begins.wait_s(address, _OF_KNOWN if known else 1.0) or self._make_handshake_place(
+                    address
+                )
+                if wait_s == 0.0:
+                    self._begin(address, _OF_KNOWN if known else 1.0)
+                    return 0.0
+                soonest_s = min(soonest_s, wait_s)
+        return soonest_s
+
+    def _waits(self, address: str) -> bool:
+        """Returns whether a connection of the address waits for its turn. Those that ended meanwhile are forgotten."""
+        waiting = self._hellos[address]
+        for connection, turn in [one for one in waiting if one[1].done() or one[0] not in self._pending]:
+            waiting.remove((connection, turn))
+            if not turn.done():
+                turn.set_result(None)
+        if not waiting:
+            del self._hellos[address]
+        return bool(waiting)
+
+    def _begin(self, address: str, times: float) -> None:
+        waiting = self._hellos.pop(address)
+        # Where another connection takes the oldest one's place, the newest is the likeliest to be of a caller that is
+        # served at once.
+        connection, turn = waiting.pop() if self._limits.replaces else waiting.popleft()
+        if waiting:
+            self._hellos[address] = waiting  # at the end
+        self._begins.take(address, times)
+        connection.shaking_since = asyncio.get_running_loop().time()
+        self._shaking.add(connection)
+        turn.set_result(None)
+
+    def _make_handshake_place(self, address: str) -> float:
+        """Makes a place among the handshakes for the address. Returns 0, or when to try again, in seconds."""
+        if self._shaking.of_address(address) >= max(1, self._limits.handshakes // 2):
+            crowding, fair = self._shaking.oldest(address), True
+        elif len(self._shaking) >= self._limits.handshakes:
+            most = self._shaking.most()
+            crowding = self._shaking.oldest(most)
+            fair = self._shaking.of_address(most) <= self._shaking.of_address(address) + 1
+        else:
+            return 0.0
+        had_s = asyncio.get_running_loop().time() - crowding.shaking_since
+        if fair and not self._limits.replaces and had_s < _CROWDED_S:
+            return _CROWDED_S - had_s
+        self._shaking.remove(crowding)
+        self._end(crowding, CloseReason.CROWDED)
+        return 0.0
 
     def _end(self, connection: _Connection, why: CloseReason) -> None:
         self._forget(connection)
         connection.abort()
         self._closed(connection.address, why)
 
-    def _ended(self, connection: _Connection) -> None:
-        """Removes a connection whose socket is closed."""
+    def ended(self, connection: _Connection) -> None:
+        """Called when the socket of a connection is closed."""
         self._forget(connection)
         self._open.discard(connection)
         if not self._open:
@@ -482,25 +618,28 @@ class LimitedPort:
 
     def _forget(self, connection: _Connection) -> None:
         """Removes a connection from the pending and the kept ones."""
-        self._kept.remove(connection)
+        self._settle(connection)
+        self._kept.discard(connection)
+        self._resting.remove(connection)
+        if connection.inner is not None:
+            self._by_protocol.pop(connection.inner, None)
+
+    def _settle(self, connection: _Connection) -> None:
+        """Removes a connection from the pending ones."""
         if not self._pending.remove(connection):
             return
-        del self._by_protocol[connection.inner]
+        self._received -= connection.received
         if connection.timer is not None:
             connection.timer.cancel()
         self._place_free.set()
 
     def _closed(self, address: str, why: CloseReason) -> None:
         self._count_closed(why)
-        if why is not CloseReason.HANDSHAKE:
+        if why not in (CloseReason.HANDSHAKE, CloseReason.RESTED):
             log.warning(
                 "connections are closed whose callers have not shown who they are",
                 extra=seldom(why, port=self._name, peer=address, pending=self.pending),
             )
-
-
-async def _close_after(request: web.Request, response: web.StreamResponse) -> None:
-    response.force_close()
 
 
 async def _readable(its: socket.socket) -> None:

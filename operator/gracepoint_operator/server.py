@@ -60,15 +60,21 @@ _TLS_BUFFER_BYTES = 16 * 1024
 _WEBHOOK_LIMITS = ConnectionLimits(
     request_s=300.0,
     pending_s=15.0,
-    at_once=512,
-    at_once_of_address=128,
     a_second_of_address=50.0,
+    bytes=128 * 1024,  # of a request whose path has not been looked at yet
+    bytes_at_once=16 * 1024 * 1024,
     replaces=True,
     kept=256,
 )
 #: Probes and scrapes are answered at once.
 _HEALTH_LIMITS = ConnectionLimits(
-    pending_s=15.0, at_once=128, at_once_of_address=32, a_second_of_address=20.0, replaces=True
+    pending_s=15.0,
+    at_once=128,
+    at_once_of_address=32,
+    a_second_of_address=20.0,
+    bytes=16 * 1024,
+    bytes_at_once=1024 * 1024,
+    replaces=True,
 )
 
 

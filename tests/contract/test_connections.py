@@ -9,6 +9,7 @@ import http.client
 import socket
 import ssl
 import threading
+import tracemalloc
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ import pytest
 from gracepoint.receivers.channel import ChannelError
 from gracepoint.wire.frames import Frame, Hello, Notice
 from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
+from gracepoint_operator import server
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.observability.metrics import Metrics
@@ -224,7 +226,7 @@ def test_evictions_are_answered_while_idle_connections_flood_the_webhooks(
 ) -> None:
     replica = start(api)
     port = replica.server.webhook_port
-    for _ in range(160):  # more than an address may have at once, fewer than it may open at once
+    for _ in range(ConnectionLimits.at_once_of_address + 40):
         does(replica, opened, address, port)
     status, said = evict(replica, EVICTIONS, port=port)
     assert (status, '"code": 429' in said) == (200, True)
@@ -233,11 +235,13 @@ def test_evictions_are_answered_while_idle_connections_flood_the_webhooks(
 
 
 def test_an_address_that_opens_connections_too_often_is_refused_and_others_are_not(
-    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("_WEBHOOK_LIMITS", "_HEALTH_LIMITS"):
+        monkeypatch.setattr(server, name, dataclasses.replace(getattr(server, name), a_second_of_address=0.5))
     replica = start(api)
     for port, name in ((replica.server.webhook_port, "webhooks"), (replica.server.health_port, "health")):
-        for _ in range(400):
+        for _ in range(100):
             with contextlib.suppress(OSError):
                 connect(replica, opened, ATTACKER, tls=False, port=port).close()
         until(lambda name=name: closed(replica, "too_often", name) > 0, "the address to be refused")  # type: ignore[misc]
@@ -249,10 +253,126 @@ def test_probes_are_answered_while_idle_connections_of_their_own_address_flood_t
 ) -> None:
     """A kubelet shares its node's address with pods of hostNetwork."""
     replica = start(api)
-    for _ in range(70):
+    for _ in range(700):
         connect(replica, opened, tls=False, port=replica.server.health_port)
     with urllib.request.urlopen(f"http://localhost:{replica.server.health_port}/healthz", timeout=WAIT_S) as answer:
         assert answer.read() == b"ok"
+
+
+def test_a_flood_from_many_addresses_keeps_nobody_waiting(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_WEBHOOK_LIMITS", dataclasses.replace(server._WEBHOOK_LIMITS, at_once=100))
+    replica = start(api)
+    port = replica.server.webhook_port
+    flood = [connect(replica, opened, f"127.0.1.{1 + number}", tls=False, port=port) for number in range(150)]
+    assert evict(replica, EVICTIONS, port=port)[0] == 200
+    assert is_closed(flood[0])
+    assert closed(replica, "crowded", "webhooks") >= 50
+
+
+def calls(replica: Replica, number: int) -> list[http.client.HTTPSConnection]:
+    """Connections of an API server to the webhooks."""
+    context = ssl.create_default_context(cadata=replica.ca)
+    return [
+        http.client.HTTPSConnection("localhost", replica.server.webhook_port, timeout=WAIT_S, context=context)
+        for _ in range(number)
+    ]
+
+
+def test_a_burst_of_calls_of_an_api_server_takes_no_place_from_itself(
+    start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = dataclasses.replace(server._WEBHOOK_LIMITS, at_once_of_address=8)
+    monkeypatch.setattr(server, "_WEBHOOK_LIMITS", limits)
+    replica = start(api)
+    assert evict(replica, EVICTIONS, port=replica.server.webhook_port)[0] == 200  # its address is known now
+    burst = calls(replica, 60)
+    for one in burst:
+        one.connect()
+    for one in burst:
+        with contextlib.closing(one):
+            one.request("POST", EVICTIONS, body="{}")
+            assert one.getresponse().status == 400
+
+
+def test_a_call_that_is_under_way_keeps_its_connection_and_one_that_rests_gives_way(
+    start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_WEBHOOK_LIMITS", dataclasses.replace(server._WEBHOOK_LIMITS, kept=2))
+    replica = start(api)
+    under_way, rests, *others = calls(replica, 5)
+    under_way.putrequest("POST", EVICTIONS)
+    under_way.putheader("Content-Length", "2")
+    under_way.endheaders(b"{")
+    for one in (rests, *others):
+        one.request("POST", EVICTIONS, body="{}")
+        assert one.getresponse().read()
+    assert rests.sock is not None
+    assert is_closed(rests.sock)
+    assert closed(replica, "rested", "webhooks") == 3
+    under_way.send(b"}")
+    assert under_way.getresponse().status == 400
+    for one in (under_way, rests, *others):
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("port", "says"),
+    [
+        pytest.param("webhooks", [b"a: b\r\n" * 40], id="many headers"),
+        pytest.param("webhooks", [b"a: " + b"b" * 8000 + b"\r\n"] * 60, id="long headers"),
+        pytest.param("health", [b"a: " + b"b" * 8000 + b"\r\n"] * 60, id="long headers of a scrape"),
+        pytest.param("channel", [b"a: " + b"b" * 8000 + b"\r\n"] * 60, id="long headers to the channel"),
+        pytest.param("channel", [b"Content-Length: 260000\r\n\r\n", b"[" * 260_000], id="more than a body"),
+    ],
+)
+def test_what_a_caller_sends_before_it_is_known_is_bounded(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket], port: str, says: list[bytes]
+) -> None:
+    replica = start(api)
+    served = replica.server
+    number = {"webhooks": served.webhook_port, "health": served.health_port, "channel": served.https_port}[port]
+    one = connect(replica, opened, ATTACKER, tls=port != "health", port=number)
+    with contextlib.suppress(OSError):
+        one.sendall(b"POST /v1/reports HTTP/1.1\r\nHost: x\r\n")
+        for part in says * 2:
+            one.sendall(part)
+    assert is_closed(one)
+
+
+def test_who_sends_the_most_loses_a_connection_when_all_send_too_much(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
+) -> None:
+    replica = start(api, limits=ConnectionLimits(bytes_at_once=300_000))
+    flood = [connect(replica, opened, ATTACKER, tls=True) for _ in range(4)]
+    other = connect(replica, opened, OTHER, tls=True)
+    head = f"POST {PATH_REPORT} HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n".encode()
+    other.sendall(head + b"[" * 1000)
+    for one in flood:
+        with contextlib.suppress(OSError):
+            one.sendall(head + b"[" * 100_000)
+    until(lambda: closed(replica, "too_large") >= 2, "those that send the most to be closed")
+    other.settimeout(0.05)
+    assert not is_closed(other)
+
+
+def test_scrapes_that_nobody_reads_hold_no_copies_of_the_text(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = start(api)
+    text = b"x" * 8_000_000
+    monkeypatch.setattr(Metrics, "text", lambda self: text)
+    assert len(replica.scrape()) == len(text)
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            one = connect(replica, opened, ATTACKER, tls=False, port=replica.server.health_port)
+            one.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert one.recv(1) == b"H"
+        assert tracemalloc.get_traced_memory()[1] < len(text)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_request_for_no_webhook_ends_its_connection(

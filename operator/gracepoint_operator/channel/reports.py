@@ -37,7 +37,7 @@ from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
-from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.logs import about, seldom
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
@@ -157,7 +157,7 @@ class ReportHandler:
         if epoch.phase.ended and after.phase is not report.phase:
             log.warning(
                 "report of a preemption that has ended",
-                extra=about(preemption=epoch.name, phase=epoch.phase, reported=report.phase),
+                extra=seldom(report.phase, preemption=epoch.name, phase=epoch.phase, reported=report.phase),
             )
         self._notifier.changed(dataclasses.replace(epoch, status=after))
         if report.phase.ended:
@@ -263,7 +263,7 @@ class ReportHandler:
             return known
         begun = None if gang is None else self._begun(gang, pod, report, signals.TOLD_BY_GANG)
         if gang is None or begun is None or gang.is_ordinary_life(pod):
-            log.info("a gang ends in ordinary life", extra=about(pod=pod.name, phase=report.phase))
+            log.info("a gang ends in ordinary life", extra=seldom(report.phase, pod=pod.name, phase=report.phase))
             return None
         self._cache.preemptions.put(begun)
         return begun

@@ -45,7 +45,7 @@ from gracepoint_operator.channel.subscribers import Subscriber, Subscribers, not
 from gracepoint_operator.channel.trust_notifier import TrustNotifier
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.observability.logs import about, seldom
+from gracepoint_operator.observability.logs import seldom
 from gracepoint_operator.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Channel:
             await self._stream(subscriber, response)
         except (ConnectionError, TimeoutError) as error:
             pod = f"{subscriber.hello.namespace}/{subscriber.hello.pod_name}"
-            log.info("a subscriber was lost", extra=about(pod=pod, error=repr(error)))
+            log.info("a subscriber was lost", extra=seldom(type(error).__name__, pod=pod, error=repr(error)))
             if request.transport is not None:
                 request.transport.abort()  # do not wait for unsent data
         return response

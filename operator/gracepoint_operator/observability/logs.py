@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -16,10 +17,14 @@ _FIELDS = "gracepoint_fields"
 _SELDOM = "gracepoint_seldom"
 #: Seconds between two lines of one kind.
 SELDOM_S = 60.0
-#: Kinds that are remembered; there are some dozens.
+#: So many lines of one place in the code are written in ``SELDOM_S``, whoever causes them.
+OFTEN = 60
+#: Kinds and places that are remembered; there are some hundreds.
 _KINDS = 1000
 #: Loggers of libraries that write a line for a request or handshake that is broken.
-_OF_REQUESTS = frozenset({"aiohttp.server", "aiohttp.web", "aiohttp.internal", "asyncio"})
+_OF_REQUESTS = ("aiohttp", "asyncio")
+#: What differs from line to line of one kind: addresses in memory, ports, numbers.
+_DIFFERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def about(**fields: object) -> dict[str, Any]:
@@ -40,7 +45,9 @@ def seldom(kind: str, **fields: object) -> dict[str, Any]:
 class SeldomFilter(logging.Filter):
     """Passes one record a minute of each message and kind that ``seldom`` names; it says how many it did not pass.
 
-    What the libraries say of broken requests and handshakes is limited in the same way. Any thread may log.
+    What the libraries say of broken requests and handshakes is limited in the same way. Of everything else but debug
+    output it passes ``OFTEN`` a minute of each place in the code, so that nobody can fill a disk with lines of which
+    nobody thought. Any thread may log.
 
     Args:
         clock: Seconds.
@@ -50,24 +57,39 @@ class SeldomFilter(logging.Filter):
         super().__init__()
         self._clock = clock
         self._lock = threading.Lock()
-        self._last: dict[tuple[str, str], tuple[float, int]] = {}  # when one was passed, and how many were not since
+        #: When the first of this minute was passed, how many were, and how many were not.
+        self._seen: dict[tuple[object, ...], tuple[float, int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind = getattr(record, _SELDOM, "" if record.name in _OF_REQUESTS else None)
-        if kind is None:
+        if record.levelno < logging.INFO:
             return True
-        key, now = (str(record.msg), kind), self._clock()
+        (key, at_most), now = _limit(record), self._clock()
         with self._lock:
-            at, not_logged = self._last.get(key, (-math.inf, 0))
-            if now - at < SELDOM_S:
-                self._last[key] = (at, not_logged + 1)
-                return False
-            if key not in self._last and len(self._last) >= _KINDS:
-                del self._last[next(iter(self._last))]
-            self._last[key] = (now, 0)
+            began, passed, not_logged = self._seen.get(key, (-math.inf, 0, 0))
+            if now - began < SELDOM_S:
+                passes = passed < at_most
+                self._seen[key] = (began, passed + passes, not_logged + (not passes))
+                return passes
+            self._seen.pop(key, None)
+            if len(self._seen) >= _KINDS:
+                del self._seen[next(iter(self._seen))]
+            self._seen[key] = (now, 1, 0)
         if not_logged:
             setattr(record, _FIELDS, {**getattr(record, _FIELDS, {}), "not_logged": not_logged})
         return True
+
+
+def _limit(record: logging.LogRecord) -> tuple[tuple[object, ...], int]:
+    """What a record is one of, and how many of these are written in a minute."""
+    kind = getattr(record, _SELDOM, None)
+    if kind is not None:
+        return (record.name, record.msg, kind), 1
+    if record.name.partition(".")[0] not in _OF_REQUESTS:
+        return (record.pathname, record.lineno), OFTEN
+    # asyncio makes its messages of several lines; the first one says what happened, the others to which objects.
+    what = _DIFFERS.sub("#", str(record.msg).partition("\n")[0])
+    error = record.exc_info[0] if record.exc_info else None
+    return (record.name, what, error), 1
 
 
 class PlainFormatter(logging.Formatter):

@@ -189,7 +189,7 @@ async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) 
     except Unreadable as error:
         return refused(request, f"{where}, a CheckpointPolicy that cannot be used. {error}")
     except Exception as error:
-        logger.exception("CheckpointPolicy cannot be read")
+        logger.exception("CheckpointPolicy cannot be read", extra=seldom(type(error).__name__))
         return unknown(request, f"{where}, a CheckpointPolicy that could not be read just now ({error}). Try again")
     if policy is None:
         return refused(
@@ -201,11 +201,11 @@ async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) 
     try:
         result = release_contract(request.object, policy.spec)
         if isinstance(result, ContractViolation):
-            logger.info("%s in %s refused under policy %s: %s", kind, request.namespace, name, result.message)
+            _log_refusal(request, kind, name, result.message)
             return refused(request, result.message)
         why, unserved = await _unserved(result.object, policy, context)
         if why is not None:
-            logger.info("%s in %s refused under policy %s: %s", kind, request.namespace, name, why)
+            _log_refusal(request, kind, name, why)
             return refused(request, why)
         made = inject_workload(result.object, name, policy.spec, context.settings)
         warnings = [
@@ -217,7 +217,7 @@ async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) 
         return allowed(request, shown(request.object, made, policy), warnings)
     except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
-        logger.warning("%s in %s cannot be read", kind, request.namespace, exc_info=True)
+        _log_unreadable(request, kind, error)
         return refused(request, f"spec: found parts that are not of {kind}'s schema ({said(error)}). Correct them")
 
 
@@ -225,9 +225,9 @@ def _updated(request: AdmissionRequest, old: Json) -> Json:
     try:
         made, given_up = keep_fields(old, request.object)
         resized = changed_sizes(old, made)
-    except CAUSES:
+    except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
-        logger.warning("JobSet in %s cannot be read", request.namespace, exc_info=True)
+        _log_unreadable(request, "JobSet", error)
         return allowed(request, request.object)
     warnings = [
         f"{path}: Gracepoint keeps the value of the JobSet's creation, as the field is immutable" for path in given_up
@@ -239,8 +239,8 @@ async def mutate_trainjob(request: AdmissionRequest, context: AdmissionContext) 
     """A TrainJob is created: its label goes on to the JobSet that the Kubeflow Trainer makes of it."""
     try:
         made = label_handed_on(request.object)
-    except CAUSES:
-        logger.warning("TrainJob in %s cannot be read", request.namespace, exc_info=True)
+    except CAUSES as error:
+        _log_unreadable(request, "TrainJob", error)
         made = request.object
     return allowed(request, made)
 
@@ -254,7 +254,8 @@ async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionCo
         if found != InstalledApi():
             found = await context.installed_workload_api(afresh=True)  # JobSet may have been upgraded a moment ago
     except Exception as error:
-        logger.warning("the JobSet API that is installed cannot be read", exc_info=True)
+        extra = seldom(type(error).__name__)
+        logger.warning("the JobSet API that is installed cannot be read", exc_info=error, extra=extra)
         return None, [f"whether JobSet is v0.10 or newer, as Gracepoint needs, could not be read just now ({error})"]
     return found.refusal(jobset, policy.spec), [] if found.warning is None else [found.warning]
 
@@ -273,11 +274,11 @@ async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Js
                 pod = add_responder(pod)
             if is_elastic(pod):
                 pod = resized_pod(pod, await context.places(request.namespace, request.labels))
-    except CAUSES:
+    except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
-        logger.warning("pod in %s cannot be read", request.namespace, exc_info=True)
+        _log_unreadable(request, "pod", error)
     except Exception as error:
-        logger.exception("the present size of a gang could not be read")
+        logger.exception("the present size of a gang could not be read", extra=seldom(type(error).__name__))
         return unknown(request, f"the present size of the pod's gang could not be read just now ({error!r}). Try again")
     return allowed(request, pod)
 
@@ -297,7 +298,19 @@ async def validate_eviction(request: AdmissionRequest, context: AdmissionContext
         pod = request.name or request.object["metadata"]["name"]
         uid = (options.get("preconditions") or {}).get("uid")
         why = await context.why_eviction_waits(request.namespace, pod, uid)
-    except Exception:
-        logger.exception("an eviction could not be decided about, it is let through")
+    except Exception as error:
+        extra = seldom(type(error).__name__)
+        logger.exception("an eviction could not be decided about, it is let through", extra=extra)
         why = None
     return allowed(request, request.object) if why is None else later(request, why)
+
+
+def _log_refusal(request: AdmissionRequest, kind: str, policy: str, why: str) -> None:
+    """Who creates the workload is told too."""
+    fields = {"namespace": request.namespace, "policy": policy, "why": why}
+    logger.info("a workload was refused", extra=seldom(kind, **fields))
+
+
+def _log_unreadable(request: AdmissionRequest, kind: str, error: Exception) -> None:
+    extra = seldom(kind, namespace=request.namespace)
+    logger.warning("an object cannot be read", exc_info=error, extra=extra)

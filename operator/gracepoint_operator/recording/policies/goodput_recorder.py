@@ -25,7 +25,7 @@ from gracepoint_operator.goodput.reported_times import process_times, stall_time
 from gracepoint_operator.goodput.save_interval import suggested
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.logs import seldom
 from gracepoint_operator.observability.metrics import AccountRow, Metrics
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast, WorkloadGoodput
 from gracepoint_operator.workloads import Workload
@@ -156,7 +156,8 @@ class GoodputRecorder:
 
     def _take(self, pod: Pod, said: ProcessTimes | StallTimes | None, words: object) -> None:
         if said is None:
-            log.warning("what a process says of its time is impossible", extra=about(pod=pod.name, said=str(words)))
+            extra = seldom(type(words).__name__, pod=pod.name, said=str(words))
+            log.warning("what a process says of its time is impossible", extra=extra)
             return
         uid = pod.workload_uid
         if uid not in self._accounts:

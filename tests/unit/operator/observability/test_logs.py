@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 import logging
 
-from gracepoint_operator.observability.logs import SELDOM_S, JsonFormatter, PlainFormatter, SeldomFilter, about, seldom
+from gracepoint_operator.observability.logs import (
+    OFTEN,
+    SELDOM_S,
+    JsonFormatter,
+    PlainFormatter,
+    SeldomFilter,
+    about,
+    seldom,
+)
 
 
 def test_logs_are_constant_messages_with_fields() -> None:
@@ -64,5 +72,40 @@ def test_a_flood_of_one_kind_hides_no_other_line() -> None:
 
 
 def test_what_libraries_say_of_broken_requests_is_limited_too() -> None:
-    assert len(lines(*((i / 10, "aiohttp.server", "Error handling request", {}) for i in range(100)))) == 1
-    assert len(lines(*((i / 10, "kopf.objects", "Error handling request", {}) for i in range(100)))) == 100
+    for name in ("aiohttp.server", "aiohttp.access", "asyncio"):
+        assert len(lines(*((i / 10, name, "Error handling request", {}) for i in range(100)))) == 1
+
+
+def test_lines_of_asyncio_that_name_objects_are_of_one_kind() -> None:
+    def fatal(number: int) -> str:
+        return f"Fatal error on SSL transport\nprotocol: <SSLProtocol at {hex(number)}>\ntransport: <fd={number}>"
+
+    (first,) = lines(*((i / 1000, "asyncio", fatal(i), {}) for i in range(1000)))
+    (second,) = lines(*((i / 1000, "asyncio", f"Exception in callback <Call at {hex(i)}>", {}) for i in range(1000)))
+    assert first.startswith("asyncio Fatal error on SSL transport")
+    assert second.startswith("asyncio Exception in callback")
+
+
+def test_lines_of_asyncio_about_different_errors_are_all_written() -> None:
+    limited = SeldomFilter(lambda: 0.0)
+    for error in (OSError, ValueError):
+        for passes in (True, False):
+            record = logging.getLogger("asyncio").makeRecord(
+                "asyncio", logging.ERROR, "f", 1, "Task exception was never retrieved", (), (error, error(), None)
+            )
+            assert limited.filter(record) is passes
+
+
+def test_a_place_in_the_code_writes_only_so_many_lines_a_minute_whatever_they_say() -> None:
+    written = lines(
+        *((i / 100, "kopf.objects", f"Something of object {i}", {}) for i in range(1000)),
+        (SELDOM_S + 0.1, "kopf.objects", "Something of another", {}),
+    )
+    assert len(written) == OFTEN + 1
+    assert written[-1].endswith(f"not_logged={1000 - OFTEN}")
+
+
+def test_debug_output_is_written_whole() -> None:
+    limited = SeldomFilter(lambda: 0.0)
+    record = logging.getLogger("x").makeRecord("x", logging.DEBUG, "f", 1, "detail", (), None)
+    assert all(limited.filter(record) for _ in range(2 * OFTEN))
