@@ -16,8 +16,8 @@ from tests.testcluster.api import Cluster, ClusterError
 #: What GKE puts on a spot node that is going away; the kubelet then leaves user pods GRACE_S.
 TERMINATION_TAINT = {"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}
 GRACE_S = 15.0
-#: What Karpenter puts on a node that it is going to remove; pods get their own grace period.
-SCALE_DOWN_TAINT = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
+#: What AWS's handler puts on a node that an Auto Scaling group ends; pods get their own grace period.
+SCALE_DOWN_TAINT = {"key": "aws-node-termination-handler/asg-lifecycle-termination", "effect": "NoSchedule"}
 _REQUEST_TIMEOUT_S = 10.0
 
 

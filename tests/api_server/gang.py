@@ -214,6 +214,7 @@ class Replica:
                 process_index=index,
                 process_count=2,
                 library_version="0.1.0",
+                takes_hints=True,
             )
         )
         self.core.notifier.catch_up(subscriber)

@@ -5,6 +5,7 @@ Processes: Karpenter, in a process group of its own, until ``karpenter`` ends. T
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,12 @@ class KarpenterGang(Gang):
 
     def node(self, index: int) -> str:
         return self._nodes[index] if self._nodes else super().node(index)
+
+    def pod_spec(self, index: int) -> Body:
+        """Too large for two on a node, so that Karpenter needs another node before it takes one away."""
+        spec = super().pod_spec(index)
+        (container,) = spec["containers"]
+        return spec | {"containers": [container | {"resources": {"requests": {"cpu": "3"}}}]}
 
     async def make_nodes(self) -> None:
         """Makes a pool and two NodeClaims, and plays the kubelets of the nodes that Karpenter makes for them."""
@@ -114,6 +121,31 @@ class KarpenterGang(Gang):
         node = await self.api.get(kinds.NODES, None, self.node(index))
         return any(taint["key"] == DISRUPTED for taint in node["spec"].get("taints") or ())
 
+    async def drift(self, purpose: str = "something-else") -> None:
+        """Changes the pool, so that its nodes are to be replaced; ``training``: as it was."""
+        labels = {"template": {"metadata": {"labels": {"purpose": purpose}}}}
+        await self.api.merge(POOLS, None, _POOL, {"spec": labels})
+
+    async def replacements(self) -> list[JsonObject]:
+        """The NodeClaims that Karpenter has made in the place of the gang's own."""
+        own = {self.claim(index) for index in (0, 1)}
+        claims = (await self.api.list(kinds.NODE_CLAIMS)).items
+        return [
+            claim
+            for claim in claims
+            if claim["metadata"]["name"] not in own and "deletionTimestamp" not in claim["metadata"]
+        ]
+
+    async def delete_claim(self, name: str) -> None:
+        """Whatever Karpenter writes into it meanwhile."""
+        await asyncio.to_thread(self.server.kubectl, "delete", kinds.NODE_CLAIMS.plural, name, "--wait=false")
+
+    async def protect(self) -> None:
+        """Asks Karpenter to evict none of the pods, as a user would in their template."""
+        annotations = {"karpenter.sh/do-not-disrupt": "true"}
+        for index in (0, 1):
+            await self.api.merge(kinds.PODS, self.name, self.pod(index), {"metadata": {"annotations": annotations}})
+
     async def clean(self) -> None:
         """Removes the pods, and the nodes through Karpenter, so that the next test begins without any."""
         self.server.kubectl("delete", "pods", "--all", f"--namespace={self.name}", "--force", "--wait=false")
@@ -126,6 +158,11 @@ class KarpenterGang(Gang):
         await until(gone, "the NodeClaims to go", within_s=60)
         with contextlib.suppress(client.NotFound):
             await self.api.delete(CLASSES, await self.api.get(CLASSES, None, "default"))
+
+        async def unused() -> bool:
+            return not (await self.api.list(CLASSES)).items
+
+        await until(unused, "the class of the nodes to go, which Karpenter holds while it knows of any")
 
 
 def _of(title: str, kind: Kind, name: str, spec: Body) -> Body:
@@ -150,7 +187,7 @@ def _pool(grace: str | None) -> Body:
         "disruption": {
             "consolidationPolicy": "WhenEmptyOrUnderutilized",
             "consolidateAfter": "Never",
-            "budgets": [{"nodes": "100%"}],
+            "budgets": [{"nodes": "1"}],
         },
     }
 

@@ -23,8 +23,8 @@ from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.watches.threads import Watches
 from gracepoint_operator.webhooks import add_routes
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
-from tests.api_server.gang import Replica, running, until
-from tests.api_server.karpenter import POOLS, TERMINATION, KarpenterGang, karpenter
+from tests.api_server.gang import Replica, running, told, until
+from tests.api_server.karpenter import TERMINATION, KarpenterGang, karpenter
 from tests.testcluster import parts
 from tests.testcluster.api_server import ApiServer
 
@@ -101,8 +101,7 @@ def _configuration(url: str, authority: bytes) -> dict[str, object]:
 
 async def test_drain_waits_for_the_save_and_then_goes_on(gang: KarpenterGang, tmp_path: Path) -> None:
     async with watching(gang, tmp_path) as replica:
-        claim = await gang.api.get(kinds.NODE_CLAIMS, None, gang.claim(0))
-        await gang.api.delete(kinds.NODE_CLAIMS, claim)
+        await gang.delete_claim(gang.claim(0))
 
         async def attempted() -> bool:
             return any("evictionAttemptedAt" in body["spec"] for body in await gang.records())
@@ -128,6 +127,64 @@ async def test_drain_waits_for_the_save_and_then_goes_on(gang: KarpenterGang, tm
         await until(evicted, "the eviction after the commit", within_s=60)
 
 
+async def test_gang_trains_on_when_a_drifted_nodes_replacement_fails(gang: KarpenterGang, tmp_path: Path) -> None:
+    async with watching(gang, tmp_path) as replica:
+        processes = [await replica.connect(index) for index in (0, 1)]
+        await gang.drift()
+        await until(gang.replacements, "Karpenter to make a node in the place of one that has drifted", within_s=90)
+        (index,) = [index for index in (0, 1) if await gang.disrupted(index)]
+        await until(lambda: all(process.hinted for process in processes), "the hint")
+        await gang.drift("training")  # so that Karpenter does not try again
+        for claim in await gang.replacements():
+            await gang.delete_claim(claim["metadata"]["name"])
+
+        async def taken_back() -> bool:
+            return not await gang.disrupted(index)
+
+        await until(taken_back, "Karpenter to take its taint back", within_s=90)
+        await until(lambda: not any(process.hinted for process in processes), "the hint to be over")
+        assert await gang.records() == [], "nobody has left"
+        node = await gang.api.get(kinds.NODES, None, gang.node(index))
+        assert "deletionTimestamp" not in node["metadata"]
+
+
+async def test_gang_leaves_a_drifted_node_when_its_replacement_is_there(gang: KarpenterGang, tmp_path: Path) -> None:
+    async with watching(gang, tmp_path):
+        await gang.drift()
+        claims = await until(gang.replacements, "Karpenter to make another node", within_s=90)
+        (index,) = [index for index in (0, 1) if await gang.disrupted(index)]
+        assert await gang.records() == []
+        await gang.becomes_ready(claims[0]["metadata"]["name"])
+        (record,) = await until(gang.records, "the Preemption")
+        assert (record["spec"]["cause"], record["spec"]["nodes"]) == ("ScaleDown", [gang.node(index)])
+        assert not record["spec"]["cancelable"]
+
+
+@pytest.mark.parametrize("gang", [pytest.param("8h", id="terminationGracePeriod of hours")], indirect=True)
+async def test_deleted_claim_is_told_at_once_to_pods_that_nobody_evicts(gang: KarpenterGang, tmp_path: Path) -> None:
+    await gang.protect()
+    async with watching(gang, tmp_path) as replica:
+        processes = [await replica.connect(index) for index in (0, 1)]
+        await gang.delete_claim(gang.claim(0))  # as Karpenter does when EC2 takes a Spot machine back
+        notices = [await told(process) for process in processes]
+        deleted = (await gang.api.get(kinds.NODE_CLAIMS, None, gang.claim(0)))["metadata"]
+        ends_at = parse_time(deleted["deletionTimestamp"])
+        assert ends_at is not None
+        deadlines = [parse_time(notice.deadline) for notice in notices]
+        assert all(at is not None and at <= ends_at + 130 for at in deadlines), notices
+
+        async def drains() -> bool:
+            found = (await gang.api.get(kinds.NODE_CLAIMS, None, gang.claim(0)))["metadata"]
+            return await gang.disrupted(0) and TERMINATION in found["annotations"]
+
+        await until(drains, "Karpenter to drain the node")
+        (record,) = await until(gang.records, "the Preemption")
+        assert record["spec"]["nodes"] == [gang.node(0)]
+        assert "evictionAttemptedAt" not in record["spec"]
+        pod = await gang.api.get(kinds.PODS, gang.name, gang.pod(0))
+        assert "deletionTimestamp" not in pod["metadata"], "Karpenter evicts it in eight hours"
+
+
 @pytest.mark.parametrize("gang", [pytest.param(None, id="no terminationGracePeriod")], indirect=True)
 async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGang, tmp_path: Path) -> None:
     young = {"voluntaryDisruption": {"checkpointYoungerThanSeconds": 3600}}
@@ -142,9 +199,7 @@ async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGa
             return all("karpenter.sh/do-not-disrupt" in (pod["metadata"].get("annotations") or {}) for pod in pods)
 
         await until(protected, "the pods to be protected")
-        labels = {"template": {"metadata": {"labels": {"purpose": "something-else"}}}}
-        pool = (await gang.api.list(POOLS)).items[0]["metadata"]["name"]
-        await gang.api.merge(POOLS, None, pool, {"spec": labels})
+        await gang.drift()
 
         async def drifted() -> bool:
             found = (await gang.api.get(kinds.NODE_CLAIMS, None, gang.claim(0)))["status"]["conditions"]
@@ -157,10 +212,9 @@ async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGa
         replica.core._policy_writer.goodput.hear(known, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
 
         async def taken() -> bool:
-            for claim in (await gang.api.list(kinds.NODE_CLAIMS)).items:
-                if claim["metadata"]["name"] not in (gang.claim(0), gang.claim(1)):
-                    with contextlib.suppress(client.NotFound):
-                        await gang.becomes_ready(claim["metadata"]["name"])  # what takes their place
+            for claim in await gang.replacements():
+                with contextlib.suppress(client.NotFound):
+                    await gang.becomes_ready(claim["metadata"]["name"])
             return await gang.disrupted(0) or await gang.disrupted(1)
 
         await until(taken, "Karpenter to disrupt a node whose pods have a young checkpoint", within_s=90)

@@ -29,6 +29,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 POLICY = "observed"
 GRACE_S = 45
 JOBSET_API = ("jobset.x-k8s.io", "v1alpha2", NAMESPACE, "jobsets")
+CLAIMS = ("karpenter.sh", "v1", "nodeclaims")
+#: Karpenter's, which holds a NodeClaim while its node is drained.
+FINALIZER = "karpenter.sh/termination"
 #: Its own, so that nothing else is put on these nodes.
 KEEP_OFF = {"key": "example.com/of-the-catalogues-test", "effect": "NoSchedule"}
 GONE, EVACUATE = "node.kubernetes.io/out-of-service", "example.com/evacuate"
@@ -64,15 +67,15 @@ class Api:
         entry |= {"lastTransitionTime": now, "lastHeartbeatTime": now}
         client.CoreV1Api(self.connection).patch_node_status(node, {"status": {"conditions": [entry]}})
 
-    def claim(self, node: str, *, annotations: Json | None = None, expire_after: str = "Never") -> None:
+    def claim(self, node: str, *, annotations: Json | None = None, expire_after: str = "Never", **meta: object) -> None:
         body = {
             "apiVersion": "karpenter.sh/v1",
             "kind": "NodeClaim",
-            "metadata": {"name": node, "annotations": annotations or {}},
+            "metadata": {"name": node, "annotations": annotations or {}, **meta},
             "spec": {"expireAfter": expire_after},
             "status": {"nodeName": node},
         }
-        client.CustomObjectsApi(self.connection).create_cluster_custom_object("karpenter.sh", "v1", "nodeclaims", body)
+        client.CustomObjectsApi(self.connection).create_cluster_custom_object(*CLAIMS, body)
 
     def workload(self, name: str, spec: Json, *conditions: Json) -> None:
         custom = client.CustomObjectsApi(self.connection)
@@ -164,6 +167,11 @@ def cases() -> list[Case]:
         api.claim(node, annotations={termination: stamp(soon)})
         api.taint(node, drained)
 
+    def interrupted(api: Api, node: str) -> None:
+        labels = {"karpenter.sh/capacity-type": "spot"}
+        api.claim(node, annotations={termination: stamp(now + 8 * 3600)}, labels=labels, finalizers=[FINALIZER])
+        client.CustomObjectsApi(api.connection).delete_cluster_custom_object(*CLAIMS, node)
+
     return [
         Case("gke-spot", lambda a, n: a.taint(n, spot), "SpotTermination", f"taint {spot}:NoSchedule"),
         Case(
@@ -187,6 +195,7 @@ def cases() -> list[Case]:
             lambda a, n: a.condition(n, "VMEventScheduled", "True", "VMEventScheduled", f"Preempt Scheduled: {date}"),
             *("SpotTermination", "Node condition VMEventScheduled (VMEventScheduled)", "sure", True, soon),
         ),
+        Case("karpenter-interruption", interrupted, "SpotTermination", "deletion of the NodeClaim"),
         Case("karpenter-time", karpenter, "ScaleDown", "", deadline_at=soon),
         Case(
             "karpenter-expiry",
@@ -228,7 +237,7 @@ def cases() -> list[Case]:
         Case(
             "job-limit",
             lambda a, n: None,
-            *("TimeLimit", "Job spec.activeDeadlineSeconds=1500"),
+            *("TimeLimit", "Job spec.activeDeadlineSeconds=1500", "sure", True),
             job={"activeDeadlineSeconds": 1500},
             runs=True,
         ),
@@ -340,6 +349,9 @@ def pods(connection: client.ApiClient) -> set[str]:
 def remove(cluster: Cluster, all_cases: list[Case]) -> None:
     gone = ("--ignore-not-found", "--wait=false")
     names = [case.node for case in all_cases]
+    for claim in (name for name in names if name.startswith("karpenter-interruption")):
+        released = ("--type=merge", "--patch", '{"metadata": {"finalizers": null}}')
+        cluster.kubectl("patch", "nodeclaims.karpenter.sh", claim, *released, check=False)
     cluster.kubectl("delete", "jobsets.jobset.x-k8s.io", *names, f"--namespace={NAMESPACE}", *gone, timeout_s=90)
     cluster.kubectl("delete", "node", *names, *gone, timeout_s=90)
     cluster.kubectl("delete", "crd", *(crd["metadata"]["name"] for crd in CRDS), *gone)

@@ -28,7 +28,7 @@ from gracepoint_operator.model import eviction_requests, evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.resources import PolicyInForce, SignalKind
-from gracepoint_operator.signals import On, Signal
+from gracepoint_operator.signals import Cause, On, Signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,8 @@ def relevant(
     if not drills:
         found += [(signal, None) for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ()))]
         if (since_at := gang.since.get(evictions.mark(pod.uid))) is not None and not pod.finished:
-            found.append((evictions.signal(pod, policy, gang.epochs, since_at), None))
+            attempt = evictions.signal(pod, policy, gang.epochs, since_at)
+            found.append((dataclasses.replace(attempt, cause=_announced_cause(gang, pod)), None))
         if (eviction := gang.evictions.get(pod.uid)) is not None and not pod.finished:
             found.append(
                 (eviction_requests.signal(pod, policy, eviction, gang.epochs, gang.since[eviction.mark]), None)
@@ -110,6 +111,14 @@ def relevant(
         far = request is None and signal.is_far(gang.since[signal.mark], now)
         if policy.counts(signal.kind) and signal.confidence is not Confidence.HINT and not far:
             yield signal, request
+
+
+def _announced_cause(gang: GangSnapshot, pod: Pod) -> Cause:
+    """Returns why the pod is evicted: what a taint has announced that closes its node to new pods."""
+    for mark in gang.marks.get(pod.uid, ()):
+        if mark.row.confidence is Confidence.HINT and mark.taint is not None and mark.taint.effect == "NoSchedule":
+            return mark.row.cause
+    return Cause.DRAIN
 
 
 def believed(gang: GangSnapshot, timed: Iterable[Timed]) -> list[Timed]:

@@ -105,7 +105,7 @@ def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec |
 
     The deadline moves to an earlier time whenever a signal has one. It moves to a later time only if its source says so
     and the gang has not frozen: the provider moved a maintenance, a request was edited, or the time of a signal became
-    known after the signal (Karpenter's taint and its NodeClaim come from two watches).
+    known after the signal (a row that has the time of another one's object, which comes from another watch).
     """
     timed = without_limits(timed)
     if not timed:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from gracepoint.wire.messages import Confidence
 from gracepoint_operator.signals.row_helpers import HINT, LIKELY, SURE, after, condition, field, taint
-from gracepoint_operator.signals.rows import Cause, DeadlineRule, Match, On, Row, Time, TimeFormat, ValueMatch
+from gracepoint_operator.signals.rows import (
+    Cause,
+    ConditionMatch,
+    DeadlineRule,
+    Match,
+    On,
+    Row,
+    Time,
+    TimeFormat,
+    ValueMatch,
+)
 
 _NTH = "aws-node-termination-handler"
 
 #: Seconds that GKE's kubelet gives user pods by default, out of the 30 s of a Spot node.
 GKE_SPOT_GRACE_S = 15.0
+#: Seconds from EC2's notice to the end of a Spot machine.
+EC2_NOTICE_S = 120.0
 
 
 def _aks_event(event: str, lead_s: float, confidence: Confidence, cause: Cause, about: str) -> Row:
@@ -34,8 +46,10 @@ _GKE = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=GKE_SPOT_GRACE_S),
-        about="The machine is being ended. Spot nodes get 30 s in all, of which the kubelet leaves user pods 15 s by "
-        "default. A longer grace period is cut to that (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).",
+        about="Set when Compute Engine ends the machine, as pods begin to be stopped; removed only after the machine "
+        "has started again. Spot nodes get 30 s in all, of which the kubelet leaves user pods 15 s by default. A "
+        "longer grace period is cut to that (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms, "
+        "github.com/GoogleCloudPlatform/k8s-node-termination-handler).",
     ),
     Row(
         name="gke-maintenance-window-started",
@@ -44,8 +58,9 @@ _GKE = (
         cause=Cause.MAINTENANCE,
         confidence=SURE,
         cancelable=False,
-        deadline=after(720.0),
-        about="Nodes with GPUs or TPUs become NotReady 12 to 41 minutes later; the 12 minutes count.",
+        deadline=after(660.0),
+        about="Set when a maintenance has begun, which can then not be moved any more; removed when the machine is "
+        "back. Pods were stopped 11 to 40 minutes later; the 11 minutes count.",
     ),
     Row(
         name="gke-active-maintenance",
@@ -54,7 +69,8 @@ _GKE = (
         cause=Cause.MAINTENANCE,
         confidence=SURE,
         cancelable=False,
-        about="Maintenance of the host is under way, whatever the value (ONGOING and passthrough were seen).",
+        about="Set when a maintenance has begun, which can then not be moved any more; removed when it is over. With "
+        "ONGOING, pods are being stopped; passthrough was seen some seconds before the taint of the window.",
     ),
     Row(
         name="gke-scheduled-maintenance",
@@ -64,7 +80,7 @@ _GKE = (
         confidence=LIKELY,
         cancelable=True,
         deadline=DeadlineRule(time=Time(format=TimeFormat.EPOCH_SECONDS)),
-        about="Days ahead: the value is when the maintenance starts, and it may be moved "
+        about="Set days ahead: the value is when the maintenance starts. It may be moved, to an earlier time as well "
         "(cloud.google.com/kubernetes-engine/docs/how-to/view-maintenance-events).",
     ),
     Row(
@@ -80,8 +96,8 @@ _GKE = (
                 json_fields=["windowStartTime", "startTimeWindow.earliest"],
             )
         ),
-        about="Minutes to hours ahead: JSON with the window in which the maintenance may start. The beginning of the "
-        "window counts.",
+        about="Set minutes to weeks ahead: JSON with the window in which the maintenance may start, whose beginning "
+        "counts. It may be moved, to an earlier time as well, until the maintenance begins.",
     ),
 )
 
@@ -93,8 +109,10 @@ _AWS = (
         cause=Cause.SPOT_TERMINATION,
         confidence=SURE,
         cancelable=False,
-        deadline=after(120.0),
-        about="Two minutes ahead (docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html).",
+        deadline=after(EC2_NOTICE_S),
+        about="Set on EC2's notice, which EC2 does not take back; the handler then evicts the pods. EC2 ends the "
+        "machine two minutes after its notice "
+        "(docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html).",
     ),
     Row(
         name="aws-scheduled-maintenance",
@@ -103,7 +121,8 @@ _AWS = (
         cause=Cause.MAINTENANCE,
         confidence=SURE,
         cancelable=True,
-        about="The taint tells no time, and the handler drains at once.",
+        about="Set for events that stop, retire or reboot the machine, as soon as they are scheduled; the taint tells "
+        "no time, and the handler evicts the pods at once. Removed if EC2 cancels the event, and after the reboot.",
     ),
     Row(
         name="aws-asg-termination",
@@ -112,7 +131,8 @@ _AWS = (
         cause=Cause.SCALE_DOWN,
         confidence=SURE,
         cancelable=False,
-        about="An Auto Scaling group ends the instance; the handler drains at once.",
+        about="Set when an Auto Scaling group ends the instance, which it does not take back; the handler evicts the "
+        "pods at once.",
     ),
     Row(
         name="aws-rebalance",
@@ -121,7 +141,8 @@ _AWS = (
         cause=Cause.REBALANCE,
         confidence=HINT,
         cancelable=True,
-        about="The risk of an interruption is elevated.",
+        about="The risk of an interruption is elevated; EC2 says neither when nor that it is over. The handler "
+        "cordons the node, and evicts its pods only if it is told to.",
     ),
 )
 
@@ -131,11 +152,12 @@ _KARPENTER = (
         provider="Karpenter",
         match=taint("karpenter.sh/disrupted"),
         cause=Cause.SCALE_DOWN,
-        confidence=SURE,
-        cancelable=False,
-        deadline=DeadlineRule(row="karpenter-termination-time"),
-        about="The node is being drained, until the NodeClaim's termination time if one is set. A pod may be evicted "
-        "before that; its eviction is then the earlier signal (karpenter.sh/docs/concepts/disruption).",
+        confidence=HINT,
+        cancelable=True,
+        about="Set when Karpenter wants to replace or remove the node (drift, consolidation), before the new node is "
+        "there. Removed if the new node does not come: at once if it cannot be launched, else after ten minutes to an "
+        "hour. No pod is evicted before the NodeClaim is deleted, which is the fact (pkg/controllers/disruption of "
+        "Karpenter).",
     ),
     Row(
         name="karpenter-termination-time",
@@ -147,9 +169,44 @@ _KARPENTER = (
         cause=Cause.SCALE_DOWN,
         confidence=SURE,
         cancelable=False,
-        deadline=DeadlineRule(time=Time(format=TimeFormat.RFC3339)),
-        about="When the NodeClaim's terminationGracePeriod is over: pods are deleted so that they are gone by then, "
-        "whatever their disruption budgets and do-not-disrupt say.",
+        deadline=DeadlineRule(time=Time(format=TimeFormat.RFC3339), after_seconds=0.0),
+        about="Set when a NodeClaim with a terminationGracePeriod is deleted, and to the present when a node is "
+        "repaired. Pods are deleted so that they are gone by then, whatever their disruption budgets and "
+        "do-not-disrupt say. The time may come nearer, and is never removed (pkg/controllers/nodeclaim/lifecycle, "
+        "node/health).",
+    ),
+    Row(
+        name="karpenter-interruption",
+        provider="Karpenter",
+        match=field(
+            On.NODE_CLAIM,
+            "metadata.deletionTimestamp",
+            with_label=ValueMatch(key="karpenter.sh/capacity-type", values=["spot"]),
+            unless_condition=ConditionMatch(type="DisruptionReason"),
+        ),
+        cause=Cause.SPOT_TERMINATION,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(EC2_NOTICE_S),
+        about="Karpenter deletes the NodeClaim of a Spot machine, and not for a reason of its own: EC2 has said that "
+        "it takes the machine back, and does so 120 s later, whatever the terminationGracePeriod and do-not-disrupt "
+        "say. (Or somebody has deleted it by hand.) The Events SpotInterrupted and TerminatingOnInterruption are not "
+        "read: they come after the deletion or not at all, and tell no time (pkg/controllers/interruption of "
+        "karpenter-provider-aws).",
+    ),
+    Row(
+        name="karpenter-deletion",
+        provider="Karpenter",
+        match=field(On.NODE_CLAIM, "metadata.deletionTimestamp"),
+        cause=Cause.SCALE_DOWN,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(EC2_NOTICE_S),
+        about="The node goes away: its replacement is ready, it is empty, too old or defective, or the cloud takes "
+        "the machine (the end of a Capacity Block, an instance that EC2 retires or stops). Nothing brings it back. "
+        "Pods are evicted at once, but not those with do-not-disrupt. If the cloud takes the machine, Karpenter does "
+        "not write by when. So the two minutes of EC2's notices count, even if the terminationGracePeriod is hours "
+        "(pkg/controllers/nodeclaim/lifecycle of Karpenter).",
     ),
     Row(
         name="karpenter-expiry",
@@ -160,8 +217,8 @@ _KARPENTER = (
         cancelable=False,
         deadline=DeadlineRule(time=Time(format=TimeFormat.DURATION, since="metadata.creationTimestamp")),
         limit=True,
-        about="The node reaches the age at which it is drained, which is known from its start. The value Never is no "
-        "signal.",
+        about="The NodeClaim is deleted at this age, which is known from its start and cannot be changed, whatever "
+        "its pods' annotations and budgets say. The value Never is no signal.",
     ),
 )
 
@@ -174,8 +231,9 @@ _AUTOSCALER = (
         confidence=SURE,
         cancelable=True,
         deadline=DeadlineRule(grace_cap_seconds=600.0),
-        about="The node is being drained with the pods' grace period, at most --max-graceful-termination-sec, 600 s. "
-        "If the drain fails, the autoscaler takes the taint back.",
+        about="Set just before the pods are evicted with their grace period, at most --max-graceful-termination-sec, "
+        "600 s. Removed if a pod can no longer be moved, if the drain or the deletion fails, and when the autoscaler "
+        "restarts (core/scaledown/actuation).",
     ),
     Row(
         name="autoscaler-candidate",
@@ -184,23 +242,48 @@ _AUTOSCALER = (
         cause=Cause.SCALE_DOWN,
         confidence=HINT,
         cancelable=True,
-        about="The node is not needed, and is removed if it stays so.",
+        about="The node is not needed, and is removed if it stays so for ten minutes. Removed if it is needed again.",
     ),
 )
 
 _AKS = (
-    _aks_event("Freeze", 900.0, HINT, Cause.MAINTENANCE, "The machine pauses for some seconds."),
-    _aks_event("Preempt", 30.0, SURE, Cause.SPOT_TERMINATION, "A Spot machine is taken back, 30 s ahead."),
-    _aks_event("Terminate", 300.0, SURE, Cause.SCALE_DOWN, "The machine is deleted, 5 to 15 minutes ahead."),
-    _aks_event("Redeploy", 600.0, SURE, Cause.MAINTENANCE, "The machine moves and loses its disks, 10 minutes ahead."),
+    _aks_event(
+        "Freeze",
+        900.0,
+        HINT,
+        Cause.MAINTENANCE,
+        "The machine pauses for some seconds. Pods are evicted only if they ask for it by a label.",
+    ),
+    _aks_event(
+        "Preempt",
+        30.0,
+        SURE,
+        Cause.SPOT_TERMINATION,
+        "A Spot machine is taken back, 30 s ahead at most. Auto-drain evicts the pods.",
+    ),
+    _aks_event(
+        "Terminate",
+        300.0,
+        SURE,
+        Cause.SCALE_DOWN,
+        "The machine is deleted, 5 to 15 minutes ahead. Auto-drain evicts the pods.",
+    ),
+    _aks_event(
+        "Redeploy",
+        600.0,
+        SURE,
+        Cause.MAINTENANCE,
+        "The machine moves and loses its disks, 10 minutes ahead. Auto-drain evicts the pods.",
+    ),
     _aks_event(
         "Reboot",
         900.0,
         SURE,
         Cause.MAINTENANCE,
-        "The machine restarts, 15 minutes ahead. The message of node-problem-detector's condition names the event and "
-        "its NotBefore, which counts (learn.microsoft.com/azure/virtual-machines/linux/scheduled-events, "
-        "learn.microsoft.com/azure/aks/node-problem-detector).",
+        "The machine restarts, 15 minutes ahead; nobody evicts the pods. As for all events, the message of "
+        "node-problem-detector's condition names the event and its NotBefore, which counts, and the condition is "
+        "False again when the event is over or called off (learn.microsoft.com/azure/virtual-machines/linux/"
+        "scheduled-events, learn.microsoft.com/azure/aks/node-problem-detector).",
     ),
     Row(
         name="aks-preemption-scheduled",
@@ -210,8 +293,9 @@ _AKS = (
         confidence=SURE,
         cancelable=True,
         deadline=DeadlineRule(time=Time(format=TimeFormat.HTTP_DATE), after_seconds=30.0),
-        about="A Spot machine is taken back, at the time in the message of node-problem-detector's condition, or after "
-        "30 s (github.com/Azure/karpenter-provider-azure/pull/1829).",
+        about="A Spot machine is taken back, at the time in the message of node-problem-detector's condition, or "
+        "after 30 s. Karpenter takes it for a defect, and deletes the NodeClaim and its pods at once (RepairPolicies "
+        "and pull request 1829 of github.com/Azure/karpenter-provider-azure).",
     ),
     Row(
         name="aks-remediator",
@@ -221,8 +305,8 @@ _AKS = (
         confidence=SURE,
         cancelable=True,
         deadline=after(30.0),
-        about="Auto-drain acts on a scheduled event; a Spot node has 30 s (learn.microsoft.com/azure/aks/"
-        "node-auto-drain).",
+        about="Auto-drain evicts the pods for a scheduled event, as best it can; a Spot node has 30 s. Its source is "
+        "not public (learn.microsoft.com/azure/aks/node-auto-drain).",
     ),
 )
 

@@ -16,7 +16,7 @@ def _pod_condition(name: str, reason: str, cause: Cause, about: str) -> Row:
         match=condition(On.POD, "DisruptionTarget", reasons=(reason,) if reason else ()),
         cause=cause,
         confidence=SURE,
-        cancelable=False,
+        cancelable=True,
         about=about,
     )
 
@@ -31,7 +31,20 @@ _NODES = (
         cancelable=False,
         deadline=after(0.0),
         tolerable=True,
-        about="An administrator says that the machine is gone, so its pods get no grace period.",
+        about="An administrator, or the AWS handler after its drain, says that the machine is gone: pods are deleted "
+        "at once, and removed without a grace period if the node is not ready.",
+    ),
+    Row(
+        name="node-deleted",
+        provider="Kubernetes",
+        match=field(On.NODE, "metadata.deletionTimestamp"),
+        cause=Cause.SCALE_DOWN,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(120.0),
+        about="The Node is deleted, and a finalizer holds it until its machine is given back. Nothing brings it back. "
+        "Karpenter deletes the Node with its NodeClaim, and the NodeClaim with its Node; its 120 s count. A Node "
+        "without a finalizer is gone at once, and Kubernetes then deletes its pods.",
     ),
     Row(
         name="node-not-ready",
@@ -42,7 +55,8 @@ _NODES = (
         cancelable=True,
         deadline=after(0.0, tolerated=True),
         tolerable=True,
-        about="The pod is deleted after the seconds for which it tolerates the taint, 300 by default.",
+        about="Set when the kubelet says that it is not ready; removed when it is ready again. The pod is deleted "
+        "after the seconds for which it tolerates the taint, 300 by default.",
     ),
     Row(
         name="node-unreachable",
@@ -53,7 +67,8 @@ _NODES = (
         cancelable=True,
         deadline=after(0.0, tolerated=True),
         tolerable=True,
-        about="The pod is deleted after the seconds for which it tolerates the taint, 300 by default.",
+        about="Set when the kubelet has not reported for 50 s (40 s before Kubernetes 1.32); removed when it reports "
+        "again. The pod is deleted after the seconds for which it tolerates the taint, 300 by default.",
     ),
     Row(
         name="node-shutdown",
@@ -63,9 +78,10 @@ _NODES = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
-        about="Graceful node shutdown: the machine goes down, and pods get their grace period, at most the kubelet's "
-        "shutdownGracePeriod, which the API does not tell. The example of Kubernetes is assumed: 30 s, of which the "
-        "last 10 s are for critical pods (kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
+        about="Graceful node shutdown: the kubelet writes it as it begins to end the pods, which it does to the end "
+        "even if the shutdown is called off (pkg/kubelet/nodeshutdown). They get their grace period, at most the "
+        "kubelet's shutdownGracePeriod, which the API does not tell. The example of Kubernetes is assumed: 30 s, of "
+        "which the last 10 s are for critical pods (kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
     ),
     Row(
         name="node-cordoned",
@@ -74,7 +90,7 @@ _NODES = (
         cause=Cause.DRAIN,
         confidence=HINT,
         cancelable=True,
-        about="Often a drain follows. Nobody knows when.",
+        about="Often a drain follows. Nobody knows when, nor whether; kubectl uncordon takes it back.",
     ),
     Row(
         name="no-execute",
@@ -86,7 +102,8 @@ _NODES = (
         deadline=DeadlineRule(tolerated=True),
         tolerable=True,
         about="The pod is deleted when its tolerationSeconds are over, or at once if it has none. It then has its "
-        "grace period (kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
+        "grace period. If the taint is removed before, the pod stays "
+        "(kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
     ),
 )
 
@@ -102,7 +119,8 @@ _DEVICES = (
         tolerable=True,
         about="The driver writes it into a ResourceSlice, or an administrator into a DeviceTaintRule. The pods that "
         "use the device are deleted when the tolerationSeconds of their claim are over, or at once if it has none. "
-        "They then have their grace period. Watched with the chart's deviceTaints.enabled "
+        "They then have their grace period. If the taint is removed before, they stay. Watched with the chart's "
+        "deviceTaints.enabled "
         "(kubernetes.io/docs/concepts/resource-management/dynamic-resource-allocation/device-taints).",
     ),
 )
@@ -112,7 +130,9 @@ _PODS = (
         "pod-preempted",
         "PreemptionByScheduler",
         Cause.PRIORITY_PREEMPTION,
-        "A pod or a group of pods of higher priority takes its place.",
+        "A pod or a group of pods of higher priority takes its place. As the reasons below, it is set a moment before "
+        "the pod is deleted. If that fails, Kubernetes sets the condition to False after two minutes "
+        "(pkg/controller/disruption).",
     ),
     _pod_condition("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT, "A NoExecute taint took effect."),
     _pod_condition(
@@ -122,12 +142,25 @@ _PODS = (
         "A NoExecute taint of a device that the pod uses took effect (dynamic resource allocation).",
     ),
     _pod_condition("pod-evicted", "EvictionByEvictionAPI", Cause.DRAIN, "An eviction was let through."),
-    _pod_condition("pod-collected", "DeletionByPodGC", Cause.NODE_LOST, "Its node is gone."),
     _pod_condition(
-        "pod-kubelet",
-        "TerminationByKubelet",
-        Cause.NODE_PRESSURE,
-        "Pressure on the node, a graceful node shutdown, or a critical pod that needs the place.",
+        "pod-collected",
+        "DeletionByPodGC",
+        Cause.NODE_LOST,
+        "Its node has been gone for 40 s. The pod is marked as failed in the same request, and removed without a grace "
+        "period.",
+    ),
+    Row(
+        name="pod-kubelet",
+        provider="kubelet",
+        match=condition(On.POD, "DisruptionTarget", reasons=("TerminationByKubelet",)),
+        cause=Cause.NODE_PRESSURE,
+        confidence=SURE,
+        cancelable=False,
+        deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
+        about="Pressure on the node, a graceful node shutdown, or a critical pod that needs the place. The kubelet "
+        "writes it as it ends the pod, and Kubernetes never sets it to False. How much of its grace period it leaves "
+        "the pod is not told: under a hard threshold none, else what the kubelet's configuration allows; the time of "
+        "a node shutdown is assumed.",
     ),
     _pod_condition(
         "pod-disrupted", "", Cause.POD_DELETION, "Any other reason, such as JobSet's ExclusivePlacementViolation."
@@ -139,7 +172,8 @@ _PODS = (
         cause=Cause.POD_DELETION,
         confidence=SURE,
         cancelable=False,
-        about="Only if its Job and its JobSet are neither deleted, finished nor of an older attempt.",
+        about="Nothing brings the pod back. Only if its Job and its JobSet are neither deleted, finished nor of an "
+        "older attempt.",
     ),
 )
 
@@ -151,7 +185,9 @@ _JOBS = (
         cause=Cause.PRIORITY_PREEMPTION,
         confidence=SURE,
         cancelable=False,
-        about="Another workload takes the quota; the condition's message names it. The workload is suspended next.",
+        about="Another workload takes the quota; the condition's message names it. The workload is suspended next, "
+        "and the condition stays True until it has stopped and is admitted again (pkg/controller/jobframework of "
+        "Kueue).",
     ),
     Row(
         name="kueue-evicted",
@@ -160,8 +196,8 @@ _JOBS = (
         cause=Cause.SUSPENSION,
         confidence=SURE,
         cancelable=False,
-        about="The queue takes the quota back, with the reason (PodsReadyTimeout, Deactivated, ...); the JobSet or Job "
-        "is suspended next.",
+        about="The queue takes the quota back, with the reason (PodsReadyTimeout, Deactivated, NodeFailures, ...); "
+        "the JobSet or Job is suspended next, whatever happens to the reason.",
     ),
     Row(
         name="jobset-suspended",
@@ -170,7 +206,7 @@ _JOBS = (
         cause=Cause.SUSPENSION,
         confidence=SURE,
         cancelable=False,
-        about="JobSet suspends its Jobs, which delete their pods.",
+        about="JobSet suspends its Jobs, which delete their pods at once. If it is resumed, it begins with new pods.",
     ),
     Row(
         name="job-suspended",
@@ -179,7 +215,7 @@ _JOBS = (
         cause=Cause.SUSPENSION,
         confidence=SURE,
         cancelable=False,
-        about="The Job deletes its pods.",
+        about="The Job deletes its pods at once. If it is resumed, it begins with new pods, and its time limit anew.",
     ),
     Row(
         name="job-time-limit",
@@ -187,10 +223,11 @@ _JOBS = (
         match=field(On.JOB, "spec.activeDeadlineSeconds"),
         cause=Cause.TIME_LIMIT,
         confidence=SURE,
-        cancelable=False,
+        cancelable=True,
         deadline=DeadlineRule(time=Time(format=TimeFormat.SECONDS, since="status.startTime")),
         limit=True,
-        about="The Job's pods are deleted when its time is over. The time is known from the start.",
+        about="The Job's pods are deleted when its time is over. The time is known from the start, and somebody may "
+        "change or remove it while the Job runs.",
     ),
     Row(
         name="kueue-time-limit",
@@ -210,7 +247,8 @@ _JOBS = (
             )
         ),
         limit=True,
-        about="The Workload is deactivated when all its admissions together have lasted that long.",
+        about="The Workload is deactivated when all its admissions together have lasted that long. Kueue lets nobody "
+        "change it while the Workload is admitted.",
     ),
 )
 

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from gracepoint.wire.messages import Confidence
 from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.kube.objects import Taint, Toleration, read_taint
 from gracepoint_operator.read_errors import CAUSES, Unreadable, reading, said
@@ -22,6 +23,7 @@ from gracepoint_operator.signals.end_times import Body, at, told_time
 from gracepoint_operator.signals.rows import (
     ConditionMatch,
     FieldMatch,
+    Match,
     On,
     Row,
     TaintMatch,
@@ -126,7 +128,10 @@ def _told_time(time: Time, feature: _Feature, body: Body, unreadable_parts: dict
 
 def _features(row: Row, body: Body, unreadable_parts: dict[str, None]) -> list[_Feature]:
     """Returns the parts of the object that the row matches."""
-    match, found = row.match, []
+    match = row.match
+    found: list[_Feature] = []
+    if not _is_of_row(match, body):
+        return found
 
     def see(what: str, read: Callable[[], _Feature | None]) -> None:
         try:
@@ -138,7 +143,7 @@ def _features(row: Row, body: Body, unreadable_parts: dict[str, None]) -> list[_
 
     if match.taint is not None:
         for place, taint in enumerate(_entries(body, "spec.taints")):
-            see(f"spec.taints[{place}]", functools.partial(_matched_taint, match.taint, taint, body))
+            see(f"spec.taints[{place}]", functools.partial(_matched_taint, row, match.taint, taint, body))
     for name, wanted in (("label", match.label), ("annotation", match.annotation)):
         if wanted is not None:
             see(f"{name} {wanted.key}", functools.partial(_matched_value, name, wanted, body))
@@ -150,13 +155,35 @@ def _features(row: Row, body: Body, unreadable_parts: dict[str, None]) -> list[_
     return found
 
 
+def _is_of_row(match: Match, body: Body) -> bool:
+    """True unless the row is for other objects, whatever else they show. A part that cannot be read is not there."""
+
+    def shows(matches: Callable[[], bool]) -> bool:
+        try:
+            return matches()
+        except CAUSES:
+            return False
+
+    label, without = match.with_label, match.unless_condition
+    if label is not None and not shows(lambda: label.matches(body["metadata"]["labels"].get(label.key))):
+        return False
+    if without is None:
+        return True
+    return not any(shows(functools.partial(without.matches, entry)) for entry in _entries(body, "status.conditions"))
+
+
 def _entries(body: Body, path: str) -> Sequence[Any]:
     entries = at(body, path)
     return entries if isinstance(entries, list | tuple) else ()
 
 
-def _matched_taint(wanted: TaintMatch, taint: Any, body: Body) -> _Feature | None:
-    return _taint(read_taint(taint), body) if wanted.matches(taint) else None
+def _matched_taint(row: Row, wanted: TaintMatch, taint: Any, body: Body) -> _Feature | None:
+    if not wanted.matches(taint):
+        return None
+    found = read_taint(taint)
+    # Whatever its key announces, a taint of this effect ends the pods that do not tolerate it.
+    is_more = row.confidence is Confidence.HINT and wanted.effect is None and found.effect == "NoExecute"
+    return None if is_more else _taint(found, body)
 
 
 def _matched_value(name: str, wanted: ValueMatch, body: Body) -> _Feature | None:
@@ -215,7 +242,8 @@ def _field(row: Row, path: str, value: str, body: Body) -> _Feature:
         deleted_at = parse_time(value)
         grace_s = float(at(body, "metadata.deletionGracePeriodSeconds") or 0)
         since_at = None if deleted_at is None else deleted_at - grace_s
-        return _Feature(f"field/{path}", f"deletion of the {row.match.kind}".lower(), "", since_at, is_exact=True)
+        of = row.match.kind if row.match.kind is On.NODE_CLAIM else row.match.kind.lower()
+        return _Feature(f"field/{path}", f"deletion of the {of}", "", since_at, is_exact=True)
     since_at = _written_at(body, *(f"f:{part}" for part in path.split(".")))
     text = f"{row.match.kind} {path}={_shortened(value)}"
     return _Feature(f"field/{path}", text, value, since_at, untold=f"={value}")

@@ -26,7 +26,7 @@ def listing(rows: Iterable[Row] = BUILT_IN) -> str:
     for row in rows:
         taken_back = "can be taken back" if row.cancelable else "cannot be taken back"
         lines += [
-            f"- **`{row.name}`** ({row.provider}): {_seen(row.match)}{_unless(row)}. {row.about}",
+            f"- **`{row.name}`** ({row.provider}): {_seen(row.match)}{_also(row.match)}{_unless(row)}. {row.about}",
             f"  *{row.cause}, {row.confidence}, {taken_back}; deadline: {_by_when(row)}; kind {row.kind}.*",
         ]
     return "\n".join(lines) + "\n"
@@ -54,6 +54,12 @@ def _seen(match: Match) -> str:
         return f"{on}condition `{condition.type}={condition.status}`{', ' if said else ''}{', '.join(said)}"
     assert match.field is not None
     return f"{on}`{match.field.path}{_values(match.field.values)}`"
+
+
+def _also(match: Match) -> str:
+    label, condition = match.with_label, match.unless_condition
+    with_it = "" if label is None else f", with label `{label.key}{_values(label.values)}`"
+    return with_it + ("" if condition is None else f", unless condition `{condition.type}={condition.status}`")
 
 
 def _values(values: list[str]) -> str:

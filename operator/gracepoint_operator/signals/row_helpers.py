@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gracepoint.wire.messages import Confidence
 from gracepoint_operator.signals.rows import ConditionMatch, DeadlineRule, FieldMatch, Match, On, TaintMatch
 
@@ -17,8 +19,8 @@ def condition(on: On, type: str, *, status: str = "True", reasons: tuple[str, ..
     return Match(kind=on, condition=ConditionMatch.model_validate(wanted))
 
 
-def field(on: On, path: str, *values: str) -> Match:
-    return Match(kind=on, field=FieldMatch(path=path, values=list(values)))
+def field(on: On, path: str, *values: str, **also: Any) -> Match:
+    return Match(kind=on, field=FieldMatch(path=path, values=list(values)), **also)
 
 
 def after(seconds: float, *, tolerated: bool = False) -> DeadlineRule:

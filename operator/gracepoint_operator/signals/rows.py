@@ -132,6 +132,10 @@ class Match(Model):
     annotation: ValueMatch | None = None
     condition: ConditionMatch | None = None
     field: FieldMatch | None = None
+    with_label: ValueMatch | None = None
+    """A label that the object must have, too."""
+    unless_condition: ConditionMatch | None = None
+    """A condition that the object must not have."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Match:

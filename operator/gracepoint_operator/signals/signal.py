@@ -116,7 +116,7 @@ def marks_node(mark: Mark) -> bool:
 
 
 def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
-    row, rule, tolerated_s = mark.row, mark.row.deadline, 0.0
+    row, rule, tolerated_s, evicts = mark.row, mark.row.deadline, 0.0, False
     if mark.taint is not None and mark.taint.effect == "NoExecute":
         # The taint manager uses the first toleration that matches.
         tolerations = pod.tolerations if mark.tolerations is None else mark.tolerations
@@ -125,9 +125,14 @@ def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
             if toleration.seconds is None and row.tolerable:
                 return None
             tolerated_s = max(toleration.seconds or 0.0, 0.0)
+        evicts = toleration is None or toleration.seconds is not None
     grace_s = _grace_s(pod) if rule.after_seconds is None else 0.0
     if rule.grace_cap_seconds is not None:
         grace_s = min(grace_s, rule.grace_cap_seconds)
+    lead_s = (tolerated_s if rule.tolerated else 0.0) + (rule.after_seconds or 0.0) + grace_s
+    if evicts and tolerated_s + _grace_s(pod) < lead_s:  # what the row says comes later
+        grace_s = _grace_s(pod)
+        lead_s = tolerated_s + grace_s
     return Signal(
         kind=row.kind,
         mark=mark.id,
@@ -137,7 +142,7 @@ def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
         pod=pod,
         confidence=row.confidence,
         cancelable=row.cancelable,
-        lead_s=(tolerated_s if rule.tolerated else 0.0) + (rule.after_seconds or 0.0) + grace_s,
+        lead_s=lead_s,
         grace_s=grace_s,
         until_at=mark.until_at if mark.until_at is not None else told.get(rule.row),
         lasting=row.match.kind is not On.POD and not row.limit,

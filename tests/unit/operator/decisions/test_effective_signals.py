@@ -14,7 +14,7 @@ from gracepoint_operator.kube import kinds
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PolicyInForce, PreemptionSpec, PreemptionStatus, SignalKind
-from gracepoint_operator.signals import Cause, On
+from gracepoint_operator.signals import BUILT_IN, Cause, On, Row
 from gracepoint_operator.workloads import read_pod
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
@@ -22,16 +22,16 @@ from tests.unit.operator.fakes.objects import NOW, Body, stamp
 from tests.unit.operator.fakes.scene import Scene
 
 LABEL = "cloud.google.com/scheduled-maintenance-time"
-TERMINATION = "karpenter.sh/nodeclaim-termination-timestamp"
+TERMINATION, DISRUPTED = "karpenter.sh/nodeclaim-termination-timestamp", "karpenter.sh/disrupted"
 
 
 def maintenance(at: float) -> Body:
     return objects.node(labels={LABEL: f"{at:.0f}"})
 
 
-def claim(node: str = "node-1", *, at: float | None = None) -> Body:
+def claim(node: str = "node-1", *, at: float | None = None, deleted: bool = False) -> Body:
     annotations = {} if at is None else {TERMINATION: stamp(at)}
-    return objects.node_claim(node, annotations=annotations, expire_after="Never")
+    return objects.node_claim(node, annotations=annotations, expire_after="Never", deleted_at=NOW if deleted else None)
 
 
 def evicted() -> Body:
@@ -100,36 +100,127 @@ def test_node_claim_termination_time_is_the_deadline_of_its_pods() -> None:
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
     spec = scene.start().spec
     assert (spec.cause, spec.nodes, spec.deadline.timestamp()) == ("ScaleDown", ["node-1"], NOW + 600)
-    scene.taint(key="karpenter.sh/disrupted")
-    assert scene.start().spec.deadline.timestamp() == NOW + 600, "the taint has the claim's time"
+    scene.taint(key=DISRUPTED)
+    assert scene.start().spec.deadline.timestamp() == NOW + 600
 
 
-@pytest.mark.parametrize("taint_first", [False, True], ids=["the claim's time is seen first", "the taint is"])
-def test_karpenter_taint_and_claim_time_agree_in_both_orders(taint_first: bool) -> None:
+def test_karpenters_taint_makes_no_gang_leave_and_may_be_taken_back() -> None:
     scene = Scene()
-    if taint_first:
-        scene.taint(key="karpenter.sh/disrupted")
-    else:
-        scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    scene.taint(key=DISRUPTED)
+    assert scene.decisions() == []
+    scene.clock.move(3600)
+    assert scene.decisions() == []
+    scene.seen(kinds.NODES, objects.node())
+    assert scene.decisions() == []
+
+
+def test_a_deleted_node_claim_is_believed_at_once_though_its_pool_waits_for_hours() -> None:
+    scene = Scene()
+    scene.taint(key=DISRUPTED)
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 8 * 3600, deleted=True))
+    spec = scene.start().spec
+    assert (spec.cause, spec.nodes, spec.signal) == ("ScaleDown", ["node-1"], "deletion of the NodeClaim")
+    assert (spec.confidence, spec.cancelable) == ("sure", False)
+    assert spec.deadline.timestamp() == NOW + 120
+
+
+def test_a_deleted_node_claim_makes_the_deadline_of_another_signal_nearer() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.cache.preemptions.put(begun_as(scene.start().spec))
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 8 * 3600, deleted=True))
+    moved = scene.move().spec
+    assert (moved.deadline.timestamp(), moved.cancelable) == (NOW + 120, False)
+
+
+def test_the_repair_of_a_node_ends_its_pods_at_once() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW, deleted=True))
+    assert scene.start().spec.deadline.timestamp() == NOW
+
+
+def test_a_deleted_node_that_a_finalizer_holds_goes_away() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODES, objects.node(deleted_at=NOW))
+    spec = scene.start().spec
+    assert (spec.cause, spec.deadline.timestamp(), spec.cancelable) == ("ScaleDown", NOW + 120, False)
+
+
+@pytest.mark.parametrize("time_first", [True, False], ids=["the time is seen first", "the deletion is"])
+def test_the_deletion_and_the_time_of_a_node_claim_agree_in_both_orders(time_first: bool) -> None:
+    scene = Scene()
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 60) if time_first else claim(deleted=True))
     begun = scene.start().spec
-    assert begun.deadline.timestamp() == NOW + (30 if taint_first else 600)
+    assert begun.deadline.timestamp() == NOW + (60 if time_first else 120)
     scene.cache.preemptions.put(begun_as(begun))
-    scene.clock.move(0.01)
-    if taint_first:
-        scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 60, deleted=True))
+    if not time_first:
         moved = scene.move()
-        assert moved.spec.deadline.timestamp() == NOW + 600
         scene.cache.preemptions.put(dataclasses.replace(moved.epoch, spec=moved.spec))
-    else:
-        scene.taint(key="karpenter.sh/disrupted")
     assert scene.decisions() == []
     (epoch,) = scene.cache.preemptions.epochs.values()
-    assert (epoch.spec.deadline.timestamp(), epoch.spec.cancelable) == (NOW + 600, False)
+    assert (epoch.spec.deadline.timestamp(), epoch.spec.cancelable) == (NOW + 60, False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "at"),
+    [pytest.param(3000, NOW + 2900, id="prolonged"), pytest.param(700, NOW + 600, id="shortened")],
+)
+def test_the_time_limit_of_a_job_may_be_changed_while_it_runs(seconds: float, at: float) -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(1000))
+    begun = scene.start().spec
+    assert (begun.deadline.timestamp(), begun.cancelable) == (NOW + 900, True)
+    scene.cache.preemptions.put(begun_as(begun))
+    scene.seen(kinds.JOBS, limited(seconds))
+    assert scene.move().spec.deadline.timestamp() == at
+
+
+def test_a_time_limit_that_is_removed_is_taken_back() -> None:
+    scene = Scene()
+    scene.seen(kinds.JOBS, limited(1000))
+    scene.cache.preemptions.put(begun_as(scene.start().spec))
+    scene.seen(kinds.JOBS, objects.job())
+    assert scene.end().phase is Phase.RETRACTED
+
+
+def test_a_preemption_of_a_pod_that_comes_to_nothing_is_taken_back() -> None:
+    scene = Scene()
+    scene.seen(kinds.PODS, objects.pod(disruption="PreemptionByScheduler", grace_s=600))
+    begun = scene.start().spec
+    assert begun.cancelable
+    scene.cache.preemptions.put(begun_as(begun))
+    scene.seen(kinds.PODS, objects.pod(grace_s=600))  # Kubernetes finds that nobody has deleted it
+    assert scene.end().phase is Phase.RETRACTED
+
+
+def telling() -> Scene:
+    """With a row of a user that has the time of another one."""
+    leaving = {
+        "name": "leaving",
+        "provider": "us",
+        "match": {"taint": {"key": "example.com/leaving"}},
+        "cause": "ScaleDown",
+        "confidence": "sure",
+        "cancelable": False,
+        "deadline": {"row": "karpenter-termination-time"},
+    }
+    return Scene(rows=[Row.model_validate(leaving), *BUILT_IN])
+
+
+def test_a_row_that_has_the_time_of_another_one_gets_it_when_it_is_seen() -> None:
+    scene = telling()
+    scene.taint(key="example.com/leaving")
+    begun = scene.start().spec
+    assert begun.deadline.timestamp() == NOW + 30
+    scene.cache.preemptions.put(begun_as(begun))
+    scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
+    assert scene.move().spec.deadline.timestamp() == NOW + 600
 
 
 def test_nearer_signal_without_a_time_stays_though_another_has_one() -> None:
-    scene = Scene()
-    scene.taint(key="karpenter.sh/disrupted")
+    scene = telling()
+    scene.taint(key="example.com/leaving")
     scene.taint("node-2")
     scene.cache.preemptions.put(begun_as(scene.start().spec))
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
@@ -137,8 +228,8 @@ def test_nearer_signal_without_a_time_stays_though_another_has_one() -> None:
 
 
 def test_a_time_that_is_learnt_when_the_gang_has_frozen_moves_nothing() -> None:
-    scene = Scene()
-    scene.taint(key="karpenter.sh/disrupted")
+    scene = telling()
+    scene.taint(key="example.com/leaving")
     scene.cache.preemptions.put(begun_as(scene.start().spec, Phase.FROZEN))
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 600))
     assert scene.decisions() == []

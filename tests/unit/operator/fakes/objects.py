@@ -44,7 +44,9 @@ def node(
     annotations: Body | None = None,
     conditions: list[Body] | None = None,
     unschedulable: bool = False,
+    deleted_at: float | None = None,
 ) -> Body:
+    """``deleted_at``: when it was deleted, while a finalizer holds it."""
     managed = []
     if written_at is not None:
         managed = [
@@ -64,6 +66,7 @@ def node(
             "labels": {"kubernetes.io/hostname": name, **(labels or {})},
             "annotations": annotations or {},
             "managedFields": managed,
+            **_deleted(deleted_at),
         },
         "spec": {"taints": taints or []} | ({"unschedulable": True} if unschedulable else {}),
         "status": {"conditions": conditions or [condition("Ready", reason="KubeletReady")]},
@@ -74,6 +77,11 @@ def condition(type: str, status: str = "True", *, reason: str = "", message: str
     return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": stamp(at)}
 
 
+def _deleted(at: float | None) -> Body:
+    """What the API server writes into an object without a grace period of its own."""
+    return {} if at is None else {"deletionTimestamp": stamp(at), "deletionGracePeriodSeconds": 0}
+
+
 def node_claim(
     node: str = "node-1",
     *,
@@ -81,8 +89,10 @@ def node_claim(
     expire_after: str = "720h",
     created_at: float = NOW - 100,
     conditions: list[Body] | None = None,
+    deleted_at: float | None = None,
+    labels: Body | None = None,
 ) -> Body:
-    """As Karpenter v1 writes it."""
+    """As Karpenter v1 writes it. ``deleted_at``: when it was deleted, while Karpenter's finalizer holds it."""
     return {
         "apiVersion": "karpenter.sh/v1",
         "kind": "NodeClaim",
@@ -91,6 +101,8 @@ def node_claim(
             "uid": f"uid-claim-{node}",
             "creationTimestamp": stamp(created_at),
             "annotations": annotations or {},
+            "labels": labels or {},
+            **_deleted(deleted_at),
         },
         "spec": {"expireAfter": expire_after, "terminationGracePeriod": "1h"},
         "status": {"nodeName": node, "conditions": [condition("Ready", reason="Ready"), *(conditions or [])]},

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions.decide import Check, Decision, End, Move, Reached, StartPreemption, decide
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import Body, Clock
 
 
 class Scene:
-    """Two nodes and a gang of two pods that trains since 100 s, listed as at an operator's start."""
+    """Two nodes and a gang of two pods that trains since 100 s, listed as at an operator's start.
 
-    def __init__(self, **policy: object) -> None:
+    Args:
+        rows: The disruption catalogue.
+        policy: The policy's spec.
+    """
+
+    def __init__(self, *, rows: Sequence[Row] = BUILT_IN, **policy: object) -> None:
         self.clock = Clock()
-        self.cache = ClusterCache(self.clock)
+        self.cache = ClusterCache(self.clock, rows)
         self.listed(kinds.POLICIES, objects.policy(**policy))
         self.listed(JOBSETS, objects.jobset())
         self.listed(kinds.JOBS, objects.job())

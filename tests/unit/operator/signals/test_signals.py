@@ -19,6 +19,7 @@ from tests.unit.operator.fakes.objects import NOW, Body, stamp
 
 GRACE_S = 40
 NTH = "aws-node-termination-handler"
+TERMINATION = "karpenter.sh/nodeclaim-termination-timestamp"
 SURE, LIKELY, HINT = Confidence.SURE, Confidence.LIKELY, Confidence.HINT
 
 
@@ -99,7 +100,7 @@ CASES = [
         Cause.MAINTENANCE,
         SURE,
         False,
-        720,
+        660,
         "PreferNoSchedule",
     ),
     on_node(
@@ -136,13 +137,58 @@ CASES = [
     by_taint("aws-scheduled-maintenance", f"{NTH}/scheduled-maintenance", Cause.MAINTENANCE, SURE, True, GRACE_S),
     by_taint("aws-asg-termination", f"{NTH}/asg-lifecycle-termination", Cause.SCALE_DOWN, SURE, False, GRACE_S),
     by_taint("aws-rebalance", f"{NTH}/rebalance-recommendation", Cause.REBALANCE, HINT, True, GRACE_S),
-    by_taint("karpenter-disrupted", "karpenter.sh/disrupted", Cause.SCALE_DOWN, SURE, False, GRACE_S),
+    by_taint("karpenter-disrupted", "karpenter.sh/disrupted", Cause.SCALE_DOWN, HINT, True, GRACE_S),
+    Case(
+        "karpenter-interruption",
+        On.NODE_CLAIM,
+        objects.node_claim(expire_after="Never", deleted_at=NOW, labels={"karpenter.sh/capacity-type": "spot"}),
+        Cause.SPOT_TERMINATION,
+        SURE,
+        False,
+        120,
+        "deletion of the NodeClaim",
+    ),
+    *(
+        Case(
+            "karpenter-deletion",
+            On.NODE_CLAIM,
+            objects.node_claim(
+                expire_after="Never",
+                deleted_at=NOW,
+                labels={"karpenter.sh/capacity-type": capacity},
+                conditions=[objects.condition("DisruptionReason", reason="Drifted")] if drifted else [],
+            ),
+            Cause.SCALE_DOWN,
+            SURE,
+            False,
+            120,
+            "deletion of the NodeClaim",
+        )
+        for capacity, drifted in (("spot", True), ("on-demand", True), ("on-demand", False))
+    ),
+    Case(
+        "karpenter-deletion",
+        On.NODE_CLAIM,
+        objects.node_claim(expire_after="Never", deleted_at=NOW),
+        Cause.SCALE_DOWN,
+        SURE,
+        False,
+        120,
+        "deletion of the NodeClaim",
+    ),
+    on_node(
+        "node-deleted",
+        objects.node(deleted_at=NOW),
+        Cause.SCALE_DOWN,
+        SURE,
+        False,
+        120,
+        "deletion of the node",
+    ),
     Case(
         "karpenter-termination-time",
         On.NODE_CLAIM,
-        objects.node_claim(
-            annotations={"karpenter.sh/nodeclaim-termination-timestamp": stamp(NOW + 900)}, expire_after="Never"
-        ),
+        objects.node_claim(annotations={TERMINATION: stamp(NOW + 900)}, expire_after="Never"),
         Cause.SCALE_DOWN,
         SURE,
         False,
@@ -220,16 +266,25 @@ CASES = [
     ),
     by_taint("no-execute", "example.com/evacuate", Cause.NODE_TAINT, SURE, True, GRACE_S, "NoExecute"),
     *(
-        Case(row, On.POD, evicted_by(reason), cause, SURE, False, GRACE_S, f"condition DisruptionTarget ({reason})")
+        Case(row, On.POD, evicted_by(reason), cause, SURE, True, GRACE_S, f"condition DisruptionTarget ({reason})")
         for row, reason, cause in (
             ("pod-preempted", "PreemptionByScheduler", Cause.PRIORITY_PREEMPTION),
             ("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT),
             ("pod-device-taint", "DeletionByDeviceTaintManager", Cause.HARDWARE),
             ("pod-evicted", "EvictionByEvictionAPI", Cause.DRAIN),
             ("pod-collected", "DeletionByPodGC", Cause.NODE_LOST),
-            ("pod-kubelet", "TerminationByKubelet", Cause.NODE_PRESSURE),
             ("pod-disrupted", "ExclusivePlacementViolation", Cause.POD_DELETION),
         )
+    ),
+    Case(
+        "pod-kubelet",
+        On.POD,
+        evicted_by("TerminationByKubelet"),
+        Cause.NODE_PRESSURE,
+        SURE,
+        False,
+        20,  # of a grace period of 40
+        "condition DisruptionTarget (TerminationByKubelet)",
     ),
     Case(
         "pod-deleted",
@@ -290,7 +345,7 @@ CASES = [
         LIMITED_JOB,
         Cause.TIME_LIMIT,
         SURE,
-        False,
+        True,
         2400,
         "Job spec.activeDeadlineSeconds=3000",
     ),
@@ -418,13 +473,66 @@ def test_an_annotation_without_the_window_leaves_the_grace_period(value: str) ->
     assert signal.deadline_at(NOW) == NOW + GRACE_S
 
 
-def test_karpenters_taint_has_the_time_that_the_nodes_claim_tells() -> None:
-    node = signals.marks(BUILT_IN, On.NODE, tainted("karpenter.sh/disrupted"))
-    annotation = {"karpenter.sh/nodeclaim-termination-timestamp": stamp(NOW + 900)}
+def test_a_row_may_have_the_time_that_another_row_tells() -> None:
+    mine = Row.model_validate(
+        {
+            "name": "mine",
+            "provider": "us",
+            "match": {"taint": {"key": "example.com/leaving"}},
+            "cause": "ScaleDown",
+            "confidence": "sure",
+            "cancelable": False,
+            "deadline": {"row": "karpenter-termination-time"},
+        }
+    )
+    node = signals.marks([mine], On.NODE, tainted("example.com/leaving"))
+    annotation = {TERMINATION: stamp(NOW + 900)}
     claim = signals.marks(BUILT_IN, On.NODE_CLAIM, objects.node_claim(annotations=annotation))
     found = signals.of_pod(read_pod(objects.pod(grace_s=GRACE_S)), [*node, *claim])
     by_cause = {signal.text.partition("=")[0]: signal.deadline_at(NOW) for signal in found}
-    assert by_cause["taint karpenter.sh/disrupted:NoSchedule"] == NOW + 900
+    assert by_cause["taint example.com/leaving:NoSchedule"] == NOW + 900
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param({"karpenter.sh/capacity-type": "spot"}, id="spot"),
+        pytest.param({"karpenter.sh/capacity-type": "reserved"}, id="reserved"),
+        pytest.param({}, id="on demand"),
+    ],
+)
+def test_the_deadline_of_a_deleted_node_claim_is_the_clouds_and_not_the_pools(labels: Body) -> None:
+    in_hours = {TERMINATION: stamp(NOW + 8 * 3600)}
+    body = objects.node_claim(annotations=in_hours, expire_after="Never", deleted_at=NOW, labels=labels)
+    found = seen(On.NODE_CLAIM, body, objects.pod(grace_s=3600))
+    (near,) = (signal for signal in found if not signal.is_far(NOW, NOW))
+    assert near.deadline_at(NOW) == NOW + 120
+
+
+def test_a_node_that_karpenter_repairs_ends_at_once() -> None:
+    body = objects.node_claim(annotations={TERMINATION: stamp(NOW - 1)}, expire_after="Never", deleted_at=NOW)
+    assert min(signal.deadline_at(NOW) for signal in seen(On.NODE_CLAIM, body)) == NOW
+
+
+@pytest.mark.parametrize(
+    ("tolerated_s", "in_s"),
+    [
+        pytest.param(None, GRACE_S, id="not tolerated"),
+        pytest.param(30, 30 + GRACE_S, id="tolerated for a while"),
+        pytest.param(3600, 120, id="tolerated for longer than EC2 waits"),
+    ],
+)
+def test_a_taint_that_evicts_leaves_no_more_time_than_the_eviction(tolerated_s: int | None, in_s: float) -> None:
+    toleration = {"key": f"{NTH}/spot-itn", "operator": "Exists", "tolerationSeconds": tolerated_s}
+    pod = objects.pod(grace_s=GRACE_S, tolerations=[] if tolerated_s is None else [toleration])
+    (signal,) = seen(On.NODE, tainted(f"{NTH}/spot-itn", "NoExecute"), pod)
+    assert (signal.cause, signal.deadline_at(NOW)) == (Cause.SPOT_TERMINATION, NOW + in_s)
+
+
+@pytest.mark.parametrize("key", [f"{NTH}/rebalance-recommendation", "karpenter.sh/disrupted"])
+def test_a_hints_taint_that_evicts_is_more_than_a_hint(key: str) -> None:
+    (signal,) = seen(On.NODE, tainted(key, "NoExecute"))
+    assert (signal.cause, signal.confidence, signal.deadline_at(NOW)) == (Cause.NODE_TAINT, SURE, NOW + GRACE_S)
 
 
 def test_what_is_more_than_an_hour_ahead_is_far() -> None:
