@@ -93,6 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         https_port=given.https_port,
         webhook_port=given.webhook_port,
         health_port=given.health_port,
+        metrics_port=given.metrics_port,
         limits=ConnectionLimits(
             at_once=given.pending_connections, at_once_of_address=given.pending_connections_per_address
         ),
@@ -186,7 +187,14 @@ def _parser() -> argparse.ArgumentParser:
         default=ConnectionLimits.at_once_of_address,
         help="how many of these may come from one address",
     )
-    parser.add_argument("--health-port", type=int, default=8080, help="/healthz, /readyz, /metrics")
+    parser.add_argument(
+        "--health-port", type=int, default=8080, help="/healthz, /readyz, and /metrics unless it has its own port"
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        help="/metrics with HTTPS, for tokens whose users may get it; without it, /metrics is on the health port",
+    )
     parser.add_argument("--replica", default=platform.node(), help="this replica's name: its pod's")
     parser.add_argument("--signals", type=Path, help="a JSON file with rows of your own for the disruption catalogue")
     parser.add_argument(

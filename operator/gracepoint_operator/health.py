@@ -1,6 +1,12 @@
-"""The probes and the metrics, on a port without TLS. The controller's event loop answers them.
+"""The probes, on a port without TLS, and the metrics, there or on a port of their own that asks who calls. The
+controller's event loop answers both.
 
 ``/healthz`` fails if a restart would help. ``/readyz`` fails if pods and the API server should go to another replica.
+
+The port of their own asks as the kubelet's does: the API server says whose token it is (TokenReview), and whether that
+user may GET the path (SubjectAccessReview). Answers are remembered, and at most ``_REVIEWS_AT_ONCE`` are asked for at
+a time, whoever calls and how often. While the API server does not answer, who was let in within the last hour is let
+in: that is when the metrics are needed most.
 
 The text of the metrics is made in a thread beside the loop, at most once a second and for a fifth of the time, however
 many ask. One task makes it; all requests meanwhile wait for it, or get the last text. The thread is one of the loop's
@@ -11,22 +17,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import hashlib
+import logging
 import math
 import time
+from collections.abc import Callable
 
 from aiohttp import web
 
 from gracepoint_operator.cache.listing.watch_state import HANGS_AFTER_S
 from gracepoint_operator.channel.canary import SILENT_S, Canary
 from gracepoint_operator.controller import Controller
+from gracepoint_operator.kube.client import KubeClient, KubeError
+from gracepoint_operator.observability.logs import seldom
 from gracepoint_operator.observability.loop_lag import LoopLag
 from gracepoint_operator.observability.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+METRICS_PATH = "/metrics"
 
 #: A text of the metrics is used for this time, and for ``_RESTS`` times as long as it took to make.
 _FRESH_S = 1.0
 _RESTS = 4.0
 _SCRAPE_S = 30.0
 _PORTION_BYTES = 64 * 1024
+_REVIEWS_AT_ONCE = 2
+_GOOD_FOR_S = 60.0
+_BAD_FOR_S = 10.0
+_BELIEVED_S = 3600.0
+_REMEMBERED = 1000
+_LONGEST_TOKEN = 16 * 1024
 #: A loop is blocked if it has not run for this long. Nothing on it takes so long.
 BLOCKED_S = 30.0
 
@@ -38,23 +60,17 @@ class Health:
         core: Knows whether the cluster is known, and the state of the watches.
         channel_lag: When the channel's loop was last seen running.
         canary: The replica's own subscriber. None: there is none.
-        metrics: Shown at ``/metrics``.
     """
 
-    def __init__(self, core: Controller, channel_lag: LoopLag, canary: Canary | None, metrics: Metrics) -> None:
+    def __init__(self, core: Controller, channel_lag: LoopLag, canary: Canary | None) -> None:
         self._core = core
         self._channel_lag = channel_lag
         self._canary = canary
-        self._metrics = metrics
-        self._text = b""
-        self._fresh_until = -math.inf
-        self._making: asyncio.Task[None] | None = None
 
     def add_routes(self, app: web.Application) -> None:
         """Adds the routes to ``app``."""
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._show_metrics)
 
     def why_dead(self) -> str | None:
         """Returns why a restart would help. None: it would not, as when the API server cannot be reached."""
@@ -89,7 +105,31 @@ class Health:
         said += [f"{plural}: the API server answered {age_s:.0f} s ago" for plural, age_s in ages]
         return web.Response(status=200 if why is None else 503, text="\n".join(said))
 
-    async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
+
+class MetricsPage:
+    """The route of the metrics.
+
+    Args:
+        metrics: What it shows.
+        readers: Who may read it. None: anybody.
+    """
+
+    def __init__(self, metrics: Metrics, readers: Readers | None = None) -> None:
+        self._metrics = metrics
+        self._readers = readers
+        self._text = b""
+        self._fresh_until = -math.inf
+        self._making: asyncio.Task[None] | None = None
+
+    def add_routes(self, app: web.Application) -> None:
+        """Adds the route to ``app``."""
+        app.router.add_get(METRICS_PATH, self._show)
+
+    async def _show(self, request: web.Request) -> web.StreamResponse:
+        if self._readers is not None:
+            refused = await self._readers.why_not(request.headers.get("Authorization", ""))
+            if refused is not None:
+                return refused
         if self._making is None and time.monotonic() >= self._fresh_until:
             self._making = asyncio.create_task(self._make_text(), name="metrics")
         if self._making is not None:
@@ -120,3 +160,95 @@ async def _in_portions(request: web.Request, text: bytes) -> web.StreamResponse:
             for begin in range(0, len(text), _PORTION_BYTES):
                 await response.write(text[begin : begin + _PORTION_BYTES])
     return response
+
+
+@dataclasses.dataclass(frozen=True)
+class _Refusal:
+    """Why somebody may not read the metrics."""
+
+    status: int
+    kind: str
+    text: str
+
+    def response(self) -> web.Response:
+        log.warning("a reader of the metrics was refused", extra=seldom(self.kind))
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        return web.Response(status=self.status, text=self.text, headers=headers)
+
+
+class Readers:
+    """Decides who may read the metrics.
+
+    Args:
+        api: Reviews tokens, and what their users may do.
+        clock: Seconds, of a clock that never goes back.
+    """
+
+    def __init__(self, api: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api = api
+        self._clock = clock
+        self._good: dict[bytes, float] = {}  # when the API server let it in, by the token's digest
+        self._bad: dict[bytes, tuple[float, _Refusal]] = {}  # when and why it was refused
+        self._reviews = asyncio.Semaphore(_REVIEWS_AT_ONCE)
+
+    async def why_not(self, authorization: str) -> web.Response | None:
+        """Returns the answer to a caller who may not read the metrics. None: it may.
+
+        Args:
+            authorization: The Authorization header.
+        """
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not 0 < len(token) <= _LONGEST_TOKEN:
+            return _Refusal(401, "no_token", "expected the header Authorization: Bearer <token>").response()
+        refusal = await self._decide(token, hashlib.sha256(token.encode()).digest())
+        return None if refusal is None else refusal.response()
+
+    async def _decide(self, token: str, digest: bytes) -> _Refusal | None:
+        if self._is_known(digest):
+            return self._remembered(digest)
+        async with self._reviews:
+            if self._is_known(digest):  # asked for meanwhile
+                return self._remembered(digest)
+            try:
+                refusal = await self._review(token)
+            except KubeError as error:
+                if self._clock() - self._good.get(digest, -math.inf) < _BELIEVED_S:
+                    return None
+                return _Refusal(503, "not_reviewed", f"the token could not be reviewed; try again ({error})")
+            self._remember(digest, refusal)
+            return refusal
+
+    async def _review(self, token: str) -> _Refusal | None:
+        found = await self._api.review_token(token)
+        if not found.get("authenticated"):
+            return _Refusal(
+                401, "bad_token", f"the token is not good: {found.get('error') or 'the API server says so'}"
+            )
+        user = found.get("user") or {}
+        if await self._api.review_access(user, METRICS_PATH):
+            return None
+        text = (
+            f"{user.get('username')} may not get the non-resource URL {METRICS_PATH}; bind a ClusterRole that allows it"
+        )
+        return _Refusal(403, "not_allowed", text)
+
+    def _is_known(self, digest: bytes) -> bool:
+        now = self._clock()
+        refused_at = self._bad[digest][0] if digest in self._bad else -math.inf
+        return now - refused_at < _BAD_FOR_S or now - self._good.get(digest, -math.inf) < _GOOD_FOR_S
+
+    def _remembered(self, digest: bytes) -> _Refusal | None:
+        return self._bad[digest][1] if digest in self._bad else None
+
+    def _remember(self, digest: bytes, refusal: _Refusal | None) -> None:
+        """Keeps the last ones of each sort: strangers' tokens take no place of those that are let in."""
+        self._good.pop(digest, None)
+        self._bad.pop(digest, None)
+        for known in (self._good, self._bad):
+            if len(known) >= _REMEMBERED:
+                del known[next(iter(known))]
+        if refusal is None:
+            self._good[digest] = self._clock()
+        else:
+            self._bad[digest] = (self._clock(), refusal)

@@ -1,9 +1,10 @@
 """The operator's HTTP servers, and the thread that the controller runs on.
 
 There are three ports: HTTPS for pods (the channel), HTTPS for the API server (the webhooks, on a port of their own so
-that a NetworkPolicy can separate the two), and plain HTTP for probes and metrics. Each has limits for connections
-(``limited_port``). The last two are served on the controller's event loop. The channel has a thread and a loop of its
-own (``channel.server_thread``), because every pod can reach it: what pods do there does not delay an answer to the API
+that a NetworkPolicy can separate the two), and plain HTTP for probes and metrics. If readers of the metrics must show
+who they are, these have a fourth port, with HTTPS. Each has limits for connections (``limited_port``). All but the
+channel are served on the controller's event loop. The channel has a thread and a loop of its own
+(``channel.server_thread``), because every pod can reach it: what pods do there does not delay an answer to the API
 server.
 
 ``Server`` is started and stopped from the main thread. Its own thread runs ``asyncio.run`` until ``stop`` cancels it,
@@ -30,7 +31,7 @@ from gracepoint_operator.channel.canary import Canary
 from gracepoint_operator.channel.server_thread import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.gc_schedule import collect_in_portions
-from gracepoint_operator.health import Health
+from gracepoint_operator.health import Health, MetricsPage, Readers
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
@@ -146,13 +147,15 @@ class Server:
         https_port: Port of the channel. 0: the kernel chooses one.
         webhook_port: Port of the webhooks. 0: the kernel chooses one.
         health_port: Port of probes and metrics. 0: the kernel chooses one.
+        metrics_port: Port of the metrics, for readers who may GET them by the API server's own rules. 0: the kernel
+            chooses one. None: the metrics are on the health port, for anybody.
         host: Address to listen on. None: all addresses.
         limits: Limits for connections to the channel whose callers are not authenticated.
         trust: Where certificate and trusted authorities are kept in the API.
         canary: True if a subscriber of the replica itself is notified now and then.
 
     Attributes:
-        https_port, webhook_port, health_port: The ports that are listened on, once started.
+        https_port, webhook_port, health_port, metrics_port: The ports that are listened on, once started.
     """
 
     def __init__(
@@ -167,12 +170,14 @@ class Server:
         https_port: int,
         webhook_port: int,
         health_port: int,
+        metrics_port: int | None = None,
         host: str | None = None,
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
         trust: TrustPlaces = TrustPlaces(),  # noqa: B008  immutable
         canary: bool = False,
     ) -> None:
         self._core = core
+        self._api = api
         self._metrics = metrics
         self._certificates = certificates
         self._admission = Admission(api, core, certificates, service_url)
@@ -192,6 +197,7 @@ class Server:
         self.https_port = https_port
         self.webhook_port = webhook_port
         self.health_port = health_port
+        self.metrics_port = metrics_port
         self._listening = threading.Event()
         self._stopped = threading.Event()
         self._task: asyncio.Task[None] | None = None
@@ -297,13 +303,22 @@ class Server:
                 webhooks, self._admission, self._webhook_token, self._metrics.count_webhook_refused, served.keep
             )
             health = LimitedPort("health", plain, None, _HEALTH_LIMITS, self._closed("health"), keepalive=False)
-            Health(self._core, self._channel.lag, self._canary, self._metrics).add_routes(plain)
+            Health(self._core, self._channel.lag, self._canary).add_routes(plain)
+            if self.metrics_port is None:
+                MetricsPage(self._metrics).add_routes(plain)
             self.https_port = await self._channel.start()
             ports = [served, health]
             self.webhook_port = await served.start(self._host, self.webhook_port)
             self.health_port = await health.start(self._host, self.health_port)
-            numbers = about(https=self.https_port, webhooks=self.webhook_port, health=self.health_port)
-            log.info("listening", extra=numbers)
+            numbers = {"https": self.https_port, "webhooks": self.webhook_port, "health": self.health_port}
+            if self.metrics_port is not None:
+                secure = web.Application()
+                MetricsPage(self._metrics, Readers(self._api)).add_routes(secure)
+                ports.append(
+                    LimitedPort("metrics", secure, context, _HEALTH_LIMITS, self._closed("metrics"), keepalive=False)
+                )
+                numbers["metrics"] = self.metrics_port = await ports[-1].start(self._host, self.metrics_port)
+            log.info("listening", extra=about(**numbers))
             yield ports
         finally:
             await asyncio.gather(self._channel.stop(), *(port.close() for port in ports))

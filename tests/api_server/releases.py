@@ -43,11 +43,13 @@ class Operator:
 
     Args:
         log: Its log.
-        health: Its port of probes and metrics.
+        health: Its port of probes.
+        metrics: Its port of metrics for readers with a token.
     """
 
-    def __init__(self, log: Path, health: int) -> None:
+    def __init__(self, log: Path, health: int, metrics: int) -> None:
         self.log = log
+        self.metrics = metrics
         self.url = f"http://127.0.0.1:{health}"
 
     def ready(self) -> bool:
@@ -142,7 +144,7 @@ class Release:
         (folder / "token").write_bytes(token)
         signals = self.get("configmap", "gp-gracepoint-signals")["data"]["signals.json"]
         (folder / "signals.json").write_text(signals)
-        with held_ports(3) as (https, webhooks, health):
+        with held_ports(4) as (https, webhooks, health, metrics):
             here = {
                 "/tls": str(folder / "tls"),
                 "/webhooks/token": str(folder / "token"),
@@ -150,6 +152,7 @@ class Release:
                 "8443": str(https),
                 "9443": str(webhooks),
                 "8080": str(health),
+                "8444": str(metrics),
                 "$(POD_NAME)": name,
                 "$(POD_NAMESPACE)": NAMESPACE,
             }
@@ -162,7 +165,7 @@ class Release:
                 f"--kubeconfig={self._credentials(folder, pod['serviceAccountName'])}",
             ]
             with running(name, folder, argv) as log:
-                yield Operator(log, health)
+                yield Operator(log, health, metrics)
 
     def _credentials(self, folder: Path, account: str) -> Path:
         """Those of the operator's service account."""

@@ -520,10 +520,61 @@ def test_prometheus_operator_is_pointed_at_the_pods_metrics_if_asked_for(render:
     deployment = one(objects, "Deployment")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert monitor["spec"]["selector"] == deployment["spec"]["selector"]
-    assert endpoint == {"port": "health", "path": "/metrics", "interval": "15s", "honorLabels": True}
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert endpoint.items() >= {"path": "/metrics", "interval": "15s", "honorLabels": True}.items()
     ports = {port["name"] for port in pod_spec(objects)["containers"][0]["ports"]}
     assert endpoint["port"] in ports
+
+
+def test_prometheus_shows_a_token_that_may_read_the_metrics_and_nothing_else(render: Render) -> None:
+    objects = render("podMonitor.enabled=true")
+    (endpoint,) = one(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["scheme"]) == ("metrics", "https")
+    assert endpoint["tlsConfig"] == {
+        "serverName": "gp-gracepoint.gp-system.svc",
+        "ca": {"configMap": {"name": "gp-gracepoint-trust", "key": "ca-bundle.crt"}},
+    }
+    credentials = endpoint["authorization"]["credentials"]
+    (token,) = [each for each in of_kind(objects, "Secret") if each["metadata"]["name"] == credentials["name"]]
+    assert (token["type"], credentials["key"]) == ("kubernetes.io/service-account-token", "token")
+    account = token["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+    bound = [
+        binding["roleRef"]["name"]
+        for kind in ("RoleBinding", "ClusterRoleBinding")
+        for binding in of_kind(objects, kind)
+        if account in [subject["name"] for subject in binding["subjects"]]
+    ]
+    assert [cluster_role(objects, name)["rules"] for name in bound] == [
+        [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+    ]
+    ports = {p["name"]: p["containerPort"] for p in pod_spec(objects)["containers"][0]["ports"]}
+    arguments = pod_spec(objects)["containers"][0]["args"]
+    assert arguments[arguments.index("--metrics-port") + 1] == str(ports["metrics"])
+    reviews = [r["resources"] for r in cluster_role(objects, "gp-gracepoint")["rules"] if "create" in r["verbs"]]
+    assert ["subjectaccessreviews"] in reviews
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ([], False),
+        (["metrics.requireToken=true"], True),
+        (["podMonitor.enabled=true", "metrics.requireToken=false"], False),
+        (["podMonitor.enabled=true"], True),
+    ],
+)
+def test_metrics_need_a_token_where_it_is_wanted_or_prometheus_has_one(
+    render: Render, settings: list[str], needed: bool
+) -> None:
+    objects = render(*settings, "admission.onlyFrom[0].ipBlock.cidr=10.0.0.0/28")
+    assert ("--metrics-port" in pod_spec(objects)["containers"][0]["args"]) == needed
+    roles = [role["metadata"]["name"] for role in of_kind(objects, "ClusterRole")]
+    assert ("gp-gracepoint-metrics" in roles) == needed
+    for monitor in of_kind(objects, "PodMonitor"):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert (endpoint["port"], "authorization" in endpoint) == (("metrics" if needed else "health"), needed)
+    open_ports = {port["port"] for port in one(objects, "NetworkPolicy")["spec"]["ingress"][0]["ports"]}
+    assert open_ports == {"https", "health"} | ({"metrics"} if needed else set())
 
 
 def test_logs_are_json_if_asked_for(render: Render) -> None:
@@ -634,12 +685,14 @@ def test_the_usual_values_of_charts_reach_its_objects(render: Render) -> None:
     assert {(each["metadata"]["labels"]["team"], each["metadata"]["annotations"]["owner"]) for each in ours} == {
         ("ml", "platform")
     }
-    account, service = one(objects, "ServiceAccount"), one(objects, "Service")
+    of_metrics, account = sorted(of_kind(objects, "ServiceAccount"), key=lambda each: str(each["metadata"]["name"]))
+    service = one(objects, "Service")
     assert (account["metadata"]["name"], account["metadata"]["annotations"]["role"]) == ("its-own", "reader")
     assert service["metadata"]["annotations"]["mesh"] == "none"
     assert service["spec"]["ipFamilyPolicy"] == "PreferDualStack"
     subjects = [subject for each in ours for subject in each.get("subjects", ())]
-    assert {subject["name"] for subject in subjects if subject["kind"] == "ServiceAccount"} == {"its-own"}
+    accounts = {subject["name"] for subject in subjects if subject["kind"] == "ServiceAccount"}
+    assert accounts == {"its-own", of_metrics["metadata"]["name"]}
     assert ":gp-gracepoint" not in yaml.safe_dump(of_kind(objects, "ValidatingAdmissionPolicy"))
     deployment = one(objects, "Deployment")
     pod = pod_spec(objects)

@@ -189,3 +189,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) }}
 {{- end -}}
 {{- end -}}
+
+{{/* Whether readers of the metrics must show a token: "true", or nothing. */}}
+{{- define "gracepoint.metricsNeedToken" -}}
+{{- $wanted := toString .Values.metrics.requireToken -}}
+{{- if or (eq $wanted "true") (and (eq $wanted "auto") .Values.podMonitor.enabled) }}true{{ end -}}
+{{- end -}}

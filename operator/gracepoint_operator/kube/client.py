@@ -30,7 +30,7 @@ from gracepoint_operator.kube.errors import (
     decoded,
     decoded_versions,
 )
-from gracepoint_operator.kube.kinds import TOKEN_REVIEWS, Kind
+from gracepoint_operator.kube.kinds import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Kind
 
 __all__ = [
     "AlreadyExists",
@@ -246,15 +246,31 @@ class KubeClient:
         query = {"fieldManager": manager, "force": "true"}
         return cast(JsonObject, await self._call("PATCH", path, query=query, body=body, content_type=APPLY_PATCH))
 
-    async def review_token(self, token: str, audience: str) -> JsonObject:
-        """Returns the status of a TokenReview: whose token it is, or why it is not valid."""
+    async def review_token(self, token: str, audience: str | None = None) -> JsonObject:
+        """Returns the status of a TokenReview: whose token it is, or why it is not valid.
+
+        Args:
+            token: The token.
+            audience: For whom it must be. None: for the API server.
+        """
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
-            "spec": {"token": token, "audiences": [audience]},
+            "spec": {"token": token} | ({} if audience is None else {"audiences": [audience]}),
         }
         review = await self._call("POST", TOKEN_REVIEWS.path(), body=body)
         return cast(JsonObject, review.get("status") or {})
+
+    async def review_access(self, user: JsonObject, path: str) -> bool:
+        """True if the user, as a TokenReview names it, may GET the path of a URL that is no resource's."""
+        spec = {key: user[key] for key in ("uid", "groups", "extra") if user.get(key)}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": spec | {"user": user.get("username"), "nonResourceAttributes": {"path": path, "verb": "get"}},
+        }
+        review = await self._call("POST", SUBJECT_ACCESS_REVIEWS.path(), body=body)
+        return bool((review.get("status") or {}).get("allowed"))
 
     async def _call(
         self,
