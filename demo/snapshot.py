@@ -51,8 +51,7 @@ class Snapshot:
         every = list(items)
         workloads = [i for i in every if i["kind"] == form.kind and i["metadata"]["name"] == name]
         pods = [_pod(i, form) for i in every if i["kind"] == "Pod" and _labels(i).get(form.name_label) == name]
-        asked = [i for i in every if i["kind"] == "Preemption" and i["spec"]["jobSet"]["name"] == name]
-        preemptions = [i for i in asked if "epoch" in i["spec"]]  # the others are requests
+        preemptions = [i for i in every if i["kind"] == "Preemption" and i["spec"]["jobSet"]["name"] == name]
         return Snapshot(
             form=form,
             workload=workloads[0] if workloads else None,

@@ -9,20 +9,19 @@ from typing import Any
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint.wire.names import API_VERSION, GROUP, LABEL_POLICY
 from gracepoint_cli.naming import WorkloadMatch
-from gracepoint_operator.resources import RequestPhase
+from gracepoint_operator.resources import PreemptionRequest, RequestPhase
 from gracepoint_operator.resources.base import OfWorkload
 
 Json = dict[str, Any]
 
 
 def request(kind: str, name: str, namespace: str, deadline_s: float) -> Json:
-    """Returns the Preemption that requests a drill of a workload."""
+    """Returns the PreemptionRequest for a drill of a workload."""
     named = OfWorkload.named(kind)
     reference = {"name": name} if named is None else {"kind": named, "name": name}
     return {
         "apiVersion": f"{GROUP}/{API_VERSION}",
-        "kind": "Preemption",
-        # The API server completes the name with five characters, so it is never that of a record.
+        "kind": PreemptionRequest.kind_name,
         "metadata": {"generateName": f"{name[:200]}-drill-", "namespace": namespace},
         "spec": {"jobSet": reference, "mode": str(Mode.DRILL), "deadlineSeconds": deadline_s},
     }

@@ -142,7 +142,7 @@ def jobs(
         workloads: The workloads, each with its kind.
         policy_bodies: The policies.
         pods: The pods of the workloads.
-        preemptions: The Preemptions, and the requests for some.
+        preemptions: The Preemptions.
         now: The time.
     """
     known = {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in policy_bodies}

@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows=(*own_rows, *BUILT_IN),
         likely_gangs_per_minute=given.likely_gangs_per_minute,
         replicas=given.replicas,
-        kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit),
+        kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit, given.request_ttl_seconds),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
         protects_pods=given.protect_pods == "true",
         longest_hold_s=given.longest_eviction_hold_seconds,
@@ -215,6 +215,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=Limits.history,
         help="how many Preemptions that have ended are kept for one name of a workload",
+    )
+    parser.add_argument(
+        "--request-ttl-seconds",
+        type=float,
+        default=Limits.request_ttl_s,
+        help="how long PreemptionRequests that have ended are kept",
     )
     parser.add_argument(
         "--longest-eviction-hold-seconds",

@@ -297,7 +297,8 @@ class Controller:
         if place is not None and place[0] is kinds.PREEMPTIONS:
             self._acknowledgements.forget(place[1:])
             self._preemption_writer.forget(place[1:])
-            self._request_writer.forget(place[1:])
+        if place is not None and place[0] in (kinds.PREEMPTIONS, kinds.REQUESTS):
+            self._request_writer.forget(*place)
         return self.cache.drop(uid, version)
 
     def _follow(self, found: ObjectReading) -> None:

@@ -154,13 +154,27 @@ class Gang:
     async def records(self) -> list[JsonObject]:
         return (await self.api.list(kinds.PREEMPTIONS, namespace=self.name)).items
 
+    async def requests(self) -> list[JsonObject]:
+        return (await self.api.list(kinds.REQUESTS, namespace=self.name)).items
+
     async def is_refused(self) -> bool:
         """True if the API server refuses to make a Preemption here."""
         body = {
             "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
             "kind": "Preemption",
             "metadata": {"name": "trial"},
-            "spec": {"jobSet": {"name": "nobody"}, "deadlineSeconds": 1},
+            "spec": {
+                "jobSet": {"name": "nobody", "uid": "u-1"},
+                "epoch": 1,
+                "cause": "Drain",
+                "signal": "a cordon",
+                "confidence": "sure",
+                "cancelable": True,
+                "mode": "Observe",
+                "observedAt": "2026-01-02T03:04:05Z",
+                "deadline": "2026-01-02T03:05:05Z",
+                "policy": {"name": "careful", "spec": {}},
+            },
         }
         try:
             await self.api.delete(kinds.PREEMPTIONS, await self.api.create(kinds.PREEMPTIONS, self.name, body))
@@ -190,7 +204,7 @@ class Replica:
 
     async def watch(self) -> None:
         """Brings every object as it is now, and deletions of those that are gone."""
-        for kind in (kinds.NODES, JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS):
+        for kind in (kinds.NODES, JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS, kinds.REQUESTS):
             bodies = (await self.api.list(kind)).items
             for uid in self.core.cache.uids(kind) - {body["metadata"]["uid"] for body in bodies}:
                 self.core.feed(kind, "DELETED", {"metadata": {"uid": uid}})

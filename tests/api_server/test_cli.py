@@ -57,7 +57,7 @@ async def rehearse(replica: Replica, *phases: Phase, acknowledging: int = 2) -> 
 
     async def requested() -> bool:
         await replica.watch()
-        return bool(await replica.gang.records())
+        return bool(await replica.gang.requests())
 
     await until(requested, "the request of a drill")
     await replica.watch()
@@ -118,7 +118,7 @@ async def test_a_timeline_is_text_json_a_picture_or_a_page(gang: Gang, replica: 
     assert lanes[-2:] == [f"pod {gang.pod(0)}", f"pod {gang.pod(1)}"]
     svg, page = tmp_path / "a.svg", tmp_path / "a.html"
     # By the name of the request, too.
-    (asked,) = [item["metadata"]["name"] for item in await gang.records() if "epoch" not in item["spec"]]
+    (asked,) = [item["metadata"]["name"] for item in await gang.requests()]
     drawn = await ask(gang, "timeline", asked, "--svg", svg, "--html", page)
     assert (drawn.code, drawn.out) == (0, ""), drawn.err
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")

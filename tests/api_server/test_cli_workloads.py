@@ -89,7 +89,7 @@ async def test_a_job_by_itself_is_shown_checked_and_rehearsed(gang: Gang) -> Non
 
     asked = await ask(gang, "drill", "job/alone", "--no-wait", "-o", "json")
     assert asked.code == 0, asked.err
-    request = await gang.api.get(kinds.PREEMPTIONS, gang.name, asked.json["request"])
+    request = await gang.api.get(kinds.REQUESTS, gang.name, asked.json["request"])
     assert request["spec"]["jobSet"] == {"kind": "Job", "name": "alone"}
 
     name = f"alone-{made['metadata']['uid'][:8]}-0"

@@ -82,8 +82,9 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "gracepoint.dev/checkpointpolicies": read,
         "gracepoint.dev/checkpointpolicies/status": {"patch"},
         "gracepoint.dev/preemptions": read | {"create", "patch", "delete"},
-        "gracepoint.dev/preemptions/record": {"update", "delete"},
         "gracepoint.dev/preemptions/status": {"patch"},
+        "gracepoint.dev/preemptionrequests": read | {"patch", "delete"},
+        "gracepoint.dev/preemptionrequests/status": {"patch"},
         "authentication.k8s.io/tokenreviews": {"create"},
         "apiextensions.k8s.io/customresourcedefinitions": read,
     }
@@ -127,25 +128,13 @@ def test_people_get_their_rights_with_the_clusters_own_roles(render: Render) -> 
     assert labels == [{f"rbac.authorization.k8s.io/aggregate-to-{name}"} for name in ("view", "edit")]
     read = {"get", "list", "watch"}
     (viewed,) = view["rules"]
-    assert (set(viewed["resources"]), set(viewed["verbs"])) == ({"checkpointpolicies", "preemptions"}, read)
-    policies, preemptions = edit["rules"]
-    assert set(policies["verbs"]) == read | {"create", "update", "patch", "delete", "deletecollection"}
-    assert preemptions["resources"] == ["preemptions"], "and no records"
-    assert set(preemptions["verbs"]) == read | {"create", "update", "patch", "delete"}
-
-
-def test_records_are_made_by_the_operators_own_service_account_alone(render: Render) -> None:
-    objects = render()
-    name = "gp-gracepoint-records"
-    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-    policy, binding = (o for kind in kinds for o in of_kind(objects, kind) if o["metadata"]["name"] == name)
-    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
-    account = one(objects, "ServiceAccount")["metadata"]
-    made, _changed = policy["spec"]["validations"]
-    who = f"system:serviceaccount:{account['namespace']}:{account['name']}"
-    expected = f'request.operation != "CREATE" || !has(object.spec.epoch) || request.userInfo.username == "{who}"'
-    assert made["expression"] == expected
-    assert policy["spec"]["failurePolicy"] == "Fail"
+    assert (set(viewed["resources"]), set(viewed["verbs"])) == (
+        {"checkpointpolicies", "preemptions", "preemptionrequests"},
+        read,
+    )
+    (edited,) = edit["rules"]
+    assert set(edited["resources"]) == {"checkpointpolicies", "preemptionrequests"}, "records are the operator's"
+    assert set(edited["verbs"]) == read | {"create", "update", "patch", "delete", "deletecollection"}
 
 
 def test_the_pods_are_restricted(render: Render) -> None:
@@ -187,6 +176,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--replicas": "2",
         "--preemption-ttl-seconds": "2592000",
         "--preemption-history-limit": "50",
+        "--request-ttl-seconds": "3600",
         "--longest-eviction-hold-seconds": "600",
         "--protect-pods": "false",
         "--device-taints": "false",

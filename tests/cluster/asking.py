@@ -15,13 +15,14 @@ from tests.testcluster.shell import wait_until
 
 MAINTENANCE = "cloud.google.com/scheduled-maintenance-time"
 RESOURCE = f"preemptions.{GROUP}"
+REQUESTS = f"preemptionrequests.{GROUP}"
 
 
 def request(run: TrainingRun, name: str, **spec: object) -> Json:
     """A request about a run; not created."""
     return {
         "apiVersion": f"{GROUP}/{API_VERSION}",
-        "kind": "Preemption",
+        "kind": "PreemptionRequest",
         "metadata": {"name": f"{name}-{MARK}", "namespace": NAMESPACE},
         "spec": {"jobSet": {"name": run.name}, **spec},
     }
@@ -39,7 +40,7 @@ def answer(run: TrainingRun, name: str, phase: str) -> Json:
     found: Json = {}
 
     def said() -> bool:
-        done = run.cluster.kubectl("get", f"{RESOURCE}/{name}", f"--namespace={NAMESPACE}", "--output=json")
+        done = run.cluster.kubectl("get", f"{REQUESTS}/{name}", f"--namespace={NAMESPACE}", "--output=json")
         found.update(json.loads(done.stdout).get("status", {}))
         return found.get("phase") == phase
 

@@ -13,7 +13,7 @@ from tests.testcluster.api import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-CRDS = ("checkpointpolicies.gracepoint.dev", "preemptions.gracepoint.dev")
+CRDS = ("checkpointpolicies.gracepoint.dev", "preemptions.gracepoint.dev", "preemptionrequests.gracepoint.dev")
 
 
 def crd(cluster: Cluster, name: str) -> Json:

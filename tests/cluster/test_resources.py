@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from demo.install import OPERATOR_NAMESPACE
 from tests.testcluster.api import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -30,6 +29,7 @@ def namespace(cluster: Cluster) -> Iterator[None]:
         "--timeout=30s",
         "crd/checkpointpolicies.gracepoint.dev",
         "crd/preemptions.gracepoint.dev",
+        "crd/preemptionrequests.gracepoint.dev",
     )
     cluster.kubectl("create", "namespace", NAMESPACE)
     yield
@@ -67,9 +67,8 @@ def preemption(name: str) -> Json:
 
 
 def _record(cluster: Cluster, name: str) -> None:
-    """Makes a Preemption as the operator does, which alone may where it is installed."""
-    operator = f"--as=system:serviceaccount:{OPERATOR_NAMESPACE}:gracepoint"
-    cluster.kubectl(*("create", operator, "--as-group=system:masters", "-f", "-"), stdin=json.dumps(preemption(name)))
+    """Makes a Preemption, as the operator does and an administrator may."""
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(preemption(name)))
 
 
 @pytest.mark.parametrize(

@@ -365,7 +365,7 @@ def remove(cluster: Cluster, all_cases: list[Case]) -> None:
 def preemptions(cluster: Cluster) -> dict[str, Json]:
     """The first Preemption of each JobSet, by the JobSet's name; not the requests of other tests."""
     query = ("get", f"preemptions.{GROUP}", f"--namespace={NAMESPACE}", "--output=json")
-    specs = [item["spec"] for item in json.loads(cluster.kubectl(*query).stdout)["items"] if "epoch" in item["spec"]]
+    specs = [item["spec"] for item in json.loads(cluster.kubectl(*query).stdout)["items"]]
     return {spec["jobSet"]["name"]: spec for spec in sorted(specs, key=lambda spec: -spec["epoch"])}
 
 

@@ -56,7 +56,7 @@ def gangs(installed: Cluster, images: Images) -> Iterator[list[str]]:
 
 def told(cluster: Cluster, gangs: list[str]) -> dict[str, Json]:
     """The Preemptions of these gangs, by their JobSets; of what somebody asked for only what became of it."""
-    found = [item for item in get(cluster, RESOURCE)["items"] if "epoch" in item["spec"]]
+    found = get(cluster, RESOURCE)["items"]
     return {item["spec"]["jobSet"]["name"]: item for item in found if item["spec"]["jobSet"]["name"] in gangs}
 
 
@@ -74,7 +74,7 @@ def test_limited_gangs_get_uncertain_notices_and_certain_ones_never_wait(install
     waiting = sorted(set(gangs) - told(installed, gangs).keys())[0]
     asked = {"jobSet": {"name": waiting}, "deadlineSeconds": 600}
     metadata = {"name": f"asked-{MARK}", "namespace": NAMESPACE}
-    request = {"apiVersion": f"{GROUP}/{API_VERSION}", "kind": "Preemption", "metadata": metadata, "spec": asked}
+    request = {"apiVersion": f"{GROUP}/{API_VERSION}", "kind": "PreemptionRequest", "metadata": metadata, "spec": asked}
     installed.kubectl("create", "-f", "-", stdin=json.dumps(request))
     wait_until("the one that was asked for", lambda: waiting in told(installed, gangs), timeout_s=30, every_s=0.5)
     records = told(installed, gangs)

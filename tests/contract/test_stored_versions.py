@@ -15,12 +15,16 @@ import yaml
 from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.object_reader import CacheReader
+from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
-from gracepoint_operator.resources import CheckpointPolicy, SignalKind
+from gracepoint_operator.recording.request_writer import RequestWriter
+from gracepoint_operator.resources import CheckpointPolicy, RequestPhase, RequestStatus, SignalKind
 from gracepoint_operator.resources.crds import definitions
 from tests.testcluster.api_server import open_api_server, why_not
 
@@ -144,6 +148,7 @@ async def _from_0_2_and_back(api: KubeClient) -> None:
     await until_true(lambda: created(api, OLD_POLICIES, policy("of-02") | old), "the CRD of policies of 0.2")
     await until_true(lambda: created(api, OLD_PREEMPTIONS, record("of-02") | old), "the CRD of Preemptions of 0.2")
     await api.merge_status(OLD_PREEMPTIONS, NAMESPACE, "of-02", {"status": {"phase": "Frozen"}})
+    assert await created(api, OLD_PREEMPTIONS, request_of_02("asked"))
 
     await install(api, definitions())
     await until_true(lambda: served(api, kinds.PREEMPTIONS), "v1beta1 to be served")
@@ -152,6 +157,7 @@ async def _from_0_2_and_back(api: KubeClient) -> None:
     await api.merge_status(kinds.PREEMPTIONS, NAMESPACE, "of-02", {"status": {"phase": "Committed"}})
     assert PreemptionRecord.of(await api.get(kinds.PREEMPTIONS, NAMESPACE, "of-02")).phase is Phase.COMMITTED
     assert await created(api, kinds.POLICIES, policy("after"))
+    await _request_of_02_is_answered_and_withdrawn(api)
 
     # A rollback takes v1beta1 away. The API server lets it go only if nothing was stored in it.
     await install(api, of_02())
@@ -162,6 +168,32 @@ async def _from_0_2_and_back(api: KubeClient) -> None:
     for kind in (OLD_POLICIES, OLD_PREEMPTIONS):
         for body in (await api.list(kind)).items:
             await api.delete(kind, body)
+
+
+def request_of_02(name: str) -> Json:
+    spec = {"jobSet": {"name": "llm"}, "deadlineSeconds": 3600, "mode": "Drill"}
+    return record(name) | {"apiVersion": OLD_PREEMPTIONS.api_version, "spec": spec}
+
+
+async def _request_of_02_is_answered_and_withdrawn(api: KubeClient) -> None:
+    """One that is stored counts as before. None is made any more, in no version."""
+    found = CacheReader((), 0.0).read(kinds.PREEMPTIONS, await api.get(kinds.PREEMPTIONS, NAMESPACE, "asked"))
+    assert found is not None
+    assert isinstance(found.value, RequestRecord)
+    assert (found.value.spec.deadline_seconds, found.value.spec.mode) == (3600, Mode.DRILL)
+    writer = RequestWriter(api, Metrics(), 0.05)
+    writer.answer(Answer(found.value, RequestStatus(phase=RequestPhase.SUPERSEDED, message="no pod runs")))
+    await writer.close(5.0)
+    body = await api.get(kinds.PREEMPTIONS, NAMESPACE, "asked")
+    assert body["status"]["phase"] == "Superseded"
+    await api.merge(kinds.PREEMPTIONS, NAMESPACE, "asked", {"spec": {"retracted": True}})
+    for kind, spec in ((OLD_PREEMPTIONS, {}), (kinds.PREEMPTIONS, {"signal": "half a record"})):
+        body = request_of_02("again") | {"apiVersion": kind.api_version}
+        body["spec"] |= spec
+        with pytest.raises(client.Refused, match=r"create a PreemptionRequest \(gracepoint.dev/v1beta1\)"):
+            await api.create(kind, NAMESPACE, body)
+    with pytest.raises(client.Refused, match="epoch"):
+        await api.merge(kinds.PREEMPTIONS, NAMESPACE, "asked", {"spec": record("x")["spec"]})
 
 
 async def served(api: KubeClient, kind: kinds.Kind) -> bool:

@@ -49,7 +49,7 @@ def drill(
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.naming import parse
     from gracepoint_cli.workloads import find
-    from gracepoint_operator.kube.kinds import POLICIES, PREEMPTIONS
+    from gracepoint_operator.kube.kinds import POLICIES, REQUESTS
 
     parse(workload)  # before the connection, so that a wrong name is reported even if there is no cluster
     with Cluster(kubeconfig, context) as cluster:
@@ -58,20 +58,20 @@ def drill(
         policy = job.read().policy
         if reason := drill_report.why_in_vain(job, cluster.find(POLICIES, where, policy) if policy else None):
             raise CommandError(reason)
-        asked = cluster.create(PREEMPTIONS, where, drill_report.request(job.type.name, job.name, where, deadline))
+        asked = cluster.create(REQUESTS, where, drill_report.request(job.type.name, job.name, where, deadline))
         name = asked["metadata"]["name"]
         say(f"Requested the drill {name} with a notice of {deadline:g} s.")
         if not wait:
             if output is OutputFormat.JSON:
                 put_json({"request": name})
             else:
-                put(f"kubectl get preemption {name} -n {where} -o yaml")
+                put(f"kubectl get preemptionrequest {name} -n {where} -o yaml")
             return
         try:
             with progress(f"The {job.title} rehearses"):
                 found = _wait(cluster, asked, deadline)
         except KeyboardInterrupt:
-            say(f"Interrupted. The drill goes on; to withdraw it: kubectl delete preemption {name} -n {where}")
+            say(f"Interrupted. The drill goes on; to withdraw it: kubectl delete preemptionrequest {name} -n {where}")
             raise
     if output is OutputFormat.JSON:
         put_json(found.to_json())
@@ -85,14 +85,14 @@ def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> DrillOutcome:
     """Waits for the end, and says on stderr which stages were reached."""
     from gracepoint_cli import drill_report
     from gracepoint_cli.timeline.stages import STAGES
-    from gracepoint_operator.kube.kinds import PREEMPTIONS
+    from gracepoint_operator.kube.kinds import PREEMPTIONS, REQUESTS
 
     where, name = asked["metadata"]["namespace"], asked["metadata"]["name"]
     began_s = time.monotonic()
     ended_s: float | None = None
     said: set[str] = set()
     while True:
-        request = cluster.get(PREEMPTIONS, where, name, todo="Somebody deleted it, which withdraws the drill")
+        request = cluster.get(REQUESTS, where, name, todo="Somebody deleted it, which withdraws the drill")
         adopted = (request.get("status") or {}).get("preemption")
         record = cluster.find(PREEMPTIONS, where, adopted) if adopted else None
         for timing in sorted(((record or {}).get("status") or {}).get("timings") or (), key=lambda t: t["seconds"]):
@@ -115,7 +115,8 @@ def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> DrillOutcome:
         if waited_s > deadline_s + _AFTER_DEADLINE_S:
             raise CommandError(
                 f"the drill {name} has no end {_AFTER_DEADLINE_S:.0f} s after its deadline; it is {phase or 'new'}",
-                f"Look at: kubectl describe preemption {adopted or name} -n {where}",
+                f"Look at: kubectl describe {f'preemption {adopted}' if adopted else f'preemptionrequest {name}'} "
+                f"-n {where}",
             )
         time.sleep(_LOOK_EVERY_S)
 

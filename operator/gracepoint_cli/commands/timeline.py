@@ -67,9 +67,12 @@ def timeline(
 
 def _record(cluster: Cluster, namespace: str, name: str) -> Json:
     """Returns the record of that name, or the one that was made for the request of that name."""
-    from gracepoint_operator.kube.kinds import PREEMPTIONS
+    from gracepoint_operator.kube.kinds import PREEMPTIONS, REQUESTS
 
-    found = cluster.get(PREEMPTIONS, namespace, name, todo=f"To list them: kubectl get preemptions -n {namespace}")
+    found = cluster.find(PREEMPTIONS, namespace, name) or cluster.find(REQUESTS, namespace, name)
+    if found is None:
+        todo = f"To list them: kubectl get preemptions,preemptionrequests -n {namespace}"
+        return cluster.get(PREEMPTIONS, namespace, name, todo=todo)
     if "epoch" in found["spec"]:
         return found
     status = found.get("status") or {}

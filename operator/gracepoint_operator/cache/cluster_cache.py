@@ -140,7 +140,7 @@ class ClusterCache:
             case RequestRecord() as request:
                 wanted = self.preemptions.put_request(request)
                 self.first_seen.see(uid, {request.mark: request.created_at}, listed=listed)
-                return {workload_uid for place in wanted for workload_uid in self.objects.workloads_named(place)}
+                return set(self.objects.workloads_named(wanted))
             case EvictionAsked() as asked:
                 changed = self.evictions.put(asked, listed=listed)
                 return self.objects.workloads_of_pods([asked.pod_uid]) if changed else set()
@@ -196,13 +196,13 @@ class ClusterCache:
         if kind in BY_PLACE:
             self.objects.drop_workload(uid)
             return {uid}
+        if (wanted := self.preemptions.drop_request(uid)) is not None:
+            return self.objects.workloads_named(wanted)
         if (namespace, name) in self._places[kind].values():
             return set()  # a new object of this name came before the deletion of the old one
         if kind is kinds.POLICIES:
             self.policies.pop((namespace, name), None)
             return self.objects.workloads_with_policy((namespace, name))
-        if (wanted := self.preemptions.drop_request((namespace, name))) is not None:
-            return self.objects.workloads_named(wanted)
         workload_uid = self.preemptions.drop((namespace, name))
         return set() if workload_uid is None else {workload_uid}
 
@@ -231,14 +231,14 @@ class ClusterCache:
         """Every workload for which there is something to decide."""
         return self.objects.workloads.keys() | self.preemptions.disrupted_workload_uids()
 
-    def homeless_requests(self) -> list[RequestRecord]:
-        """Open requests without an answer whose workloads are not known."""
-        waiting = (
-            request
-            for request in self.preemptions.requests.values()
-            if request.is_open and request.status.phase is None
-        )
-        return [item for item in waiting if not self._is_known(item)]
+    def homeless_requests(self) -> list[tuple[RequestRecord, list[PreemptionRecord]]]:
+        """Requests without a final answer whose workloads are not known, each with the Preemption that it names."""
+        waiting = (request for request in self.preemptions.requests.values() if not request.has_ended)
+        return [(item, self._named_by(item)) for item in waiting if not self._is_known(item)]
+
+    def _named_by(self, request: RequestRecord) -> list[PreemptionRecord]:
+        epoch = self.preemptions.epochs.get((request.namespace, request.status.preemption or ""))
+        return [] if epoch is None else [epoch]
 
     def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
         """The epochs of known workloads whose records were made in the last ``within_s`` seconds.

@@ -90,6 +90,7 @@ class CacheReader:
             **{place: _reader_of(known) for place, known in BY_PLACE.items()},
             kinds.POLICIES: lambda body: CheckpointPolicy.of(body).with_hold_within(longest_hold_s),
             kinds.PREEMPTIONS: _read_preemption,
+            kinds.REQUESTS: RequestRecord.of,
         }
         self._with_taints = {kinds.RESOURCE_SLICES: read_slice, kinds.DEVICE_TAINT_RULES: read_rule}
 

@@ -23,15 +23,15 @@ class PreemptionStore:
 
     Attributes:
         epochs: The records, by namespace and name.
-        requests: The requests, by namespace and name.
+        requests: The requests, by UID.
     """
 
     def __init__(self) -> None:
         self.epochs: dict[Key, PreemptionRecord] = {}
-        self.requests: dict[Key, RequestRecord] = {}
+        self.requests: dict[str, RequestRecord] = {}
         self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
         self._epochs_under: dict[Key, set[Key]] = collections.defaultdict(set)  # by policy, which may not be there
-        self._requests_for: dict[Key, set[Key]] = collections.defaultdict(set)  # by workload, which may not be there
+        self._requests_for: dict[Key, set[str]] = collections.defaultdict(set)  # by workload, which may not be there
         self._under_way: set[Key] = set()
         self._unwritten: set[Key] = set()  # records with details that the API server may not have yet
         self._latest: set[Key] = set()  # at least the epochs of the last period for which ``latest`` was called
@@ -65,17 +65,12 @@ class PreemptionStore:
             self._unwritten.discard(epoch.key)
         self._keep(joined)
 
-    def put_request(self, request: RequestRecord) -> set[Key]:
-        """Keeps a request. It replaces the request that was known under its name, which may be for another workload.
-
-        Returns:
-            Namespace and name of the workload that it is for, and of the one that the request before was for.
-        """
-        before = self.drop_request(request.key)
-        self.requests[request.key] = request
+    def put_request(self, request: RequestRecord) -> Key:
+        """Keeps a request. Returns the namespace and name of the workload that it is for."""
+        self.requests[request.uid] = request
         wanted = (request.namespace, request.spec.workload.name)
-        self._requests_for[wanted].add(request.key)
-        return {wanted} if before is None else {before, wanted}
+        self._requests_for[wanted].add(request.uid)
+        return wanted
 
     def drop(self, key: Key) -> str | None:
         """Removes a record. Returns the UID of the workload that it was about, or None if it was not known."""
@@ -96,13 +91,13 @@ class PreemptionStore:
         if epoch is not None and epoch.created_at is None:
             self.drop(key)
 
-    def drop_request(self, key: Key) -> Key | None:
+    def drop_request(self, uid: str) -> Key | None:
         """Removes a request. Returns the namespace and name of its workload, or None if it was not known."""
-        request = self.requests.pop(key, None)
+        request = self.requests.pop(uid, None)
         if request is None:
             return None
         wanted = (request.namespace, request.spec.workload.name)
-        discard(self._requests_for, wanted, key)
+        discard(self._requests_for, wanted, uid)
         return wanted
 
     def epochs_of(self, workload_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
@@ -118,7 +113,7 @@ class PreemptionStore:
 
     def requests_for(self, workload: WorkloadIdentity) -> tuple[RequestRecord, ...]:
         """The requests for the workload of that kind, namespace and name, oldest first."""
-        found = (self.requests[key] for key in self._requests_for.get((workload.namespace, workload.name), ()))
+        found = (self.requests[uid] for uid in self._requests_for.get((workload.namespace, workload.name), ()))
         mine = (item for item in found if item.spec.workload.kind == workload.kind)
         return tuple(sorted(mine, key=lambda item: (item.created_at, item.name)))
 

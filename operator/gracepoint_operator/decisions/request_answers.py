@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gracepoint.wire.messages import Mode
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -32,8 +32,18 @@ def answers(gang: GangSnapshot) -> Iterator[Answer]:
             yield Answer(request, _observed(request, status))
 
 
-def without_workload(request: RequestRecord) -> Answer:
-    """Returns the answer to a request whose workload does not exist."""
+def without_workload(request: RequestRecord, epochs: Sequence[PreemptionRecord]) -> Answer | None:
+    """Returns the answer to a request whose workload does not exist. None if its Preemption is under way.
+
+    Args:
+        request: The request.
+        epochs: The Preemption that its status names, if that is known.
+    """
+    epoch = request.adopted_by(epochs)
+    if epoch is not None and not epoch.phase.ended:
+        return None
+    if epoch is not None or request.spec.retracted:
+        return Answer(request, _observed(request, _told(epoch)))
     workload = request.spec.workload
     message = (
         f"there is no {workload.kind} {workload.name} with a CheckpointPolicy in this namespace; "
@@ -60,14 +70,19 @@ def _is_final(gang: GangSnapshot, request: RequestRecord) -> bool:
 def _status(gang: GangSnapshot, request: RequestRecord) -> RequestStatus | None:
     """Returns None if nothing is decided yet."""
     epoch = request.adopted_by(gang.epochs)
-    if epoch is not None:
-        phase = RequestPhase(epoch.phase) if epoch.phase.ended else RequestPhase.ADOPTED
-        message = epoch.status.message if epoch.phase.ended else f"the Preemption {epoch.name} is about it"
-        return RequestStatus(phase=phase, message=message, preemption=epoch.name)
-    if request.spec.retracted:
-        return RequestStatus(phase=RequestPhase.RETRACTED, message="it was withdrawn before a notice was sent")
+    if epoch is not None or request.spec.retracted:
+        return _told(epoch)
     reason = _why_not(gang, request)
     return None if reason is None else _superseded(reason)
+
+
+def _told(epoch: PreemptionRecord | None) -> RequestStatus:
+    """The status of a request that a Preemption names, or of one that was withdrawn before."""
+    if epoch is None:
+        return RequestStatus(phase=RequestPhase.RETRACTED, message="it was withdrawn before a notice was sent")
+    phase = RequestPhase(epoch.phase) if epoch.phase.ended else RequestPhase.ADOPTED
+    message = epoch.status.message if epoch.phase.ended else f"the Preemption {epoch.name} is about it"
+    return RequestStatus(phase=phase, message=message, preemption=epoch.name)
 
 
 def _why_not(gang: GangSnapshot, request: RequestRecord) -> str | None:

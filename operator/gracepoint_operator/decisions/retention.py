@@ -1,12 +1,14 @@
-"""Which Preemptions to delete, by age and by number. Pure.
+"""Which Preemptions and requests to delete, by age and by number. Pure.
 
-Records and requests that have ended are kept for some time, and only a limited number for one workload name. A request
-is deleted with its record. Preemptions that are under way are kept, and those that the operator still needs:
+Records that have ended are kept for some time, and only a limited number for one workload name. Preemptions that are
+under way are kept, and those that the operator still needs:
 
 * for each workload that exists, the record with the highest number, from which the next number follows, and the highest
   one that was no rehearsal, which says to which signals the gang has answered;
 * those that ended recently: the gang may still report, or the exit breaker of the policy counts them;
 * a record whose request does not have its final status yet.
+
+A request that is over for good is kept for a shorter time: its record says how it ended.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from collections.abc import Container, Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
+from gracepoint.wire.messages import Phase
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
+from gracepoint_operator.resources import RequestPhase
 from gracepoint_operator.workloads import WorkloadIdentity
 
 #: Preemptions that ended less than this number of seconds ago are kept, whatever the limits are.
@@ -42,11 +46,13 @@ class Limits:
 
     Attributes:
         ttl_s: Seconds after the end for which a Preemption is kept.
-        history: Number of ended records, and of ended requests, that are kept for one workload name.
+        history: Number of ended records that are kept for one workload name.
+        request_ttl_s: Seconds after the end for which a request is kept.
     """
 
     ttl_s: float = 30 * 86_400.0
     history: int = 50
+    request_ttl_s: float = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +75,7 @@ def due(
     now: float,
     limits: Limits,
 ) -> list[Due]:
-    """Returns the Preemptions to delete: for one workload name oldest first, and requests before their record.
+    """Returns the Preemptions to delete, for one workload name oldest first.
 
     Args:
         epochs: All known records.
@@ -87,15 +93,30 @@ def due(
         is_decisive = epoch.key in decisive
         if not all(request.has_ended for request in asked) or (is_decisive and workload.uid in living):
             continue
-        found += [Due(request.key, reason) for request in asked]
-        found.append(
-            Due(epoch.key, reason, epoch.workload if is_decisive else None),
-        )
-    recorded = {reference.uid for epoch in epochs for reference in epoch.spec.requests}
-    alone = [request for request in by_uid.values() if request.uid not in recorded]
-    return list(dict.fromkeys(found)) + [
-        Due(request.key, reason) for request, reason in _left_alone(alone, now, limits)
-    ]
+        found.append(Due(epoch.key, reason, epoch.workload if is_decisive else None))
+    return found
+
+
+def over(epochs: Iterable[PreemptionRecord], requests: Iterable[RequestRecord], now: float) -> list[RequestRecord]:
+    """Returns the requests whose status will not change any more.
+
+    Args:
+        epochs: All known records.
+        requests: All known requests.
+        now: Seconds since the epoch.
+    """
+    asked_by = {reference.uid: epoch for epoch in epochs for reference in epoch.spec.requests}
+    return [item for item in requests if item.has_ended and _stays_ended(item, asked_by.get(item.uid), now)]
+
+
+def _stays_ended(request: RequestRecord, epoch: PreemptionRecord | None, now: float) -> bool:
+    """A late report corrects a record that has Expired, and a record may name a request that was Superseded."""
+    if epoch is None:
+        return True
+    if epoch.ended_at is None:
+        return False
+    same = RequestPhase(epoch.phase) is request.status.phase
+    return (same and epoch.phase is not Phase.EXPIRED) or now - epoch.ended_at > SHORTEST_S
 
 
 def _decisive(epochs: Iterable[PreemptionRecord]) -> set[Key]:
@@ -119,18 +140,6 @@ def _beyond(
     for age_s, epoch, reason in _overdue(by_name, now, limits):
         if age_s > epoch.spec.policy.spec.exit_breaker.within_seconds:
             yield epoch, reason
-
-
-def _left_alone(
-    requests: Iterable[RequestRecord], now: float, limits: Limits
-) -> Iterator[tuple[RequestRecord, DeletionReason]]:
-    """Yields the requests beyond the limits, oldest first. Their age counts from creation: they are answered soon."""
-    by_name: _ByName[RequestRecord] = collections.defaultdict(list)
-    for request in requests:
-        if request.has_ended:
-            by_name[request.namespace, request.spec.workload.name].append((request.created_at, request))
-    for _, request, reason in _overdue(by_name, now, limits):
-        yield request, reason
 
 
 def _overdue(by_name: _ByName[_T], now: float, limits: Limits) -> Iterator[tuple[float, _T, DeletionReason]]:

@@ -1,4 +1,4 @@
-"""A request: a Preemption that a user or another controller created, instead of the operator. Pure.
+"""A request for a preemption, which a user or another controller created. Pure.
 
 A request is a signal. Like every other signal it starts an epoch of its own or joins the one under way. The record of
 that epoch has its usual deterministic name, so that two replicas which see a request and a taint in different order
@@ -11,7 +11,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gracepoint.wire import names
 from gracepoint.wire.messages import Confidence, Mode
+from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
@@ -26,12 +28,18 @@ from gracepoint_operator.resources import (
 )
 from gracepoint_operator.signals import Signal
 
+#: The label of a request that is over for good: since when, in seconds since the epoch. Requests with it are not
+#: watched, so that the memory for requests does not grow with their number. A request that is restored from a backup
+#: still has the label, though not its status, and is not carried out again.
+LABEL_ENDED_AT = f"{names.GROUP}/ended-at"
+
 
 @dataclasses.dataclass(frozen=True)
 class RequestRecord:
     """A request as this replica knows it.
 
     Attributes:
+        kind: PreemptionRequests. Preemptions for a request that was made under version 0.2.
         created_at: ``creationTimestamp``, by the clock of the API server.
         generation: Counts the changes of its spec. 0 if the object does not say.
     """
@@ -43,6 +51,7 @@ class RequestRecord:
     spec: RequestSpec
     status: RequestStatus
     generation: int = 0
+    kind: kinds.Kind = kinds.REQUESTS
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> RequestRecord:
@@ -52,13 +61,12 @@ class RequestRecord:
             Unreadable: It is not of this version's schema.
         """
         read = PreemptionRequest.of(body)
-        with reading(f"Preemption {read.namespace}/{read.name}: metadata.creationTimestamp"):
+        with reading(f"{read.kind} {read.namespace}/{read.name}: metadata.creationTimestamp"):
             created_at = parse_time(read.metadata.get("creationTimestamp")) or 0.0
-        return RequestRecord(read.namespace, read.name, read.uid, created_at, read.spec, read.status, read.generation)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return (self.namespace, self.name)
+        kind = kinds.REQUESTS if read.kind == PreemptionRequest.kind_name else kinds.PREEMPTIONS
+        return RequestRecord(
+            *(read.namespace, read.name, read.uid, created_at, read.spec, read.status, read.generation, kind)
+        )
 
     @property
     def reference(self) -> RequestReference:

@@ -1,28 +1,34 @@
-"""Deletes the Preemptions that ``retention`` selects.
+"""Deletes the Preemptions and requests that ``retention`` selects.
 
 One task on the controller's event loop runs every ``PASS_S`` and deletes a limited number, one after the other. A
 thread selects them, and ends with the selection. Before a deletion, the task reads the object again. It deletes only
 the version that it read. Both replicas do so; the second one finds that the object does not exist. What is not deleted
 in one pass is deleted in the next. If a deletion fails, the object is not tried again for ``AGAIN_S``, so that it
 delays nothing else. The task ends when it is cancelled.
+
+A request that is over for good gets a label (``LABEL_ENDED_AT``), and is not watched any more. Now and then those with
+the label are listed, page by page, and the old ones are deleted. So nothing here is kept for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import re
 from collections.abc import Callable
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions.retention import Due, Key, Limits, due
+from gracepoint_operator.decisions.retention import Due, Key, Limits, due, over
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import RequestRecord
+from gracepoint_operator.model.requests import LABEL_ENDED_AT, RequestRecord
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.read_errors import Unreadable
-from gracepoint_operator.resources import Preemption, PreemptionRequest
+from gracepoint_operator.resources import Preemption
 from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
 log = logging.getLogger(__name__)
@@ -31,6 +37,14 @@ PASS_S = 30.0
 AT_MOST = 50
 #: An object that could not be deleted is not tried again for this time.
 AGAIN_S = 600.0
+#: Every so many passes the requests that are over are listed.
+REQUESTS_EVERY = 10
+#: How many requests get their label, or are deleted, in one pass.
+REQUESTS_AT_MOST = 500
+
+
+#: A time of this century and the next few.
+_SECONDS = re.compile(r"[0-9]{10}")
 
 
 class GarbageCollector:
@@ -60,6 +74,7 @@ class GarbageCollector:
         self._metrics = metrics
         self._clock = clock
         self._limits = limits
+        self._passes = 0
         self._set_aside: dict[Key, float] = {}  # what could not be deleted -> when it is tried again
 
     async def run(self) -> None:
@@ -68,9 +83,13 @@ class GarbageCollector:
             await asyncio.sleep(PASS_S)
             if self._ready():
                 await self.prune()
+                await self.retire_requests()
+                if self._passes % REQUESTS_EVERY == 0:
+                    await self.prune_requests()
+                self._passes += 1
 
     async def prune(self) -> None:
-        """Runs one pass."""
+        """Runs one pass for Preemptions."""
         cache, now = self._cache, self._clock()
         # In a thread, as it looks at all records, which are immutable. Each is read again before it is deleted.
         found = await asyncio.to_thread(
@@ -96,6 +115,56 @@ class GarbageCollector:
                 continue  # a newer version of the operator wrote it, and will delete it
             if deleted == AT_MOST:
                 return
+
+    async def retire_requests(self) -> None:
+        """Puts the label on requests that are over for good, so that they are not watched any more."""
+        preemptions, now = self._cache.preemptions, self._clock()
+        known = (list(preemptions.epochs.values()), list(preemptions.requests.values()))
+        for request in (await asyncio.to_thread(over, *known, now))[:REQUESTS_AT_MOST]:
+            try:
+                await self._retire(request, now)
+            except (client.NotFound, client.Conflict):
+                continue  # the watch will bring what became of it
+            except client.KubeError as error:
+                self._say_failed(request.kind.plural, request.namespace, request.name, error)
+                return
+
+    async def _retire(self, request: RequestRecord, now: float) -> None:
+        if request.kind is kinds.REQUESTS:
+            metadata = {"uid": request.uid, "labels": {LABEL_ENDED_AT: str(int(now))}}
+            await self._api.merge(request.kind, request.namespace, request.name, {"metadata": metadata})
+        elif now - request.created_at > self._limits.request_ttl_s:  # made under version 0.2
+            body = await self._api.get(request.kind, request.namespace, request.name)
+            if body["metadata"]["uid"] == request.uid:
+                await self._api.delete(request.kind, body)
+
+    async def prune_requests(self) -> None:
+        """Runs one pass for requests that are over for good."""
+        deleted = 0
+        try:
+            pages = self._api.pages(kinds.REQUESTS, _ended_request, label_selector=LABEL_ENDED_AT)
+            async for page in pages:
+                for metadata, ended_at in page.items:
+                    if self._clock() - ended_at <= self._limits.request_ttl_s:
+                        continue
+                    with contextlib.suppress(client.NotFound, client.Conflict):
+                        await self._api.delete(kinds.REQUESTS, {"metadata": metadata})
+                        deleted += 1
+                    if deleted == REQUESTS_AT_MOST:
+                        return
+        except client.NotFound:
+            return  # the definition of requests is not there
+        except client.KubeError as error:
+            self._say_failed(kinds.REQUESTS.plural, "", "", error)
+        finally:
+            if deleted:
+                log.info("requests deleted", extra=about(number=deleted))
+
+    def _say_failed(self, kind: str, namespace: str, name: str, error: client.KubeError) -> None:
+        log.warning(
+            "could not put away requests that are over, it is tried again later",
+            extra=about(kind=kind, namespace=namespace, name=name, error=str(error), in_s=PASS_S),
+        )
 
     def _note_failure(self, item: Due, error: client.KubeError) -> None:
         self._set_aside[item.key] = self._clock() + AGAIN_S
@@ -134,8 +203,15 @@ class GarbageCollector:
             return False
 
 
+def _ended_request(body: JsonObject) -> tuple[JsonObject, float]:
+    """What is needed to delete a request, and since when it is over. Anybody may have changed the label."""
+    metadata = body["metadata"]
+    created_at = parse_time(metadata["creationTimestamp"]) or 0.0
+    label = str(metadata["labels"].get(LABEL_ENDED_AT))
+    needed = {name: metadata[name] for name in ("namespace", "name", "uid", "resourceVersion")}
+    return needed, float(label) if _SECONDS.fullmatch(label) else created_at
+
+
 def _has_ended(body: JsonObject) -> bool:
-    if PreemptionRequest.is_one(body["spec"]):
-        return RequestRecord.of(body).has_ended
     # A phase that only a newer version knows is read as an end, which may be wrong. That version deletes it.
     return PreemptionRecord.of(body).phase.ended and not Preemption.of(body).unknown

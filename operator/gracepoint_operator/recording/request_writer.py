@@ -7,13 +7,14 @@ one has adopted. So Superseded is written only over the phase from which it was 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gracepoint_operator.decisions import request_answers
 from gracepoint_operator.decisions.request_answers import Answer
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import RequestPhase
@@ -38,21 +39,28 @@ class RequestWriter:
 
     def answer(self, answer: Answer) -> None:
         """Writes an answer soon. The same answer is decided again until the watch brings it, and is written once."""
-        key = answer.request.key
+        key = _key(answer.request.kind, answer.request.namespace, answer.request.name)
         known = self._answers.get(key)
         if known is None or (known.request.uid, known.status) != (answer.request.uid, answer.status):
             self._answers[key] = answer
             self._write_queue.touch(key, urgent=True)
 
-    def answer_homeless(self, requests: Iterable[RequestRecord], now: float) -> None:
-        """Refuses requests whose workloads do not exist, some time after they were made."""
-        for request in requests:
-            if now - request.created_at > _WORKLOAD_COMES_S:
-                self.answer(request_answers.without_workload(request))
+    def answer_homeless(self, requests: Iterable[tuple[RequestRecord, Sequence[PreemptionRecord]]], now: float) -> None:
+        """Answers requests whose workloads do not exist, some time after they were made.
 
-    def forget(self, key: Key) -> None:
-        """Forgets a request that was deleted."""
-        self._answers.pop(key, None)
+        Args:
+            requests: Each with the Preemption that its status names, if that is known.
+            now: Seconds since the epoch.
+        """
+        for request, epochs in requests:
+            if now - request.created_at <= _WORKLOAD_COMES_S:
+                continue
+            if (answer := request_answers.without_workload(request, epochs)) is not None:
+                self.answer(answer)
+
+    def forget(self, kind: kinds.Kind, namespace: str, name: str) -> None:
+        """Forgets a request that was deleted, or is over for good."""
+        self._answers.pop(_key(kind, namespace, name), None)
 
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
@@ -61,9 +69,9 @@ class RequestWriter:
         answer = self._answers.get(key)
         if answer is None:
             return
-        namespace, name = key
+        kind, namespace, name = answer.request.kind, answer.request.namespace, answer.request.name
         try:
-            found = await self._api.get(kinds.PREEMPTIONS, namespace, name)
+            found = await self._api.get(kind, namespace, name)
             if found["metadata"]["uid"] != answer.request.uid:
                 return  # another request of this name; the watch will bring it
             if answer.status.phase is RequestPhase.SUPERSEDED and _phase(found) != answer.request.status.phase:
@@ -75,9 +83,14 @@ class RequestWriter:
                 "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
                 "status": answer.status.to_json(),
             }
-            await self._api.merge_status(kinds.PREEMPTIONS, namespace, name, patch)
+            await self._api.merge_status(kind, namespace, name, patch)
         except client.NotFound:
             return
+
+
+def _key(kind: kinds.Kind, namespace: str, name: str) -> Key:
+    """Requests of both kinds may have one name."""
+    return (namespace, f"{kind.plural}/{name}")
 
 
 def _phase(body: client.JsonObject) -> str | None:

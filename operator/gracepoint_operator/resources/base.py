@@ -36,6 +36,11 @@ def cel(rule: str, message: str, found: str = "") -> dict[str, Any]:
     return made | {"messageExpression": f"'{message}; found ' + {found}"} if found else made
 
 
+def cel_from(rule: str, message: str) -> dict[str, Any]:
+    """Like ``cel``, for a rule that asks what was there before: ``oldSelf`` is optional, and absent at creation."""
+    return cel(rule, message) | {"optionalOldSelf": True}
+
+
 def rules(*items: dict[str, Any]) -> dict[str, Any]:
     """The schema extension that holds CEL rules."""
     return {"x-kubernetes-validations": list(items)}

@@ -7,7 +7,7 @@ from typing import Any
 from gracepoint.wire.names import API_VERSION, GROUP, OLD_API_VERSION
 from gracepoint_operator.resources.base import Resource, cel, rules
 from gracepoint_operator.resources.policy import CheckpointPolicy
-from gracepoint_operator.resources.preemption import EITHER, NAMES, Preemption
+from gracepoint_operator.resources.preemption import EITHER, Preemption
 from gracepoint_operator.resources.request import PreemptionRequest
 from gracepoint_operator.resources.schema import either, structural
 
@@ -52,6 +52,17 @@ _PREEMPTION_COLUMNS = [
     _column("Message", ".status.message", wide=True),
 ]
 
+_REQUEST_COLUMNS = [
+    _column("JobSet", ".spec.jobSet.name"),
+    _column("Mode", ".spec.mode"),
+    _column("Phase", ".status.phase"),
+    _column("Preemption", ".status.preemption"),
+    _AGE,
+    _column("Cause", ".spec.cause", wide=True),
+    _column("Deadline", ".spec.deadline", wide=True),
+    _column("Message", ".status.message", wide=True),
+]
+
 _POLICY_RULES = rules(
     cel("self.metadata.name.size() <= 63", "metadata.name is used as a label's value: at most 63 characters")
 )
@@ -63,7 +74,10 @@ def _definition(
     columns: list[dict[str, Any]],
     parts: dict[str, Any],
     extra: dict[str, Any],
+    *,
+    is_new: bool = False,
 ) -> dict[str, Any]:
+    """``is_new``: version 0.2 did not have the kind, so that there is nothing of v1alpha1."""
     schema = {
         "type": "object",
         "description": model.__doc__,
@@ -81,6 +95,15 @@ def _definition(
         "subresources": {"status": {}},
         "additionalPrinterColumns": columns,
         "schema": {"openAPIV3Schema": {**schema, **extra}},
+    }
+    # It is still the one that is stored: after a rollback, the CRDs of the release before have no other.
+    old = {
+        "name": OLD_API_VERSION,
+        "storage": True,
+        "deprecated": True,
+        "deprecationWarning": f"{GROUP}/{OLD_API_VERSION} {model.kind_name} is deprecated; write "
+        f"apiVersion: {GROUP}/{API_VERSION}",
+        **version,
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -104,16 +127,8 @@ def _definition(
             },
             "conversion": {"strategy": "None"},
             "versions": [
-                {"name": API_VERSION, "storage": False, **version},
-                # Stored in this one for now: after a rollback, the CRDs of the release before have no other.
-                {
-                    "name": OLD_API_VERSION,
-                    "storage": True,
-                    "deprecated": True,
-                    "deprecationWarning": f"{GROUP}/{OLD_API_VERSION} {model.kind_name} is deprecated; write "
-                    f"apiVersion: {GROUP}/{API_VERSION}",
-                    **version,
-                },
+                {"name": API_VERSION, "storage": is_new, **version},
+                *([] if is_new else [old]),
             ],
         },
     }
@@ -124,9 +139,12 @@ def _parts(model: type[Resource]) -> dict[str, Any]:
 
 
 def _preemption() -> dict[str, Any]:
-    """A record of the operator, or somebody's request."""
+    """A record of the operator, or a request of version 0.2, of which some may be stored."""
     record, request = _parts(Preemption), _parts(PreemptionRequest)
     spec = either(record["spec"], request["spec"])
+    for name in request["spec"]["properties"].keys() - record["spec"]["properties"].keys():
+        field = spec["properties"][name]
+        field["description"] = f"Only of a request that was made under version 0.2. {field['description']}"
     return {"spec": either(EITHER, spec), "status": either(record["status"], request["status"])}
 
 
@@ -134,6 +152,7 @@ def definitions() -> dict[str, dict[str, Any]]:
     """All CRDs, by the name of the file that each is kept in."""
     made = (
         _definition(CheckpointPolicy, ["ckpol"], _POLICY_COLUMNS, _parts(CheckpointPolicy), _POLICY_RULES),
-        _definition(Preemption, ["pre"], _PREEMPTION_COLUMNS, _preemption(), NAMES),
+        _definition(Preemption, ["pre"], _PREEMPTION_COLUMNS, _preemption(), {}),
+        _definition(PreemptionRequest, ["prereq"], _REQUEST_COLUMNS, _parts(PreemptionRequest), {}, is_new=True),
     )
     return {f"{crd['metadata']['name']}.yaml": crd for crd in made}

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
+from gracepoint.wire.names import API_VERSION, GROUP
 from gracepoint_operator.resources.base import (
     IMMUTABLE,
     LIST_SET,
@@ -24,6 +25,7 @@ from gracepoint_operator.resources.base import (
     Time,
     Uid,
     cel,
+    cel_from,
     list_map,
     rules,
 )
@@ -64,8 +66,7 @@ class PreemptionSpec(Model):
     Signals that join later may change ``signal``, ``confidence``, ``cancelable``, ``nodes``, ``pods``, ``deadline``,
     ``evictionAttemptedAt``, ``requests`` and ``moves``. The other fields never change.
 
-    A Preemption without ``epoch`` is a request by a user or a controller. It has ``jobSet`` (by name), ``deadline``
-    or ``deadlineSeconds``, ``cause``, ``mode`` (Enforce or Drill) and ``retracted``, and nothing else.
+    A Preemption without ``epoch`` is a request that was made under version 0.2. New ones are PreemptionRequests.
     """
 
     workload: Annotated[WorkloadReference, Field(json_schema_extra=IMMUTABLE)]
@@ -255,35 +256,26 @@ _RECORD = (*RECORD_ONLY, "cause", "mode", "deadline", "jobSet.uid")
 #: Fields that must not be added or removed later. The rule that a field is immutable does not cover this.
 _STAYS = ("epoch", "restartAttempt", "newestPodAt", "cause", "mode", "exits")
 _KIND_MESSAGE = (
-    "expected a request (jobSet, deadline or deadlineSeconds, cause, mode, retracted), or a record, which the operator "
-    "makes; neither ever becomes the other, and restartAttempt, newestPodAt, cause, mode and exits never come or go"
+    f"a Preemption is a record, which the operator makes, and spec.epoch is its number; to ask for a preemption, "
+    f"create a PreemptionRequest ({GROUP}/{API_VERSION}) with the same jobSet, deadline or deadlineSeconds, cause and "
+    "mode"
 )
+_STAYS_MESSAGE = "restartAttempt, newestPodAt, cause, mode and exits never come or go"
 
 
 def _has(fields: tuple[str, ...], joined: str) -> str:
     return joined.join(f"has(self.{field})" for field in fields)
 
 
-#: The schema of a Preemption's spec beside its fields.
+#: The schema of a Preemption's spec beside its fields. Requests of version 0.2, which are stored as Preemptions without
+#: a number, may be changed, and none is made.
 EITHER = rules(
-    cel(
-        f"has(self.epoch) ? {_has(_RECORD, ' && ')} && !has(self.deadlineSeconds) : !({_has(RECORD_ONLY, ' || ')})",
+    cel_from(
+        f"has(self.epoch) ? {_has(_RECORD, ' && ')} && !has(self.deadlineSeconds) : oldSelf.hasValue() && "
+        f"!({_has(RECORD_ONLY, ' || ')})",
         _KIND_MESSAGE,
     ),
-    cel(" && ".join(f"has(self.{field}) == has(oldSelf.{field})" for field in _STAYS), _KIND_MESSAGE),
-)
-
-#: How the names of the operator's records end: part of the JobSet's UID, and the epoch. A request with the name of
-#: the next record would prevent that record from being created.
-RECORD_NAME_END = "-[0-9a-f]{8}-[0-9]+$"
-
-#: The schema of a Preemption beside its parts.
-NAMES = rules(
-    cel(
-        f"has(self.spec.epoch) || !self.metadata.name.matches('{RECORD_NAME_END}')",
-        "metadata.name: a name that ends in eight hexadecimal digits and a number is of a record, which the operator "
-        "makes; name the request otherwise",
-    )
+    cel(" && ".join(f"has(self.{field}) == has(oldSelf.{field})" for field in _STAYS), _STAYS_MESSAGE),
 )
 
 

@@ -1,4 +1,4 @@
-"""A Preemption that a user or a controller makes: a request to save and exit, or to rehearse that."""
+"""PreemptionRequest: what a user or a controller asks for, to save and exit, or to rehearse that."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ class RequestSpec(Model):
     """
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel("has(self.epoch) || has(self.deadline) != has(self.deadlineSeconds)", _DEADLINE_MESSAGE)
-        )
+        json_schema_extra=rules(cel("has(self.deadline) != has(self.deadlineSeconds)", _DEADLINE_MESSAGE))
     )
 
     workload: Annotated[RequestedWorkload, Field(json_schema_extra=IMMUTABLE)]
@@ -103,20 +101,21 @@ class RequestStatus(Model):
 
 
 class PreemptionRequest(Resource):
-    """A Preemption that was not made by the operator: a request for one."""
+    """A request of a user or a controller: a JobSet is to save and exit, or to rehearse that."""
 
-    kind_name: ClassVar[str] = "Preemption"
-    plural: ClassVar[str] = "preemptions"
+    kind_name: ClassVar[str] = "PreemptionRequest"
+    plural: ClassVar[str] = "preemptionrequests"
     #: A request that is not understood as a whole is not acted upon: what is passed over may be what limits it.
     passes_over = frozenset({"status"})
     #: Failed: nobody acts upon it, and nothing is written over the phase.
     in_place_of_unknown: ClassVar[Mapping[tuple[str, ...], str]] = {("status", "phase"): "Failed"}
 
-    kind: Literal["Preemption"]
+    #: Preemption: a request that was made under version 0.2, which had one kind for requests and records.
+    kind: Literal["PreemptionRequest", "Preemption"]
     spec: RequestSpec
     status: RequestStatus = RequestStatus()
 
     @staticmethod
     def is_one(spec: Any) -> bool:
-        """True if the spec of a Preemption is a request's: the operator's own have a number."""
+        """True if the spec of a Preemption is a request's, of version 0.2: the operator's own have a number."""
         return "epoch" not in spec

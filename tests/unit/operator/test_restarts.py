@@ -21,7 +21,7 @@ Story = Callable[[Team, list[Process]], Awaitable[None]]
 
 
 def records(api: LoggingApi) -> list[JsonObject]:
-    return [body for body in api.of(kinds.PREEMPTIONS) if "epoch" in body["spec"]]
+    return api.of(kinds.PREEMPTIONS)
 
 
 async def all_told(processes: list[Process]) -> None:
@@ -55,7 +55,7 @@ async def called_off(team: Team, processes: list[Process]) -> None:
 
 
 async def asked_for_and_joined(team: Team, processes: list[Process]) -> None:
-    team.api.add(kinds.PREEMPTIONS, objects.request(deadlineSeconds=300))
+    team.api.add(kinds.REQUESTS, objects.request(deadlineSeconds=300))
     await all_told(processes)
     taint(team.api)
     await until(
@@ -66,7 +66,7 @@ async def asked_for_and_joined(team: Team, processes: list[Process]) -> None:
     await ended(team.api, "Committed")
 
     def answered() -> bool:
-        (request,) = (body for body in team.api.of(kinds.PREEMPTIONS) if "epoch" not in body["spec"])
+        (request,) = team.api.of(kinds.REQUESTS)
         return bool(request.get("status", {}).get("phase") == "Committed")
 
     await until(answered, "the request to say how it ended")

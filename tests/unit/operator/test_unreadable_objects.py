@@ -127,9 +127,9 @@ async def test_a_policy_that_cannot_be_read_is_not_ready_until_it_can(api: Memor
 
 def test_unknown_job_does_not_take_requests_of_its_name() -> None:
     scene = Scene()
-    scene.seen(kinds.PREEMPTIONS, objects.request("train-workers-9"))
+    scene.seen(kinds.REQUESTS, objects.request("train-workers-9"))
     job = objects.job()
     job["metadata"] |= {"name": "train-workers-9", "uid": "uid-of-no-jobset", "labels": {}}
     scene.seen(kinds.JOBS, job)
     scene.gone(job)
-    assert (NAMESPACE, "train-workers-9") in scene.cache.preemptions.requests
+    assert "uid-train-workers-9" in scene.cache.preemptions.requests

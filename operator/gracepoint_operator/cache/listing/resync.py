@@ -20,14 +20,16 @@ from gracepoint_operator.cache.listing.watch_state import WatchState
 from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.model.requests import LABEL_ENDED_AT
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.workloads import BY_PLACE, JOB_LABEL, POD_LABEL
 
 log = logging.getLogger(__name__)
 
-#: The watched kinds, each with the label that its objects must have. Preemptions come before what they explain.
+#: The watched kinds, each with the selector of its objects. Preemptions come before what they explain.
 SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.PREEMPTIONS: None,
+    kinds.REQUESTS: f"!{LABEL_ENDED_AT}",
     kinds.POLICIES: None,
     **{place: known.selector for place, known in BY_PLACE.items()},
     kinds.JOBS: JOB_LABEL,

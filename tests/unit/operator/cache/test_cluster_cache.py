@@ -151,10 +151,10 @@ def test_a_request_made_again_for_another_jobset_is_not_for_the_first() -> None:
     scene = Scene()
     old, new = objects.request(), objects.request(jobset="other")
     new["metadata"]["uid"] = "uid-new"
-    scene.listed(kinds.PREEMPTIONS, old)
+    scene.listed(kinds.REQUESTS, old)
     assert scene.start().spec.signal == "request leave"
-    assert scene.cache.put(kinds.PREEMPTIONS, new, listed=True) == {JOBSET_UID}, "a notice is taken back"
-    scene.gone(old)
+    scene.listed(kinds.REQUESTS, new)
+    assert scene.cache.drop("uid-leave") == {JOBSET_UID}, "a notice is taken back"
     assert scene.decisions() == []
     scene.gone(new)
     assert scene.cache.gang(JOBSET_UID).requests == ()

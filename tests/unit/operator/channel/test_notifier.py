@@ -211,7 +211,7 @@ async def test_preemption_first_recorded_in_a_later_phase_was_noticed_too(api: M
 
 async def test_the_causes_that_people_write_into_requests_are_one_time_series(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        replica.see(kinds.PREEMPTIONS, objects.request(cause="JustOnce", deadlineSeconds=60))
+        replica.see(kinds.REQUESTS, objects.request(cause="JustOnce", deadlineSeconds=60))
         await until(lambda: replica.reasons, "the Event")
         assert figure(replica, "preemption_phases_total", phase="Noticed", cause="JustOnce", mode="Enforce") == 0
         assert figure(replica, "preemption_phases_total", phase="Noticed", cause="Requested", mode="Enforce") == 1

@@ -514,7 +514,7 @@ def test_attempt_to_evict_a_pod_counts_while_the_pod_runs(phase: str) -> None:
 
 def test_a_request_for_a_time_beyond_all_dates_is_one_like_others() -> None:
     scene = Scene()
-    scene.seen(kinds.PREEMPTIONS, objects.request(deadlineSeconds=1e13))
+    scene.seen(kinds.REQUESTS, objects.request(deadlineSeconds=1e13))
     assert scene.start().spec.deadline.year == 9999
 
 

@@ -19,7 +19,7 @@ from tests.unit.operator.fakes.scene import Scene
 
 
 def asked(scene: Scene, **request: object) -> None:
-    scene.seen(kinds.PREEMPTIONS, objects.request(created_at=scene.clock(), **request))  # type: ignore[arg-type]
+    scene.seen(kinds.REQUESTS, objects.request(created_at=scene.clock(), **request))  # type: ignore[arg-type]
 
 
 def answered(scene: Scene) -> tuple[str, str]:
@@ -117,7 +117,7 @@ def test_an_epoch_that_names_a_superseded_request_goes_before(retracted: bool) -
     scene.recorded(cancelable=True, deadline_at=NOW + 300, requests=["leave"], pods=pods)
     superseded = objects.request(retracted=retracted)
     superseded["status"] = {"phase": "Superseded", "message": "no pod of the JobSet runs"}
-    scene.seen(kinds.PREEMPTIONS, superseded)
+    scene.seen(kinds.REQUESTS, superseded)
     decisions = scene.decisions()
     assert [item.status.phase for item in decisions if isinstance(item, Answer)] == [RequestPhase.ADOPTED]
     ended = [item.phase for item in decisions if isinstance(item, End)]
@@ -128,7 +128,7 @@ def test_a_request_that_no_epoch_names_stays_superseded() -> None:
     scene = Scene()
     superseded = objects.request()
     superseded["status"] = {"phase": "Superseded", "message": "no pod of the JobSet runs", "observedGeneration": 1}
-    scene.seen(kinds.PREEMPTIONS, superseded)
+    scene.seen(kinds.REQUESTS, superseded)
     assert scene.decisions() == []
 
 
@@ -169,14 +169,14 @@ def test_a_request_for_another_life_of_the_jobset_is_superseded() -> None:
     scene = Scene()
     body = objects.request()
     body["spec"]["jobSet"]["uid"] = "another"
-    scene.seen(kinds.PREEMPTIONS, body)
+    scene.seen(kinds.REQUESTS, body)
     assert "expected" in answered(scene)[1]
 
 
 def test_a_superseded_request_never_acts_later() -> None:
     scene = Scene()
     body = objects.request() | {"status": {"phase": "Superseded", "message": "told by the test"}}
-    scene.seen(kinds.PREEMPTIONS, body)
+    scene.seen(kinds.REQUESTS, body)
     assert scene.decisions() == []
 
 
@@ -202,7 +202,7 @@ def test_a_drill_gives_way_to_an_epoch_under_way() -> None:
 def test_a_drill_begins_also_beside_a_request_that_is_none() -> None:
     scene = Scene()
     over = objects.request("over") | {"status": {"phase": "Superseded", "message": "told by the test"}}
-    scene.seen(kinds.PREEMPTIONS, over)
+    scene.seen(kinds.REQUESTS, over)
     asked(scene, mode="Drill")
     start = scene.start()
     assert start.spec.mode is Mode.DRILL

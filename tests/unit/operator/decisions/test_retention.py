@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from gracepoint_operator.decisions.retention import SHORTEST_S, DeletionReason, Due, Limits, due
+from gracepoint_operator.decisions.retention import SHORTEST_S, DeletionReason, Due, Limits, due, over
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import RequestRecord
+from gracepoint_operator.model.requests import LABEL_ENDED_AT, RequestRecord
 from gracepoint_operator.recording.garbage_collector import AGAIN_S
 from gracepoint_operator.workloads import WorkloadIdentity
 from gracepoint_operator.workloads.jobset import JOBSETS
@@ -124,12 +124,6 @@ def test_what_the_exit_breaker_counts_stays() -> None:
     assert found(*records) == []
 
 
-def test_a_request_goes_with_its_record_before_it_and_not_earlier() -> None:
-    made = answered("leave", ago_s=MONTH_S + 60)
-    assert found(made, ended(1, ago_s=29 * DAY_S, asked=["leave"]), ended(2, ago_s=DAY_S)) == []
-    assert names(found(made, ended(1, ago_s=MONTH_S, asked=["leave"]), ended(2, ago_s=DAY_S))) == ["leave", "1"]
-
-
 def test_a_record_goes_although_its_request_is_gone_already() -> None:
     assert names(found(ended(1, ago_s=MONTH_S, asked=["leave"]), ended(2, ago_s=DAY_S))) == ["1"]
 
@@ -143,13 +137,36 @@ def test_a_record_stays_until_its_request_is_told_how_it_ended() -> None:
     assert found(made, ended(1, ago_s=MONTH_S, asked=["leave"]), ended(2, ago_s=DAY_S)) == []
 
 
-def test_requests_of_which_nothing_came_go_by_age_and_count_too() -> None:
-    requests = [answered(f"r-{day}", ago_s=day * DAY_S, phase="Superseded") for day in (32, 9, 7, 5, 3)]
-    waiting = answered("waits", ago_s=MONTH_S, phase="Adopted")
-    assert [(item.key[1], item.reason) for item in found(*requests, waiting)] == [
-        ("r-32", DeletionReason.AGE),
-        ("r-9", DeletionReason.COUNT),
+def those_over(*bodies: Body, now: float = NOW) -> list[str]:
+    epochs = [PreemptionRecord.of(body) for body in bodies if "epoch" in body["spec"]]
+    requests = [RequestRecord.of(body) for body in bodies if "epoch" not in body["spec"]]
+    return [request.name for request in over(epochs, requests, now)]
+
+
+@pytest.mark.parametrize("phase", ["Superseded", "Retracted", "Failed", "Expired"])
+def test_a_request_that_no_record_names_is_over_with_its_answer(phase: str) -> None:
+    assert those_over(answered("ended", ago_s=5, phase=phase), answered("waits", ago_s=MONTH_S, phase="Adopted")) == [
+        "ended"
     ]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "answer", "ago_s", "is_over"),
+    [
+        pytest.param("Committed", "Committed", 0, True, id="both say how it ended"),
+        pytest.param("Committed", "Adopted", MONTH_S, False, id="it is not answered yet"),
+        pytest.param("Noticed", "Superseded", 5, False, id="a replica that saw less was wrong"),
+        pytest.param("Committed", "Superseded", 5, False, id="it was wrong, and is corrected soon"),
+        pytest.param("Committed", "Superseded", SHORTEST_S + 1, True, id="nobody has corrected it"),
+        pytest.param("Expired", "Expired", SHORTEST_S, False, id="a report may still come"),
+        pytest.param("Expired", "Expired", SHORTEST_S + 1, True, id="no report came"),
+    ],
+)
+def test_a_request_is_over_when_its_status_can_change_no_more(
+    recorded: str, answer: str, ago_s: float, is_over: bool
+) -> None:
+    asked = answered("leave", ago_s=MONTH_S, phase=answer)
+    assert bool(those_over(ended(1, ago_s=ago_s, phase=recorded, asked=["leave"]), asked)) is is_over
 
 
 # What becomes of it at the API.
@@ -168,12 +185,63 @@ def counted(replica: Replica, reason: str) -> float:
 async def test_what_is_due_is_deleted_and_counted_by_one_replica(api: MemoryApi, clock: Clock) -> None:
     for number, ago_s in ((1, MONTH_S), (2, DAY_S)):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=ago_s))
-    api.add(kinds.PREEMPTIONS, answered("leave", ago_s=MONTH_S, phase="Superseded"))
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         for replica in (first, second):
             await replica.core._garbage_collector.prune()
         assert kept(first) == ["2"]
-        assert (counted(first, "age"), counted(second, "age")) == (2, 0)
+        assert (counted(first, "age"), counted(second, "age")) == (1, 0)
+
+
+def requests(api: MemoryApi) -> dict[str, dict[str, str]]:
+    """The labels of each request."""
+    return {body["metadata"]["name"]: body["metadata"].get("labels", {}) for body in api.of(kinds.REQUESTS)}
+
+
+async def test_a_request_that_is_over_is_labelled_and_goes_after_an_hour(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.REQUESTS, answered("leave", ago_s=60, phase="Superseded"))
+    api.add(kinds.REQUESTS, answered("waits", ago_s=60, phase="Adopted"))
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        for replica in (first, second):
+            await replica.core._garbage_collector.retire_requests()
+            replica.core.feed(kinds.REQUESTS, "DELETED", objects.request("leave"))  # as a watch by that label says
+        assert requests(api) == {"leave": {LABEL_ENDED_AT: str(int(NOW))}, "waits": {}}
+        await until(lambda: list(first.core.cache.preemptions.requests) == ["uid-waits"], "the watch")
+        clock.move(3600)
+        await first.core._garbage_collector.prune_requests()
+        assert "leave" in requests(api)
+        clock.move(1)
+        await first.core._garbage_collector.prune_requests()
+        await second.core._garbage_collector.prune_requests()
+        assert list(requests(api)) == ["waits"]
+
+
+async def test_a_label_that_is_no_time_keeps_no_request(api: MemoryApi, clock: Clock) -> None:
+    body = answered("leave", ago_s=3601)
+    body["metadata"]["labels"] = {LABEL_ENDED_AT: "never"}
+    api.add(kinds.REQUESTS, body)
+    async with running(api, clock) as replica:
+        await replica.core._garbage_collector.prune_requests()
+        assert requests(api) == {}
+
+
+async def test_a_request_of_version_0_2_goes_by_itself(api: MemoryApi, clock: Clock) -> None:
+    old = answered("leave", ago_s=3601, phase="Superseded") | {"kind": "Preemption"}
+    api.add(kinds.PREEMPTIONS, old)
+    async with running(api, clock) as replica:
+        await replica.core._garbage_collector.retire_requests()
+        assert replica.preemptions == []
+
+
+async def test_requests_that_cannot_be_put_away_are_tried_again(
+    api: MemoryApi, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.add(kinds.REQUESTS, answered("leave", ago_s=60, phase="Superseded"))
+    async with running(api, clock) as replica:
+        api.failing, api.failing_only = [client.Refused("HTTP 403: denied by a policy")], "PATCH"
+        await replica.core._garbage_collector.retire_requests()
+        assert "could not put away requests" in caplog.text
+        await replica.core._garbage_collector.retire_requests()
+        assert requests(api) == {"leave": {LABEL_ENDED_AT: str(int(NOW))}}
 
 
 async def test_the_last_record_of_a_jobset_that_lost_its_label_stays(api: MemoryApi, clock: Clock) -> None:

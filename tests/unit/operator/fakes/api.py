@@ -115,9 +115,8 @@ class MemoryApi(client.KubeClient):
             raise client.Conflict(
                 f"{method} {path}: another object, with the UID {stored['metadata']['uid']}, not {uid}"
             )
-        if "annotations" in body.get("metadata", {}):
-            annotations = _merged(stored["metadata"].get("annotations", {}), body["metadata"]["annotations"])
-            stored["metadata"]["annotations"] = annotations
+        for part in {"annotations", "labels"} & body.get("metadata", {}).keys():
+            stored["metadata"][part] = _merged(stored["metadata"].get(part, {}), body["metadata"][part])
         if content_type == APPLY_PATCH:
             _apply(stored.setdefault("status", {}), body["status"])
         else:

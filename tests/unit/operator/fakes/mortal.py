@@ -222,7 +222,12 @@ async def team(api: LoggingApi, clock: Clock, fuses: list[Fuse]) -> AsyncIterato
 
 def _kind_of(body: JsonObject) -> kinds.Kind | None:
     """By what tells the kinds of these tests' objects apart."""
-    named = {"CheckpointPolicy": kinds.POLICIES, "Preemption": kinds.PREEMPTIONS, "JobSet": JOBSETS}
+    named = {
+        "CheckpointPolicy": kinds.POLICIES,
+        "Preemption": kinds.PREEMPTIONS,
+        "PreemptionRequest": kinds.REQUESTS,
+        "JobSet": JOBSETS,
+    }
     uid = body["metadata"].get("uid", "")
     if body.get("kind") in named:
         return named[body["kind"]]

@@ -429,7 +429,7 @@ def request(name: str = "leave", *, created_at: float = NOW, jobset: str = "trai
     timed = "deadline" in spec or "deadlineSeconds" in spec
     return {
         "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
-        "kind": "Preemption",
+        "kind": "PreemptionRequest",
         "metadata": {
             "name": name,
             "namespace": NAMESPACE,

@@ -92,6 +92,16 @@ class Replica:
         return self.api.of(kinds.PREEMPTIONS)
 
     @property
+    def records_and_requests(self) -> list[JsonObject]:
+        return [*self.preemptions, *self.api.of(kinds.REQUESTS)]
+
+    def watches_bring(self, *bodies: JsonObject) -> None:
+        """Records and requests as they are now."""
+        for body in bodies:
+            kind = kinds.REQUESTS if body["kind"] == "PreemptionRequest" else kinds.PREEMPTIONS
+            self.core.feed(kind, "MODIFIED", body)
+
+    @property
     def reasons(self) -> list[str]:
         """Reasons of the Events on the JobSet, in the order in which they were posted."""
         return self.reasons_on("JobSet")
@@ -111,18 +121,23 @@ class Replica:
         return self.preemptions[epoch]
 
     def named(self, name: str) -> JsonObject:
-        """The Preemption of that name, record or request."""
-        (found,) = (body for body in self.preemptions if body["metadata"]["name"] == name)
+        """The Preemption or request of that name."""
+        (found,) = (body for body in self.records_and_requests if body["metadata"]["name"] == name)
         return found
 
     async def phase_of(self, name: str, phase: str, *, seen: bool = False) -> JsonObject:
-        """Waits until the Preemption of that name is at ``phase``; ``seen``: its watch brings what is written."""
+        """Waits until the Preemption or request of that name is at ``phase``.
+
+        Args:
+            name: Its name.
+            phase: The phase.
+            seen: True if the watches bring what is written.
+        """
 
         def reached() -> bool:
-            found = [body for body in self.preemptions if body["metadata"]["name"] == name]
+            found = [body for body in self.records_and_requests if body["metadata"]["name"] == name]
             if seen:
-                for body in self.preemptions:
-                    self.core.feed(kinds.PREEMPTIONS, "MODIFIED", body)
+                self.watches_bring(*self.records_and_requests)
             return bool(found) and found[0].get("status", {}).get("phase") == phase
 
         await until(reached, f"{name} to be {phase}")

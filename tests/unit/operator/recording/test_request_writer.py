@@ -34,7 +34,7 @@ def api(clock: Clock) -> MemoryApi:
 
 
 def begins(replica: Replica, request: JsonObject) -> None:
-    replica.core.feed(kinds.PREEMPTIONS, "ADDED", request)
+    replica.core.feed(kinds.REQUESTS, "ADDED", request)
 
 
 def answer(replica: Replica) -> tuple[str, str]:
@@ -46,10 +46,9 @@ def answer(replica: Replica) -> tuple[str, str]:
 async def settled(replicas: tuple[Replica, ...], subscriber: Subscriber) -> list[Frame]:
     """Their watches bring every Preemption until nothing is written any more. Returns what the subscriber is told."""
     told, version = list[Frame](), ""
-    while version != (version := max(body["metadata"]["resourceVersion"] for body in replicas[0].preemptions)):
+    while version != (version := max(body["metadata"]["resourceVersion"] for body in replicas[0].records_and_requests)):
         for replica in replicas:
-            for body in replica.preemptions:
-                replica.core.feed(kinds.PREEMPTIONS, "MODIFIED", body)
+            replica.watches_bring(*replica.records_and_requests)
         told += await frames(subscriber)
     return told
 
@@ -63,7 +62,7 @@ async def test_a_replica_that_sees_no_pods_leaves_an_adopted_request(
             ahead.see(kinds.PODS, body)
         await until(lambda: len(ahead.core.cache.objects.pods) == len(PODS), "the pods")
         subscriber = ahead.subscribe(0)
-        request = api.add(kinds.PREEMPTIONS, objects.request())
+        request = api.add(kinds.REQUESTS, objects.request())
         if behind_first:
             begins(behind, request)
             await until(lambda: answer(behind)[0] == "Superseded", "the answer of who sees no pods")
@@ -77,7 +76,7 @@ async def test_a_replica_that_sees_no_pods_leaves_an_adopted_request(
         for body in PODS:
             behind.core.feed(kinds.PODS, "ADDED", body)
         told += await settled((ahead, behind), subscriber)
-        record = ahead.preemptions[1]
+        (record,) = ahead.preemptions
         assert answer(ahead) == ("Adopted", record["metadata"]["name"])
         assert record["status"]["phase"] == "Noticed"
         assert [type(frame) for frame in told] == [Notice], "nothing is taken back"

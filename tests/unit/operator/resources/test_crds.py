@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ import pytest
 from pydantic import BaseModel
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.model.preemption import epoch_name
 from gracepoint_operator.resources.__main__ import FOLDERS, PAGE, documents
 from gracepoint_operator.resources.crds import definitions
-from gracepoint_operator.resources.preemption import RECORD_NAME_END, RECORD_ONLY
+from gracepoint_operator.resources.preemption import RECORD_ONLY
 from gracepoint_operator.resources.reference import put_into
 from gracepoint_operator.resources.schema import structural
-from tests.unit.operator.fakes.objects import JOBSET_UID
 
 ROOT = Path(__file__).parents[4]
 CRDS = definitions()
@@ -144,18 +141,3 @@ def test_model_without_structural_schema_is_refused_by_field() -> None:
         structural(Union)
     with pytest.raises(ValueError, match=r"Free\.field: 'additionalProperties' has no place"):
         structural(Free)
-
-
-@pytest.mark.parametrize(
-    "jobset", ["train", "a" * 60, "of-a-team.with-dots-in-it-and-a-very-long-name", "train-0b6f1c9e"]
-)
-def test_no_request_may_have_the_name_of_a_record(jobset: str) -> None:
-    for number in (1, 27):
-        assert re.search(RECORD_NAME_END, epoch_name(jobset, JOBSET_UID, number))
-    (rule,) = (item["rule"] for item in _schema("preemptions")["x-kubernetes-validations"])
-    assert rule == f"has(self.spec.epoch) || !self.metadata.name.matches('{RECORD_NAME_END}')"
-
-
-@pytest.mark.parametrize("name", ["leave", "train-2", "drain-x7k2p", "node-deadbeef", "move-20260301-noon"])
-def test_requests_may_be_named_as_people_name_things(name: str) -> None:
-    assert not re.search(RECORD_NAME_END, name)

@@ -540,7 +540,7 @@ async def test_policy_edit_during_an_eviction_changes_nothing(api: MemoryApi, cl
 
 async def test_an_eviction_during_a_drill_is_a_disruption_of_its_own(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        replica.see(kinds.PREEMPTIONS, objects.request("rehearse", mode="Drill"))
+        replica.see(kinds.REQUESTS, objects.request("rehearse", mode="Drill"))
         await replica.phase_of(f"train-{objects.JOBSET_UID[:8]}-1", "Noticed")
         clock.move(1)
         api.add(kinds.POD_DISRUPTION_BUDGETS, forbids := budget(0))

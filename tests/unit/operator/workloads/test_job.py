@@ -156,7 +156,7 @@ def test_a_request_names_the_kind_of_the_workload(reference: Body, asked: bool) 
     scene = LoneScene()
     body = objects.request()
     body["spec"]["jobSet"] = reference
-    scene.seen(kinds.PREEMPTIONS, body)
+    scene.seen(kinds.REQUESTS, body)
     assert any(isinstance(item, StartPreemption) for item in scene.decided()) is asked
     assert len(scene.cache.homeless_requests()) == (0 if asked else 1)
     assert not any(isinstance(item, Answer) for item in scene.decided())

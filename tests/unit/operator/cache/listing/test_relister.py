@@ -15,7 +15,7 @@ from gracepoint_operator.cache.listing.resync import ALWAYS, Swept
 from gracepoint_operator.cache.listing.watch_state import WatchState
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.answers import ListPage
-from gracepoint_operator.kube.kinds import JOBS, NODE_CLAIMS, NODES, PODS, PREEMPTIONS, Kind
+from gracepoint_operator.kube.kinds import JOBS, NODE_CLAIMS, NODES, PODS, REQUESTS, Kind
 from gracepoint_operator.observability.metrics import Metrics
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -111,7 +111,7 @@ class BrokenLists(MemoryApi):
         self.breaks: Kind | None = None
         cluster(self)
         self.add(NODE_CLAIMS, objects.node_claim())
-        self.add(PREEMPTIONS, objects.request())
+        self.add(REQUESTS, objects.request())
 
     async def pages(self, kind: Kind, *args: Any, **about: Any) -> AsyncIterator[ListPage[Any]]:
         async for page in super().pages(kind, *args, **about):
@@ -126,7 +126,7 @@ def taint(api: MemoryApi) -> None:
 
 
 def withdraw(api: MemoryApi) -> None:
-    api.remove(PREEMPTIONS, objects.request())
+    api.remove(REQUESTS, objects.request())
 
 
 def drift(api: MemoryApi) -> None:
