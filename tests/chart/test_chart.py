@@ -132,7 +132,8 @@ def test_people_get_their_rights_with_the_clusters_own_roles(render: Render) -> 
         {"checkpointpolicies", "preemptions", "preemptionrequests"},
         read,
     )
-    (edited,) = edit["rules"]
+    edited, records = edit["rules"]
+    assert (records["resources"], set(records["verbs"])) == (["preemptions"], read)
     assert set(edited["resources"]) == {"checkpointpolicies", "preemptionrequests"}, "records are the operator's"
     assert set(edited["verbs"]) == read | {"create", "update", "patch", "delete", "deletecollection"}
 
