@@ -1,13 +1,16 @@
-"""Threads that say by themselves when they have ended."""
+"""Threads that say by themselves when they have ended, and locks that no interruption leaves held."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import threading
+from pathlib import Path
 
 import pytest
 
+import gracepoint
 from gracepoint import daemon_thread
 from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.background_thread import BackgroundThread
@@ -128,3 +131,107 @@ def test_a_forked_child_has_no_thread_to_wait_for() -> None:
     assert not thread.ended
     work.may_go_on.set()
     assert thread.wait(_TIMEOUT_S)
+
+
+PACKAGE = Path(gracepoint.__file__).parent
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+#: What ``with`` enters by a function of Python's. An exception between its end and the block leaves the lock held.
+_ENTERED_IN_PYTHON = {"BoundedSemaphore", "Condition", "Semaphore"}
+#: Locks that are taken by ``acquire`` without a ``finally`` around it, and why that is no harm.
+_TAKEN_OTHERWISE = {
+    "daemon_thread.py": ["self._running"],  # held by whoever makes the thread, until the thread has ended
+    "checkpoint/storage/objects/http/persistence.py": ["self._slots"],  # not in the main thread; a slot, not a lock
+    "checkpoint/storage/objects/object_reader.py": ["self._slots"],  # a slot that is lost is one helper less
+}
+
+
+class LeftHeld(ast.NodeVisitor):
+    """Finds what takes a lock in such a way that an exception of a signal handler can leave it held for ever."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.found: list[str] = []
+        self._entered_in_python: set[str] = set()
+        self._released: list[str] = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                self._find_made(node)
+        self.visit(tree)
+
+    def _find_made(self, node: ast.Assign | ast.AnnAssign) -> None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target, value in _pairs(targets[0], node.value):
+            if isinstance(value, ast.Call) and _name(value.func) in _ENTERED_IN_PYTHON:
+                self._entered_in_python.add(_name(target))
+                if _name(value.func) == "Condition" and not value.args:
+                    self.found.append(f"{ast.unparse(target)} has a lock without a name, which no `with` can take")
+
+    def visit_With(self, node: ast.With) -> None:
+        for item in node.items:
+            if _name(item.context_expr) in self._entered_in_python:
+                self.found.append(f"with {ast.unparse(item.context_expr)}: enter its lock instead")
+        self.generic_visit(node)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        releases = [
+            ast.unparse(call.func.value)
+            for statement in node.finalbody
+            for call in ast.walk(statement)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "release"
+        ]
+        self._released += releases
+        for statement in node.body:
+            self.visit(statement)
+        del self._released[len(self._released) - len(releases) :]
+        for part in (*node.handlers, *node.orelse, *node.finalbody):
+            self.visit(part)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("acquire", "__enter__"):
+            lock = ast.unparse(node.func.value)
+            if lock not in self._released:
+                self.found.append(lock)
+        self.generic_visit(node)
+
+
+def _pairs(target: ast.expr, value: ast.expr | None) -> list[tuple[ast.expr, ast.expr | None]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_no_lock_is_taken_so_that_an_interruption_leaves_it_held(module: Path) -> None:
+    found = LeftHeld(ast.parse((PACKAGE / module).read_text())).found
+    assert sorted(set(found)) == _TAKEN_OTHERWISE.get(module.as_posix(), [])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "self._changed = threading.Condition(self._lock)\nwith self._changed: pass",
+        "self._a, self._b = threading.Condition(lock), Condition(lock)\nwith other, self._b: pass",
+        "changed: Condition = Condition(lock)\nwith changed: pass",
+        "self._changed = threading.Condition()",
+        "self._slots = threading.Semaphore(3)\nwith self._slots: pass",
+        "lock.acquire()\ntry:\n    pass\nfinally:\n    lock.release()",
+        "try:\n    one.acquire()\nfinally:\n    another.release()",
+        "lock.__enter__()",
+    ],
+)
+def test_the_search_finds_locks_that_an_interruption_leaves_held(source: str) -> None:
+    assert LeftHeld(ast.parse(source)).found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "self._changed = threading.Condition(self._lock)\nwith self._lock:\n    self._changed.wait()",
+        "try:\n    lock.acquire(timeout=1)\nfinally:\n    lock.release()",
+    ],
+)
+def test_the_search_accepts_locks_that_no_interruption_leaves_held(source: str) -> None:
+    assert LeftHeld(ast.parse(source)).found == []

@@ -60,7 +60,7 @@ class StepCleaner:
         self._sweeper = BackgroundThread()
         self._due: collections.deque[_Due] = collections.deque()  # any thread appends
         self._known: dict[int, StepLook] = {}  # see ``retention.apply``
-        self._settling = threading.Lock()  # held while what is due is taken and done
+        self._settling = threading.RLock()  # held while what is due is taken and done
         self._sweeps = False  # whether the sweeper will look again at what is due
         self._ending = threading.Lock()  # guards ``_sweeps``, so that nothing becomes due unseen as the sweeper ends
 
@@ -83,15 +83,18 @@ class StepCleaner:
         If the sweeper does so already, this waits for the sweeper, at most ``timeout_s`` seconds. If that is too short,
         what is due stays due. Once the work has begun, only the timeouts of single requests bound it.
         """
-        if not self._settling.acquire(timeout=timeout_s):
-            logger.warning("%s was not tidied up within %.1f s", self._paths.root, timeout_s)
-            return
-        try:
+        try:  # a signal handler may raise as soon as the lock is taken
+            if not self._settling.acquire(timeout=timeout_s):
+                logger.warning("%s was not tidied up within %.1f s", self._paths.root, timeout_s)
+                return
             due = [self._due.popleft() for _ in range(len(self._due))]
             if due:
                 self._discard(due[-1].newest_good, due[-1].ordinal, give_up_old=any(each.give_up_old for each in due))
         finally:
-            self._settling.release()
+            try:  # noqa: SIM105 - nothing is called before the lock is released
+                self._settling.release()
+            except RuntimeError:
+                pass  # not taken
 
     def after_restore(
         self, damaged: Mapping[int, DamagedStep], restored: int | None, *, ordinal: int, tidies: bool, give_up_old: bool

@@ -231,7 +231,7 @@ class _InFlight:
 
         Nothing is cancelled: a future that is cancelled has ended, and its write may go on.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._ended == self._added, min(FAILED_ENDS_S, self._deadline.remaining_s()))
 
     def _given_up(self) -> SaveFailed:

@@ -186,7 +186,7 @@ class Agreement:
 
     def wait_noticed(self, timeout_s: float) -> bool:
         """Waits for a notice. Returns True if one stands or an epoch is open."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: self.noticed, timeout_s)
 
     @property
@@ -230,7 +230,7 @@ class Agreement:
         """
         for _ in self._member.stop(reason):
             pass
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(self._is_stopped, _HEARD_S)
             failed = self._member.ledger.failed or self._failure
             if failed is not None or self.seat.agreed != self.seat.ordinal or not self.seat.stopped:

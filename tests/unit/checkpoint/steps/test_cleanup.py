@@ -17,13 +17,13 @@ import pytest
 from gracepoint import daemon_thread
 from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import commit, retention
+from gracepoint.checkpoint.steps import cleanup, commit, retention
 from gracepoint.checkpoint.steps.cleanup import StepCleaner
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
-from tests.interrupts import interrupt_at
+from tests.interrupts import Interrupted, interrupt_at
 from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
@@ -166,3 +166,40 @@ def test_wherever_the_start_of_the_sweeper_is_interrupted_the_next_one_deletes()
         if not reached:
             break
     assert number > 50
+
+
+LOCK = threading.RLock
+
+
+class InterruptedLock:
+    """A lock as ``threading.RLock``. A signal handler raises as soon as it was taken for the first time."""
+
+    def __init__(self) -> None:
+        self._lock = LOCK()
+        self._interrupts = True
+
+    def acquire(self, timeout: float) -> bool:
+        taken = self._lock.acquire(timeout=timeout)
+        if self._interrupts:
+            self._interrupts = False
+            raise Interrupted
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def test_an_interruption_just_as_the_cleaning_begins_ends_no_later_cleaning(
+    store: FlatStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cleanup.threading, "RLock", InterruptedLock)
+    cleaner = condemned(store)
+    with pytest.raises(Interrupted):
+        cleaner.settle(1.0)
+    another = threading.Thread(target=lambda: cleaner.settle(1.0))
+    another.start()
+    another.join(30)
+    assert not caplog.records
+    cleaner.tidy(None, ordinal=2)
+    cleaner.finish(Deadline.after(30, time.monotonic))
+    assert not store.objects
