@@ -10,12 +10,17 @@ The state itself cannot be waited for: it is donated to the next step, which del
 one element of the smallest array, on one device of this process. The copy is done when the step is, as the element is
 one of the step's outputs. The program is compiled at the first step. The smallest array is looked up once, and then
 found by its path: going through a thousand leaves at every step would take milliseconds.
+
+A node whose children cannot be looked up is flattened for that, by a function of its author, which may take as long.
+Then an array is waited for at every n-th step alone, so that all this takes a two-hundredth of the steps' time.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gracepoint.jax_isolation import jit
@@ -26,16 +31,24 @@ Path = Sequence[tuple[Any, int]]
 
 # A state without arrays of JAX, such as one of numpy's, is searched for them once in so many calls.
 _REST = 50
+# What finding the array may take: so many seconds, or such a part of the steps' time.
+_MOST_S, _MOST_PART = 50e-6, 0.005
+# For how many seconds of steps none is waited for, at most.
+_UNSEEN_S = 0.1
 
 
 class RunAhead:
-    """Used by the training thread alone."""
+    """Used by the training thread alone. ``clock`` returns monotonic seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._marks: collections.deque[Any] = collections.deque()
         self._copy_first: Any = None
         self._path: Path | None = None  # to the array that is waited for
-        self._unsearched = 0  # calls in which a state without such an array is not searched
+        self._every = 1  # an array is looked for in each so-many-th call
+        self._calls = 0  # since it was looked for
+        self._looked_s = -math.inf  # when that was
+        self._took_s = 0.0  # how long that took
 
     def throttle(self, state: Any, limit: int = LIMIT) -> None:
         """Waits until no more than ``limit`` steps are in flight.
@@ -47,20 +60,36 @@ class RunAhead:
         Raises:
             jax.errors.JaxRuntimeError: That step failed on the device.
         """
+        self._calls += 1
+        if self._calls < self._every:
+            return
+        began_s = self._clock()
         array = None if self._path is None else _follow(self._path, state)
         if array is None:
-            if self._unsearched > 0:
-                self._unsearched -= 1
-                return
             array, self._path = _smallest(state)
+        self._rest(began_s, found=array is not None)
         if array is None:  # no array of JAX in it: nothing runs ahead
-            self._unsearched = _REST
             return
         if self._copy_first is None:
             self._copy_first = _compile()
         self._marks.append(self._copy_first(array.addressable_data(0)))
-        while len(self._marks) > limit:
+        while len(self._marks) > (limit if self._every == 1 else 1):
             self._marks.popleft().block_until_ready()
+
+    def _rest(self, began_s: float, *, found: bool) -> None:
+        """Sets in which call an array is looked for again, after a look that began at ``began_s``."""
+        step_s = (began_s - self._looked_s) / self._calls
+        took_s = self._clock() - began_s
+        least_s = min(took_s, self._took_s)  # one look alone may be the machine's fault
+        self._calls, self._looked_s, self._took_s = 0, began_s, took_s
+        if not found:
+            self._every = _REST
+        elif least_s <= max(_MOST_S, _MOST_PART * step_s):
+            self._every = 1
+        else:
+            wanted = min(least_s / _MOST_PART, _UNSEEN_S) / step_s
+            # Not at once: what a step takes is known only where one was waited for.
+            self._every = max(1, math.ceil(min(wanted, 2 * self._every)))
 
     def forget(self) -> None:
         """Drops the copies: arrays must not outlive the session."""

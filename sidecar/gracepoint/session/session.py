@@ -125,7 +125,7 @@ class Session(OwnLoop):
         self._checkpointer = checkpointer
         self._values = HostStates()
         self._began = self._own_loop = False  # see ``OwnLoop``
-        self._run_ahead = RunAhead()
+        self._run_ahead = RunAhead(clock)
         self._hints = Hints(clock)
         self._last = LastState(
             lambda: self._values.get_now(_KEPT_WITHIN_S if self._coordinator.is_pressing else None),

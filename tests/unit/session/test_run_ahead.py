@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -157,6 +158,64 @@ def test_a_quiet_step_goes_through_few_nodes_of_any_kind(kind: type[Node]) -> No
     for each in states:
         run_ahead.throttle(each)
     assert Node.walks <= 2 * len(states), "the root and the node that has the array"
+
+
+class SlowlyFlattened:
+    """A container whose own flattening takes time, as that of thousands of children does."""
+
+    takes_s, clock = 0.0, 0.0
+
+    def __init__(self, children: Iterable[object]) -> None:
+        self.children = tuple(children)
+
+    def with_keys(self) -> tuple[list[tuple[object, object]], None]:
+        SlowlyFlattened.clock += self.takes_s
+        return [(jax.tree_util.DictKey(key), child) for key, child in enumerate(self.children)], None
+
+
+jax.tree_util.register_pytree_with_keys(
+    SlowlyFlattened, SlowlyFlattened.with_keys, lambda _, children: SlowlyFlattened(children)
+)
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.005, 0.02, 0.1, 1.0])
+@pytest.mark.parametrize("takes_s", [10e-6, 0.0005, 0.002, 0.009])
+def test_a_quiet_step_takes_no_longer_for_a_node_whose_own_flattening_takes_long(
+    step_s: float, takes_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlowlyFlattened, "takes_s", takes_s)
+    monkeypatch.setattr(SlowlyFlattened, "clock", 0.0)
+    run_ahead = RunAhead(lambda: SlowlyFlattened.clock)
+    state = SlowlyFlattened([jnp.zeros(())])
+    steps = 50 + int(5 / step_s)
+    unseen_s, looks = 0.0, list[float]()
+    for number in range(steps):
+        if number == 50:
+            began_s = SlowlyFlattened.clock
+        SlowlyFlattened.clock += step_s
+        before_s = SlowlyFlattened.clock
+        run_ahead.throttle(state)
+        if SlowlyFlattened.clock > before_s:
+            unseen_s = max(unseen_s, before_s - looks[-1]) if looks else 0.0
+            looks.append(before_s)
+    share = (SlowlyFlattened.clock - began_s) / ((steps - 50) * step_s) - 1
+    assert share <= max(0.006, takes_s / max(0.1, step_s) * 1.2, 50e-6 / step_s)
+    assert unseen_s <= max(step_s, 0.1) * 1.1 + 4 * takes_s  # the first look flattens it again and again
+
+
+def test_the_first_steps_are_waited_for_though_it_takes_long_to_find_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before one was waited for, the time between two calls is that of the host alone, and says nothing."""
+    monkeypatch.setattr(SlowlyFlattened, "takes_s", 0.0005)
+    monkeypatch.setattr(SlowlyFlattened, "clock", 0.0)
+    run_ahead, looks = RunAhead(lambda: SlowlyFlattened.clock), list[int]()
+    state = SlowlyFlattened([jnp.zeros(())])
+    for number in range(100):
+        SlowlyFlattened.clock += 1e-5
+        before_s = SlowlyFlattened.clock
+        run_ahead.throttle(state)
+        if SlowlyFlattened.clock > before_s:
+            looks.append(number)
+    assert all(later <= 2 * (earlier + 2) for earlier, later in itertools.pairwise(looks))
 
 
 def test_a_state_without_arrays_is_rarely_gone_through() -> None:
