@@ -9,8 +9,10 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath  # type: ignore[import-untyped]
 
-from gracepoint.checkpoint import WriteOptions, api
+from gracepoint import checkpoint
+from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, WriteOptions, api
 from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, small_state
 
@@ -76,3 +78,17 @@ def test_both_list_the_steps_of_both(gs_bucket: Bucket) -> None:
     restored = restore(root, small_state())
     assert restored is not None
     assert_same(restored.state, small_state(2))
+
+
+def test_paths_as_orbax_s_users_have_them_are_the_same_places(bucket: Bucket) -> None:
+    root = epath.Path(bucket.uri) / "run"
+    with AsyncCheckpointer() as checkpointer, CheckpointManager(root / "steps") as manager:
+        checkpointer.save(root / "by itself", small_state(1))
+        checkpointer.wait_until_finished()
+        manager.save(2, small_state(2))
+        manager.wait_until_finished()
+        assert_same(checkpointer.restore(f"{bucket.uri}/run/by itself", small_state()), small_state(1))
+        assert_same(manager.restore(2, like=small_state()).state, small_state(2))
+    assert_same(checkpoint.restore(root / "by itself", small_state()), small_state(1))
+    assert list(api.all_steps(root / "steps")) == list(api.all_steps(f"{bucket.uri}/run/steps")) == [2]
+    assert checkpoint.verify(root / "by itself").damage == ()

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath  # type: ignore[import-untyped]
 from flax import nnx
 
 from gracepoint.checkpoint import api, verification
@@ -242,10 +243,23 @@ def test_a_program_that_ends_with_a_save_under_way_waits_for_it(tmp_path: Path) 
     assert api.restore(tmp_path / "a")["w"].shape == (1 << 22,)
 
 
-@pytest.mark.parametrize("path", ["relative/path", "ftp://host/path", "/"])
-def test_paths_that_cannot_be_saved_to_are_refused(checkpointer: AsyncCheckpointer, path: str) -> None:
-    with pytest.raises(SettingsError, match="expected"):
-        checkpointer.save(path, small_state())
+UNUSABLE: dict[str, tuple[object, str]] = {
+    "relative": ("relative/path", "'relative/path': expected an absolute path, or a URI as gs://bucket/name"),
+    "of another store": ("ftp://host/path", "ftp:// is not known; expected .*file://, gs://, memory://, s3://"),
+    "the top of the disk": ("/", "checkpoint path '/': expected a folder's name at its end"),
+    "no bucket": ("gs://b/path", "expected gs://bucket/name, found bucket 'b'"),
+    "no name in the bucket": ("s3://a-bucket//path", "expected no empty part"),
+    "no path": (7, "expected an absolute path, or a URI as gs://bucket/name, found 7"),
+    "of another store, of etils": (epath.Path("az://account/path"), "az:// is not known; expected"),
+    "no bucket, of etils": (epath.Path("gs://b/path"), "expected gs://bucket/name, found bucket 'b'"),
+}
+
+
+@pytest.mark.parametrize(("path", "message"), UNUSABLE.values(), ids=UNUSABLE)
+def test_paths_that_cannot_be_saved_to_are_refused(checkpointer: AsyncCheckpointer, path: Any, message: str) -> None:
+    for call in (lambda: checkpointer.save(path, small_state()), lambda: checkpointer.restore(path, small_state())):
+        with pytest.raises(SettingsError, match=message):
+            call()
 
 
 def test_a_uri_and_a_trailing_slash_are_paths_like_others(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import stat
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +35,7 @@ from gracepoint.wire.messages import (
     TroubleKind,
 )
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_FORECAST, PATH_RESUMPTION, PATH_SUBSCRIBE
+from tests.forked import forked
 from tests.unit.receivers.fakes.heard import Heard
 from tests.unit.receivers.fakes.server import WHO, OperatorServer, notice
 from tests.waiting import until
@@ -312,6 +318,30 @@ def test_a_connection_that_the_server_closed_meanwhile_is_made_anew_at_once(
     kept = channel()
     kept.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
     kept.interrupt()  # what an idle timeout of the server does to it
+    kept.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
+    assert len(server.messages(Acknowledgement)) == 2
+
+
+def connections_to(port: int) -> int:
+    """Returns how many connections to a port this process has."""
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):
+                with socket.socket(fileno=os.dup(int(descriptor))) as end:
+                    count += end.getpeername()[1] == port
+    return count
+
+
+def test_a_forked_child_keeps_no_connection_by_which_the_operator_takes_its_parent_for_alive(
+    channel: Callable[[], OperatorConnection], server: OperatorServer
+) -> None:
+    kept, port = channel(), urllib.parse.urlsplit(server.url).port
+    assert port is not None
+    kept.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
+    assert connections_to(port) == 1
+    assert forked(lambda: connections_to(port)) == "0"
+    assert connections_to(port) == 1
     kept.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
     assert len(server.messages(Acknowledgement)) == 2
 
