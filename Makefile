@@ -26,7 +26,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-set-mesh test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -85,6 +85,11 @@ test-laptop: $(STAMP) ## Sessions, saves and restores, with what macOS has: as t
 
 test-contract: $(STAMP) ## Wire and format contracts, and the chart if helm is there.
 	$(PYTEST) $(CONTRACT)
+
+# Auto and explicit axes, on one device and on eight.
+test-set-mesh: $(STAMP) ## Orbax's contract tests under jax.set_mesh, with values that leave the CPU as they leave accelerators (ten minutes).
+	set -e; for mesh in auto explicit; do for devices in 1 8; do echo "== $$mesh axes, devices: $$devices"; \
+		CONTRACT_MESH=$$mesh CONTRACT_DEVICES=$$devices $(PYTEST) -n 3 --dist worksteal --timeout 600 -q tests/contract/test_orbax_*.py; done; done
 
 test-fast: check ## Checks and the tests that need neither the cluster nor several JAX processes: two to three minutes.
 	$(PYTEST) $(FAST)

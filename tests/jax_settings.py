@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,10 +15,30 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+#: What CONTRACT_MESH may be: the kind of axes of the mesh that is set around each contract test.
+CONTRACT_MESHES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+
 
 def mesh_of_all(kind: AxisType = AxisType.Auto) -> Mesh:
     """Returns a mesh of all devices, with an axis of another name than the states' own."""
     return jax.make_mesh((jax.device_count(),), ("loop",), axis_types=(kind,))
+
+
+def mesh_of_states() -> Mesh:
+    """Returns the mesh over which tests spread their states: 2 x 2 of the first four devices, with axes x and y.
+
+    In a run of the contract tests under ``jax.set_mesh`` it is the mesh that is set: of one device, or of eight, which
+    hold two replicas of everything along the axis z.
+    """
+    shape = {1: (1, 1), 8: (2, 2, 2)}.get(jax.device_count(), (2, 2))
+    devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+    kind = CONTRACT_MESHES.get(os.environ.get("CONTRACT_MESH", ""), AxisType.Auto)
+    return Mesh(devices, ("x", "y", "z")[: len(shape)], axis_types=(kind,) * len(shape))
+
+
+def no_mesh() -> AbstractContextManager[None]:
+    """Within it no mesh is set: for what flax or Orbax cannot do under one."""
+    return jax.set_mesh(Mesh(np.empty((), object), ()))
 
 
 @contextlib.contextmanager
@@ -35,7 +57,7 @@ def set_mesh_until_unset() -> Iterator[None]:
     try:
         yield
     finally:
-        jax.set_mesh(Mesh(np.empty((), object), ()))
+        no_mesh()
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from tests.unit.checkpoint.fakes.engine import assert_same, sharding
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
+SEVERAL = jax.device_count() > 1
 VALUES = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 ORBAX = types.SimpleNamespace(
     SaveArgs=ocp.SaveArgs,
@@ -44,6 +45,8 @@ ORBAX = types.SimpleNamespace(
     ArrayRestoreArgs=ocp.ArrayRestoreArgs,
     SingleReplicaArrayRestoreArgs=type_handlers.SingleReplicaArrayRestoreArgs,
 )
+has_replicas = pytest.mark.skipif(not SEVERAL, reason="one device is one replica: it has nothing to hand anything to")
+distinct_shardings = pytest.mark.skipif(not SEVERAL, reason="on one device all shardings are the same")
 CLASSES = {"Orbax's": ORBAX, "Gracepoint's": checkpoint}
 
 
@@ -142,6 +145,8 @@ ASKED: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
         None,
     ),
     "nothing": (lambda of: of.RestoreArgs(), VALUES, sharding("x")),
+}
+OF_ONE_REPLICA: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "one replica": (lambda of: of.SingleReplicaArrayRestoreArgs(sharding=sharding("y")), VALUES, sharding("y")),
     "one replica and dtype": (
         lambda of: of.SingleReplicaArrayRestoreArgs(sharding=sharding("y"), dtype=jnp.float16),
@@ -158,13 +163,22 @@ ASKED: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
 }
 
 
+def one_device() -> jax.sharding.Mesh:
+    return jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
+
+
 def second_replica() -> jax.sharding.NamedSharding:
-    mesh = jax.sharding.Mesh(sharding().mesh.devices[1:], ("x", "y"))
+    every = sharding().mesh
+    mesh = jax.sharding.Mesh(every.devices[-1:], every.axis_names, axis_types=every.axis_types)
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("y"))
 
 
 @pytest.mark.parametrize("of", CLASSES.values(), ids=CLASSES)
-@pytest.mark.parametrize(("make", "values", "where"), ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(
+    ("make", "values", "where"),
+    [pytest.param(*asked, id=name) for name, asked in ASKED.items()]
+    + [pytest.param(*asked, id=name, marks=has_replicas) for name, asked in OF_ONE_REPLICA.items()],
+)
 @pytest.mark.parametrize("restore", RESTORES.values(), ids=RESTORES)
 def test_every_entry_gives_what_the_arguments_ask_for(
     saved: Path, restore: Callable[[Path, Any], Any], make: Callable[[Any], Any], values: Any, where: Any, of: Any
@@ -211,12 +225,23 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         CheckpointRefused,
         r"leaf 'w': no array of shape \[8, 8\] can have",
     ),
+    "a sharding of more axes, on one device": (
+        lambda: ocp.ArrayRestoreArgs(sharding=jax.sharding.NamedSharding(one_device(), sharding("x", None, "y").spec)),
+        CheckpointRefused,
+        r"leaf 'w': no array of shape \[8, 8\] can have",
+    ),
     "no arguments": (lambda: {"dtype": 1}, CheckpointRefused, "expected RestoreArgs, found a"),
 }
 
 
 @pytest.mark.parametrize("restore", ["restore", "CheckpointManager", "ArrayHandler"])
-@pytest.mark.parametrize(("make", "kind", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        pytest.param(*refused, id=name, marks=distinct_shardings if name == "two shardings" else ())
+        for name, refused in REFUSED.items()
+    ],
+)
 def test_every_entry_refuses_in_words_what_it_cannot_give(
     saved: Path, restore: str, make: Callable[[], Any], kind: type[Exception], message: str
 ) -> None:
@@ -226,6 +251,7 @@ def test_every_entry_refuses_in_words_what_it_cannot_give(
         RESTORES[restore](saved, make())
 
 
+@has_replicas
 @pytest.mark.parametrize("of", CLASSES.values(), ids=CLASSES)
 def test_the_handler_of_one_replica_takes_its_arguments(saved: Path, of: Any) -> None:
     restore = by_handler(SingleReplicaArrayHandler)
@@ -236,6 +262,7 @@ def test_the_handler_of_one_replica_takes_its_arguments(saved: Path, of: Any) ->
         restore(saved, of.ArrayRestoreArgs(sharding=sharding("y")))
 
 
+@has_replicas
 def test_what_is_set_on_the_handler_of_one_replica_counts(saved: Path) -> None:
     handler = SingleReplicaArrayHandler(0, 1, 1 << 20, 0.5)
     names = ("replica_axis_index", "primary_replica_id", "broadcast_memory_limit_bytes")
@@ -371,8 +398,9 @@ def test_every_entry_saves_what_save_args_ask_for(tmp_path: Path, save: Callable
     else:
         with AsyncCheckpointer() as checkpointer:
             found = checkpointer.metadata(path).tree["w"]
-    # A shard is 4 x 8. 32 bytes hold 16 values of float16, and the second axis is cut.
-    assert (found.dtype, found.shape, found.chunk_shape) == (jnp.float16, (8, 8), (4, 4))
+    # A shard is 4 x 8, or 8 x 8 on one device. 32 bytes hold 16 values of float16, and the second axis is cut.
+    chunk = (4, 4) if SEVERAL else (8, 2)
+    assert (found.dtype, found.shape, found.chunk_shape) == (jnp.float16, (8, 8), chunk)
 
 
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)

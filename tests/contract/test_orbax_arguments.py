@@ -37,9 +37,10 @@ def test_ocdbt_s_data_files_have_the_size_that_orbax_gives_them(tmp_path: Path, 
     ocp.PyTreeCheckpointer().save(tmp_path / "theirs", args=args)
     options = WriteOptions(use_ocdbt=True, ocdbt_target_data_file_bytes=size)
     checkpoint.save(tmp_path / "ours", values, options=options)
-    for files in (data_files(tmp_path / "ours"), data_files(tmp_path / "theirs")):
-        # A file may exceed its size by one value, of 8 KiB. Without a limit, the number of files depends on timing.
-        assert (max(files) > (25 << 10)) == (size == 0)
+    # A file may exceed its size by one value, of 8 KiB. Without a limit, the number of files depends on timing, and
+    # Orbax's files may have one value each.
+    assert (max(data_files(tmp_path / "ours")) > (25 << 10)) == (size == 0)
+    assert size == 0 or max(data_files(tmp_path / "theirs")) <= (25 << 10)
     assert_same(ocp.PyTreeCheckpointer().restore(tmp_path / "ours"), values)
     assert checkpoint.verify(tmp_path / "ours").damage == ()
 

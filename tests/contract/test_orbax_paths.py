@@ -147,7 +147,7 @@ def lose_an_array(path: Path) -> None:
 
 
 def lose_a_chunk(path: Path) -> None:
-    (path / "w" / "0.1").unlink()
+    max(file for file in (path / "w").iterdir() if file.name != ".zarray").unlink()
 
 
 def cut_the_metadata_off(path: Path) -> None:

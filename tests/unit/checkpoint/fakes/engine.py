@@ -16,13 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import Restored, Saved
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
+from tests.jax_settings import mesh_of_states
 
 Result = TypeVar("Result")
 State = Any
@@ -41,8 +42,8 @@ class Params:
 
 
 def sharding(*spec: Sequence[str] | str | None) -> NamedSharding:
-    """Returns a sharding over a 2 x 2 mesh with axes x and y."""
-    return NamedSharding(Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y")), PartitionSpec(*spec))
+    """Returns a sharding over a 2 x 2 mesh with axes x and y (``jax_settings.mesh_of_states``)."""
+    return NamedSharding(mesh_of_states(), PartitionSpec(*spec))
 
 
 def small_state(value: float = 1.0) -> State:

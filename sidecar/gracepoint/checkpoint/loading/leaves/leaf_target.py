@@ -274,6 +274,7 @@ def _on_one_replica(
 def _check_fits(where: str, shape: tuple[int, ...], sharding: Any) -> None:
     """Raises CheckpointRefused if an array of this shape cannot have the sharding."""
     try:
+        jax.ShapeDtypeStruct(shape, np.uint8, sharding=sharding)  # on one device, this alone counts the axes
         sharding.shard_shape(shape)
     except (ValueError, IndexError) as error:
         raise CheckpointRefused(f"{where}: no array of shape {list(shape)} can have {sharding}: {error}") from error
