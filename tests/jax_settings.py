@@ -38,7 +38,8 @@ def mesh_of_states() -> Mesh:
 
 def no_mesh() -> AbstractContextManager[None]:
     """Within it no mesh is set: for what flax or Orbax cannot do under one."""
-    return jax.set_mesh(Mesh(np.empty((), object), ()))
+    unset: AbstractContextManager[None] = jax.set_mesh(Mesh(np.empty((), object), ()))
+    return unset
 
 
 @contextlib.contextmanager

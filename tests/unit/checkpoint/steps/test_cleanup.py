@@ -17,7 +17,7 @@ import pytest
 from gracepoint import daemon_thread
 from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import cleanup, commit, retention
+from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.cleanup import StepCleaner
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage import undeleted
@@ -192,8 +192,9 @@ class InterruptedLock:
 def test_an_interruption_just_as_the_cleaning_begins_ends_no_later_cleaning(
     store: FlatStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cleanup.threading, "RLock", InterruptedLock)
-    cleaner = condemned(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "RLock", InterruptedLock)
+        cleaner = condemned(store)
     with pytest.raises(Interrupted):
         cleaner.settle(1.0)
     another = threading.Thread(target=lambda: cleaner.settle(1.0))
