@@ -91,6 +91,12 @@ def test_a_ready_made_row_matches_what_its_vendor_writes(name: str, on: On, body
     assert [mark.row.name for mark in marks] == [name]
 
 
+@pytest.mark.parametrize("state", ["drain-succeeded", "drain-failed", "remediating", "remediation-failed"])
+def test_what_nvsentinel_does_after_the_drain_is_no_signal(state: str) -> None:
+    body = objects.node(labels={"dgxc.nvidia.com/nvsentinel-state": state})
+    assert signals.marks([ready_made("nvsentinel-state")], On.NODE, body) == ()
+
+
 def changed(path: str, value: Any) -> dict[str, Any]:
     row = copy.deepcopy(GOOD)
     *parents, last = path.split(".")
