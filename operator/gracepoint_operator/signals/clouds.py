@@ -266,7 +266,7 @@ _AKS = (
         300.0,
         SURE,
         Cause.SCALE_DOWN,
-        "The machine is deleted, 5 to 15 minutes ahead. Auto-drain evicts the pods.",
+        "The machine is deleted, 5 to 15 minutes ahead. Auto-drain evicts the pods if the scale set has notifications.",
     ),
     _aks_event(
         "Redeploy",

@@ -194,6 +194,24 @@ def test_a_preemption_of_a_pod_that_comes_to_nothing_is_taken_back() -> None:
     assert scene.end().phase is Phase.RETRACTED
 
 
+@pytest.mark.parametrize(
+    ("key", "effect", "why"),
+    [
+        pytest.param(DISRUPTED, "NoSchedule", "ScaleDown", id="Karpenter"),
+        pytest.param("aws-node-termination-handler/rebalance-recommendation", "NoSchedule", "Rebalance", id="EC2"),
+        pytest.param("DeletionCandidateOfClusterAutoscaler", "PreferNoSchedule", "Drain", id="open to new pods"),
+        pytest.param("example.com/other", "NoSchedule", "Drain", id="no sign"),
+    ],
+)
+def test_an_eviction_has_the_cause_that_a_taint_of_its_node_has_announced(key: str, effect: str, why: str) -> None:
+    scene = Scene()
+    scene.taint(key=key, effect=effect)
+    assert scene.decisions() == []
+    uid = objects.pod()["metadata"]["uid"]
+    scene.cache.first_seen.see_attempt(uid, evictions.mark(uid))
+    assert scene.start().spec.cause == why
+
+
 def telling() -> Scene:
     """With a row of a user that has the time of another one."""
     leaving = {

@@ -509,6 +509,22 @@ def test_the_deadline_of_a_deleted_node_claim_is_the_clouds_and_not_the_pools(la
     assert near.deadline_at(NOW) == NOW + 120
 
 
+@pytest.mark.parametrize(
+    ("labels", "conditions", "expected"),
+    [
+        pytest.param({"karpenter.sh/capacity-type": "spot"}, ["what", None], "karpenter-interruption", id="conditions"),
+        pytest.param(None, [], "karpenter-deletion", id="labels"),
+        pytest.param(["spot"], [], "karpenter-deletion", id="labels that are a list"),
+        pytest.param({"karpenter.sh/capacity-type": 7}, [], "karpenter-deletion", id="a label that is a number"),
+    ],
+)
+def test_a_deletion_counts_though_something_else_cannot_be_read(labels: Any, conditions: Any, expected: str) -> None:
+    body = objects.node_claim(expire_after="Never", deleted_at=NOW)
+    body["metadata"]["labels"] = labels
+    body["status"]["conditions"] = conditions
+    assert [mark.row.name for mark in signals.marks(BUILT_IN, On.NODE_CLAIM, body)] == [expected]
+
+
 def test_a_node_that_karpenter_repairs_ends_at_once() -> None:
     body = objects.node_claim(annotations={TERMINATION: stamp(NOW - 1)}, expire_after="Never", deleted_at=NOW)
     assert min(signal.deadline_at(NOW) for signal in seen(On.NODE_CLAIM, body)) == NOW
