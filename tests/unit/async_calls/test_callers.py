@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +29,9 @@ from gracepoint.async_calls import (
     ThreadAsyncCaller,
 )
 from gracepoint.async_calls.processes import worker_process
+from gracepoint.async_calls.processes.pickling import pack
 from gracepoint.async_calls.processes.shared_memory import Block, BlockPool
+from gracepoint.async_calls.processes.worker import CALL
 from gracepoint.async_calls.processes.worker_process import CallFailed, WorkerProcess
 from tests.leftovers import is_alive
 from tests.unit.async_calls.fakes import functions
@@ -390,6 +395,29 @@ def test_calls_that_were_handed_over_outlive_a_trainer_that_is_killed(
         go_on.touch()
     until(lambda: not any(is_alive(worker) for worker in workers), "the workers to end")
     assert (sorted(out.read_text()) if out.exists() else []) == (list("abc") if finished else [])
+
+
+def test_a_call_is_finished_if_its_trainer_dies_before_it_reads_the_answer_to_the_one_before(tmp_path: Path) -> None:
+    """The kernel drops nothing that was handed over, but it says first that an answer was not read."""
+    out, pool = tmp_path / "out", BlockPool(kept=0)
+    trainer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        worker = worker_process.start_process(theirs)
+    options = {"log_level": 30, "nice": 0, "idle": False, "orphan_limit_s": 60, "by_keeper": False}
+
+    def hand_over(number: int, text: str) -> None:
+        block, header_bytes, _ = pack(functions.append, (str(out), text), {}, pool)
+        socket.send_fds(trainer, [CALL.pack(number, block.bytes, header_bytes)], [block.fd])
+
+    with trainer:
+        trainer.send(json.dumps({**options, "trainer": os.getpid()}).encode())
+        hand_over(0, "a")
+        assert select.select([trainer], [], [], 60)[0], "the answer to the first call"
+        os.kill(worker.pid, signal.SIGSTOP)
+        hand_over(1, "b")
+    os.kill(worker.pid, signal.SIGCONT)
+    assert worker.wait(60) == 0
+    assert out.read_text() == "ab"
 
 
 @pytest.mark.parametrize(

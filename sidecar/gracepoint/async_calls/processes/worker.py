@@ -93,8 +93,9 @@ def _next_call(connection: socket.socket, trainer: int | None) -> tuple[int, int
         return None
     try:
         data, fds, _, _ = socket.recv_fds(connection, CALL.size, _MOST_FDS)
-    except ConnectionResetError:  # the trainer died, and had not read every answer
-        return None
+    except ConnectionResetError:
+        # The trainer died, and had not read every answer. The kernel says so once, before what was handed over.
+        data, fds, _, _ = socket.recv_fds(connection, CALL.size, _MOST_FDS)
     return (*CALL.unpack(data), fds) if data else None
 
 
