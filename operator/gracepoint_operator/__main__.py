@@ -81,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         protects_pods=given.protect_pods == "true",
         longest_hold_s=given.longest_eviction_hold_seconds,
         watches_devices=given.device_taints == "true",
+        namespaces=[name for name in given.watch_namespaces.split(",") if name],
         on_ready=gc_schedule.spare_what_is_known,
     )
     server = Server(
@@ -239,6 +240,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("true", "false"),
         default="false",
         help="whether the taints of devices (resource.k8s.io) are watched; the operator needs the right to do so",
+    )
+    parser.add_argument(
+        "--watch-namespaces",
+        default="",
+        help="names with commas between them: only what is in these namespaces is watched; without it, all",
     )
     parser.add_argument(
         "--account-metrics",

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.listing.relister import Relister
@@ -93,6 +93,7 @@ class Controller:
         protects_pods: Whether the operator has the right to annotate pods.
         longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
         watches_devices: Whether the taints of devices are watched. The operator needs the right to do so.
+        namespaces: The namespaces that are watched. Empty: all.
         tick_s: Pause between two looks at what depends on the time alone, in seconds.
         on_ready: Called once, when the cluster is known.
 
@@ -123,6 +124,7 @@ class Controller:
         protects_pods: bool = False,
         longest_hold_s: float = DEFAULT_LONGEST_HOLD_S,
         watches_devices: bool = False,
+        namespaces: Collection[str] = (),
         tick_s: float = TICK_S,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -132,7 +134,7 @@ class Controller:
         self._metrics = metrics
         self.watched = ALWAYS | kinds.DEVICES if watches_devices else ALWAYS
         self.cache = ClusterCache(clock, rows, UnreadableObjects(metrics.count_left_out), longest_hold_s)
-        self.watches = WatchState(metrics)
+        self.watches = WatchState(metrics, namespaces=namespaces)
         self.watches.on_gap = self._note_gap
         self.subscribers = Subscribers()
         self._clock = clock

@@ -62,7 +62,9 @@ class Operator:
 class Release:
     """A release of the chart, and the operator's part that keeps certificate and trust."""
 
-    def __init__(self, server: ApiServer, folder: Path) -> None:
+    def __init__(self, server: ApiServer, folder: Path, name: str = "gp") -> None:
+        self.name = name
+        self.full_name = f"{name}-gracepoint"
         self.server = server
         self.folder = folder
         try:
@@ -78,21 +80,37 @@ class Release:
             chart: The chart's folder.
             values: A file of values, as text.
         """
+        done = self._install(*settings, chart=chart, values=values)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def refused(self, *settings: str) -> str:
+        """Tries to install or upgrade, with the CRDs. Returns why Helm does not."""
+        done = self._install(*settings)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
+
+    def _install(self, *settings: str, chart: Path = CHART, values: str = "") -> subprocess.CompletedProcess[str]:
         arguments = [part for setting in settings for part in ("--set", setting)]
         path = self.folder / "values.yaml"
         path.write_text(values)
-        return self._run("upgrade", "--install", "gp", str(chart), "--create-namespace", f"--values={path}", *arguments)
+        wanted = (self.name, str(chart), "--create-namespace", f"--values={path}", *arguments)
+        return self._helm_run("upgrade", "--install", *wanted)
 
     def upgrade(self, *settings: str, chart: Path = CHART, values: str = "") -> None:
         """Installs or upgrades. The CRDs are there already, and are no part of this."""
         self.install("crds.install=false", *settings, chart=chart, values=values)
 
     def roll_back(self, revision: int) -> None:
-        self._run("rollback", "gp", str(revision))
+        self._run("rollback", self.name, str(revision))
+
+    def remove(self) -> None:
+        """Removes the release."""
+        self._run("uninstall", self.name, "--ignore-not-found")
 
     def uninstall(self) -> None:
-        """Removes the release, and waits until the API server calls its webhooks no more: other tests follow."""
-        self._run("uninstall", "gp", "--ignore-not-found")
+        """Removes the release, and waits until the API server calls no webhooks any more: other tests follow."""
+        self.remove()
         self.server.kubectl("delete", "secret", "gp-gracepoint-tls", f"--namespace={NAMESPACE}", "--ignore-not-found")
         labelled = {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -136,13 +154,13 @@ class Release:
     @contextlib.contextmanager
     def operator(self, name: str = "operator-a") -> Iterator[Operator]:
         """Runs one replica as the Deployment says, with the rights of its service account."""
-        pod = self.get("deployment", "gp-gracepoint")["spec"]["template"]["spec"]
+        pod = self.get("deployment", self.full_name)["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         folder = self.folder / name
         (folder / "tls").mkdir(parents=True)
-        token = base64.b64decode(self.get("secret", "gp-gracepoint-webhooks")["data"]["token"])
+        token = base64.b64decode(self.get("secret", f"{self.full_name}-webhooks")["data"]["token"])
         (folder / "token").write_bytes(token)
-        signals = self.get("configmap", "gp-gracepoint-signals")["data"]["signals.json"]
+        signals = self.get("configmap", f"{self.full_name}-signals")["data"]["signals.json"]
         (folder / "signals.json").write_text(signals)
         with held_ports(4) as (https, webhooks, health, metrics):
             here = {
@@ -177,8 +195,11 @@ class Release:
         return path
 
     def _run(self, *arguments: str) -> str:
-        command = [self._helm, f"--kubeconfig={self.server.kubeconfig}", f"--namespace={NAMESPACE}", *arguments]
-        environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = self._helm_run(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def _helm_run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [self._helm, f"--kubeconfig={self.server.kubeconfig}", f"--namespace={NAMESPACE}", *arguments]
+        environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -9,11 +9,10 @@ import json
 import pytest
 
 from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.observability.logs import PlainFormatter
 from tests.api_server.gang import Gang, running, told, until
 
-_CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
+_CRDS = kinds.CRDS
 DEEP = "[" * 50_000
 MAINTENANCE = "node.gke.io/upcoming-maintenance"
 

@@ -60,8 +60,8 @@ def test_the_role_is_exactly_this(render: Render) -> None:
     read = {"get"} | watch
     granted: dict[str, set[str]] = {}
     named = []
-    role = cluster_role(render(), "gp-gracepoint")
-    for rule in role["rules"]:
+    roles = [cluster_role(render(), name) for name in ("gp-gracepoint", "gp-gracepoint-namespaces")]
+    for rule in (rule for role in roles for rule in role["rules"]):
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 granted.setdefault(f"{group}/{resource}", set()).update(rule["verbs"])
@@ -89,11 +89,58 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "apiextensions.k8s.io/customresourcedefinitions": read,
     }
     assert named == [(["customresourcedefinitions"], ["jobsets.jobset.x-k8s.io"], ["get"])]
-    binding = next(b for b in of_kind(render(), "ClusterRoleBinding") if b["metadata"]["name"] == "gp-gracepoint")
-    assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert binding["subjects"][0]["name"] == pod_spec(render())["serviceAccountName"]
-    for rights in of_kind(render(), "RoleBinding"):
-        assert rights["subjects"] == binding["subjects"]
+    account = {"kind": "ServiceAccount", "name": pod_spec(render())["serviceAccountName"], "namespace": "gp-system"}
+    bindings = [*of_kind(render(), "ClusterRoleBinding"), *of_kind(render(), "RoleBinding")]
+    assert {role["metadata"]["name"] for role in roles} < {binding["roleRef"]["name"] for binding in bindings}
+    assert all(binding["subjects"] == [account] for binding in bindings)
+
+
+@pytest.mark.parametrize("settings", MODES)
+def test_watched_namespaces_are_the_only_ones_that_it_has_rights_in(render: Render, settings: list[str]) -> None:
+    """And the only ones whose jobs the webhooks get."""
+    more = ("protection.enabled=true", "deviceTaints.enabled=true", "admission.excludedNamespaces={batch}")
+    objects = render(*settings, "watchNamespaces={research,prod}", *more)
+    everywhere = {b["roleRef"]["name"] for b in of_kind(objects, "ClusterRoleBinding")}
+    of_all = [rule for name in everywhere for rule in cluster_role(objects, name)["rules"]]
+    assert {resource for rule in of_all for resource in rule["resources"]} - {
+        "mutatingwebhookconfigurations",
+        "validatingwebhookconfigurations",
+    } == {
+        "nodes",
+        "nodeclaims",
+        "namespaces",
+        "tokenreviews",
+        "customresourcedefinitions",
+        "resourceslices",
+        "devicetaintrules",
+    }, "what has no namespace"
+    bound: dict[str, set[str]] = {}
+    for binding in of_kind(objects, "RoleBinding"):
+        bound.setdefault(binding["metadata"]["namespace"], set()).add(binding["roleRef"]["name"])
+    wanted = {"gp-gracepoint-namespaces", "gp-gracepoint-protection"}
+    assert bound.pop("gp-system") == {"gp-gracepoint-trust", "gp-gracepoint-sightings"}
+    assert bound == {"research": wanted, "prod": wanted}
+    selector = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["research", "prod"]}
+    for webhook in (w for found in configurations(objects) for w in found["webhooks"]):
+        assert webhook["namespaceSelector"] == {"matchExpressions": [selector]}
+    args = pod_spec(objects)["containers"][0]["args"]
+    assert args[args.index("--watch-namespaces") + 1] == "research,prod"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["watchNamespaces={kube-system}"], 'watchNamespaces: found "kube-system"'),
+        (["watchNamespaces={a,batch}", "admission.excludedNamespaces={batch}"], 'watchNamespaces: found "batch"'),
+        (["watchNamespaces={team-*}"], "watchNamespaces"),
+        (["watchNamespaces={a,a}"], "watchNamespaces"),
+        (["watchNamespaces=a"], "watchNamespaces"),
+    ],
+)
+def test_namespaces_that_cannot_be_watched_are_refused(template: Helm, settings: list[str], why: str) -> None:
+    done = template(*(part for setting in settings for part in ("--set", setting)))
+    assert done.returncode != 0
+    assert why in done.stderr
 
 
 @pytest.mark.parametrize("settings", MODES)
@@ -213,8 +260,9 @@ def test_devices_are_watched_only_with_the_right_to_it(render: Render, enabled: 
     assert args[args.index("--device-taints") + 1] == str(enabled).lower()
     rules = [rule for item in objects if item["kind"] == "ClusterRole" for rule in item["rules"]]
     granted = [rule for rule in rules if "resource.k8s.io" in rule["apiGroups"]]
-    wanted = {"resourceclaims", "resourceslices", "devicetaintrules"}
-    assert [(set(rule["resources"]), rule["verbs"]) for rule in granted] == ([(wanted, ["list", "watch"])] * enabled)
+    wanted = [{"resourceslices", "devicetaintrules"}, {"resourceclaims"}]
+    assert [set(rule["resources"]) for rule in granted] == wanted * enabled
+    assert all(rule["verbs"] == ["list", "watch"] for rule in granted)
 
 
 def test_the_service_leads_to_the_pods(render: Render) -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(240)
 
 Json = dict[str, Any]
 NAMESPACE = "default"
-CRDS = kinds.Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
+CRDS = kinds.CRDS
 OLD_CRDS = Path(__file__).parent / "stored" / "0.2"
 OLD_POLICIES = kinds.POLICIES.of_version(f"{names.GROUP}/{names.OLD_API_VERSION}")
 OLD_PREEMPTIONS = kinds.PREEMPTIONS.of_version(f"{names.GROUP}/{names.OLD_API_VERSION}")

@@ -195,3 +195,97 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $wanted := toString .Values.metrics.requireToken -}}
 {{- if or (eq $wanted "true") (and (eq $wanted "auto") .Values.podMonitor.enabled) }}true{{ end -}}
 {{- end -}}
+
+{{/* Binds a ClusterRole (chart, its name) for the operator: everywhere, or in each of watchNamespaces. */}}
+{{- define "gracepoint.bindingInNamespaces" -}}
+{{- $chart := first . -}}
+{{- range $namespace := $chart.Values.watchNamespaces | default (list "") }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ empty $namespace | ternary "ClusterRoleBinding" "RoleBinding" }}
+metadata:
+  name: {{ last $ }}
+  {{- with $namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  {{- include "gracepoint.annotations" $chart }}
+  labels: {{- include "gracepoint.labels" $chart | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ last $ }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "gracepoint.serviceAccountName" $chart }}
+    namespace: {{ $chart.Release.Namespace }}
+{{- end }}
+{{- end -}}
+
+{{/* The namespaces of a webhook (chart, those that it never gets), as the values of a namespaceSelector's expression. */}}
+{{- define "gracepoint.webhookNamespaces" -}}
+{{- $chart := first . -}}
+{{- $excluded := concat (last .) $chart.Values.admission.excludedNamespaces | uniq -}}
+{{- with $chart.Values.watchNamespaces }}
+          operator: In
+          values: {{ toJson . }}
+{{- else }}
+          operator: NotIn
+          values: {{ $excluded | toJson }}
+{{- end }}
+{{- end -}}
+
+{{/* Refuses namespaces that are both watched and left out, another release that answers for the same ones (a pod can listen
+     to only one of them), and CRDs of another release, with the commands that Helm does not say. */}}
+{{- define "gracepoint.refuseOthers" -}}
+{{- $chart := . -}}
+{{- range concat (list "kube-system") .Values.admission.excludedNamespaces -}}
+{{- if has . $chart.Values.watchNamespaces -}}
+{{- fail (printf "watchNamespaces: found %q, which the webhooks never get (kube-system, admission.excludedNamespaces); leave it out of one of the two" .) -}}
+{{- end -}}
+{{- end -}}
+{{- $configurations := lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" "" | default dict -}}
+{{- range $configuration := $configurations.items | default list -}}
+{{- $annotations := $configuration.metadata.annotations | default dict -}}
+{{- $release := index $annotations "meta.helm.sh/release-name" | default "" -}}
+{{- $theirs := index $annotations "meta.helm.sh/release-namespace" | default "" -}}
+{{- range $webhook := $configuration.webhooks | default list -}}
+{{- if eq $webhook.name "jobsets.gracepoint.dev" -}}
+{{- $theirs = $theirs | default ($webhook.clientConfig.service | default dict).namespace -}}
+{{- $mine := eq $configuration.metadata.name (printf "00-%s" (include "gracepoint.fullname" $chart)) -}}
+{{- if $release }}{{ $mine = eq $release $chart.Release.Name }}{{ end -}}
+{{- if not (and $mine (eq $theirs $chart.Release.Namespace)) -}}
+{{- $watched := list -}}
+{{- range ($webhook.namespaceSelector | default dict).matchExpressions | default list -}}
+{{- if and (eq .operator "In") (eq .key "kubernetes.io/metadata.name") -}}{{- $watched = .values -}}{{- end -}}
+{{- end -}}
+{{- $both := list -}}
+{{- range $watched -}}{{- if has . $chart.Values.watchNamespaces -}}{{- $both = append $both . -}}{{- end -}}{{- end -}}
+{{- if or (not $watched) (not $chart.Values.watchNamespaces) $both -}}
+{{- $where := $both | default $watched | sortAlpha | join ", " | default "all namespaces" -}}
+{{- fail (printf "Gracepoint is installed already: release %q in namespace %q (MutatingWebhookConfiguration %s) answers for %s. Two releases would both write into the same jobs, whose pods can listen to only one of them. Upgrade that one, or remove it (helm uninstall %s --namespace %s), or give each release namespaces of its own (watchNamespaces)." ($release | default $configuration.metadata.name) $theirs $configuration.metadata.name $where ($release | default "RELEASE") $theirs) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.crds.install -}}
+{{- $foreign := list -}}
+{{- $owner := "" -}}
+{{- range $path, $_ := .Files.Glob "files/crds/*.yaml" -}}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" (base $path | trimSuffix ".yaml") | default dict -}}
+{{- with $found.metadata -}}
+{{- $annotations := .annotations | default dict -}}
+{{- $release := printf "%s/%s" (index $annotations "meta.helm.sh/release-namespace") (index $annotations "meta.helm.sh/release-name") -}}
+{{- $byHelm := eq (index (.labels | default dict) "app.kubernetes.io/managed-by" | default "") "Helm" -}}
+{{- if not (and $byHelm (eq $release (printf "%s/%s" $.Release.Namespace $.Release.Name))) -}}
+{{- $foreign = append $foreign .name -}}
+{{- $owner = ternary (printf "to release %s (namespace/name)" $release) "to no release of Helm" $byHelm -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $foreign -}}
+{{- $names := join " " . -}}
+{{- fail (printf "the CRDs belong %s. If that is installed, set crds.install=false. If not, let this release take them over with these two commands, and install it again:\n  kubectl label --overwrite crd %s app.kubernetes.io/managed-by=Helm\n  kubectl annotate --overwrite crd %s meta.helm.sh/release-name=%s meta.helm.sh/release-namespace=%s" $owner $names $names $.Release.Name $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -15,6 +15,7 @@ class Kind:
     plural: str
     any_version: bool = False  # True: the version that the cluster prefers is read
     subset: str = ""  # distinguishes kinds at the same place that are watched with different label selectors
+    namespaced: bool = True
 
     @property
     def title(self) -> str:
@@ -50,30 +51,30 @@ class Kind:
 
 
 _GRACEPOINT = f"/apis/{names.GROUP}/{names.API_VERSION}"
-NAMESPACES = Kind("/api/v1", "namespaces")
+NAMESPACES = Kind("/api/v1", "namespaces", namespaced=False)
 CONFIG_MAPS = Kind("/api/v1", "configmaps")
 SECRETS = Kind("/api/v1", "secrets")
-MUTATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations")
-VALIDATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations")
-NODES = Kind("/api/v1", "nodes")
+MUTATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", namespaced=False)
+VALIDATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
+NODES = Kind("/api/v1", "nodes", namespaced=False)
 PODS = Kind("/api/v1", "pods")
 JOBS = Kind("/apis/batch/v1", "jobs")
-CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
+CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
 POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")
 #: Kinds of Karpenter and Kueue. A cluster may lack them, or get them later. The fields that are read from Kueue's kind
 #: are the same in v1beta1 and v1beta2 except for one name.
-NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims")
+NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims", namespaced=False)
 KUEUE_WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
 #: Evictions that responders take part in (KEP-4563). Served only if the cluster's gate EvictionRequestAPI is on.
 EVICTIONS = Kind("/apis/lifecycle.k8s.io/v1alpha1", "evictions")
 #: Dynamic resource allocation: which pods use which devices, and the taints of devices. Watched only if configured.
 RESOURCE_CLAIMS = Kind("/apis/resource.k8s.io/v1", "resourceclaims")
-RESOURCE_SLICES = Kind("/apis/resource.k8s.io/v1", "resourceslices")
-DEVICE_TAINT_RULES = Kind("/apis/resource.k8s.io/v1", "devicetaintrules")
+RESOURCE_SLICES = Kind("/apis/resource.k8s.io/v1", "resourceslices", namespaced=False)
+DEVICE_TAINT_RULES = Kind("/apis/resource.k8s.io/v1", "devicetaintrules", namespaced=False)
 DEVICES = frozenset({RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_TAINT_RULES})
 POLICIES = Kind(_GRACEPOINT, "checkpointpolicies")
 PREEMPTIONS = Kind(_GRACEPOINT, "preemptions")
 REQUESTS = Kind(_GRACEPOINT, "preemptionrequests")
 EVENTS = Kind("/apis/events.k8s.io/v1", "events")
-SUBJECT_ACCESS_REVIEWS = Kind("/apis/authorization.k8s.io/v1", "subjectaccessreviews")
-TOKEN_REVIEWS = Kind("/apis/authentication.k8s.io/v1", "tokenreviews")
+SUBJECT_ACCESS_REVIEWS = Kind("/apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
+TOKEN_REVIEWS = Kind("/apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)

@@ -49,13 +49,21 @@ def kind_at(path: str, watched: Collection[kinds.Kind] = SELECTORS.keys()) -> ki
         watched: The kinds that the thread watches.
     """
     match path.strip("/").split("/"):
-        case ["api", _, plural]:
+        case ["api", _, plural] | ["api", _, "namespaces", _, plural]:
             place = ("", plural)
-        case ["apis", group, _, plural]:
+        case ["apis", group, _, plural] | ["apis", group, _, "namespaces", _, plural]:
             place = (group, plural)
         case _:
             return None
     return next((kind for kind in watched if (kind.group, kind.plural) == place), None)
+
+
+def namespace_at(path: str) -> str:
+    """The namespace in which a request lists or watches, by the path of its URL. "": all of them, or it has none."""
+    match path.strip("/").split("/"):
+        case ["api", _, "namespaces", namespace, _] | ["apis", _, _, "namespaces", namespace, _]:
+            return namespace
+    return ""
 
 
 def settings(
@@ -110,5 +118,5 @@ def _watch(registry: kopf.OperatorRegistry, kind: kinds.Kind, controller: Contro
         group=kind.group, version=kind.version, plural=kind.plural, id=f"see-{kind.title}", registry=registry
     )
     async def see(event: kopf.RawEvent, **_: Any) -> None:
-        controller.watches.seen(kind)
+        controller.watches.seen(kind, event["object"]["metadata"].get("namespace") or "")
         controller.feed(kind, event["type"], dict(event["object"]))

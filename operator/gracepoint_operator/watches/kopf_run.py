@@ -49,6 +49,7 @@ def run_kopf(
     *,
     replica: str,
     watched: Collection[Kind],
+    namespaces: Collection[str],
     backoffs: Iterable[float],
 ) -> str:
     """Runs kopf until it ends, or until ``ends`` is set. Returns why it ended.
@@ -61,6 +62,7 @@ def run_kopf(
         ends: Set by another thread to end the run.
         replica: This replica's name.
         watched: The kinds that the handlers are for.
+        namespaces: The namespaces that are watched. Empty: all.
         backoffs: The pauses in seconds between the attempts of one request.
     """
     over = asyncio.Event()
@@ -82,7 +84,8 @@ def run_kopf(
     watching = kopf.operator(
         registry=registry,
         settings=settings(backoffs, watched),
-        clusterwide=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
         standalone=True,
         identity=cast(Any, replica),  # a NewType of str that kopf does not export
         stop_flag=ends,

@@ -11,7 +11,7 @@ import aiohttp
 from gracepoint_operator.cache.listing.resync import OPTIONAL, SELECTORS
 from gracepoint_operator.cache.listing.watch_state import WatchState
 from gracepoint_operator.kube.kinds import Kind
-from gracepoint_operator.watches.handlers import kind_at
+from gracepoint_operator.watches.handlers import kind_at, namespace_at
 
 
 def request_trace(
@@ -27,6 +27,7 @@ def request_trace(
 
     async def begins(_: object, context: SimpleNamespace, params: aiohttp.TraceRequestStartParams) -> None:
         context.kind = kind_at(params.url.path, watched)
+        context.namespace = namespace_at(params.url.path)
         context.is_list = "watch" not in params.url.query
         since = params.url.query.get("resourceVersion", "")
         watches.asked(thread, context.kind, int(since) if since.isdecimal() else 0)
@@ -35,15 +36,15 @@ def request_trace(
         if context.kind is None:
             return
         if params.response.status < 400:
-            watches.answered(context.kind, listed=context.is_list)
+            watches.answered(context.kind, context.namespace, listed=context.is_list)
         else:
             why = f"HTTP {params.response.status} {params.response.reason}"
-            watches.failed(context.kind, why, optional=context.kind in OPTIONAL)
+            watches.failed(context.kind, why, context.namespace, optional=context.kind in OPTIONAL)
 
     async def fails(_: object, context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
         cancelled = isinstance(params.exception, asyncio.CancelledError)  # by a timeout of kopf's, or because it ends
         if context.kind is not None and not cancelled:
-            watches.failed(context.kind, repr(params.exception), optional=context.kind in OPTIONAL)
+            watches.failed(context.kind, repr(params.exception), context.namespace, optional=context.kind in OPTIONAL)
 
     trace = aiohttp.TraceConfig()
     trace.on_request_start.append(begins)

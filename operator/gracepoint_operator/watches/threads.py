@@ -161,5 +161,6 @@ class _WatchThread(threading.Thread):
             ends,
             replica=self._replica,
             watched=self._watched,
+            namespaces=self._controller.watches.namespaces,
             backoffs=self._backoffs,
         )

@@ -13,18 +13,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Set
+from typing import TypeVar
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.listing.watch_state import WatchState
 from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.answers import ListPage
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.model.requests import LABEL_ENDED_AT
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.workloads import BY_PLACE, JOB_LABEL, POD_LABEL
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 #: The watched kinds, each with the selector of its objects. Preemptions come before what they explain.
 SELECTORS: dict[kinds.Kind, str | None] = {
@@ -138,7 +142,7 @@ async def sweep(
             watches.failed(kind, str(error), optional=True)
             unlisted.add(kind)
             continue
-        for uid in listing.before.keys() - found:
+        for uid in listing.gone(found):
             findings.affected |= drop(uid)
         if listing.behind:
             changed.add(kind)
@@ -148,6 +152,9 @@ async def sweep(
 
 class _Listing:
     """The list of one kind.
+
+    If only some namespaces are watched, these are listed one after the other. Of one that may not be listed, what is
+    known stays, and the others are listed all the same.
 
     Attributes:
         before: The versions of the objects that were known when the list began, by UID.
@@ -167,14 +174,12 @@ class _Listing:
         self._newest = max([self._seen_version, *self.before.values()])
         self._rewound = False  # the list is older than what was known; versions fall only by a restore
         self.behind = False
+        self._unlisted: set[str] = set()
 
     async def stored(self) -> set[str]:
         """Stores all objects, page by page. Returns their UIDs."""
         reader, found, metadata = self._cache.reader, set(), {}
-        pages = self._api.pages(
-            self._kind, lambda body: reader.read(self._kind, body), label_selector=SELECTORS[self._kind]
-        )
-        async for page in pages:
+        async for page in self._pages(lambda body: reader.read(self._kind, body)):
             readings = [reading for reading in page.items if reading is not None]
             self._check(page.metadata, ((reading.uid, reading.version) for reading in readings))
             for reading in readings:
@@ -192,14 +197,48 @@ class _Listing:
     async def compared(self) -> set[str]:
         """Compares the versions of all objects with the known ones. Returns their UIDs."""
         found: dict[str, int] = {}
-        pages = self._api.pages(self._kind, _version, label_selector=SELECTORS[self._kind], metadata_only=True)
-        async for page in pages:
+        async for page in self._pages(_version, metadata_only=True):
             self._check(page.metadata, page.items)
             found.update(page.items)
         if self._is_behind(found):
             await asyncio.sleep(_EVENTS_COME_S)  # what changed during the list comes from the watch
             self.behind = self._is_behind(found)
         return set(found)
+
+    def gone(self, found: Set[str]) -> set[str]:
+        """The UIDs of the known objects that are not among those that were found, and do not exist any more."""
+        gone = self.before.keys() - found
+        if self._unlisted:
+            places = {uid: self._cache.place(uid) for uid in gone}
+            gone = {uid for uid, place in places.items() if place is None or place[1] not in self._unlisted}
+        return set(gone)
+
+    async def _pages(
+        self, read: Callable[[client.JsonObject], _T], *, metadata_only: bool = False
+    ) -> AsyncIterator[ListPage[_T]]:
+        selector = SELECTORS[self._kind]
+        for namespace in self._watches.places(self._kind):
+            pages = self._api.pages(
+                self._kind, read, label_selector=selector, namespace=namespace or None, metadata_only=metadata_only
+            )
+            try:
+                async for page in pages:
+                    yield page
+            except client.Refused as error:
+                if not namespace:
+                    raise
+                if await self._is_gone(namespace):  # and the right to list it with it
+                    self._watches.left(self._kind, namespace)
+                    continue
+                self._unlisted.add(namespace)
+                self._watches.failed(self._kind, str(error), namespace, optional=self._kind in OPTIONAL)
+
+    async def _is_gone(self, namespace: str) -> bool:
+        try:
+            await self._api.get(kinds.NAMESPACES, None, namespace)
+        except client.NotFound:
+            return True
+        return False
 
     def _is_behind(self, found: Mapping[str, int]) -> bool:
         return any(self._cache.versions.is_behind(uid, version) for uid, version in found.items())

@@ -28,19 +28,22 @@ HANGS_AFTER_S = 300.0
 
 @dataclasses.dataclass
 class _Watch:
-    """The watch of one kind.
+    """The watch of one kind. If only some namespaces are watched, it is one of each of them.
 
     Attributes:
-        answered_at: When the API server last answered a request for the kind or sent an event, by the clock.
-        failing_since: When the first request failed after the last answer, by the clock. None: the watch works.
-        said: Whether the log has that it fails.
+        answered_at: When the API server last answered a request for the kind or sent an event, by the clock, for each
+            namespace. "": all of them.
+        failing_since: When the first request failed after the last answer, by the clock, for the namespaces where that
+            is so.
+        said: The namespaces of which the log has that it fails.
         version: The highest resourceVersion from which the kind was watched, or at which it was listed.
-        begun: Whether the watch knows the version after which it begins.
+        begun: Whether the watch knows the version after which it begins. If it begins later in another namespace, that
+            is a gap.
     """
 
-    answered_at: float
-    failing_since: float | None = None
-    said: bool = False
+    answered_at: dict[str, float] = dataclasses.field(default_factory=dict)
+    failing_since: dict[str, float] = dataclasses.field(default_factory=dict)
+    said: set[str] = dataclasses.field(default_factory=set)
     version: int = 0
     begun: bool = False
 
@@ -51,14 +54,19 @@ class WatchState:
     Args:
         metrics: Shows the ages and counts failures.
         clock: Seconds, of a clock that never goes back.
+        namespaces: The namespaces that are watched. Empty: all.
 
     Attributes:
+        namespaces: See above.
         on_gap: Called with a kind when events of it may have been missed, and with False if these can only be
             deletions.
         on_rewind: Called when the API server has gone back to an older state. Every watch must begin again.
     """
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, metrics: Metrics, clock: Callable[[], float] = time.monotonic, namespaces: Iterable[str] = ()
+    ) -> None:
+        self.namespaces = tuple(sorted(set(namespaces)))
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
@@ -84,7 +92,7 @@ class WatchState:
         """True if the cluster has the kind, its watch has begun, and the last request for it did not fail."""
         with self._lock:
             watch = self._watches.get(kind)
-            return watch is not None and watch.begun and watch.failing_since is None
+            return watch is not None and watch.begun and not watch.failing_since
 
     def asked(self, thread: str, kind: Kind | None = None, since: int = 0) -> None:
         """Notes that a thread sends a request.
@@ -105,24 +113,31 @@ class WatchState:
         with self._lock:
             self._asked_at.pop(thread, None)
 
-    def answered(self, kind: Kind, *, listed: bool = False) -> None:
+    def places(self, kind: Kind) -> tuple[str, ...]:
+        """The namespaces in which the kind is watched. "": all of them, or it has none."""
+        return self.namespaces if self.namespaces and kind.namespaced else ("",)
+
+    def answered(self, kind: Kind, namespace: str = "", *, listed: bool = False) -> None:
         """Notes that the API server answered.
 
         Args:
             kind: The kind.
+            namespace: The namespace that was asked for.
             listed: True if it answered with the version after which a watch begins. No event tells what happened
                 before.
         """
         now = self._clock()
         with self._lock:
             watch = self._watch(kind)
-            failing_since, watch.failing_since = watch.failing_since, None
-            said, watch.said = watch.said, False
-            watch.answered_at = now
+            failing_since = watch.failing_since.pop(namespace, None)
+            said = namespace in watch.said
+            watch.said.discard(namespace)
+            watch.answered_at[namespace] = now
             was_absent = kind in self._absent
             self._absent.discard(kind)
         if failing_since is not None and said:
-            log.info("watched again", extra=about(kind=kind.title, failed_for_s=round(now - failing_since, 1)))
+            failed_for_s = round(now - failing_since, 1)
+            log.info("watched again", extra=about(kind=kind.title, **_named(namespace), failed_for_s=failed_for_s))
         if was_absent:
             log.info("a kind is there now, and watched", extra=about(kind=kind.title))
         if listed or failing_since is not None:
@@ -131,26 +146,34 @@ class WatchState:
             with self._lock:
                 self._watch(kind).begun = True  # after the call: a list that waited for it fills the gap
 
-    def seen(self, kind: Kind) -> None:
-        """Notes that an event arrived."""
+    def seen(self, kind: Kind, namespace: str = "") -> None:
+        """Notes that an event of an object arrived. ``namespace`` is the object's."""
         with self._lock:
-            self._watch(kind).answered_at = self._clock()
+            self._watch(kind).answered_at[namespace if namespace in self.places(kind) else ""] = self._clock()
 
-    def failed(self, kind: Kind, error: str, *, optional: bool) -> None:
+    def left(self, kind: Kind, namespace: str) -> None:
+        """Notes that the namespace does not exist, so that nothing of it is watched."""
+        with self._lock:
+            watch = self._watch(kind)
+            watch.answered_at.pop(namespace, None)
+            watch.failing_since.pop(namespace, None)
+            watch.said.discard(namespace)
+
+    def failed(self, kind: Kind, error: str, namespace: str = "", *, optional: bool) -> None:
         """Notes that a request to list or watch the kind failed. It will be made again."""
         self._metrics.watch_failures.labels(kind=kind.title).inc()
         now = self._clock()
         with self._lock:
             watch = self._watch(kind)
-            if watch.failing_since is None:
-                watch.failing_since = now
-            says = not watch.said and now - watch.failing_since >= _SAID_AFTER_S
-            watch.said |= says
+            since = watch.failing_since.setdefault(namespace, now)
+            says = namespace not in watch.said and now - since >= _SAID_AFTER_S
+            if says:
+                watch.said.add(namespace)
         if says:
             message = (
                 "an optional kind is left out, and tried again" if optional else "a kind fails, and is tried again"
             )
-            log.warning(message, extra=about(kind=kind.title, error=error))
+            log.warning(message, extra=about(kind=kind.title, **_named(namespace), error=error))
 
     def absent(self, kind: Kind, *, optional: bool) -> None:
         """Notes that the cluster does not have the kind. It is watched as soon as its CRD is installed."""
@@ -191,10 +214,10 @@ class WatchState:
         self.on_rewind()
 
     def ages(self) -> dict[Kind, float]:
-        """Seconds since the API server last answered for each kind that it has."""
+        """Seconds since the API server last answered for each kind that it has, where that is longest."""
         now = self._clock()
         with self._lock:
-            return {kind: now - watch.answered_at for kind, watch in self._watches.items()}
+            return {kind: now - min(watch.answered_at.values(), default=now) for kind, watch in self._watches.items()}
 
     def hanging(self) -> list[str]:
         """The names of the threads that watch and have sent no request for ``HANGS_AFTER_S``."""
@@ -204,9 +227,14 @@ class WatchState:
 
     def _watch(self, kind: Kind) -> _Watch:
         if kind not in self._watches:
-            self._watches[kind] = _Watch(answered_at=self._clock())
+            self._watches[kind] = _Watch({place: self._clock() for place in self.places(kind)})
             self._metrics.watch_age_s.labels(kind=kind.title).set_function(lambda: self._age(kind))
         return self._watches[kind]
 
     def _age(self, kind: Kind) -> float:
         return self.ages().get(kind, 0.0)
+
+
+def _named(namespace: str) -> dict[str, str]:
+    """What a log line says of it."""
+    return {"namespace": namespace} if namespace else {}

@@ -37,6 +37,20 @@ def test_jobs_alone_are_watched_apart_from_those_of_jobsets() -> None:
     assert [handlers.kind_at(path, {kind}) for kind in (LONE_JOBS, kinds.JOBS)] == [LONE_JOBS, kinds.JOBS]
 
 
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/api/v1/pods", (kinds.PODS, "")),
+        ("/api/v1/namespaces/a/pods", (kinds.PODS, "a")),
+        ("/apis/batch/v1/namespaces/a/jobs", (kinds.JOBS, "a")),
+        ("/api/v1/namespaces", (None, "")),
+        ("/apis/batch/v1", (None, "")),
+    ],
+)
+def test_requests_for_a_namespace_are_told_from_those_for_all(path: str, found: tuple[kinds.Kind | None, str]) -> None:
+    assert (handlers.kind_at(path, {kinds.PODS, kinds.JOBS}), handlers.namespace_at(path)) == found
+
+
 def test_kopf_posts_nothing_has_no_peers_and_short_timeouts() -> None:
     settings = handlers.settings()
     assert settings.posting.enabled is False

@@ -73,3 +73,27 @@ def test_a_kind_that_every_cluster_needs_is_missed_once_and_greeted(
         "the cluster lacks a kind, which is watched once it is installed",
         "a kind is there now, and watched",
     ]
+
+
+def test_each_watched_namespace_has_an_age_and_failures_of_its_own(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    watches = WatchState(Metrics(), clock, ["a", "b"])
+    assert (watches.places(kinds.PODS), watches.places(kinds.NODES)) == (("a", "b"), ("",))
+    gaps = []
+    watches.on_gap = lambda kind, any_event: gaps.append(any_event)
+    for namespace in ("a", "b"):
+        watches.answered(kinds.PODS, namespace, listed=True)
+    for _ in range(10):
+        watches.failed(kinds.PODS, "HTTP 403 Forbidden", "b", optional=False)
+        clock.move(1)
+        watches.answered(kinds.PODS, "a")
+        watches.seen(kinds.PODS, "a")
+    assert not watches.works(kinds.PODS)
+    assert watches.ages() == {kinds.PODS: 10}
+    assert gaps == [True, True], "the other one has missed nothing"
+    watches.left(kinds.PODS, "b")
+    assert watches.works(kinds.PODS)
+    assert watches.ages() == {kinds.PODS: 0}
+    assert caplog.messages == ["a kind fails, and is tried again"]
