@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import jax
 
+from gracepoint import machine
 from gracepoint.arguments import check_kind
 from gracepoint.checkpoint import orbax_calls
 from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
@@ -33,6 +34,7 @@ from gracepoint.checkpoint.saving.operation.save_operation import SaveOperation
 from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SettingsError
+from gracepoint.forks import is_forked
 from gracepoint.multihost.utilities import BarrierSyncFn
 from gracepoint.process_group import ProcessGroup
 
@@ -135,6 +137,7 @@ class AsyncCheckpointer:
         self._last_save: SaveStats | None = None
         self._restores = 0
         self._closed = False
+        self._pid = machine.process_id()
         self._at_exit = AtExit(self)
 
     @property
@@ -309,12 +312,12 @@ class AsyncCheckpointer:
             self._saves.executor.background.wait_until_finished(None)
 
     def close(self) -> None:
-        """Waits for the background save, and frees its memory. May be called again.
+        """Waits for the background save, and frees its memory. May be called again. In a forked child it does nothing.
 
         Raises:
             SaveFailed: The save failed.
         """
-        if self._closed:
+        if self._closed or is_forked(self._pid):
             return
         try:
             self.wait_until_finished()

@@ -7,9 +7,7 @@ import logging
 import weakref
 from typing import Protocol
 
-from gracepoint import machine
 from gracepoint.errors import GracepointError
-from gracepoint.forks import is_forked
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +16,7 @@ class Closable(Protocol):
     """An object that ``AtExit`` closes."""
 
     def close(self) -> None:
-        """Waits for the save under way."""
+        """Waits for the save under way. In a forked child, which inherits the call, it does nothing."""
 
 
 class AtExit:
@@ -26,7 +24,6 @@ class AtExit:
 
     def __init__(self, what: Closable) -> None:
         self._what = weakref.ref(what)
-        self._pid = machine.process_id()
         atexit.register(self._close)
 
     def forget(self) -> None:
@@ -35,7 +32,7 @@ class AtExit:
 
     def _close(self) -> None:
         what = self._what()
-        if what is None or is_forked(self._pid):  # a forked child has none of its parent's threads
+        if what is None:
             return
         try:
             what.close()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from gracepoint import machine
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.saving.background.snapshot_save import SnapshotSave
 from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot
 from gracepoint.errors import BarrierFailed, SaveFailed
+from gracepoint.forks import check_not_forked
 from gracepoint.save_progress import SaveProgress
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class BackgroundSave:
 
     def __init__(self, thread: BackgroundThread) -> None:
         self._thread = thread
+        self._pid = machine.process_id()
         self.newest: SnapshotSave | None = None
         self._told_hanging = False  # whether the caller knows that this save hangs
 
@@ -117,7 +120,9 @@ class BackgroundSave:
 
         Raises:
             SaveFailed: The save failed, did not end within ``timeout_s``, or hangs.
+            ForkedChild: The save is the parent's, and a forked child cannot know how it ends.
         """
+        check_not_forked(self._pid, "this checkpointer")
         if timeout_s is not None:
             self.wait(timeout_s)
         else:

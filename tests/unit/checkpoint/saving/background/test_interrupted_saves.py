@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import math
@@ -19,13 +20,13 @@ import numpy.typing as npt
 import pytest
 
 from gracepoint import machine
-from gracepoint.checkpoint import AsyncCheckpointer, RestoreArgs, WriteOptions, all_steps, api
+from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, RestoreArgs, WriteOptions, all_steps, api
 from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
 from gracepoint.checkpoint.memory import parallel_copy
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
 from gracepoint.checkpoint.transfer import host_snapshot, snapshot_memory
 from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
-from gracepoint.errors import SaveFailed
+from gracepoint.errors import ForkedChild, SaveFailed
 from tests.forked import forked
 from tests.interrupts import interrupt
 from tests.leftovers import is_alive
@@ -250,3 +251,52 @@ def test_a_forked_child_saves_and_deletes_nothing_of_its_parent(
     storage.bytes_per_s = math.inf
     checkpointer.wait_until_finished()
     assert {step: steps_in(tmp_path / str(step)) for step in all_steps(tmp_path)} == {1: {1.0}}
+
+
+def of_steps(root: Path) -> tuple[CheckpointManager, dict[str, Callable[[], object]]]:
+    manager = CheckpointManager(root)
+    manager.save(1, state(1))
+    return manager, {
+        "save": lambda: manager.save(2, state(2)),
+        "restore": manager.restore,
+        "wait_until_finished": manager.wait_until_finished,
+    }
+
+
+def of_paths(root: Path) -> tuple[AsyncCheckpointer, dict[str, Callable[[], object]]]:
+    checkpointer = AsyncCheckpointer()
+    checkpointer.save(root / "1", state(1))
+    return checkpointer, {
+        "save": lambda: checkpointer.save(root / "2", state(2)),
+        "prepare": lambda: checkpointer.prepare(state(2)),
+        "wait_until_finished": checkpointer.wait_until_finished,
+    }
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("make", [of_steps, of_paths], ids=lambda make: make.__name__)
+def test_a_forked_child_is_told_nothing_of_its_parent_s_save(
+    tmp_path: Path, storage: SlowStorage, make: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    storage.bytes_per_s = 0.0
+    mine, calls = make(tmp_path)
+
+    def in_child() -> str:
+        caplog.clear()
+        for name, call in calls.items():
+            try:
+                call()
+            except ForkedChild:
+                continue
+            return f"{name} returned"
+        atexit._run_exitfuncs()  # of a child that ends
+        with contextlib.suppress(ZeroDivisionError), mine:
+            raise ZeroDivisionError
+        mine.close()
+        return f"log: {caplog.text}"
+
+    assert forked(in_child) == "log: "
+    storage.bytes_per_s = math.inf
+    mine.wait_until_finished()
+    mine.close()
+    assert steps_in(tmp_path / "1") == {1.0}
