@@ -142,14 +142,19 @@ class EpochProgress:
         self._ended = False
 
     def report(self, phase: Phase, **changes: Any) -> None:
-        """Reports that the epoch has reached this phase; ``changes`` are fields of ``Progress``."""
+        """Reports that the epoch has reached this phase; ``changes`` are fields of ``Progress``.
+
+        After the end, which another thread may have reported meanwhile, no earlier phase is reported.
+        """
         known = {"stages": self.stages.own(), "message": self.doubt, **changes}
-        self.progress = dataclasses.replace(self.progress, **known)
-        self._phase = phase
-        self._account(phase)
         about = self._mailbox.current_drill if self.drill else self._mailbox.current
-        reached = self.progress
-        self._reporter.report(phase, reached, about)
+        with self._ending:
+            if self._ended and not phase.ended:
+                return
+            self.progress = reached = dataclasses.replace(self.progress, **known)
+            self._phase = phase
+            self._account(phase)
+            self._reporter.report(phase, reached, about)
 
         def report_alone(reason: str) -> None:
             told = dataclasses.replace(reached, message=f"{reached.message}; {reason}")
@@ -193,11 +198,11 @@ class EpochProgress:
 
     @property
     def ended(self) -> bool:
-        """True once the step is committed, or a failure was reported."""
+        """True once the step is committed, or the end was reported."""
         return self._ended
 
     def succeeded(self) -> None:
-        """Notes that the step is committed: what fails from now on is no failure of the save."""
+        """Notes that the step is committed, or that none is to be: what fails from now on is no failure of the save."""
         with self._ending:
             self._ended = True
 

@@ -15,6 +15,7 @@ from gracepoint.preemption.reporting.progress import EpochProgress, Stages, summ
 from gracepoint.preemption.reporting.reporter import Reporter
 from gracepoint.preemption.reporting.substitute import Substitute
 from gracepoint.preemption.reporting.time_spent import TimeSpent
+from gracepoint.process_group import SingleProcess
 from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
@@ -99,3 +100,14 @@ def refused(thread: threading.Thread) -> None:
 def without_operator_at(number: int, substitute: Substitute) -> EpochProgress:
     clock = time.monotonic
     return EpochProgress(number, False, Stages(0.0, clock), Mailbox(clock), without_operator(), substitute)
+
+
+def test_what_another_thread_still_has_to_tell_is_not_told_after_the_end() -> None:
+    sent, mailbox = Sent(), Mailbox(lambda: 0.0)
+    reporter = Reporter(cast(Sender, sent), Settings(), "session", SingleProcess(), mailbox, TimeSpent(lambda: 0.0))
+    epoch = EpochProgress(5, False, Stages(0.0, lambda: 0.0), mailbox, reporter)
+    epoch.report(Phase.FROZEN)
+    epoch.succeeded()
+    epoch.report(Phase.AGREED, ordinal=3)
+    epoch.report(Phase.COMMITTED, step=2)
+    assert [report.phase for report in sent.messages] == [Phase.FROZEN, Phase.COMMITTED]
