@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +396,27 @@ def test_calls_that_were_handed_over_outlive_a_trainer_that_is_killed(
         go_on.touch()
     until(lambda: not any(is_alive(worker) for worker in workers), "the workers to end")
     assert (sorted(out.read_text()) if out.exists() else []) == (list("abc") if finished else [])
+
+
+def test_a_call_that_has_ended_counts_as_ended_if_its_worker_dies_with_the_next_one_unread(tmp_path: Path) -> None:
+    out, pool, go_on = tmp_path / "out", BlockPool(kept=0), threading.Event()
+    worker = WorkerProcess(pool, nice=0, idle=False, log_level=logging.WARNING, orphan_limit_s=1)
+
+    def hand_over(number: int) -> Future[None]:
+        block, header_bytes, _ = pack(functions.append, (str(out), str(number)), {}, pool)
+        return worker.send(number, block, header_bytes)
+
+    hand_over(0).add_done_callback(lambda _: go_on.wait(60))  # holds up the thread that reads answers
+    until(lambda: out.exists(), "the first call")
+    ended = hand_over(1)
+    until(lambda: select.select([worker._connection], [], [], 0)[0], "the answer to the second call")
+    os.kill(worker.process_id, signal.SIGSTOP)
+    unread = hand_over(2)
+    os.kill(worker.process_id, signal.SIGKILL)
+    go_on.set()
+    assert ended.result(60) is None
+    with pytest.raises(CallFailed, match="killed by SIGKILL"):
+        unread.result(60)
 
 
 def test_a_call_is_finished_if_its_trainer_dies_before_it_reads_the_answer_to_the_one_before(tmp_path: Path) -> None:

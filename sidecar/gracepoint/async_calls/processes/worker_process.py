@@ -172,6 +172,8 @@ class WorkerProcess:
         while True:
             try:
                 data = self._connection.recv(ANSWER_BYTES)
+            except ConnectionResetError:
+                continue  # the worker died with calls unread. The kernel says so once, before the answers in its queue
             except OSError:
                 data = b""
             if not data:
