@@ -18,7 +18,7 @@ from gracepoint.wire.frames import Frame, Notice, Retraction
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
-from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption
+from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption, is_late
 from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
 from gracepoint_operator.decisions.statuses import preemption_status
 from gracepoint_operator.kube.fields import format_time
@@ -114,7 +114,9 @@ class Notifier:
     def _tell(self, epoch: PreemptionRecord, subscribers: Sequence[Subscriber], begin: int) -> None:
         """Tells the subscribers from ``begin`` on. Others on the loop run between thousands of them."""
         pods, deadline_at = self._cache.objects.pods, epoch.spec.deadline.timestamp()
-        retracted, ended = epoch.phase is Phase.RETRACTED, epoch.phase.ended
+        retracted = epoch.phase is Phase.RETRACTED
+        # Nobody is told long after the deadline: such a record was restored from a backup.
+        ended = epoch.phase.ended or is_late(epoch, self._clock())
         wake_ups = WakeUps()
         for subscriber in subscribers[begin : begin + _AT_ONCE]:
             pod = pods.get(subscriber.hello.pod_uid)

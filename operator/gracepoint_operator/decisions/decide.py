@@ -133,7 +133,7 @@ def decide(
     under_way = latest is not None and not latest.phase.ended
     decisions += _rehearsed(gang, now, quiet=not (started or under_way), disrupted=_begins(started) or under_way)
     for epoch in gang.epochs:
-        if not (epoch.phase.ended or epoch is latest or epoch.is_rehearsal) and _is_late(epoch, now):
+        if not (epoch.phase.ended or epoch is latest or epoch.is_rehearsal) and is_late(epoch, now):
             decisions.append(_expired(epoch))
     decisions += started
     decisions += _missed(gang)
@@ -256,10 +256,11 @@ def _ending(gang: GangSnapshot, current: PreemptionRecord, now: float, *, outliv
     if outlived:
         message = "its pods were replaced before an end was reported"
         return End(current, Phase.EXPIRED, EndReason.PODS_REPLACED, message)
-    return _expired(current) if _is_late(current, now) else None
+    return _expired(current) if is_late(current, now) else None
 
 
-def _is_late(epoch: PreemptionRecord, now: float) -> bool:
+def is_late(epoch: PreemptionRecord, now: float) -> bool:
+    """Returns whether no end of the epoch is waited for any more."""
     return now > epoch.spec.deadline.timestamp() + EXPIRE_AFTER_S
 
 
@@ -285,7 +286,7 @@ def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float
 
 def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
     """Returns the stages after the save that the cluster shows: all pods have exited, all pods are back."""
-    if gang.workload is None or latest.phase is Phase.RETRACTED or not latest.asks_to_leave:
+    if gang.workload is None or latest.phase is Phase.RETRACTED or not latest.asks_to_leave or latest.is_restored:
         return []
     reached: list[Decision] = []
     if latest.timing("exited") is None:

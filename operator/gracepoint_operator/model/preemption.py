@@ -30,6 +30,9 @@ CONDITION_ENDED = "Ended"
 #: Condition of a policy or a Preemption. False: processes make no progress. In a Preemption, it may change again.
 CONDITION_PROGRESSING = "Progressing"
 
+#: A record that is made so many seconds after its deadline, without a status, was restored from a backup.
+RESTORED_AFTER_S = 60.0
+
 #: Final phases after which every process exits, if the gang was told to exit.
 _LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
 
@@ -120,7 +123,17 @@ class PreemptionRecord:
 
     @property
     def phase(self) -> Phase:
-        return self.status.phase or Phase.NOTICED
+        return self.status.phase or (Phase.EXPIRED if self.is_restored else Phase.NOTICED)
+
+    @property
+    def is_restored(self) -> bool:
+        """True if the object was made long after its deadline and has no status: from a backup, by an administrator.
+
+        The operator writes a status right after the object, in a phase that it knew before.
+        """
+        if self.status.phase is not None or self.created_at is None:
+            return False
+        return self.created_at > self.spec.deadline.timestamp() + RESTORED_AFTER_S
 
     @functools.cached_property
     def ended_at(self) -> float | None:

@@ -83,7 +83,8 @@ class PreemptionWriter:
             urgent: True if it began or ended just now. Then the write does not wait for the pause to end.
             after_s: How many seconds the first write waits.
         """
-        self._write_queue.touch(epoch.key, urgent=urgent, after_s=after_s)
+        if not epoch.is_restored:  # whoever restores it may also restore its status
+            self._write_queue.touch(epoch.key, urgent=urgent, after_s=after_s)
 
     async def settled(self, epoch: PreemptionRecord, timeout_s: float) -> None:
         """Waits until what is known of the preemption now is written, for at most ``timeout_s`` seconds."""

@@ -185,6 +185,24 @@ def test_an_epoch_that_is_under_way_has_not_ended() -> None:
     assert (untold.ended_at, untold.end_reason) == (NOW + 15, "")
 
 
+@pytest.mark.parametrize(
+    ("after_s", "phase", "restored"),
+    [
+        pytest.param(60, None, False, id="an API server that was away for a minute"),
+        pytest.param(61, None, True, id="no status, long after the deadline"),
+        pytest.param(61, "Noticed", False, id="its status is there"),
+    ],
+)
+def test_a_record_that_was_restored_has_ended_with_its_deadline(
+    after_s: float, phase: str | None, restored: bool
+) -> None:
+    body = objects.preemption(phase=phase, created_at=NOW + after_s, deadline_at=NOW)
+    record = PreemptionRecord.of(body)
+    assert record.is_restored is restored
+    assert record.phase.ended is restored
+    assert record.ended_at == (NOW if restored else None)
+
+
 def test_the_end_is_the_condition_of_that_type() -> None:
     body = objects.preemption(phase="Committed", ended_at=NOW + 9)
     (ended,) = body["status"]["conditions"]
