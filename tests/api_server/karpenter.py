@@ -48,9 +48,11 @@ class KarpenterGang(Gang):
     Attributes:
         grace: The ``terminationGracePeriod`` of the nodes. With one, Karpenter replaces nodes that have drifted,
             whatever the annotations of their pods say. None: there is none.
+        capacity: The kind of their machines, ``on-demand`` or ``spot``.
     """
 
     grace: str | None = "10m"
+    capacity: str = "on-demand"
     _nodes: tuple[str, ...] = ()
 
     def node(self, index: int) -> str:
@@ -65,7 +67,7 @@ class KarpenterGang(Gang):
     async def make_nodes(self) -> None:
         """Makes a pool and two NodeClaims, and plays the kubelets of the nodes that Karpenter makes for them."""
         await self.api.create(CLASSES, None, _of("KWOKNodeClass", CLASSES, "default", {}))
-        pool = await self.api.create(POOLS, None, _of("NodePool", POOLS, _POOL, _pool(self.grace)))
+        pool = await self.api.create(POOLS, None, _of("NodePool", POOLS, _POOL, _pool(self.grace, self.capacity)))
         digest = "karpenter.sh/nodepool-hash"
 
         async def hashed() -> JsonObject | None:
@@ -74,7 +76,7 @@ class KarpenterGang(Gang):
 
         pool = await until(hashed, "the pool's hash")
         for index in (0, 1):
-            body = _of("NodeClaim", kinds.NODE_CLAIMS, self.claim(index), _claim(self.grace))
+            body = _of("NodeClaim", kinds.NODE_CLAIMS, self.claim(index), _claim(self.grace, self.capacity))
             known = pool["metadata"]["annotations"]
             body["metadata"] |= {
                 "labels": {"karpenter.sh/nodepool": _POOL},
@@ -169,11 +171,11 @@ def _of(title: str, kind: Kind, name: str, spec: Body) -> Body:
     return {"apiVersion": kind.api_version, "kind": title, "metadata": {"name": name}, "spec": spec}
 
 
-def _machine(grace: str | None) -> Body:
+def _machine(grace: str | None, capacity: str) -> Body:
     return {
         "nodeClassRef": {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"},
         "requirements": [
-            {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]},
+            {"key": "karpenter.sh/capacity-type", "operator": "In", "values": [capacity]},
             {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": [_TYPE]},
         ],
         "expireAfter": "Never",
@@ -181,9 +183,9 @@ def _machine(grace: str | None) -> Body:
     }
 
 
-def _pool(grace: str | None) -> Body:
+def _pool(grace: str | None, capacity: str) -> Body:
     return {
-        "template": {"metadata": {"labels": {"purpose": "training"}}, "spec": _machine(grace)},
+        "template": {"metadata": {"labels": {"purpose": "training"}}, "spec": _machine(grace, capacity)},
         "disruption": {
             "consolidationPolicy": "WhenEmptyOrUnderutilized",
             "consolidateAfter": "Never",
@@ -192,5 +194,5 @@ def _pool(grace: str | None) -> Body:
     }
 
 
-def _claim(grace: str | None) -> Body:
-    return {**_machine(grace), "resources": {"requests": {"cpu": "1", "memory": "1Gi", "pods": "10"}}}
+def _claim(grace: str | None, capacity: str) -> Body:
+    return {**_machine(grace, capacity), "resources": {"requests": {"cpu": "1", "memory": "1Gi", "pods": "10"}}}

@@ -49,7 +49,8 @@ async def gang(request: pytest.FixtureRequest, crowded: ApiServer) -> AsyncItera
     made = KarpenterGang(
         crowded, api, request.node.originalname.removeprefix("test_").replace("_", "-")[:40].strip("-")
     )
-    made.grace = getattr(request, "param", made.grace)
+    for name, value in getattr(request, "param", {}).items():
+        setattr(made, name, value)
     await made.make()
     yield made
     await made.clean()
@@ -148,6 +149,7 @@ async def test_gang_trains_on_when_a_drifted_nodes_replacement_fails(gang: Karpe
         assert "deletionTimestamp" not in node["metadata"]
 
 
+@pytest.mark.parametrize("gang", [pytest.param({"capacity": "spot"}, id="spot")], indirect=True)
 async def test_gang_leaves_a_drifted_node_when_its_replacement_is_there(gang: KarpenterGang, tmp_path: Path) -> None:
     async with watching(gang, tmp_path):
         await gang.drift()
@@ -160,7 +162,11 @@ async def test_gang_leaves_a_drifted_node_when_its_replacement_is_there(gang: Ka
         assert not record["spec"]["cancelable"]
 
 
-@pytest.mark.parametrize("gang", [pytest.param("8h", id="terminationGracePeriod of hours")], indirect=True)
+@pytest.mark.parametrize(
+    "gang",
+    [pytest.param({"grace": "8h", "capacity": "spot"}, id="spot, terminationGracePeriod of hours")],
+    indirect=True,
+)
 async def test_deleted_claim_is_told_at_once_to_pods_that_nobody_evicts(gang: KarpenterGang, tmp_path: Path) -> None:
     await gang.protect()
     async with watching(gang, tmp_path) as replica:
@@ -179,13 +185,13 @@ async def test_deleted_claim_is_told_at_once_to_pods_that_nobody_evicts(gang: Ka
 
         await until(drains, "Karpenter to drain the node")
         (record,) = await until(gang.records, "the Preemption")
-        assert record["spec"]["nodes"] == [gang.node(0)]
+        assert (record["spec"]["cause"], record["spec"]["nodes"]) == ("SpotTermination", [gang.node(0)])
         assert "evictionAttemptedAt" not in record["spec"]
         pod = await gang.api.get(kinds.PODS, gang.name, gang.pod(0))
         assert "deletionTimestamp" not in pod["metadata"], "Karpenter evicts it in eight hours"
 
 
-@pytest.mark.parametrize("gang", [pytest.param(None, id="no terminationGracePeriod")], indirect=True)
+@pytest.mark.parametrize("gang", [pytest.param({"grace": None}, id="no terminationGracePeriod")], indirect=True)
 async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGang, tmp_path: Path) -> None:
     young = {"voluntaryDisruption": {"checkpointYoungerThanSeconds": 3600}}
     await gang.api.merge(kinds.POLICIES, gang.name, "careful", {"spec": young})
