@@ -142,7 +142,8 @@ _AWS = (
         confidence=HINT,
         cancelable=True,
         about="The risk of an interruption is elevated; EC2 says neither when nor that it is over. The handler "
-        "cordons the node, and evicts its pods only if it is told to.",
+        "cordons the node. It evicts the pods too if it reads a queue, or is told to; the cause of these evictions is "
+        "Rebalance.",
     ),
 )
 
