@@ -413,6 +413,7 @@ def test_a_call_that_has_ended_counts_as_ended_if_its_worker_dies_with_the_next_
     os.kill(worker.process_id, signal.SIGSTOP)
     unread = hand_over(2)
     os.kill(worker.process_id, signal.SIGKILL)
+    until(lambda: not is_alive(worker.process_id), "the worker to end")
     go_on.set()
     assert ended.result(60) is None
     with pytest.raises(CallFailed, match="killed by SIGKILL"):
