@@ -44,6 +44,7 @@ from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
 from gracepoint_operator.webhooks.contracts.installed_api import CRD_NAME
+from gracepoint_operator.webhooks.releases import tell_of_others
 from gracepoint_operator.webhooks.updates.present_size import MemberPlace, SharedReads, of_workload
 from gracepoint_operator.workloads import registry
 
@@ -265,6 +266,8 @@ class Server:
             tasks.create_task(self._channel.ended(), name="channel")
             tasks.create_task(self._certificates.watch(), name="certificates")
             tasks.create_task(self._keeper.run(), name="trust")
+            others = tell_of_others(self._api, self._server_name, self._core.watches.namespaces)
+            tasks.create_task(others, name="other releases")
             if self._canary is not None:
                 host = self._host or "localhost"
                 self._canary_task = tasks.create_task(

@@ -61,6 +61,26 @@ def warned(operator: Operator, message: str, namespace: str, kind: str) -> bool:
     return any(wanted.items() <= line.items() for line in lines)
 
 
+def test_operator_says_that_another_release_came_without_helm(
+    server: ApiServer, releases: tuple[Release, Release]
+) -> None:
+    """A tool that renders the chart without a cluster is not refused."""
+    first, second = releases
+    first.upgrade("logFormat=json")
+    manifests = second.rendered()
+    server.kubectl("apply", f"--namespace={NAMESPACE}", "--filename=-", stdin=manifests)
+    try:
+        with first.operator() as operator:
+            said = lambda: "another release of Gracepoint answers for the same names" in operator.log.read_text()  # noqa: E731
+            wait_until("the operator to say so", said, timeout_s=90, hint=operator.log.read_text)
+        lines = [json.loads(line) for line in operator.log.read_text().splitlines()]
+        (line,) = [line for line in lines if line["level"] == "ERROR"]
+        assert (line["other"], line["namespaces"]) == (f"other-gracepoint.{NAMESPACE}.svc", "all namespaces")
+        assert f'release "00-other-gracepoint" in namespace "{NAMESPACE}"' in first.refused("crds.install=false")
+    finally:
+        server.kubectl("delete", f"--namespace={NAMESPACE}", "--ignore-not-found", "--filename=-", stdin=manifests)
+
+
 async def test_releases_with_namespaces_of_their_own_stand_side_by_side(
     server: ApiServer, releases: tuple[Release, Release]
 ) -> None:

@@ -87,6 +87,7 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "gracepoint.dev/preemptionrequests/status": {"patch"},
         "authentication.k8s.io/tokenreviews": {"create"},
         "apiextensions.k8s.io/customresourcedefinitions": read,
+        "admissionregistration.k8s.io/mutatingwebhookconfigurations": {"list"},
     }
     assert named == [(["customresourcedefinitions"], ["jobsets.jobset.x-k8s.io"], ["get"])]
     account = {"kind": "ServiceAccount", "name": pod_spec(render())["serviceAccountName"], "namespace": "gp-system"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from gracepoint.version import __version__
 from gracepoint_cli.doctor.checks import CheckResult, CheckState
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.contracts.installed_api import read_installed_api
+from gracepoint_operator.webhooks.releases import installed_releases
 
 Json = dict[str, Any]
 
@@ -136,7 +138,7 @@ def webhooks(configurations: Sequence[Json], *, now: datetime.datetime) -> list[
     if missing:
         text = f"found no {', no '.join(missing)}. Install or upgrade the chart"
         return [CheckResult("webhooks", CheckState.FAILED, text)]
-    checks = [CheckResult("webhooks", CheckState.OK, f"{len(_WEBHOOKS)} are configured")]
+    checks = [CheckResult("webhooks", CheckState.OK, f"{len(_WEBHOOKS)} are configured"), *_releases(configurations)]
     first = found["jobsets.gracepoint.dev"][0]
     names = [
         body["metadata"]["name"] for body in configurations if body.get("kind") != "ValidatingWebhookConfiguration"
@@ -144,9 +146,25 @@ def webhooks(configurations: Sequence[Json], *, now: datetime.datetime) -> list[
     if _JOBSETS_OWN in names and first > _JOBSETS_OWN:
         text = f"{first} comes after {_JOBSETS_OWN}: JobSets without restartPolicy: Never are refused. Rename it"
         checks.append(CheckResult("webhooks", CheckState.WARNING, text))
-    for name in _WEBHOOKS:
-        bundle = (found[name][1].get("clientConfig") or {}).get("caBundle")
-        checks.append(_authorities(name, bundle, now))
+    several = len(installed_releases(configurations)) > 1
+    for body in configurations:
+        for webhook in body.get("webhooks") or ():
+            if webhook["name"] in _WEBHOOKS:
+                what = f"{webhook['name']} ({body['metadata']['name']})" if several else webhook["name"]
+                checks.append(_authorities(what, (webhook.get("clientConfig") or {}).get("caBundle"), now))
+    return checks
+
+
+def _releases(configurations: Sequence[Json]) -> list[CheckResult]:
+    """Finds releases that answer for the same namespaces."""
+    checks = []
+    for one, other in itertools.combinations(installed_releases(configurations), 2):
+        if shared := one.shares(other.namespaces):
+            text = (
+                f"{one.configuration} and {other.configuration} answer for {shared}, and a pod listens to only one of "
+                "the two. Remove one (helm uninstall), or give each watchNamespaces of its own"
+            )
+            checks.append(CheckResult("releases", CheckState.FAILED, text))
     return checks
 
 

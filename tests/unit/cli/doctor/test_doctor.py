@@ -103,6 +103,20 @@ def test_a_webhook_that_jobsets_own_precedes_is_pointed_out(bundle: str) -> None
     assert "comes after jobset-mutating-webhook-configuration" in checks[1].message
 
 
+def test_releases_that_answer_for_the_same_namespaces_have_failed(bundle: str) -> None:
+    both = [*configurations(bundle), *configurations(bundle, "00-other")]
+    (check,) = [check for check in installation.webhooks(both, now=NOW) if check.name == "releases"]
+    assert check.state is CheckState.FAILED
+    assert check.message.startswith("00-gracepoint and 00-other answer for all namespaces")
+
+
+def test_each_release_has_authorities_of_its_own(bundle: str) -> None:
+    checks = installation.webhooks([*configurations(None), *configurations(bundle, "00-other")], now=NOW)
+    failed = [check.name for check in checks if check.state is CheckState.FAILED and check.name != "releases"]
+    assert "certificate authority of jobsets.gracepoint.dev (00-gracepoint)" in failed
+    assert "certificate authority of jobsets.gracepoint.dev (00-other)" not in failed
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
