@@ -28,7 +28,7 @@ from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.observability.logs import about, configure
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
-from gracepoint_operator.server import Server
+from gracepoint_operator.server import DEFAULT_REQUESTS_PER_NAMESPACE, Server
 from gracepoint_operator.signals import BUILT_IN, UserRowsError, read_user_rows
 from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.trust.keeper import TrustPlaces
@@ -106,6 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
             validating=given.validating_webhooks,
             host=urllib.parse.urlsplit(given.service_url).hostname or "localhost",
         ),
+        requests_per_namespace=given.requests_per_namespace,
         canary=True,
     )
     watching = Watches(core, api, metrics, replica=given.replica)
@@ -216,6 +217,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=Limits.history,
         help="how many Preemptions that have ended are kept for one name of a workload",
+    )
+    parser.add_argument(
+        "--requests-per-namespace",
+        type=int,
+        default=DEFAULT_REQUESTS_PER_NAMESPACE,
+        help="how many PreemptionRequests, open or over, one namespace may have",
     )
     parser.add_argument(
         "--request-ttl-seconds",

@@ -182,7 +182,9 @@ class Controller:
             lambda: self.watches.ages().get(kinds.POLICIES, 0.0),
         )
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, clock, write_interval_s)
-        self._garbage_collector = GarbageCollector(api, self.cache, lambda: self.ready, metrics, clock, kept)
+        self._garbage_collector = GarbageCollector(
+            api, self.cache, lambda: self.ready, metrics, clock, kept, self._drop
+        )
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
         self._eviction_responder = EvictionResponder(api, self.cache, metrics, clock, write_interval_s)
         self._pod_protector = PodProtector(api, self.cache, metrics, clock, write_interval_s, allowed=protects_pods)

@@ -19,6 +19,7 @@ import asyncio
 import asyncio.sslproto
 import concurrent.futures
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -36,6 +37,7 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from gracepoint_operator.model.evictions import held_for_s
+from gracepoint_operator.model.requests import LABEL_ENDED_AT
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.resources import CheckpointPolicy, SignalKind
@@ -58,6 +60,8 @@ _STOP_TIMEOUT_S = 8.0
 #: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
 #: use in all. A TLS record has at most this, and the channel's messages are smaller still.
 _TLS_BUFFER_BYTES = 16 * 1024
+#: At most so many PreemptionRequests, open or over, are in one namespace.
+DEFAULT_REQUESTS_PER_NAMESPACE = 200
 #: The API server's connections are few, and serve many requests each; whoever else connects shows no path that exists.
 _WEBHOOK_LIMITS = ConnectionLimits(
     request_s=300.0,
@@ -80,11 +84,27 @@ _HEALTH_LIMITS = ConnectionLimits(
 )
 
 
+@dataclasses.dataclass
+class _Counted:
+    """How many requests a namespace has, with those that were allowed since."""
+
+    number: int
+
+
 class Admission:
     """What the webhooks ask of the operator."""
 
-    def __init__(self, api: KubeClient, core: Controller, certificates: Certificates, service_url: str) -> None:
+    def __init__(
+        self,
+        api: KubeClient,
+        core: Controller,
+        certificates: Certificates,
+        service_url: str,
+        requests_per_namespace: int = DEFAULT_REQUESTS_PER_NAMESPACE,
+    ) -> None:
         self._api = api
+        self._requests_per_namespace = requests_per_namespace
+        self._requests = SharedReads(self._count_requests, _PLACES_S)
         self._core = core
         self._certificates = certificates
         self._service_url = service_url
@@ -126,6 +146,21 @@ class Admission:
         held = await self._core.evictions.attempted(namespace, pod, uid)
         return None if held is None else held.message
 
+    async def why_requests_are_too_many(self, namespace: str) -> str | None:
+        counted = await self._requests.get(namespace)
+        if counted.number >= self._requests_per_namespace:
+            return (
+                f"found {counted.number} PreemptionRequests in the namespace {namespace}, expected fewer than "
+                f"{self._requests_per_namespace} (requests.maxPerNamespace of the chart). Those that are over are "
+                "deleted by themselves; to delete them now: "
+                f"kubectl delete preemptionrequests -n {namespace} -l {LABEL_ENDED_AT}"
+            )
+        counted.number += 1  # others that share this count may be created before the next one
+        return None
+
+    async def _count_requests(self, namespace: str) -> _Counted:
+        return _Counted(await self._api.count(kinds.REQUESTS, namespace))
+
     def answers_evictions(self, namespace: str, policy: str) -> bool:
         known = self._core.cache.policies.get((namespace, policy))
         holds = known is not None and known.spec.counts(SignalKind.EVICTION) and held_for_s(known.spec) is not None
@@ -153,6 +188,7 @@ class Server:
         host: Address to listen on. None: all addresses.
         limits: Limits for connections to the channel whose callers are not authenticated.
         trust: Where certificate and trusted authorities are kept in the API.
+        requests_per_namespace: At most so many PreemptionRequests are in one namespace.
         canary: True if a subscriber of the replica itself is notified now and then.
 
     Attributes:
@@ -175,13 +211,14 @@ class Server:
         host: str | None = None,
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
         trust: TrustPlaces = TrustPlaces(),  # noqa: B008  immutable
+        requests_per_namespace: int = DEFAULT_REQUESTS_PER_NAMESPACE,
         canary: bool = False,
     ) -> None:
         self._core = core
         self._api = api
         self._metrics = metrics
         self._certificates = certificates
-        self._admission = Admission(api, core, certificates, service_url)
+        self._admission = Admission(api, core, certificates, service_url, requests_per_namespace)
         self._webhook_token = webhook_token
         self._host = host
         context = new_context()

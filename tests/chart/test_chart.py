@@ -16,6 +16,7 @@ from gracepoint_operator.webhooks.routes import (
     PATH_JOBS,
     PATH_JOBSETS,
     PATH_PODS,
+    PATH_REQUESTS,
     PATH_TRAINJOBS,
     path_of,
 )
@@ -225,6 +226,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--replicas": "2",
         "--preemption-ttl-seconds": "2592000",
         "--preemption-history-limit": "50",
+        "--requests-per-namespace": "200",
         "--request-ttl-seconds": "3600",
         "--longest-eviction-hold-seconds": "600",
         "--protect-pods": "false",
@@ -317,8 +319,8 @@ def test_jobset_is_refused_and_pod_created_without_an_operator(render: Render) -
 @pytest.mark.parametrize("settings", MODES)
 def test_evictions_wait_at_most_a_second_for_an_operator_that_is_down(render: Render, settings: list[str]) -> None:
     objects = render(*settings)
-    configuration = one(objects, "ValidatingWebhookConfiguration")
-    (webhook,) = configuration["webhooks"]
+    webhook, requests = one(objects, "ValidatingWebhookConfiguration")["webhooks"]
+    assert requests["failurePolicy"] == "Fail", "no flood of requests while the operator is down"
     assert (webhook["failurePolicy"], webhook["timeoutSeconds"]) == ("Ignore", 2)
     assert webhook["timeoutSeconds"] > LOOK_WITHIN_S, "the answer must come before the API server has given up"
     assert webhook["sideEffects"] == "NoneOnDryRun"
@@ -336,7 +338,7 @@ def test_the_api_server_finds_the_webhooks_where_nobody_else_does(render: Render
     found = [webhook["clientConfig"]["service"] for kind in kinds for webhook in one(objects, kind)["webhooks"]]
     assert [service["path"] for service in found] == [
         path_of(webhook, known)
-        for webhook in (PATH_JOBSETS, PATH_JOBS, PATH_JOBSETS, PATH_TRAINJOBS, PATH_PODS, PATH_EVICTIONS)
+        for webhook in (PATH_JOBSETS, PATH_JOBS, PATH_JOBSETS, PATH_TRAINJOBS, PATH_PODS, PATH_EVICTIONS, PATH_REQUESTS)
     ]
     assert {service["port"] for service in found} == {9443}
     assert {"secretName": "gp-gracepoint-webhooks", "defaultMode": 0o440} in [
@@ -368,7 +370,7 @@ def test_webhook_port_is_closed_to_pods_when_control_plane_addresses_are_given(r
 
 
 def test_evictions_in_system_namespaces_are_not_asked_about(render: Render) -> None:
-    (webhook,) = one(render("admission.excludedNamespaces={batch}"), "ValidatingWebhookConfiguration")["webhooks"]
+    webhook, _ = one(render("admission.excludedNamespaces={batch}"), "ValidatingWebhookConfiguration")["webhooks"]
     (expression,) = webhook["namespaceSelector"]["matchExpressions"]
     assert expression["operator"] == "NotIn"
     assert expression["values"] == ["kube-system", "kube-public", "kube-node-lease", "gp-system", "batch"]

@@ -27,6 +27,7 @@ _WEBHOOKS = {
     "trainjobs.gracepoint.dev": "the JobSets of TrainJobs do not get the label",
     "pods.gracepoint.dev": "restarted pods do not avoid nodes that go away",
     "evictions.gracepoint.dev": "kubectl drain does not wait for the save",
+    "preemptionrequests.gracepoint.dev": "nothing limits the number of requests in a namespace",
 }
 _JOBSETS_OWN = "jobset-mutating-webhook-configuration"
 _SOON_DAYS = 7

@@ -203,6 +203,12 @@ class KubeClient:
             if not query["continue"]:
                 return
 
+    async def count(self, kind: Kind, namespace: str) -> int:
+        """Returns the number of objects of the kind in one namespace. The API server sends only one of them."""
+        page = await self._call("GET", kind.path(namespace), query={"limit": "1"}, accept=METADATA_ONLY)
+        remaining = (page.get("metadata") or {}).get("remainingItemCount") or 0
+        return len(page.get("items") or ()) + int(remaining)
+
     async def preferred(self, kind: Kind) -> Kind:
         """Returns the kind in the version that the cluster prefers, if the kind has none of its own."""
         if not kind.any_version:

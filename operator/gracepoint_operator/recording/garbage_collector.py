@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.decisions.retention import Due, Key, Limits, due, over
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
@@ -57,6 +58,7 @@ class GarbageCollector:
         metrics: Counts what was deleted.
         clock: Seconds since the epoch.
         limits: How long, and how many, Preemptions are kept.
+        drop: Forgets an object, by its UID and its version.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class GarbageCollector:
         metrics: Metrics,
         clock: Callable[[], float],
         limits: Limits,
+        drop: Callable[[str, int], object],
     ) -> None:
+        self._drop = drop
         self._api = api
         self._cache = cache
         self._ready = ready
@@ -132,7 +136,8 @@ class GarbageCollector:
     async def _retire(self, request: RequestRecord, now: float) -> None:
         if request.kind is kinds.REQUESTS:
             metadata = {"uid": request.uid, "labels": {LABEL_ENDED_AT: str(int(now))}}
-            await self._api.merge(request.kind, request.namespace, request.name, {"metadata": metadata})
+            body = await self._api.merge(request.kind, request.namespace, request.name, {"metadata": metadata})
+            self._drop(request.uid, version_of(body["metadata"]))
         elif now - request.created_at > self._limits.request_ttl_s:  # made under version 0.2
             body = await self._api.get(request.kind, request.namespace, request.name)
             if body["metadata"]["uid"] == request.uid:

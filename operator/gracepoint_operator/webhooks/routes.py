@@ -47,6 +47,7 @@ PATH_JOBS = "/mutate/jobs"
 PATH_TRAINJOBS = "/mutate/trainjobs"
 PATH_PODS = "/mutate/pods"
 PATH_EVICTIONS = "/validate/evictions"
+PATH_REQUESTS = "/validate/preemptionrequests"
 
 #: An AdmissionReview contains a whole object of at most 3 MiB, as the API server serialises it.
 _LARGEST_OBJECT_BYTES = 8 * 1024 * 1024
@@ -109,6 +110,19 @@ class AdmissionContext(Protocol):
             A message that says why the eviction has to wait. None if it is allowed.
         """
 
+    async def why_requests_are_too_many(self, namespace: str) -> str | None:
+        """Counts a PreemptionRequest that is about to be created. Bounded in time.
+
+        Args:
+            namespace: Namespace of the request.
+
+        Returns:
+            A message that says why it is refused. None if it is allowed.
+
+        Raises:
+            Exception: The requests could not be counted.
+        """
+
 
 def path_of(webhook: str, token: str) -> str:
     """Returns the path of a webhook.
@@ -117,7 +131,8 @@ def path_of(webhook: str, token: str) -> str:
     the other paths can be computed from one path.
 
     Args:
-        webhook: ``PATH_JOBSETS``, ``PATH_JOBS``, ``PATH_TRAINJOBS``, ``PATH_PODS`` or ``PATH_EVICTIONS``.
+        webhook: ``PATH_JOBSETS``, ``PATH_JOBS``, ``PATH_TRAINJOBS``, ``PATH_PODS``, ``PATH_EVICTIONS`` or
+            ``PATH_REQUESTS``.
         token: The secret that the chart makes. The chart computes the paths in the same way.
     """
     return f"{webhook}/{hashlib.sha256(f'{webhook} {token}'.encode()).hexdigest()}"
@@ -165,6 +180,7 @@ def add_routes(
         return response
 
     add(PATH_EVICTIONS, validate_eviction, _LARGEST_EVICTION_BYTES)
+    add(PATH_REQUESTS, validate_request, _LARGEST_OBJECT_BYTES)
     add(PATH_JOBSETS, mutate_workload, _LARGEST_OBJECT_BYTES)
     add(PATH_JOBS, mutate_workload, _LARGEST_OBJECT_BYTES)
     add(PATH_TRAINJOBS, mutate_trainjob, _LARGEST_OBJECT_BYTES)
@@ -314,3 +330,13 @@ def _log_refusal(request: AdmissionRequest, kind: str, policy: str, why: str) ->
 def _log_unreadable(request: AdmissionRequest, kind: str, error: Exception) -> None:
     extra = seldom(kind, namespace=request.namespace)
     logger.warning("an object cannot be read", exc_info=error, extra=extra)
+
+
+async def validate_request(request: AdmissionRequest, context: AdmissionContext) -> Json:
+    """A PreemptionRequest is created: refused if its namespace has too many."""
+    try:
+        why = await context.why_requests_are_too_many(request.namespace)
+    except Exception as error:
+        logger.exception("the requests of a namespace could not be counted")
+        return unknown(request, f"the PreemptionRequests of the namespace could not be counted ({error!r}). Try again")
+    return allowed(request, request.object) if why is None else refused(request, why)

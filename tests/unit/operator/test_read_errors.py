@@ -305,6 +305,9 @@ class Operator:
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
         return f"{namespace}/{pod} saves"
 
+    async def why_requests_are_too_many(self, namespace: str) -> str | None:
+        return None
+
 
 def injected_pod() -> Body:
     pod = objects.pod()
@@ -324,7 +327,7 @@ EVICTION: Body = {
 @MANY
 @given(st.data())
 async def test_every_webhook_answers_whatever_object_it_is_asked_about(data: st.DataObject) -> None:
-    for valid in (objects.jobset(), injected_pod(), EVICTION):
+    for valid in (objects.jobset(), injected_pod(), EVICTION, objects.request()):
         body = data.draw(odd((valid,)))
         if not isinstance(body, dict):
             continue
@@ -333,5 +336,6 @@ async def test_every_webhook_answers_whatever_object_it_is_asked_about(data: st.
             await routes.mutate_workload(request, Operator()),
             await routes.mutate_pod(request, Operator()),
             await routes.validate_eviction(request, Operator()),
+            await routes.validate_request(request, Operator()),
         ):
             assert isinstance(answer["response"]["allowed"], bool)

@@ -79,7 +79,7 @@ def configurations(bundle: str | None, name: str = "00-gracepoint") -> list[Json
         {
             "kind": "ValidatingWebhookConfiguration",
             "metadata": {"name": "gracepoint"},
-            "webhooks": [{"name": "evictions.gracepoint.dev", **config}],
+            "webhooks": [{"name": f"{kind}.gracepoint.dev", **config} for kind in ("evictions", "preemptionrequests")],
         },
     ]
 

@@ -97,6 +97,8 @@ class MemoryApi(client.KubeClient):
             prefix = path.removesuffix(f"/{plural}")
             selector = query.get("labelSelector", "")
             items = [body for body in self.of(kinds.Kind(prefix, plural)) if _selects(selector, body)]
+            if query["limit"] == "1":
+                return {"items": items[:1], "metadata": {"remainingItemCount": max(len(items) - 1, 0)}}
             return {"items": items, "metadata": {}}
         target = path.removesuffix("/status")
         if target not in self.objects:

@@ -21,7 +21,7 @@ from gracepoint_operator.kube import client as kube
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, request_bodies
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
-from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, path_of
+from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, PATH_REQUESTS, path_of
 from gracepoint_operator.webhooks.updates.injected_annotation import ANNOTATION
 from gracepoint_operator.webhooks.updates.present_size import MemberPlace
 from tests.unit.operator.fakes.samples import Json, environment, jobset, pod_of, policy, replicated_job
@@ -41,6 +41,7 @@ class Operator:
         self.evictions: list[tuple[str, str, str | None]] = []
         self.answers = False
         self.waits_for: str | None = None
+        self.too_many: str | Exception | None = None
         self.refused: list[str] = []
         self.now: dict[str, MemberPlace] | Exception = {}
         self.jobset_api: list[InstalledApi | Exception] = [InstalledApi()]  # as it is read, one reading after another
@@ -72,6 +73,11 @@ class Operator:
         if isinstance(self.now, Exception):
             raise self.now
         return self.now
+
+    async def why_requests_are_too_many(self, namespace: str) -> str | None:
+        if isinstance(self.too_many, Exception):
+            raise self.too_many
+        return self.too_many
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
         if pod == "broken":
@@ -456,3 +462,23 @@ def test_the_patch_turns_any_object_into_the_wanted_one(before: dict[str, Any], 
     response = allowed(AdmissionRequest("r-1", "team", before), wanted)["response"]
     # As text, since to Python True is 1.
     assert json.dumps(patched(before, response), sort_keys=True) == json.dumps(wanted, sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "words"),
+    [
+        pytest.param(None, None, "", id="few"),
+        pytest.param("found 200, expected fewer", 422, "found 200, expected fewer", id="too many"),
+        pytest.param(kube.Unavailable("HTTP 503"), 503, "could not be counted", id="not known"),
+    ],
+)
+async def test_a_request_is_created_only_if_its_namespace_has_few(
+    client: Client, operator: Operator, found: str | Exception | None, code: int | None, words: str
+) -> None:
+    operator.too_many = found
+    response = await call(client, PATH_REQUESTS, {"metadata": {}})
+    assert response["allowed"] is (code is None)
+    assert "patch" not in response
+    if code is not None:
+        assert response["status"]["code"] == code
+        assert words in response["status"]["message"]
