@@ -44,6 +44,8 @@ from gracepoint_operator.resources import (
 __all__ = ["ACCOUNT", "Gang", "Size", "gangs", "stored", "uid_of", "unrelated_pods"]
 
 _NAMESPACES = 20
+#: A policy's status has room for 50.
+_JOBSETS_A_NAMESPACE = 40
 _OTHER_NAMESPACES = 50
 _PODS_A_NODE = 4
 _UUIDS = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -104,9 +106,9 @@ def gangs(size: Size) -> list[Gang]:
     each = (size.pods - size.big) // others // _PODS_A_NODE * _PODS_A_NODE  # so that no two JobSets share a node
     counts += [each] * others
     counts[-1] += size.pods - sum(counts)
-    found, first = [], 0
+    found, first, namespaces = [], 0, _training_namespaces(size)
     for number, count in enumerate(counts):
-        found.append(Gang(f"team-{number % _NAMESPACES}", f"train-{number:04}", first, count))
+        found.append(Gang(namespaces[number % len(namespaces)], f"train-{number:04}", first, count))
         first += count
     return found
 
@@ -127,11 +129,11 @@ def stored(size: Size, now: float) -> Iterator[tuple[str, bytes]]:
         now: Seconds since the epoch; all objects are older.
     """
     made = _stamp(now - 600)  # after the old records, which are of pods that are gone
-    for namespace in (*_training_namespaces(), *(f"web-{number}" for number in range(_OTHER_NAMESPACES))):
+    for namespace in (*_training_namespaces(size), *(f"web-{number}" for number in range(_OTHER_NAMESPACES))):
         meta = {**_meta("namespace", "", namespace, made), "labels": {"kubernetes.io/metadata.name": namespace}}
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": meta, "status": {"phase": "Active"}}
         yield f"/registry/namespaces/{namespace}", _encoded(body)
-    for namespace in _training_namespaces():
+    for namespace in _training_namespaces(size):
         account = {
             "apiVersion": "v1",
             "kind": "ServiceAccount",
@@ -217,8 +219,8 @@ def _encoded(body: Json) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def _training_namespaces() -> list[str]:
-    return [f"team-{number}" for number in range(_NAMESPACES)]
+def _training_namespaces(size: Size) -> list[str]:
+    return [f"team-{number}" for number in range(max(_NAMESPACES, size.jobsets // _JOBSETS_A_NAMESPACE))]
 
 
 def _stamp(at: float) -> str:

@@ -1,11 +1,13 @@
 """What each piece of work costs the controller's event loop, in CPU seconds, in a large cluster.
 
     python -m benchmarks.operator_work [--scale 1.0] [--top 3] [--json FILE]
+    python -m benchmarks.operator_work --scrapes 5000 [--json FILE]
 
 A real controller runs over an API server in memory, with as many objects as in ``benchmarks.operator_scale``, times
 ``--scale``. Nothing goes over a network, and the API server's work is done in another thread. Each callback of the
 controller's loop is measured in CPU time of its thread, so other work on the machine changes the figures little. The
-figure that counts is the longest callback of each phase: so long nothing else on the loop can run.
+figure that counts is the longest callback of each phase: so long nothing else on the loop can run. With ``--scrapes``
+there are so many JobSets of four pods, and all that is measured is what scrapes of the metrics cost.
 
 Threads: the controller's loop, one for the streams of the pods, one for the API server. All end with the process.
 """
@@ -43,6 +45,8 @@ _SMALL = 20
 _TIMEOUT_S = 300.0
 _QUIET_S = 0.3
 _LONGEST_S = 0.1
+_SCRAPE_S = 0.05
+_SCRAPES = 5
 
 _T = TypeVar("_T")
 
@@ -130,7 +134,8 @@ class _Run:
     def __init__(self, size: Size, top: int) -> None:
         self.gangs = gangs(size)
         self.api = StoredApi(size)
-        self.core = Controller(self.api, Metrics(), time.time, "one", replicas=2)
+        self.metrics = Metrics()
+        self.core = Controller(self.api, self.metrics, time.time, "one", replicas=2)
         self.api.on_change = self._seen
         self.meter = Meter("controller", top)
         self.streams = asyncio.new_event_loop()
@@ -223,8 +228,15 @@ def main() -> int:
     parser = report.parser(__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of objects (%(default)s)")
     parser.add_argument("--top", type=int, default=3, help="name so many of the longest callbacks (%(default)s)")
+    parser.add_argument("--scrapes", type=int, metavar="JOBSETS", help="measure scrapes alone, with so many JobSets")
     flags = parser.parse_args()
     gc_schedule.restrain()
+    if flags.scrapes:
+        count = flags.scrapes
+        size = Size(nodes=count, pods=4 * count, jobsets=count, unrelated=0, records=2, big=4)
+        found = scrapes(_Run(size, flags.top))
+        report.publish(found, flags.json, jobsets=count)
+        return 1 if any(figure.met is False for figure in found) else 0
     phases, others = measure(_Run(dataclasses.replace(Size.of(flags.scale), unrelated=0), flags.top))
     found = [*_figures(phases), *others]
     report.publish(found, flags.json, scale=flags.scale)
@@ -286,6 +298,48 @@ def measure(run: _Run) -> tuple[list[Phase], list[report.Figure]]:
     run.settle()
     phases.append(meter.take("21 evictions, one of the big gang"))
     return phases, _collections(run)
+
+
+def scrapes(run: _Run) -> list[report.Figure]:
+    """What it costs to tell the metrics with all accounts, as the health port does it."""
+    run.until(lambda: run.core.ready, "the first list")
+    gc_schedule.spare_what_is_known()
+    run.settle()
+    run.meter.take("start")
+    late_s: list[float] = []
+
+    async def measured() -> None:
+        while True:
+            due_at = run.loop.time() + 0.005
+            await asyncio.sleep(0.005)
+            late_s.append(run.loop.time() - due_at)
+
+    async def scraped() -> tuple[float, bytes]:
+        began_s = time.monotonic()
+        await run.metrics.update_accounts()
+        text = await asyncio.to_thread(run.metrics.text)
+        return time.monotonic() - began_s, text
+
+    found = []
+    for what in ("nobody asks", "scrapes"):
+        probe = asyncio.run_coroutine_threadsafe(measured(), run.loop)
+        if what == "scrapes":
+            took = [run.on_core(scraped()) for _ in range(_SCRAPES)]
+        else:
+            time.sleep(_SCRAPES)
+        probe.cancel()
+        phase, worst_s = run.meter.take(what), max(late_s)
+        late_s.clear()
+        found.append(report.Figure(f"{what}: the loop was late at most", worst_s, "s"))
+    series = sum(line.startswith(b"gracepoint_goodput_seconds{") for line in took[-1][1].splitlines())
+    return [
+        *found,
+        report.Figure("scrapes: CPU of the longest callback", phase.longest[0][0], "s", _SCRAPE_S),
+        report.Figure("scrapes: CPU of the loop for each", phase.cpu_s / _SCRAPES, "s"),
+        report.Figure("scrapes: how long one takes", max(one for one, _ in took), "s"),
+        report.Figure("scrapes: bytes of the text", float(len(took[-1][1])), ""),
+        report.Figure("scrapes: series of accounts", float(series), ""),
+    ]
 
 
 def _collections(run: _Run) -> list[report.Figure]:
