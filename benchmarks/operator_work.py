@@ -33,6 +33,7 @@ from benchmarks.operator_work_api import StoredApi
 from gracepoint.version import __version__
 from gracepoint.wire.messages import Acknowledgement, Subscription
 from gracepoint_operator import gc_schedule
+from gracepoint_operator.__main__ import _THREADS_TAKE_TURNS_S
 from gracepoint_operator.cache.listing.resync import sweep
 from gracepoint_operator.channel.loop_calls import LoopCalls
 from gracepoint_operator.channel.subscribers import Subscriber
@@ -302,6 +303,7 @@ def measure(run: _Run) -> tuple[list[Phase], list[report.Figure]]:
 
 def scrapes(run: _Run) -> list[report.Figure]:
     """What it costs to tell the metrics with all accounts, as the health port does it."""
+    sys.setswitchinterval(_THREADS_TAKE_TURNS_S)  # as in the operator
     run.until(lambda: run.core.ready, "the first list")
     gc_schedule.spare_what_is_known()
     run.settle()

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gracepoint.wire.codec import printable
+from gracepoint.wire.codec import one_line, printable
 
 #: Width where the output is no terminal. Lines are not cut there.
 _PLAIN_WIDTH = 400
@@ -56,8 +56,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(message: str) -> None:
-    """Prints a line for the user on stderr."""
-    console(stderr=True).print(escape(printable(message)), soft_wrap=True)
+    """Prints a message for the user on stderr. If it has several lines, all but the first are indented."""
+    console(stderr=True).print(escape(printable(message).replace("\n", "\n  ")), soft_wrap=True)
 
 
 def put_json(value: Any) -> None:
@@ -106,7 +106,7 @@ def _put_records(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 def put(line: str = "", style: str = "") -> None:
     """Prints a line of an answer."""
-    console().print(Text(printable(line), style=style), soft_wrap=True)
+    console().print(Text(one_line(line), style=style), soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -121,5 +121,5 @@ def progress(what: str) -> Iterator[None]:
 
 
 def _cell(value: object) -> Text:
-    text = "" if value is None else printable(str(value))
+    text = "" if value is None else one_line(str(value))
     return Text(text, style=_STYLES.get(text, ""))

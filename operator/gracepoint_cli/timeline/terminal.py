@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from gracepoint.wire.codec import one_line
 from gracepoint_cli.timeline.model import SpanKind, Timeline
 
 _COLOURS = {
@@ -45,7 +46,7 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
         width: Columns of the terminal.
         colours: Whether spans are told apart by colour. Without, by letters.
     """
-    names = {lane: _shortened(lane, max(width // 3, _NARROWEST)) for lane in timeline.lanes}
+    names = {lane: _shortened(one_line(lane), max(width // 3, _NARROWEST)) for lane in timeline.lanes}
     labels = max(map(len, names.values()), default=0)
     columns = max(width - labels - 3, _NARROWEST)
     first, last = timeline.bounds
@@ -53,7 +54,7 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
     def column(seconds: float) -> int:
         return min(int((seconds - first) / (last - first) * columns), columns - 1)
 
-    made = [Text(timeline.title, style="bold"), Text("; ".join(timeline.facts)), Text()]
+    made = [Text(one_line(timeline.title), style="bold"), Text(one_line("; ".join(timeline.facts))), Text()]
     deadline = None if timeline.deadline_s is None else column(timeline.deadline_s)
     for lane in timeline.lanes:
         cells: list[tuple[str, str]] = [(" ", "")] * columns
@@ -75,7 +76,8 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
     made.append(_legend(timeline, colours=colours))
     made.append(Text())
     made += [
-        Text(f"{event.at_s:10.3f} s  {event.lane}{': ' if event.lane else ''}{event.text}") for event in timeline.events
+        Text(one_line(f"{event.at_s:10.3f} s  {event.lane}{': ' if event.lane else ''}{event.text}"))
+        for event in timeline.events
     ]
     return made
 

@@ -101,7 +101,11 @@ class PlainFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         fields = getattr(record, _FIELDS, {})
         pairs = (f"{key}={json.dumps(value, default=str)}" for key, value in fields.items())
-        return " ".join((printable(super().formatMessage(record)), *pairs))
+        return " ".join((super().formatMessage(record), *pairs))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """All lines but the first are indented, so that no text can pretend to be the next record."""
+        return printable(super().format(record)).replace("\n", "\n    ")
 
 
 class JsonFormatter(logging.Formatter):

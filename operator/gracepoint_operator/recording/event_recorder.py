@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 
 from gracepoint.wire import names
+from gracepoint.wire.codec import one_line
 from gracepoint_operator.decisions.statuses.event_notes import EVENT_CONTROLLER, STORY, Note
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient
@@ -106,7 +107,7 @@ class EventRecorder:
             "reportingInstance": self._replica[:128],
             "action": note.reason,
             "reason": note.reason,
-            "note": note.message.encode()[:_NOTE_BYTES].decode(errors="ignore"),
+            "note": one_line(note.message).encode()[:_NOTE_BYTES].decode(errors="ignore"),
             "type": "Warning" if note.warning else "Normal",
             "regarding": regarding,
         }

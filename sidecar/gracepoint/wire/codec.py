@@ -77,6 +77,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def one_line(text: str) -> str:
+    """The same without line breaks and tabs, for what is shown as a line: no text can pretend to be the next one."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def parsed(what: str, text: str | bytes) -> dict[str, Any]:
     """Parses a JSON object; ``what`` names it in the error.
 

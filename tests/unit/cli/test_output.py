@@ -62,7 +62,7 @@ def test_the_signals_can_be_read_in_sixty_columns() -> None:
     assert {len(line) <= 60 for line in lines} == {True}
 
 
-HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil"
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x00\x7f\r\nall is well\tevil"
 
 
 def test_nothing_that_is_printed_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +73,7 @@ def test_nothing_that_is_printed_controls_the_terminal(capsys: pytest.CaptureFix
     found = capsys.readouterr()
     assert {c for c in found.out + found.err if not (c.isprintable() or c == "\n")} == set()
     assert found.out.count("evil") == 3
+    assert not any(line.startswith("all is well") for line in (found.out + found.err).splitlines())
 
 
 def _served(body: object) -> http.server.ThreadingHTTPServer:

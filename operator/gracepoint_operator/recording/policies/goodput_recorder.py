@@ -44,7 +44,7 @@ _AT_ONCE_S = 0.01
 #: An entry in which nothing has changed is written again after this time, if the status is written anyway.
 _OLD_S = 300.0
 #: So many accounts are copied in one turn of the event loop: some milliseconds.
-_COPIED_AT_ONCE = 100
+_COPIED_AT_ONCE = 50
 
 
 @dataclasses.dataclass(frozen=True)

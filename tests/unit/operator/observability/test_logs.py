@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+
+import pytest
 
 from gracepoint_operator.observability.logs import (
     OFTEN,
@@ -109,3 +112,18 @@ def test_debug_output_is_written_whole() -> None:
     limited = SeldomFilter(lambda: 0.0)
     record = logging.getLogger("x").makeRecord("x", logging.DEBUG, "f", 1, "detail", (), None)
     assert all(limited.filter(record) for _ in range(2 * OFTEN))
+
+
+@pytest.mark.parametrize("formatter", [PlainFormatter(), JsonFormatter()])
+def test_no_text_controls_a_terminal_or_pretends_to_be_another_record(formatter: logging.Formatter) -> None:
+    hostile = "\x1b[2J\x9b\u202e\n2026-01-01 00:00:00,000 INFO all is well"
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        failure = sys.exc_info()
+    record = logging.getLogger("x").makeRecord(
+        "x", logging.ERROR, "f", 1, "found %s", (hostile,), failure, extra=about(name=hostile)
+    )
+    written = formatter.format(record)
+    assert {c for c in written if not (c.isprintable() or c == "\n")} == set()
+    assert "\n2026-01-01" not in written

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 
 import pytest
+from prometheus_client import parser
 
 from gracepoint.wire.messages import Forecast, Resumption, SavedFor, Spent
 from gracepoint_operator.goodput import status_codec
@@ -163,7 +164,20 @@ async def test_the_metrics_show_the_account_as_of_now(api: MemoryApi, clock: Clo
             f'gracepoint_goodput_seconds{{category="training",namespace="{objects.NAMESPACE}",workload="train"}} 141.0'
         )
         await replica.metrics.update_accounts()
-        assert line in replica.metrics.text().decode().splitlines()
+        text = replica.metrics.text().decode()
+        assert line in text.splitlines()
+        (family,) = [one for one in parser.text_string_to_metric_families(text) if one.name.endswith("goodput_seconds")]
+        assert {sample.labels["category"] for sample in family.samples} == set(Category)
+
+
+async def test_accounts_can_be_left_out_of_the_metrics() -> None:
+    rows = [("research", "train", "training", 1.0)]
+    for shown in (True, False):
+        metrics = Metrics(accounts=shown)
+        metrics.show_accounts(lambda: rows)
+        await metrics.update_accounts()
+        metrics.show_accounts(lambda: rows)
+        assert ("goodput_seconds" in metrics.text().decode()) is shown
 
 
 @pytest.mark.parametrize(
