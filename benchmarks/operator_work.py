@@ -332,7 +332,8 @@ def scrapes(run: _Run) -> list[report.Figure]:
         probe.cancel()
         phase, worst_s = run.meter.take(what), max(late_s)
         late_s.clear()
-        found.append(report.Figure(f"{what}: the loop was late at most", worst_s, "s"))
+        goal_s = _SCRAPE_S if what == "scrapes" else None
+        found.append(report.Figure(f"{what}: the loop was late at most", worst_s, "s", goal_s))
     series = sum(line.startswith(b"gracepoint_goodput_seconds{") for line in took[-1][1].splitlines())
     return [
         *found,

@@ -154,11 +154,10 @@ class MetricsPage:
 async def _in_portions(request: web.Request, text: bytes) -> web.StreamResponse:
     """Answers with a text. A client that does not read it costs a portion of it, as the transport copies what waits."""
     response = web.StreamResponse(headers={"Content-Type": "text/plain", "Content-Length": str(len(text))})
-    await response.prepare(request)
-    if request.method != "HEAD":
-        with contextlib.suppress(ConnectionError):
-            for begin in range(0, len(text), _PORTION_BYTES):
-                await response.write(text[begin : begin + _PORTION_BYTES])
+    with contextlib.suppress(ConnectionError):  # the client has gone, or its connection was closed for another one
+        await response.prepare(request)
+        for begin in range(0, len(text) if request.method != "HEAD" else 0, _PORTION_BYTES):
+            await response.write(text[begin : begin + _PORTION_BYTES])
     return response
 
 

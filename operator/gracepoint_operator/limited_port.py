@@ -35,7 +35,7 @@ import math
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Final
 
@@ -99,7 +99,7 @@ class ConnectionLimits:
     handshakes: int = 64
     a_second_of_address: float = 100.0
     bytes: int = 320 * 1024
-    bytes_at_once: int = 32 * 1024 * 1024
+    bytes_at_once: int = 8 * 1024 * 1024
     replaces: bool = False
     kept: int | None = None
 
@@ -280,6 +280,7 @@ class LimitedPort:
         self._count_closed = count_closed
         self._keepalive = keepalive
         app.on_response_prepare.append(self._answers)
+        app.middlewares.append(_end_without_traceback)
         # No access log: the paths of webhooks are secret. A handler is cancelled when its client disconnects, so that
         # what it holds is released at once.
         self._runner = web.AppRunner(
@@ -640,6 +641,22 @@ class LimitedPort:
                 "connections are closed whose callers have not shown who they are",
                 extra=seldom(why, port=self._name, peer=address, pending=self.pending),
             )
+
+
+@web.middleware
+async def _end_without_traceback(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Ends a request whose client has gone, by an answer that nobody gets.
+
+    The task of a cancelled request refers to the error, the error by its traceback to the request with what was read of
+    its body, and the request to the task. All that would live until the next garbage collection.
+    """
+    try:
+        return await handler(request)
+    except asyncio.CancelledError:
+        pass
+    return web.Response(status=499)
 
 
 async def _readable(its: socket.socket) -> None:

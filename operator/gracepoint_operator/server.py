@@ -68,7 +68,7 @@ _WEBHOOK_LIMITS = ConnectionLimits(
     pending_s=15.0,
     a_second_of_address=50.0,
     bytes=128 * 1024,  # of a request whose path has not been looked at yet
-    bytes_at_once=16 * 1024 * 1024,
+    bytes_at_once=4 * 1024 * 1024,
     replaces=True,
     kept=256,
 )

@@ -335,7 +335,8 @@ def _jobset(name: str, script: str, shared: Path) -> dict[str, Any]:
         {
             "maxSkew": 1,
             "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "nodeTaintsPolicy": "Honor",  # a node that is cordoned or lost is none to spread over
             "labelSelector": selector,
         }
     ]

@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gracepoint.wire.codec import one_line
 from gracepoint_operator.kube.fields import parse_time, text
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
@@ -103,7 +104,9 @@ def signal(
     """Returns the signal of an Eviction that lasts. It goes away if the request is withdrawn."""
     by = f" by {', '.join(asked.requesters)}" if asked.requesters else ""
     attempt = evictions.signal(pod, policy, epochs, since_at)
-    return dataclasses.replace(attempt, mark=asked.mark, text=f"eviction requested{by}"[:512], cancelable=True)
+    return dataclasses.replace(
+        attempt, mark=asked.mark, text=one_line(f"eviction requested{by}")[:512], cancelable=True
+    )
 
 
 def _of(status: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from gracepoint.wire.codec import one_line
 from gracepoint.wire.messages import Confidence
 from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.kube.objects import Taint, Toleration, read_taint
@@ -110,7 +111,7 @@ def _mark(row: Row, feature: _Feature, uid: str, body: Body, unreadable_parts: d
     return Mark(
         id=f"{uid}/{row.name}/{feature.key}{feature.again}{told}",
         row=row,
-        text=_shortened(feature.text.encode(errors="replace").decode(), _TEXT_LIMIT),  # JSON can hold half of a pair
+        text=_shortened(one_line(feature.text), _TEXT_LIMIT),
         since_at=feature.since_at,
         until_at=until_at,
         is_exact=feature.is_exact and feature.since_at is not None,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
+import tracemalloc
 
 import pytest
 from aiohttp import web
@@ -43,5 +45,47 @@ async def test_a_connection_that_ends_while_it_waits_for_a_handshake_takes_no_pl
     finally:
         for one in opened:
             one.close()
+        accepting.cancel()
+        await port.close()
+
+
+async def test_what_a_caller_sent_is_freed_as_soon_as_its_connection_is_closed() -> None:
+    """Not at the next garbage collection, of which a flood of large bodies would be too large."""
+    body_bytes, connections = 200_000, 10
+
+    async def take(request: web.Request) -> web.Response:
+        return web.Response(text=str(len(await request.clone(client_max_size=10 * body_bytes).read())))
+
+    app = web.Application()
+    app.router.add_post("/", take)
+    port = LimitedPort("test", app, None, ConnectionLimits(), lambda reason: None)
+    number = await port.start("127.0.0.1", 0)
+    accepting = asyncio.create_task(port.accept())
+    head = f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {body_bytes + 1}\r\n\r\n".encode()
+
+    async def flood() -> int:
+        """Returns how many bytes are held once all have come, but the last."""
+        opened = []
+        for _ in range(connections):
+            one = socket.create_connection(("127.0.0.1", number))
+            opened.append(one)
+            await asyncio.to_thread(one.sendall, head + b"x" * body_bytes)
+        all_bytes = connections * body_bytes
+        await asyncio.to_thread(until, lambda: tracemalloc.get_traced_memory()[0] >= all_bytes, "all bodies")
+        held = tracemalloc.get_traced_memory()[0]
+        for one in opened:
+            one.close()
+        await asyncio.to_thread(until, lambda: not port.pending, "the end of all connections")
+        return held
+
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        held = await flood()
+        assert tracemalloc.get_traced_memory()[0] < held / 4
+    finally:
+        tracemalloc.stop()
+        gc.enable()
         accepting.cancel()
         await port.close()

@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 from gracepoint.wire.codec import Message, WireError, json_key
 from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, StageTiming, Stall, Trouble
 from gracepoint_operator.channel.reports import UnknownPreemption
-from gracepoint_operator.kube import client
+from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import JsonObject
+from gracepoint_operator.kube.kinds import Kind
+from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
@@ -83,6 +85,8 @@ class StrictApi(MemoryApi):
             wrong += [f"{list(error.absolute_path)}: {error.message[:200]}" for error in checked.iter_errors(body)]
         if body.get("kind") == "Event":
             wrong += violations({}, body)
+            if not body["note"].isprintable():
+                wrong.append(f"the note {body['note']!r} has several lines")
             if len(body["note"].encode()) > _NOTE_BYTES:
                 wrong.append("the note is too long")
         if wrong:
@@ -182,6 +186,56 @@ def test_a_record_can_be_written_whatever_pods_say(data: st.DataObject) -> None:
             await _all_written(replica, api)
 
     asyncio.run(scene())
+
+
+HOSTILE = "\x1b]0;x\x07\x9b2J\u202e\ud800\nall is well" + "x" * 2000
+
+
+def _disrupted_pod(text: str) -> JsonObject:
+    made = objects.pod(0, disruption=text)
+    made["status"]["conditions"][-1]["message"] = text
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        pytest.param(kinds.PODS, _disrupted_pod(HOSTILE), id="a pod"),
+        pytest.param(
+            kinds.NODES,
+            objects.node("node-1", conditions=[objects.condition("Ready", "False", reason=HOSTILE, message=HOSTILE)]),
+            id="a node's condition",
+        ),
+        pytest.param(
+            kinds.NODES,
+            objects.node(
+                "node-1",
+                taints=[objects.taint() | {"value": HOSTILE}],
+                labels={"cloud.google.com/x": HOSTILE},
+                annotations={"gracepoint.dev/x": HOSTILE},
+            ),
+            id="a node's taint, labels and annotations",
+        ),
+        pytest.param(
+            kinds.POLICIES,
+            objects.policy(signals=[HOSTILE]) | {"status": {"conditions": [{"type": HOSTILE, "message": HOSTILE}]}},
+            id="a policy",
+        ),
+        pytest.param(
+            JOBSETS,
+            objects.jobset() | {"status": {"conditions": [objects.condition(HOSTILE, reason=HOSTILE)]}},
+            id="a JobSet",
+        ),
+    ],
+)
+async def test_a_record_can_be_written_whatever_objects_say(kind: Kind, body: JsonObject, clock: Clock) -> None:
+    api = StrictApi(clock)
+    cluster(api)
+    async with running(api, clock) as replica:
+        replica.core.feed(kind, "MODIFIED", body)
+        replica.taint("node-2")
+        await replica.phase("Noticed")
+        await _all_written(replica, api)
 
 
 async def test_a_record_keeps_its_own_stages_when_a_pod_makes_up_others(clock: Clock) -> None:
