@@ -177,7 +177,8 @@ class Floods:
         """Floods a port for some time, and until there are so many answers. An empty kind: nothing is flooded."""
         self.evictions.taken()
         attackers = [
-            self._attacker(kind, port, connections // _ATTACKERS, addresses) for _ in range(_ATTACKERS if kind else 0)
+            attacker(self._stack, self._share, self.replica, kind, port, connections // _ATTACKERS, addresses)
+            for _ in range(_ATTACKERS if kind else 0)
         ]
         began, cpu_s, most = time.time(), self.replica.cpu_s(), 0
         try:
@@ -194,21 +195,44 @@ class Floods:
         blocked = max((item.took_s for item in self.replica.blocked(began)), default=0.0)
         return Phase(kind, port, took_s, unasked, most, attack, cpu, blocked)
 
-    def _attacker(self, kind: str, port: str, count: int, addresses: Sequence[str]) -> subprocess.Popen[str]:
-        number = {"webhooks": self.replica.webhooks, "channel": self.replica.https, "health": self.replica.health}[port]
-        tls = "plain" if port == "health" else "tls"
-        argv = [sys.executable, "-m", "benchmarks.operator_floods_attacker", kind, str(number), tls, str(count)]
-        child = subprocess.Popen(
-            [*argv, *addresses], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT
-        )
-        self._stack.callback(child.kill)
-        self._share.write_text(str(child.pid))
-        return child
-
     def scrape(self) -> str:
         """The metrics."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.replica.health}/metrics", timeout=_STOP_S) as answer:
-            return str(answer.read().decode())
+        return scrape(self.replica)
+
+
+def attacker(
+    stack: contextlib.ExitStack,
+    share: Path,
+    replica: Replica,
+    kind: str,
+    port: str,
+    count: int,
+    addresses: Sequence[str],
+) -> subprocess.Popen[str]:
+    """Starts an attacker, which ends when its standard input does.
+
+    Args:
+        stack: Ends it at the latest.
+        share: See ``limits.processor_group``.
+        replica: What it attacks.
+        kind: One of ``KINDS``.
+        port: One of ``PORTS``.
+        count: How many connections it keeps.
+        addresses: Where it connects from.
+    """
+    number = {"webhooks": replica.webhooks, "channel": replica.https, "health": replica.health}[port]
+    tls = "plain" if port == "health" else "tls"
+    argv = [sys.executable, "-m", "benchmarks.operator_floods_attacker", kind, str(number), tls, str(count)]
+    child = subprocess.Popen([*argv, *addresses], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+    stack.callback(child.kill)
+    share.write_text(str(child.pid))
+    return child
+
+
+def scrape(replica: Replica) -> str:
+    """The metrics of a replica."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{replica.health}/metrics", timeout=_STOP_S) as answer:
+        return str(answer.read().decode())
 
 
 def _webhook(replica: Replica, certificate: Certificate, namespaces: Sequence[str]) -> dict[str, Any]:

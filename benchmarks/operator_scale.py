@@ -1,6 +1,6 @@
 """The operator in a large cluster: start, memory, idle cost, notices, a very large gang, the loss of a replica.
 
-    python -m benchmarks.operator_scale [--scale 1.0] [--phases all] [--json FILE]
+    python -m benchmarks.operator_scale [--scale 1.0] [--phases all] [--floods] [--json FILE]
 
 A real API server over a real etcd holds 5,000 nodes, 20,000 pods of 500 JobSets, 30,000 other pods and 5,000 old
 Preemptions, all of realistic size, times ``--scale``. One JobSet has a fifth of the pods. Nothing runs the pods. Real
@@ -13,6 +13,9 @@ of each other one, each with an address of its own. The phases, one after anothe
 4. connect: all clients connect, half of them to each replica;
 5. disruptions: 100 a minute, each a taint on the node of another JobSet;
 6. big: a taint on a node of the big JobSet, taken back, and again after one replica was killed.
+
+With ``--floods``, which takes root, attackers with half a core and without a token flood each port of both replicas
+from 5 on, and the metrics are scraped every 15 s; see ``operator_floods``. All goals stay the same.
 
 From 5 on, pods are evicted: the webhook is asked as the API server asks it. All times are of the one clock of this
 machine. The CPU seconds of the operator stand beside the times, since API server, etcd and clients use the same
@@ -27,10 +30,13 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import report
+from benchmarks.operator_floods import attacker, scrape
 from benchmarks.operator_scale_cluster import Certificate, Replica, filled_api_server, processor_s
 from benchmarks.operator_scale_evictions import Evictions
 from benchmarks.operator_scale_objects import Gang, Size, gangs
@@ -38,6 +44,7 @@ from benchmarks.operator_scale_pods import Clients, Member, Signer, open_clients
 from benchmarks.operator_scale_results import Limit, Measured, figures
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import KubeClient
+from tests import limits
 from tests.ports import held_ports
 
 #: A sure signal that may go away again. Its deadline is the grace period.
@@ -50,6 +57,11 @@ _IDLE_S = 30.0
 _CONNECT_TIMEOUT_S = 600.0
 _TOLD_TIMEOUT_S = 60.0
 _API = ("etcd", "kube-apiserver")
+_FLOODS = {"webhooks": "handshake", "channel": "handshake", "health": "unread"}
+_FLOOD = 20_000
+_ATTACKERS = ("127.200.0.1", "127.200.0.2")
+_ATTACKERS_SHARE = 0.5
+_SCRAPE_EVERY_S = 15.0
 
 
 def main() -> int:
@@ -58,16 +70,17 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of objects (%(default)s)")
     parser.add_argument("--phases", choices=("start", "all"), default="all", help="start: 1 to 3 alone (%(default)s)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and files there")
+    parser.add_argument("--floods", action="store_true", help="flood each port from phase 5 on, and scrape the metrics")
     flags = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = flags.keep
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gracepoint-scale-")))
         folder.mkdir(parents=True, exist_ok=True)
-        run = _Run(stack, folder, Size.of(flags.scale))
+        run = _Run(stack, folder, Size.of(flags.scale), floods=flags.floods)
         measured = run.measure(with_clients=flags.phases == "all")
     found = figures(measured)
-    report.publish(found, flags.json, scale=flags.scale)
+    report.publish(found, flags.json, scale=flags.scale, floods=flags.floods)
     return 1 if any(figure.met is False for figure in found) else 0
 
 
@@ -78,9 +91,11 @@ class _Run:
         stack: Ends what the phases start.
         folder: For all files.
         size: How many objects there are.
+        floods: Whether the ports are flooded, and the metrics scraped.
     """
 
-    def __init__(self, stack: contextlib.ExitStack, folder: Path, size: Size) -> None:
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, size: Size, *, floods: bool) -> None:
+        self._floods = floods
         self._stack = stack
         self._folder = folder
         self._gangs = gangs(size)
@@ -113,7 +128,7 @@ class _Run:
         clients = self._stack.enter_context(open_clients(*arguments))
         self._connect(clients, len(members), replicas)
         evictions = Evictions(self._certificate, [replica.webhooks for replica in replicas], self._gangs)
-        with evictions.running():
+        with evictions.running(), self._flooded(replicas):
             self._disruptions(clients, replicas)
             self._measured.told_by_both_s = self._big(clients, replicas, "1")
             evictions.ports = [replicas[0].webhooks]
@@ -127,6 +142,39 @@ class _Run:
             self._measured.told_by_one_s = self._big(clients, replicas[:1], "2")
         self._measured.eviction_s = evictions.took_s
         self._measured.evictions_failed = evictions.failed
+
+    @contextlib.contextmanager
+    def _flooded(self, replicas: list[Replica]) -> Iterator[None]:
+        """Floods the ports meanwhile, if that is wanted."""
+        if not self._floods:
+            yield
+            return
+        ends = threading.Event()
+
+        def scraped() -> None:
+            while not ends.wait(_SCRAPE_EVERY_S):
+                began_s = time.monotonic()
+                with contextlib.suppress(OSError):  # it is killed in the end
+                    scrape(replicas[1])
+                scrape(replicas[0])
+                self._measured.scrape_s.append(time.monotonic() - began_s)
+
+        with contextlib.ExitStack() as stack:
+            share = stack.enter_context(limits.processor_group(_ATTACKERS_SHARE))
+            for replica in replicas:
+                for port, kind in _FLOODS.items():
+                    attacker(stack, share, replica, kind, port, _FLOOD // len(replicas), _ATTACKERS)
+            thread = threading.Thread(target=scraped, name="scrapes", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                ends.set()
+                thread.join(_SCRAPE_EVERY_S)
+            for replica in replicas[:1]:
+                text = scrape(replica).splitlines()
+                closed = [line for line in text if "connections_closed_total{" in line and not line.endswith(" 0.0")]
+                _say("closed: " + "; ".join(closed))
 
     def _limit(self) -> None:
         argv = [sys.executable, "-m", "benchmarks.operator_scale_limit", str(self._server.kubeconfig)]

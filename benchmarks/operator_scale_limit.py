@@ -15,8 +15,7 @@ import time
 import kubernetes.client
 import kubernetes.config
 
-from gracepoint_operator.cache.listing.resync import ALWAYS, SELECTORS
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.cache.listing.resync import ALWAYS, OPTIONAL, SELECTORS
 
 _PAGE = 500
 _TIMEOUT_S = 120.0
@@ -26,7 +25,7 @@ def main() -> None:
     kubernetes.config.load_kube_config(sys.argv[1], persist_config=False)
     client = kubernetes.client.ApiClient()
     began_at, requests, objects, received = time.monotonic(), 0, 0, 0
-    for kind in ALWAYS - {kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS}:
+    for kind in ALWAYS - OPTIONAL:
         query = {"limit": str(_PAGE), "labelSelector": SELECTORS[kind] or ""}
         while True:
             answer = client.call_api(

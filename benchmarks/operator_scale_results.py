@@ -67,6 +67,7 @@ class Measured:
         reconnected_s: From its death until all clients were connected again.
         failed_over_bytes: Memory of the other replica then.
         eviction_s: How long each answer to an eviction took.
+        scrape_s: How long a scrape of both replicas took, if they were scraped.
         missed: Notices that did not come.
         blocked: What blocked the event loops after the start.
     """
@@ -93,6 +94,7 @@ class Measured:
     most_bytes: int = 0
     eviction_s: list[float] = dataclasses.field(default_factory=list)
     evictions_failed: int = 0
+    scrape_s: list[float] = dataclasses.field(default_factory=list)
     missed: int = 0
     receipts_missed: int = 0
     blocked: list[Blocked] = dataclasses.field(default_factory=list)
@@ -139,6 +141,7 @@ def _with_clients(measured: Measured) -> list[Figure]:
         Figure("memory: the most of the first replica", measured.most_bytes / _MIB, "MiB"),
         *_latencies("evictions: answered", measured.eviction_s, _EVICTION_S),
         Figure("evictions that were not answered", measured.evictions_failed, "", 0),
+        *([Figure("scrapes of both replicas: at most", max(measured.scrape_s), "s")] if measured.scrape_s else []),
         Figure("notices that did not come", measured.missed, "", 0),
         Figure("receipts that were not taken", measured.receipts_missed, ""),
         *_blocked("after the start", measured.blocked),
