@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from gracepoint.wire.names import JOBSET_LABEL_UID, LABEL_POLICY
+from gracepoint_operator.cache.listing.resync import SELECTORS
+from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.eviction_hold import LOOK_WITHIN_S
 from gracepoint_operator.webhooks.routes import (
@@ -127,6 +129,21 @@ def test_watched_namespaces_are_the_only_ones_that_it_has_rights_in(render: Rend
         assert webhook["namespaceSelector"] == {"matchExpressions": [selector]}
     args = pod_spec(objects)["containers"][0]["args"]
     assert args[args.index("--watch-namespaces") + 1] == "research,prod"
+
+
+@pytest.mark.parametrize("kind", SELECTORS, ids=lambda kind: kind.title)
+def test_each_watched_kind_is_listed_by_the_role_of_where_it_is(render: Render, kind: Kind) -> None:
+    """With watchNamespaces, the other role would refuse it, or grant it everywhere."""
+    objects = render("deviceTaints.enabled=true")
+    lists = [
+        name
+        for name in ("gp-gracepoint", "gp-gracepoint-namespaces")
+        for rule in cluster_role(objects, name)["rules"]
+        if kind.group in rule["apiGroups"]
+        and kind.plural in rule["resources"]
+        and {"list", "watch"} <= {*rule["verbs"]}
+    ]
+    assert lists == ["gp-gracepoint-namespaces" if kind.namespaced else "gp-gracepoint"]
 
 
 @pytest.mark.parametrize(
