@@ -183,7 +183,7 @@ class Controller:
         )
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, clock, write_interval_s)
         self._garbage_collector = GarbageCollector(
-            api, self.cache, lambda: self.ready, metrics, clock, kept, self._drop
+            api, self.cache, lambda: self.ready, metrics, clock, kept, self._drop, namespaces
         )
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
         self._eviction_responder = EvictionResponder(api, self.cache, metrics, clock, write_interval_s)

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.resource_versions import version_of
@@ -59,6 +59,7 @@ class GarbageCollector:
         clock: Seconds since the epoch.
         limits: How long, and how many, Preemptions are kept.
         drop: Forgets an object, by its UID and its version.
+        namespaces: The namespaces that are watched. Empty: all.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class GarbageCollector:
         clock: Callable[[], float],
         limits: Limits,
         drop: Callable[[str, int], object],
+        namespaces: Collection[str] = (),
     ) -> None:
         self._drop = drop
+        self._namespaces = tuple(namespaces)
         self._api = api
         self._cache = cache
         self._ready = ready
@@ -146,24 +149,29 @@ class GarbageCollector:
     async def prune_requests(self) -> None:
         """Runs one pass for requests that are over for good."""
         deleted = 0
-        try:
-            pages = self._api.pages(kinds.REQUESTS, _ended_request, label_selector=LABEL_ENDED_AT)
-            async for page in pages:
-                for metadata, ended_at in page.items:
-                    if self._clock() - ended_at <= self._limits.request_ttl_s:
-                        continue
+        for namespace in self._namespaces or (None,):
+            try:
+                deleted += await self._prune_requests_in(namespace, REQUESTS_AT_MOST - deleted)
+            except client.NotFound:
+                continue  # the definition of requests is not there
+            except client.KubeError as error:
+                self._say_failed(kinds.REQUESTS.plural, namespace or "", "", error)
+        if deleted:
+            log.info("requests deleted", extra=about(number=deleted))
+
+    async def _prune_requests_in(self, namespace: str | None, at_most: int) -> int:
+        """Returns how many were deleted. ``namespace``: None for all."""
+        deleted = 0
+        pages = self._api.pages(kinds.REQUESTS, _ended_request, label_selector=LABEL_ENDED_AT, namespace=namespace)
+        async for page in pages:
+            for metadata, ended_at in page.items:
+                if deleted >= at_most:
+                    return deleted
+                if self._clock() - ended_at > self._limits.request_ttl_s:
                     with contextlib.suppress(client.NotFound, client.Conflict):
                         await self._api.delete(kinds.REQUESTS, {"metadata": metadata})
                         deleted += 1
-                    if deleted == REQUESTS_AT_MOST:
-                        return
-        except client.NotFound:
-            return  # the definition of requests is not there
-        except client.KubeError as error:
-            self._say_failed(kinds.REQUESTS.plural, "", "", error)
-        finally:
-            if deleted:
-                log.info("requests deleted", extra=about(number=deleted))
+        return deleted
 
     def _say_failed(self, kind: str, namespace: str, name: str, error: client.KubeError) -> None:
         log.warning(

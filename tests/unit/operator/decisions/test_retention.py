@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 
+from gracepoint_operator.controller import Controller
 from gracepoint_operator.decisions.retention import SHORTEST_S, DeletionReason, Due, Limits, due, over
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import LABEL_ENDED_AT, RequestRecord
+from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.garbage_collector import AGAIN_S
 from gracepoint_operator.workloads import WorkloadIdentity
 from gracepoint_operator.workloads.jobset import JOBSETS
@@ -213,6 +215,14 @@ async def test_a_request_that_is_over_is_labelled_and_goes_after_an_hour(api: Me
         await first.core._garbage_collector.prune_requests()
         await second.core._garbage_collector.prune_requests()
         assert list(requests(api)) == ["waits"]
+
+
+async def test_requests_are_listed_in_watched_namespaces_alone(api: MemoryApi, clock: Clock) -> None:
+    """An operator of some namespaces has no right to list others."""
+    core = Controller(api, Metrics(), clock, "replica-a", namespaces=(NAMESPACE, "prod"))
+    api.calls.clear()
+    await core._garbage_collector.prune_requests()
+    assert api.calls == [f"GET {kinds.REQUESTS.path(namespace)}" for namespace in (NAMESPACE, "prod")]
 
 
 async def test_a_label_that_is_no_time_keeps_no_request(api: MemoryApi, clock: Clock) -> None:
