@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_cli.naming import called, made_by
-from gracepoint_operator.decisions.statuses.connectivity import STALE_S
-from gracepoint_operator.kube.fields import read_labels
+from gracepoint_operator.kube.fields import parse_time, read_labels
 from gracepoint_operator.read_errors import Unreadable, reading
+from gracepoint_operator.recording.replica_lease import STALE_S
 from gracepoint_operator.resources import CheckpointPolicy, Training
 from gracepoint_operator.webhooks.training_jobs import Problems, gang
 from gracepoint_operator.workloads import BY_NAME, membership_of
@@ -135,6 +135,7 @@ def jobs(
     preemptions: Iterable[Json],
     *,
     now: datetime.datetime,
+    leases: Sequence[Json] | None = None,
 ) -> list[JobOverview]:
     """Returns what is known of each workload that names a policy, sorted by namespace and name.
 
@@ -144,7 +145,10 @@ def jobs(
         pods: The pods of the workloads.
         preemptions: The Preemptions.
         now: The time.
+        leases: The Leases of the operator's replicas, which say whose numbers count. None: this user may not see them,
+            and those of all count.
     """
+    living = None if leases is None else _living(leases, now)
     known = {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in policy_bodies}
     running: dict[str, int] = {}
     for pod in pods:
@@ -163,7 +167,7 @@ def jobs(
         if LABEL_POLICY in (body["metadata"].get("labels") or {}):
             pods_running, record = running.get(body["metadata"]["uid"], 0), newest.get(body["metadata"]["uid"])
             try:
-                found.append(_job(body, known, pods_running, record, now))
+                found.append(_job(body, known, pods_running, record, living))
             except Unreadable as error:
                 found.append(_unreadable_job(body, pods_running, record, error))
     return sorted(found, key=lambda item: (item.namespace, item.name, item.kind))
@@ -206,7 +210,7 @@ def _policy(body: Json) -> PolicyOverview:
 
 
 def _job(
-    body: Json, known: Mapping[tuple[str, str], Json], running: int, newest: Json | None, now: datetime.datetime
+    body: Json, known: Mapping[tuple[str, str], Json], running: int, newest: Json | None, living: set[str] | None
 ) -> JobOverview:
     """Returns what is known of one workload.
 
@@ -223,7 +227,7 @@ def _job(
             policy = CheckpointPolicy.of(named)
         except Unreadable as error:
             problems.append(f"the CheckpointPolicy {workload.policy!r} cannot be used: {error}")
-    connected, needed_s = (None, None) if policy is None else _reported(policy, workload.uid, now)
+    connected, needed_s = (None, None) if policy is None else _reported(policy, workload.uid, living)
     grace: int | None = None
     try:
         grace = _grace_s(body, Training() if policy is None else policy.spec.training)
@@ -284,9 +288,15 @@ def _last(newest: Json | None) -> tuple[str, str] | None:
     return None if newest is None else (newest["metadata"]["name"], (newest.get("status") or {}).get("phase") or "")
 
 
-def _reported(policy: CheckpointPolicy, uid: str, now: datetime.datetime) -> tuple[int | None, float | None]:
+def _living(leases: Sequence[Json], now: datetime.datetime) -> set[str]:
+    """Returns the names of the replicas that renew their Leases."""
+    renewed = {item["spec"]["holderIdentity"]: parse_time(item["spec"].get("renewTime")) for item in leases}
+    return {name for name, at in renewed.items() if at is not None and now.timestamp() - at < STALE_S}
+
+
+def _reported(policy: CheckpointPolicy, uid: str, living: set[str] | None) -> tuple[int | None, float | None]:
     """Returns how many pods are connected, and how long a save takes."""
-    fresh = [r for r in policy.status.replicas or () if (now - r.time).total_seconds() <= STALE_S]
-    counts = [item.connected for replica in fresh for item in replica.workloads if item.uid == uid]
+    replicas = [item for item in policy.status.replicas or () if living is None or item.name in living]
+    counts = [item.connected for replica in replicas for item in replica.workloads if item.uid == uid]
     needs = [item.needed_s for item in policy.status.forecasts or () if item.uid == uid]
-    return (sum(counts) if fresh else None), (needs[0] if needs else None)
+    return (sum(counts) if replicas else None), (needs[0] if needs else None)

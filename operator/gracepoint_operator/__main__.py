@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         longest_hold_s=given.longest_eviction_hold_seconds,
         watches_devices=given.device_taints == "true",
         namespaces=[name for name in given.watch_namespaces.split(",") if name],
+        namespace=given.namespace or "default",
         on_ready=gc_schedule.spare_what_is_known,
     )
     server = Server(

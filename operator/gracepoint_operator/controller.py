@@ -61,6 +61,7 @@ from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
 from gracepoint_operator.recording.policies.stall_recorder import StallRecorder
 from gracepoint_operator.recording.policies.trouble_recorder import TroubleRecorder
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.recording.replica_lease import ReplicaLease
 from gracepoint_operator.recording.request_writer import RequestWriter
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
@@ -94,6 +95,7 @@ class Controller:
         longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
         watches_devices: Whether the taints of devices are watched. The operator needs the right to do so.
         namespaces: The namespaces that are watched. Empty: all.
+        namespace: The operator's own namespace, where replicas show each other that they live.
         tick_s: Pause between two looks at what depends on the time alone, in seconds.
         on_ready: Called once, when the cluster is known.
 
@@ -125,6 +127,7 @@ class Controller:
         longest_hold_s: float = DEFAULT_LONGEST_HOLD_S,
         watches_devices: bool = False,
         namespaces: Collection[str] = (),
+        namespace: str = "default",
         tick_s: float = TICK_S,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -139,8 +142,9 @@ class Controller:
         self.subscribers = Subscribers()
         self._clock = clock
         self._acknowledgements = AcknowledgementLog()
+        lease = ReplicaLease(api, clock, replica, namespace)
         self._policy_writer = PolicyWriter(
-            api, self.cache, metrics, clock, replica, write_interval_s, protects_pods=protects_pods
+            api, self.cache, metrics, clock, replica, write_interval_s, lease.lives, protects_pods=protects_pods
         )
         self._preemption_writer = PreemptionWriter(
             api, self.cache, self._acknowledgements, self._policy_writer, metrics, clock, replica, write_interval_s
@@ -175,6 +179,7 @@ class Controller:
             api,
             self.cache,
             self.subscribers.pod_uids,
+            lease,
             self._policy_writer,
             metrics,
             clock,

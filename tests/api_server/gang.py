@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from gracepoint.wire import names
@@ -191,12 +191,12 @@ class Gang:
 class Replica:
     """A replica's core, to which the test brings what the watches would."""
 
-    def __init__(self, gang: Gang, name: str, *, devices: bool = False) -> None:
+    def __init__(self, gang: Gang, name: str, *, devices: bool = False, clock: Callable[[], float] = time.time) -> None:
         self.gang = gang
         self.api = gang.api
         self.metrics = Metrics()
         self.core = Controller(
-            *(self.api, self.metrics, time.time, name),
+            *(self.api, self.metrics, clock, name),
             write_interval_s=0.05,
             protects_pods=True,
             watches_devices=devices,
@@ -264,13 +264,15 @@ class Replica:
 
 
 @contextlib.asynccontextmanager
-async def running(gang: Gang, name: str = "replica-a", *, devices: bool = False) -> AsyncIterator[Replica]:
+async def running(
+    gang: Gang, name: str = "replica-a", *, devices: bool = False, clock: Callable[[], float] = time.time
+) -> AsyncIterator[Replica]:
     """A replica that has listed the cluster. ``devices``: it also looks at taints of devices.
 
     Raises:
         AssertionError: It ended, or did not become ready in time.
     """
-    replica = Replica(gang, name, devices=devices)
+    replica = Replica(gang, name, devices=devices, clock=clock)
     task = asyncio.create_task(replica.core.run())
     try:
         await until(lambda: replica.core.ready or task.done(), "the replica to be ready")

@@ -282,7 +282,7 @@ async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
     cache = ClusterCache(time.time)
     for body in policies.values():
         cache.put(kinds.POLICIES, body, listed=True)
-    recorder = PolicyWriter(api, cache, Metrics(), time.time, "replica-a", 0.05)
+    recorder = PolicyWriter(api, cache, Metrics(), time.time, "replica-a", 0.05, lambda *_: True)
     for name in policies:
         recorder.touch(NAMESPACE, name)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gracepoint_cli.commands.options import AllNamespaces, Context, Kubeconfig, Namespace, Output
 from gracepoint_cli.output import OutputFormat, put, put_json, put_table, say
 
 if TYPE_CHECKING:
+    from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.status_report import JobOverview, PolicyOverview
 
 
@@ -40,6 +41,7 @@ def status(
             cluster.list(PODS, where, labels=LABEL_POLICY),
             cluster.list(PREEMPTIONS, where),
             now=datetime.datetime.now(datetime.UTC),
+            leases=_leases(cluster),
         )
     for reason in refused:
         say(f"warning: {reason}")
@@ -64,6 +66,18 @@ def status(
         put()
         for who, text in problems:
             put(f"{who}: {text}", style="yellow")
+
+
+def _leases(cluster: Cluster) -> list[dict[str, Any]] | None:
+    """Returns the Leases of the operator's replicas. None if this user may not see them."""
+    from gracepoint_cli.errors import NotAllowed
+    from gracepoint_operator.kube.kinds import LEASES
+    from gracepoint_operator.recording.replica_lease import LABEL
+
+    try:
+        return cluster.list(LEASES, None, labels=LABEL)
+    except NotAllowed:
+        return None
 
 
 def _put_policies(policies: Sequence[PolicyOverview], with_namespace: bool) -> None:

@@ -253,6 +253,27 @@ class GoodputLedger:
         return self._with(len(self.lives) - 1, changed)
 
 
+def stages(ledger: GoodputLedger) -> tuple[object, ...]:
+    """What is known of a workload beside figures: its lives, and which stages each has reached. Times are figures.
+
+    Messages take different times to arrive, so the times of stages that are known still move a little.
+    """
+    lives = tuple(
+        (
+            *(life.attempt, life.session, life.bound_pods, life.first_step),
+            *(
+                moment is not None
+                for moment in (
+                    *(life.bound_ms, life.started_ms, life.attached_ms, life.joined_ms, life.restored_ms),
+                    *(life.trained_ms, life.left_ms, life.stalled_ms, life.broke_ms, life.gone_ms),
+                )
+            ),
+        )
+        for life in ledger.lives
+    )
+    return ledger.disruptions, ledger.all_losses, ledger.finished_ms is not None, lives
+
+
 def is_later(life: Life, created_ms: int) -> bool:
     """True if a pod of the same attempt, which was created in that second, is of a later life.
 

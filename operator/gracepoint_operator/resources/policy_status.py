@@ -71,6 +71,8 @@ class WorkloadConnections(Model):
     """UID of the JobSet."""
     connected: Count
     """Number of its pods that are connected to this replica."""
+    replicated_jobs: Annotated[list[ObjectName], Field(max_length=64)] | None = None
+    """Names of its replicatedJobs of which pods are connected to this replica. Absent if only one of them trains."""
 
 
 class PolicyReplica(Model):
@@ -79,8 +81,8 @@ class PolicyReplica(Model):
     name: ObjectName
     """The replica's pod name."""
     time: Time
-    """When the replica wrote the entry. It renews it about once a minute; an entry that is older than 150 seconds does
-    not count."""
+    """When the replica wrote the entry, which it does if the numbers change. The entry counts as long as the replica
+    renews its Lease in the operator's namespace."""
     workloads: list[WorkloadConnections] = Field(default=[], max_length=1000)
     """The JobSets of which pods are connected to this replica, sorted by UID; at most 1000."""
 

@@ -110,8 +110,18 @@ def test_what_nobody_reported_is_unknown_not_no() -> None:
     assert (found.connected, found.needed_s, found.fits) == (None, None, None)
 
 
-def test_a_replica_that_is_silent_does_not_count() -> None:
-    assert one(stored(), [a_policy(**connected(2, seconds_ago=200))], running(2)).connected is None
+@pytest.mark.parametrize(
+    ("seconds_ago", "counted"), [pytest.param(10, 2, id="it lives"), pytest.param(200, None, id="it is silent")]
+)
+def test_the_numbers_of_a_replica_count_while_it_renews_its_lease(seconds_ago: float, counted: int | None) -> None:
+    at = (NOW - datetime.timedelta(seconds=seconds_ago)).isoformat()
+    leases = [{"spec": {"holderIdentity": "a", "renewTime": at}}]
+    (found,) = status_report.jobs([stored()], [a_policy(**connected(2))], running(2), [], now=NOW, leases=leases)
+    assert found.connected == counted
+
+
+def test_who_may_not_see_leases_sees_the_numbers_of_all_replicas() -> None:
+    assert one(stored(), [a_policy(**connected(2, seconds_ago=200))], running(2)).connected == 2
 
 
 def test_the_newest_preemption_is_shown() -> None:

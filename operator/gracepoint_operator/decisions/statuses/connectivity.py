@@ -4,14 +4,15 @@ Each replica knows the pods that are connected to it. It writes their number for
 status, and adds the numbers of all replicas. A pod is connected to one replica at a time. While it moves from one to
 the other, it may count twice for some seconds.
 
-A replica that ends writes an entry without pods. The entry of one that died counts until it is ``STALE_S`` old.
+A replica that ends writes an entry without pods. The entry of one that died counts as long as its Lease says that it
+lives (``recording.replica_lease``). So an entry is written only if it changes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gracepoint_operator.decisions.statuses.event_notes import Note
 from gracepoint_operator.resources import (
@@ -31,12 +32,11 @@ REASON_CONNECTED = "PodsConnected"
 #: that starts has this time of its own. Then pods of its workload must have been missing for this time, too: a pod that
 #: was connected may be connecting to another replica.
 GRACE_S = 180.0
-#: The entry of a replica is renewed this often.
+#: A replica that was out of reach of the API server for longer judges nothing.
 RENEWED_S = 60.0
-#: The entry of a replica that is older counts no more: the replica is gone.
-STALE_S = 150.0
 
 _NAMED = 5
+_JOBS = 64  # the limit in the schema
 _CHECK = (
     "what is not connected is told of no disruption, and reacts to SIGTERM alone. Check that the training code calls "
     "attach(), the pods' logs for 'not subscribed to the operator', NetworkPolicies, and the DNS"
@@ -54,6 +54,7 @@ class GangConnection:
         expected: The number of its pods that run.
         late: True if pods have been missing for longer than ``GRACE_S``.
         here: The number of its pods that are connected to this replica.
+        silent: Of a gang of several replicatedJobs, the names of those of which no pod is connected.
     """
 
     workload: WorkloadIdentity
@@ -62,37 +63,39 @@ class GangConnection:
     expected: int
     late: bool = False
     here: int = 0
+    silent: tuple[str, ...] = ()
 
 
 def own_entry(
-    replica: str, connected: Mapping[str, int], before: Iterable[PolicyReplica], now: float
+    replica: str, connected: Mapping[str, Mapping[str, int]], before: Iterable[PolicyReplica], now: float
 ) -> PolicyReplica | None:
     """Returns the entry that a replica writes. None if the one that is there will do.
 
     Args:
         replica: The replica's name.
-        connected: The number of pods that are connected to it, by UID of the workload, for workloads that have any.
+        connected: How many pods are connected to it, by UID of the workload and name of the replicatedJob.
         before: The entries that are there.
         now: Seconds since the epoch.
     """
-    counts = [WorkloadConnections(uid=uid, connected=number) for uid, number in sorted(connected.items()) if number]
+    counts = [
+        WorkloadConnections(
+            uid=uid,
+            connected=sum(jobs.values()),
+            replicated_jobs=sorted(name for name, number in jobs.items() if name and number)[:_JOBS] or None,
+        )
+        for uid, jobs in sorted(connected.items())
+        if sum(jobs.values())
+    ]
     made = PolicyReplica(name=replica, time=_time(now), workloads=counts[:1000])
     there = next((entry for entry in before if entry.name == replica), None)
     if there is None:
         return made if counts else None
-    if there.workloads == made.workloads and now - there.time.timestamp() < RENEWED_S:
-        return None
-    return made
+    return None if there.workloads == made.workloads else made
 
 
 def empty_entry(replica: str, now: float) -> PolicyReplica:
     """Returns the entry of a replica that ends."""
     return PolicyReplica(name=replica, time=_time(now), workloads=[])
-
-
-def living(entries: Iterable[PolicyReplica], now: float) -> list[PolicyReplica]:
-    """Returns the entries of replicas that renew them."""
-    return [entry for entry in entries if now - entry.time.timestamp() < STALE_S]
 
 
 def total(entries: Iterable[PolicyReplica]) -> dict[str, int]:
@@ -104,20 +107,41 @@ def total(entries: Iterable[PolicyReplica]) -> dict[str, int]:
     return found
 
 
-def of_others(entries: Iterable[PolicyReplica], replica: str, now: float) -> dict[str, int]:
-    """Returns the number of pods that are connected to replicas other than ``replica``, by UID of the workload."""
-    return total(entry for entry in living(entries, now) if entry.name != replica)
+def of_others(
+    entries: Iterable[PolicyReplica], replica: str, lives: Callable[[str, float], bool]
+) -> Mapping[str, WorkloadConnections]:
+    """Returns what is connected to living replicas other than ``replica``, by UID of the workload."""
+    found: dict[str, WorkloadConnections] = {}
+    for entry in entries:
+        if entry.name == replica or not lives(entry.name, entry.time.timestamp()):
+            continue
+        for item in entry.workloads:
+            known = found.get(item.uid)
+            found[item.uid] = item if known is None else _sum(known, item)
+    return found
 
 
-def recounted(gang: GangConnection, others: Mapping[str, int]) -> GangConnection:
+def _sum(one: WorkloadConnections, other: WorkloadConnections) -> WorkloadConnections:
+    jobs = sorted({*(one.replicated_jobs or ()), *(other.replicated_jobs or ())})
+    return WorkloadConnections(uid=one.uid, connected=one.connected + other.connected, replicated_jobs=jobs or None)
+
+
+def recounted(gang: GangConnection, others: Mapping[str, WorkloadConnections]) -> GangConnection:
     """Returns the gang with the newest numbers of the other replicas.
 
     Args:
         gang: What this replica counted.
-        others: The number of pods that are connected to other replicas, by UID of the workload.
+        others: What is connected to other replicas, by UID of the workload.
     """
-    connected = gang.here + others.get(gang.workload.uid, 0)
-    return dataclasses.replace(gang, connected=connected, late=gang.late and connected < gang.expected)
+    there = others.get(gang.workload.uid)
+    if there is None:
+        return dataclasses.replace(gang, connected=gang.here, late=gang.late and gang.here < gang.expected)
+    connected = gang.here + there.connected
+    known = there.replicated_jobs is not None or not there.connected  # an older operator does not tell
+    silent = [name for name in gang.silent if known and name not in (there.replicated_jobs or ())]
+    return dataclasses.replace(
+        gang, connected=connected, late=gang.late and connected < gang.expected, silent=tuple(silent)
+    )
 
 
 def condition(
@@ -140,7 +164,7 @@ def condition(
             f"{gang.workload.name}: {min(gang.connected, gang.expected)} of {gang.expected}" for gang in late[:_NAMED]
         )
         names += ", ..." if len(late) > _NAMED else ""
-        said = f"{connected} of {expected} running pods are connected ({names}); {_CHECK}"
+        said = f"{connected} of {expected} running pods are connected ({names}); {_CHECK}{_silent(late)}"
         return _condition(ConditionStatus.FALSE, REASON_NOT_CONNECTED, said, policy, now)
     if not expected:
         said = f"no pod of a {ANY_NAME} that names this policy runs"
@@ -159,8 +183,19 @@ def note(gang: GangConnection) -> Note:
     """The Event on a workload whose pods are not connected, or are connected again."""
     if gang.late:
         said = f"{min(gang.connected, gang.expected)} of {gang.expected} running pods are connected to the operator; "
-        return Note(REASON_NOT_CONNECTED, said + _CHECK, warning=True)
+        return Note(REASON_NOT_CONNECTED, said + _CHECK + _silent([gang]), warning=True)
     return Note(REASON_CONNECTED, f"all {gang.expected} running pods are connected to the operator")
+
+
+def _silent(late: Iterable[GangConnection]) -> str:
+    """What to do about replicatedJobs that were taken for processes, and of which no pod has introduced itself."""
+    found = [f"{', '.join(gang.silent[:_NAMED])} of {gang.workload.name}" for gang in late if gang.silent]
+    if not found:
+        return ""
+    return (
+        f". No pod of {'; '.join(found[:_NAMED])} has introduced itself, and the others wait for them: if they do not "
+        "train, name those that do in the policy's spec.training.replicatedJobs, and create the workload again"
+    )
 
 
 def _condition(status: ConditionStatus, reason: str, message: str, policy: CheckpointPolicy, now: float) -> Condition:

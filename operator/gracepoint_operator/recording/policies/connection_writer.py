@@ -2,13 +2,13 @@
 
 One task on the controller's event loop looks twice a minute: it counts the pods that run and those that are connected
 to this replica, joins the numbers of the other replicas, which the watch brings with the policies, and hands the result
-to ``PolicyWriter``. It writes this replica's numbers if they changed, and otherwise once a minute. ``close`` takes them
-back.
+to ``PolicyWriter``. It writes this replica's numbers if they changed. ``close`` takes them back. Each look also renews
+this replica's Lease, which says that its numbers still count (``ReplicaLease``).
 
 While the API server does not answer, the other replicas' numbers are old, so nothing is judged. The API server may also
 refuse writes to some policies only, for example while an admission webhook is down. A replica that cannot write into a
 policy does not judge that policy, and goes on with the others. A replica that has nothing to write there does not
-notice, and may count the pods of other replicas as missing. A replica that can write into no policy judges nothing.
+notice, and may count the pods of other replicas as missing. A replica that cannot renew its Lease judges nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Collection
 
@@ -29,6 +30,7 @@ from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
+from gracepoint_operator.recording.replica_lease import ReplicaLease
 from gracepoint_operator.resources import CheckpointPolicy, PolicyReplica
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,25 @@ _NOT_RECORDED = "connections not recorded, trying again"
 _Key = tuple[str, str]
 
 
+def _by_job() -> collections.defaultdict[str, collections.Counter[str]]:
+    return collections.defaultdict(collections.Counter)
+
+
+@dataclasses.dataclass
+class _Counted:
+    """Numbers of pods of the current attempts, by UID of the workload.
+
+    Attributes:
+        running: Those that run, by the name of the replicatedJob.
+        young: Those of these that may still be starting.
+        connected: Those that are connected here, by the name of the replicatedJob.
+    """
+
+    running: collections.defaultdict[str, collections.Counter[str]] = dataclasses.field(default_factory=_by_job)
+    young: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    connected: collections.defaultdict[str, collections.Counter[str]] = dataclasses.field(default_factory=_by_job)
+
+
 class ConnectionWriter:
     """See the module.
 
@@ -46,6 +67,7 @@ class ConnectionWriter:
         api: The API server.
         cache: What is known of the cluster.
         connected: Returns the UIDs of the pods that are connected to this replica.
+        lease: Says that this replica lives, and which others do.
         policy_writer: Writes the condition.
         metrics: Shows how many pods are not connected.
         clock: Seconds since the epoch.
@@ -58,6 +80,7 @@ class ConnectionWriter:
         api: KubeClient,
         cache: ClusterCache,
         connected: Callable[[], Collection[str]],
+        lease: ReplicaLease,
         policy_writer: PolicyWriter,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -67,6 +90,7 @@ class ConnectionWriter:
         self._api = api
         self._cache = cache
         self._connected = connected
+        self._lease = lease
         self._policy_writer = policy_writer
         self._metrics = metrics
         self._clock = clock
@@ -74,7 +98,7 @@ class ConnectionWriter:
         self._view_age_s = view_age_s
         self._recorded: set[_Key] = set()  # policies whose status has numbers of this replica
         self._unwritten: dict[_Key, client.Unavailable] = {}  # policies whose newest write failed; longest tried first
-        self._answered_at = float("-inf")  # when a write last succeeded, in seconds since the epoch
+        self._unrenewed = ""  # why the Lease could not be renewed
         self._events = EventRecorder(api, clock, replica)
         self._missing_since: dict[str, float] = {}  # UID of the workload -> since when pods are missing
         self._running_since: dict[str, float] = {}  # UID of the pod -> since when it was seen to run
@@ -90,7 +114,9 @@ class ConnectionWriter:
     async def look(self) -> None:
         """Counts once, and writes what changed. Does nothing while the API server does not answer."""
         if self._view_age_s() <= connectivity.RENEWED_S:
+            await self._renew()
             await self._write_all()
+            self._policy_writer.write_moved()
             if self._sees_others():
                 await self._judge()
                 return
@@ -104,11 +130,20 @@ class ConnectionWriter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*writes, return_exceptions=True)
+                await self._lease.give_up()
+
+    async def _renew(self) -> None:
+        try:
+            await self._lease.renew()
+            self._unrenewed = ""
+        except client.KubeError as error:
+            if str(error) != self._unrenewed:
+                log.warning("the replica's Lease is not renewed, trying again", extra=about(error=str(error)))
+            self._unrenewed = str(error)
 
     def _sees_others(self) -> bool:
         """True if the API server answers, so that the numbers of the other replicas are new."""
-        writes = not self._unwritten or self._clock() - self._answered_at <= connectivity.RENEWED_S
-        return writes and self._view_age_s() <= connectivity.RENEWED_S
+        return self._lease.renewed_within(connectivity.RENEWED_S) and self._view_age_s() <= connectivity.RENEWED_S
 
     async def _write_all(self) -> None:
         """Writes this replica's numbers into each policy. Those that could not be written last time come last.
@@ -116,7 +151,7 @@ class ConnectionWriter:
         Each of them may take as long as a request may. The time for all of them is limited, and the rest has its turn
         in the next round, so that the numbers in the others do not become too old meanwhile.
         """
-        _, _, connected = self._counted()
+        counted = self._counted()
         left: dict[_Key, client.Unavailable] = {}
         unwritten: dict[_Key, client.Unavailable] = {}
         begun_at = self._clock()
@@ -128,7 +163,7 @@ class ConnectionWriter:
             if key in self._unwritten and self._clock() - begun_at > _RETRIES_S:
                 left[key] = self._unwritten[key]
                 continue
-            own = self._own(self._uids(key), connected)
+            own = self._own(self._uids(key), counted)
             entry = connectivity.own_entry(self._replica, own, policy.status.replicas or (), self._clock())
             if entry is None:
                 continue
@@ -136,8 +171,6 @@ class ConnectionWriter:
                 await self._apply(key, entry)
             except client.Unavailable as error:
                 unwritten[key] = error
-            else:
-                self._answered_at = self._clock()
         for key in sorted(unwritten.keys() - self._unwritten.keys())[:1]:  # in an outage these are all policies
             more = len(unwritten) - 1
             log.warning(_NOT_RECORDED, extra=about(policy="/".join(key), more=more, error=str(unwritten[key])))
@@ -148,7 +181,7 @@ class ConnectionWriter:
         return [*sorted(known - self._unwritten.keys()), *(key for key in self._unwritten if key in known)]
 
     async def _judge(self) -> None:
-        running, young, connected = self._counted()  # anew, as the writes may have taken long
+        counted = self._counted()  # anew, as the writes may have taken long
         missing = 0
         for key, policy in list(self._cache.policies.items()):
             await asyncio.sleep(0)
@@ -157,7 +190,7 @@ class ConnectionWriter:
                 for uid in uids:
                     self._missing_since.pop(uid, None)
                 continue
-            gangs = self._gangs(policy, uids, running, young, self._own(uids, connected))
+            gangs = self._gangs(policy, uids, counted)
             self._policy_writer.connections(key, gangs)
             missing += sum(gang.expected - gang.connected for gang in gangs if gang.late)
             for gang in gangs:
@@ -172,18 +205,19 @@ class ConnectionWriter:
         return sorted(self._cache.objects.workloads_with_policy(key) & self._cache.objects.workloads.keys())
 
     @staticmethod
-    def _own(uids: list[str], connected: collections.Counter[str]) -> dict[str, int]:
-        return {uid: connected[uid] for uid in uids if connected[uid]}
+    def _own(uids: list[str], counted: _Counted) -> dict[str, dict[str, int]]:
+        """How many pods are connected here, by workload and, if several replicatedJobs train, by their names."""
+        found = {}
+        for uid in uids:
+            if here := counted.connected.get(uid):
+                several = len(counted.running[uid]) > 1
+                found[uid] = dict(here) if several else {"": here.total()}
+        return found
 
-    def _counted(self) -> tuple[collections.Counter[str], collections.Counter[str], collections.Counter[str]]:
-        """Counts pods of the current attempts by UID of the workload.
-
-        Returns those that run, those of these that may still be starting, and those that are connected here.
-        """
+    def _counted(self) -> _Counted:
+        """Counts pods of the current attempts."""
         here, now = set(self._connected()), self._clock()
-        running: collections.Counter[str] = collections.Counter()
-        young: collections.Counter[str] = collections.Counter()
-        connected: collections.Counter[str] = collections.Counter()
+        counted = _Counted()
         workloads, before = self._cache.objects.workloads, self._running_since
         self._running_since = {}
         for pod in self._cache.objects.pods.values():
@@ -194,36 +228,37 @@ class ConnectionWriter:
                 continue
             if pod.restart_attempt == workload.restarts and pod.namespace == workload.namespace:
                 since = self._running_since[pod.uid] = before.get(pod.uid, now)
-                running[workload.uid] += 1
-                young[workload.uid] += now - since < connectivity.GRACE_S
-                connected[workload.uid] += pod.uid in here
-        return running, young, connected
+                counted.running[workload.uid][pod.replicated_job] += 1
+                counted.young[workload.uid] += now - since < connectivity.GRACE_S
+                counted.connected[workload.uid][pod.replicated_job] += pod.uid in here
+        return counted
 
     def _gangs(
         self,
         policy: CheckpointPolicy,
         uids: list[str],
-        running: collections.Counter[str],
-        young: collections.Counter[str],
-        own: dict[str, int],
+        counted: _Counted,
     ) -> list[GangConnection]:
         now = self._clock()
-        others = connectivity.of_others(policy.status.replicas or (), self._replica, now)
+        others = connectivity.of_others(policy.status.replicas or (), self._replica, self._lease.lives)
         gangs = []
         for uid in uids:
-            if not running[uid]:
+            running = counted.running[uid].total()
+            if not running:
                 self._missing_since.pop(uid, None)
                 continue
-            workload = self._cache.objects.workloads[uid]
-            here = own.get(uid, 0)
-            number = here + others.get(uid, 0)
-            if number >= running[uid]:
+            workload, here = self._cache.objects.workloads[uid], counted.connected[uid]
+            jobs = counted.running[uid]
+            silent = tuple(sorted(name for name in jobs if not here[name])) if len(jobs) > 1 else ()
+            gang = GangConnection(workload, workload.restarts, 0, running, True, here.total(), silent)
+            gang = connectivity.recounted(gang, others)
+            if gang.connected >= running:
                 self._missing_since.pop(uid, None)
                 late = False
             else:
                 lasts = now - self._missing_since.setdefault(uid, now) >= connectivity.GRACE_S
-                late = lasts and running[uid] - number > young[uid]  # these may be the ones that are missing
-            gangs.append(GangConnection(workload, workload.restarts, number, running[uid], late, here))
+                late = lasts and running - gang.connected > counted.young[uid]  # these may be the ones that are missing
+            gangs.append(dataclasses.replace(gang, late=late))
         return gangs
 
     async def _apply(self, key: _Key, entry: PolicyReplica) -> None:

@@ -18,7 +18,7 @@ from gracepoint.wire.messages import Forecast, SaveEvery, Spent
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.goodput import pods_seen, status_codec
 from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import GoodputLedger
+from gracepoint_operator.goodput.ledger import GoodputLedger, stages
 from gracepoint_operator.goodput.observations import PodsObservation, ProcessTimes, StallTimes
 from gracepoint_operator.goodput.pods_seen import Known
 from gracepoint_operator.goodput.reported_times import process_times, stall_times
@@ -88,7 +88,7 @@ class _Account:
         else:
             ledger = status_codec.read(entry)
             self.base = (entry, ledger)
-        return _changed(ledger, self.waiting)
+        return _with_changes(ledger, self.waiting)
 
 
 class GoodputRecorder:
@@ -96,16 +96,21 @@ class GoodputRecorder:
 
     Args:
         cache: What is known of the cluster, with the statuses of the policies.
-        touch: Called with namespace and name of a policy whose status is to be written.
+        changed: Called with namespace and name of a policy whose accounts have changed, and whether that is more than
+            figures.
         metrics: Shows the accounts.
         clock: Seconds since the epoch.
     """
 
     def __init__(
-        self, cache: ClusterCache, touch: Callable[[str, str], None], metrics: Metrics, clock: Callable[[], float]
+        self,
+        cache: ClusterCache,
+        changed: Callable[[str, str, bool], None],
+        metrics: Metrics,
+        clock: Callable[[], float],
     ) -> None:
         self._cache = cache
-        self._touch = touch
+        self._changed = changed
         self._clock = clock
         self._accounts: dict[str, _Account] = {}  # by the workload's UID
         metrics.copy_accounts = self._copy
@@ -247,13 +252,16 @@ class GoodputRecorder:
         return account.read(entry)
 
     def _change(self, account: _Account, workload: Workload, ledger: GoodputLedger, change: _Change) -> GoodputLedger:
-        after = _changed(ledger, [change])
+        after = _with_changes(ledger, [change])
         if after != ledger:
-            account.waiting.append(change)
+            if _repeats(change, account):
+                account.waiting[-1] = change
+            else:
+                account.waiting.append(change)
             if len(account.waiting) > _WAITING:
                 del account.waiting[0]
                 account.handed = max(0, account.handed - 1)
-            self._touch(workload.namespace, workload.policy)
+            self._changed(workload.namespace, workload.policy, stages(after) != stages(ledger))
         return after
 
     async def _copy(self) -> Callable[[], Iterable[AccountRow]]:
@@ -279,7 +287,15 @@ class GoodputRecorder:
         return round(self._clock() * 1000)
 
 
-def _changed(ledger: GoodputLedger, changes: Iterable[_Change]) -> GoodputLedger:
+def _repeats(change: _Change, account: _Account) -> bool:
+    """Returns whether a change says all that the newest waiting one does: a process tells sums since its start."""
+    last = account.waiting[-1] if len(account.waiting) > account.handed else None
+    if not (isinstance(change, ProcessTimes) and isinstance(last, ProcessTimes)):
+        return False
+    return (change.session, change.attempt, change.created_ms) == (last.session, last.attempt, last.created_ms)
+
+
+def _with_changes(ledger: GoodputLedger, changes: Iterable[_Change]) -> GoodputLedger:
     for change in changes:
         ledger = ledger.ended(change.at_ms) if isinstance(change, _End) else ledger.took(change)
     return ledger

@@ -2,12 +2,16 @@
 
 Runs as tasks of a write queue on the controller's event loop. Each write reads the policy, joins it with what is known
 here, and writes the result under the version that was read. So both replicas write the same in the end.
+
+A status is written soon if anything in it has changed that people or programs act on. Figures move while a job only
+trains: the metrics have them at once. In a status they are written together with such a change, or once they have moved
+far, at most every ``FIGURES_S`` (``status_news.is_news``, ``status_news.moved_far``).
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -18,15 +22,20 @@ from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.read_errors import Unreadable
+from gracepoint_operator.recording.policies import status_news
 from gracepoint_operator.recording.policies.goodput_recorder import GoodputRecorder
 from gracepoint_operator.resources import (
     CheckpointPolicy,
     CheckpointPolicyStatus,
     Condition,
+    PolicyReplica,
     PolicyWorkloads,
     WorkloadForecast,
 )
 from gracepoint_operator.workloads import Workload
+
+#: Figures that have moved far are written at most this often, in seconds.
+FIGURES_S = 300.0
 
 
 class PolicyWriter:
@@ -39,6 +48,7 @@ class PolicyWriter:
         clock: Seconds since the epoch.
         replica: This replica's name.
         interval_s: Seconds between two writes of one policy.
+        lives: Returns whether a replica lives that has written an entry at that time.
         protects_pods: Whether the operator has the right to annotate pods.
 
     Attributes:
@@ -53,6 +63,7 @@ class PolicyWriter:
         clock: Callable[[], float],
         replica: str,
         interval_s: float,
+        lives: Callable[[str, float], bool],
         *,
         protects_pods: bool = False,
     ) -> None:
@@ -60,6 +71,9 @@ class PolicyWriter:
         self._cache = cache
         self._clock = clock
         self._replica = replica
+        self._lives = lives
+        self._moved: set[Key] = set()  # policies of which only figures have moved since the last write
+        self._figures_at: dict[Key, float] = {}  # policy -> when its figures were written last, as far as known here
         self._protects_pods = protects_pods
         self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
@@ -67,7 +81,7 @@ class PolicyWriter:
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
         self._troubles: dict[tuple[Key, TroubleKind], dict[str, str]] = {}  # likewise, of each kind
-        self.goodput = GoodputRecorder(cache, self.touch, metrics, clock)
+        self.goodput = GoodputRecorder(cache, self._changed, metrics, clock)
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
 
     def touch(self, namespace: str, name: str) -> None:
@@ -83,7 +97,7 @@ class PolicyWriter:
         """
         workload = self._cache.objects.workloads.get(forecast.workload_uid)
         if workload is not None:
-            self._forecasts[workload.uid] = WorkloadForecast(
+            made = self._forecasts[workload.uid] = WorkloadForecast(
                 name=workload.name,
                 uid=workload.uid,
                 workload_kind=WorkloadForecast.named(workload.kind),
@@ -92,7 +106,26 @@ class PolicyWriter:
                 margin=forecast.margin,
                 time=datetime.datetime.fromtimestamp(self._clock(), datetime.UTC),
             )
-            self.touch(workload.namespace, workload.policy)
+            policy = self._cache.policies.get((workload.namespace, workload.policy))
+            if policy is not None:
+                news = status_news.is_stalled(policy.status) or status_news.tells_more(policy.status, made)
+                self._changed(workload.namespace, workload.policy, news)
+
+    def write_moved(self) -> None:
+        """Writes figures that have moved while nothing else has changed. Called now and then."""
+        now = self._clock()
+        for key in list(self._moved):
+            if now - self._figures_at.setdefault(key, now) >= FIGURES_S:
+                self._moved.discard(key)
+                self.touch(*key)
+
+    def _changed(self, namespace: str, name: str, news: bool) -> None:
+        """Something in the policy's status has changed. ``news``: it is more than a figure."""
+        policy = self._cache.policies.get((namespace, name))
+        if news or policy is None or policy.spec.voluntary_disruption.checkpoint_younger_than_seconds:
+            self.touch(namespace, name)
+        else:
+            self._moved.add((namespace, name))
 
     def recording(self, policy: Key, preemption: str, why: str | None) -> None:
         """Notes that the API server refuses a record, for the reason ``why``. None: it is not refused any more."""
@@ -158,12 +191,14 @@ class PolicyWriter:
             stalls = self._stalls.get(key)
             told = {kind: self._troubles[key, kind] for kind in TroubleKind if (key, kind) in self._troubles}
             workloads = self._workloads(key)
-            changes = self._status(policy, workloads).changes_since(policy.status)
+            status = self._status(policy, workloads)
+            changes = status.changes_since(policy.status) if self._is_due(policy, status) else {}
         if changes:
             version = body["metadata"]["resourceVersion"]
             patch = {"metadata": {"resourceVersion": version}, "status": changes}
             await self._api.merge_status(kinds.POLICIES, namespace, name, patch)
-        self.goodput.written(workloads)
+            self._figures_at[key] = self._clock()
+            self.goodput.written(workloads)
         if stalls == {} and self._stalls.get(key) is stalls:
             del self._stalls[key]
         for kind, failing in told.items():
@@ -171,6 +206,14 @@ class PolicyWriter:
                 del self._troubles[key, kind]
         if mended and key not in self._unrecorded:
             self._mended.discard(key)
+
+    def _is_due(self, policy: CheckpointPolicy, status: CheckpointPolicyStatus) -> bool:
+        """Returns whether a status is written in place of the one that was read."""
+        now, key = self._clock(), (policy.namespace, policy.name)
+        if status_news.is_news(policy, status, now):
+            return True
+        rested = now - self._figures_at.setdefault(key, now) >= FIGURES_S
+        return rested and status_news.moved_far(policy.status, status, now)
 
     def _unreadable(self, body: client.JsonObject, why: str) -> client.JsonObject:
         """The status fields of a policy that cannot be read. Ready and Stalled change; the other conditions stay."""
@@ -187,6 +230,9 @@ class PolicyWriter:
             conditions = [made, *(item for item in conditions if item.get("type") != made["type"])]
         wanted = {"observedGeneration": generation, "conditions": conditions}
         return {name: value for name, value in wanted.items() if value != status.get(name)}
+
+    def _living(self, entries: Iterable[PolicyReplica]) -> list[PolicyReplica]:
+        return [entry for entry in entries if self._lives(entry.name, entry.time.timestamp())]
 
     def _workloads(self, key: Key) -> list[Workload]:
         objects = self._cache.objects
@@ -225,7 +271,7 @@ class PolicyWriter:
             conditions.append(recorded)
         if key in self._connections:
             known = next((item for item in before if item.type == connectivity.CONDITION_CONNECTED), None)
-            others = connectivity.of_others(policy.status.replicas or (), self._replica, now)
+            others = connectivity.of_others(policy.status.replicas or (), self._replica, self._lives)
             gangs = [connectivity.recounted(gang, others) for gang in self._connections[key]]
             connected = connectivity.condition(policy, gangs, known, now)
             if connected is not None:
@@ -249,5 +295,5 @@ class PolicyWriter:
             forecasts=forecasts,
             goodput=self.goodput.entries(policy, workloads, forecasts),
             last_save=policy_status.last_save(epochs, policy.status.last_save),
-            replicas=None if policy.status.replicas is None else connectivity.living(policy.status.replicas, now),
+            replicas=None if policy.status.replicas is None else self._living(policy.status.replicas),
         )

@@ -14,7 +14,9 @@ import pytest
 
 from gracepoint_operator.decisions.statuses import connectivity
 from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.fields import format_time
 from gracepoint_operator.recording.policies.connection_writer import EVERY_S
+from gracepoint_operator.recording.replica_lease import STALE_S
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -123,7 +125,7 @@ async def test_the_entry_of_a_replica_that_is_gone_counts_no_more(api: MemoryApi
         await look(first)
         await said(api, "True", "PodsConnected")
     async with running(api, clock, "replica-b") as second:
-        clock.move(connectivity.STALE_S)
+        clock.move(STALE_S)
         await look(second)
         clock.move(connectivity.GRACE_S)
         await look(second)
@@ -187,7 +189,7 @@ async def test_pods_are_not_judged_while_the_api_server_does_not_answer(
         await said(api, "True", "PodsConnected")
         monkeypatch.setattr(first.core.watches, "ages", lambda: {kinds.POLICIES: connectivity.RENEWED_S + 1})
         for _ in range(2):
-            clock.move(connectivity.STALE_S + connectivity.GRACE_S)
+            clock.move(STALE_S + connectivity.GRACE_S)
             await first.core.connection_writer.look()
         assert first.reasons == []
         assert first.metrics.registry.get_sample_value("gracepoint_pods_not_connected") == 0
@@ -196,21 +198,80 @@ async def test_pods_are_not_judged_while_the_api_server_does_not_answer(
         assert first.reasons == [], "the other replica renews its numbers first"
 
 
-async def test_nothing_is_written_while_nothing_changes(api: MemoryApi, clock: Clock) -> None:
+def writes(api: MemoryApi) -> list[str]:
+    """All writes but those of Leases."""
+    return [call for call in api.calls if not call.startswith("GET") and "/leases" not in call]
+
+
+async def test_nothing_but_a_lease_is_written_while_nothing_changes(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        first.subscribe(0)
+        second.subscribe(1, "s-1")
+        await look(first, second)
+        await look(first, second)
+        await said(api, "True", "PodsConnected")
+        before = writes(api)
+        for _ in range(240):
+            clock.move(EVERY_S)
+            await look(first, second)
+        assert writes(api) == before, "in two hours"
+        assert connected(api)[0] == "True"
+        assert {entry["name"] for entry in status(api)["replicas"]} == {"replica-a", "replica-b"}
+        renewed = {item["spec"]["holderIdentity"]: item["spec"]["renewTime"] for item in api.of(kinds.LEASES)}
+        assert renewed == dict.fromkeys(("replica-a", "replica-b"), format_time(clock()))
+    assert api.of(kinds.LEASES) == [], "a replica that ends takes its Lease along"
+
+
+async def test_the_numbers_of_a_replica_that_dies_count_no_more(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        first.subscribe(0)
+        second.subscribe(1, "s-1")
+        await look(first, second)
+        await look(first, second)
+        await said(api, "True", "PodsConnected")
+        clock.move(STALE_S)
+        for _ in range(2):  # the second is there no more, and its pod has come to nobody
+            await look(first)
+            clock.move(connectivity.GRACE_S)
+        await said(api, "False", "PodsNotConnected")
+        assert {entry["name"] for entry in status(api)["replicas"]} == {"replica-a"}
+
+
+async def test_a_replica_that_cannot_renew_its_lease_judges_nothing(
+    api: MemoryApi, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(api, clock) as replica:
         replica.subscribe(0)
-        replica.subscribe(1, "s-1")
         await look(replica)
-        await said(api, "True", "PodsConnected")
-        await look(replica)
-        writes = [call for call in api.calls if call.startswith("PATCH")]
-        clock.move(connectivity.RENEWED_S - 1)
-        for _ in range(5):
-            await look(replica)
-        assert [call for call in api.calls if call.startswith("PATCH")] == writes
-        clock.move(1)
-        await look(replica)
-        assert len([call for call in api.calls if call.startswith("PATCH")]) == len(writes) + 1, "it still lives"
+        await said(api, "Unknown", "Connecting")
+        api.failing_only = "PATCH"
+        for _ in range(3):
+            clock.move(connectivity.GRACE_S)
+            api.failing = [client.Refused("leases.coordination.k8s.io is forbidden")]
+            await replica.core.connection_writer.look()
+        assert replica.reasons == []
+    assert len([record for record in caplog.records if "Lease is not renewed" in record.message]) == 1
+
+
+async def test_parts_of_a_jobset_of_which_no_pod_has_come_are_named(api: MemoryApi, clock: Clock) -> None:
+    """A helper was taken for a process, as the policy names none."""
+    helper = objects.pod(0, on="node-2")
+    helper["metadata"] |= {"name": "train-data-0-0-abc", "uid": "uid-data"}
+    helper["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] = "data"
+    api.add(kinds.PODS, helper)
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        first.subscribe(0)
+        second.subscribe(1, "s-1")
+        await look(first, second)
+        clock.move(connectivity.GRACE_S)
+        for _ in range(2):
+            await look(first, second)
+        text = await said(api, "False", "PodsNotConnected")
+        wanted = "No pod of data of train has introduced itself, and the others wait for them"
+        assert wanted in text
+        assert "spec.training.replicatedJobs" in text
+        (event,) = api.of(kinds.EVENTS)
+        assert wanted in event["note"]
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Succeeded"])
@@ -318,7 +379,7 @@ async def test_a_policy_that_cannot_be_written_does_not_hold_up_others(
         first, second = replicas
         first.subscribe(0)
         second.subscribe(1, "s-1")
-        for _ in range(round((connectivity.STALE_S + connectivity.GRACE_S) / EVERY_S) + 2):
+        for _ in range(round((STALE_S + connectivity.GRACE_S) / EVERY_S) + 2):
             await look(*replicas)
             clock.move(EVERY_S)
         assert connected(first.api)[:2] == ("True", "PodsConnected")
@@ -347,7 +408,7 @@ class ManyRefuseLate(MemoryApi):
 
 async def test_policies_that_are_written_to_no_end_do_not_make_others_old(clock: Clock) -> None:
     """All of them in one round would take longer than the numbers in the others count."""
-    api, count = ManyRefuseLate(clock), round(connectivity.STALE_S / 5) + 6
+    api, count = ManyRefuseLate(clock), round(STALE_S / 5) + 6
     async with beside_others(api, clock, count) as replicas:
         first, second = replicas
         first.subscribe(0)

@@ -199,7 +199,7 @@ def test_a_large_gang_is_looked_at_less_often() -> None:
     scene, touched = Scene(), list[str]()
     for index in range(100):
         scene.seen(kinds.PODS, objects.pod(index, on="node-1"))
-    recorder = GoodputRecorder(scene.cache, lambda namespace, name: touched.append(name), Metrics(), scene.clock)
+    recorder = GoodputRecorder(scene.cache, lambda namespace, name, news: touched.append(name), Metrics(), scene.clock)
     assert recorder.observe(scene.cache.gang(JOBSET_UID)) is None
     assert recorder.observe(scene.cache.gang(JOBSET_UID)) == pytest.approx(scene.clock() + 0.05)
     scene.clock.move(0.06)
@@ -219,7 +219,7 @@ def test_a_large_gang_that_stalls_is_looked_at_once(monkeypatch: pytest.MonkeyPa
         looks.append(uid)
         return snapshot(uid)
 
-    recorder = GoodputRecorder(scene.cache, lambda namespace, name: None, Metrics(), scene.clock)
+    recorder = GoodputRecorder(scene.cache, lambda namespace, name, news: None, Metrics(), scene.clock)
     if known:
         recorder.hear(pods["uid-pod-0-0"], "s-0", SPENT)
         scene.clock.move(0.06)
@@ -242,7 +242,9 @@ def test_a_large_gang_that_stalls_is_looked_at_once(monkeypatch: pytest.MonkeyPa
 def test_what_a_process_says_before_its_gang_was_looked_at_counts() -> None:
     """A replica that has just started hears processes while its first decisions still wait."""
     scene = Scene()
-    told, late = (GoodputRecorder(scene.cache, lambda namespace, name: None, Metrics(), scene.clock) for _ in range(2))
+    told, late = (
+        GoodputRecorder(scene.cache, lambda namespace, name, news: None, Metrics(), scene.clock) for _ in range(2)
+    )
     pod = scene.cache.objects.pods["uid-pod-0-0"]
     told.hear(pod, "s-0", SPENT)
     told.observe(scene.cache.gang(JOBSET_UID))
@@ -258,7 +260,7 @@ def test_what_a_process_says_before_its_gang_was_looked_at_counts() -> None:
 
 def test_a_full_status_keeps_its_accounts_until_workloads_have_finished() -> None:
     scene = Scene()
-    recorder = GoodputRecorder(scene.cache, lambda namespace, name: None, Metrics(), scene.clock)
+    recorder = GoodputRecorder(scene.cache, lambda namespace, name, news: None, Metrics(), scene.clock)
     (workload,) = scene.cache.objects.workloads.values()
     recorder.observe(scene.cache.gang(JOBSET_UID))
     others = [dataclasses.replace(workload, name=f"other-{number}", uid=f"uid-{number}") for number in range(50)]

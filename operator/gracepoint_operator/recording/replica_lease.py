@@ -1,0 +1,103 @@
+"""Shows the other replicas that this one lives, and tells which of them live: by a Lease for each.
+
+What a replica writes into policies counts as long as the replica lives. A Lease of its own, renewed twice a minute,
+says that for all policies at once, so that these need not be written while nothing changes.
+
+Everything here runs on the controller's event loop, in the task of ``ConnectionWriter``. When another replica's Lease
+was renewed is taken from the moment at which the change was seen here, as clocks of machines differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from gracepoint.wire import names
+from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.fields import format_time, parse_time
+
+#: A replica whose Lease was not renewed for this long is gone.
+STALE_S = 150.0
+#: A Lease that was not renewed for this long is deleted. A replica that ends deletes its own.
+_FORGOTTEN_S = 3600.0
+#: On the Leases, so that they are found.
+LABEL = f"{names.GROUP}/replica"
+
+
+class ReplicaLease:
+    """See the module.
+
+    Args:
+        api: The API server.
+        clock: Seconds since the epoch.
+        replica: This replica's name.
+        namespace: The operator's own namespace.
+    """
+
+    def __init__(self, api: KubeClient, clock: Callable[[], float], replica: str, namespace: str) -> None:
+        self._api = api
+        self._clock = clock
+        self._replica = replica
+        self._namespace = namespace
+        self._name = f"gracepoint-{replica.lower()}"
+        self._own: JsonObject | None = None
+        self._seen: dict[str, tuple[str, float]] = {}  # replica -> its renewTime, and when that was seen first
+        self._renewed_at = float("-inf")
+
+    async def renew(self) -> None:
+        """Renews this replica's Lease, and looks at those of the others.
+
+        Raises:
+            client.KubeError: The API server does not answer, or refuses it.
+        """
+        now = self._clock()
+        spec: JsonObject = {
+            "holderIdentity": self._replica,
+            "leaseDurationSeconds": int(STALE_S),
+            "renewTime": format_time(now),
+        }
+        try:
+            self._own = await self._api.merge(kinds.LEASES, self._namespace, self._name, {"spec": spec})
+        except client.NotFound:
+            meta = {"name": self._name, "namespace": self._namespace, "labels": {LABEL: ""}}
+            body = {"apiVersion": kinds.LEASES.api_version, "kind": "Lease", "metadata": meta, "spec": spec}
+            self._own = await self._api.create(kinds.LEASES, self._namespace, body)
+        listed = await self._api.list(kinds.LEASES, label_selector=LABEL, namespace=self._namespace)
+        self._renewed_at = self._clock()
+        seen: dict[str, tuple[str, float]] = {}
+        for item in listed.items:
+            found = item["spec"]
+            holder, renewed = str(found.get("holderIdentity") or ""), str(found.get("renewTime") or "")
+            known = self._seen.get(holder)
+            if known is None:
+                seen[holder] = (renewed, min(now, parse_time(renewed) or now))
+            else:
+                seen[holder] = known if known[0] == renewed else (renewed, now)
+            if now - seen[holder][1] > _FORGOTTEN_S:
+                with contextlib.suppress(client.NotFound, client.Conflict):
+                    await self._api.delete(kinds.LEASES, item)
+        self._seen = seen
+
+    def renewed_within(self, seconds: float) -> bool:
+        """Returns whether this replica could renew its own Lease, and so reaches the API server."""
+        return self._clock() - self._renewed_at <= seconds
+
+    def lives(self, replica: str, written_at: float) -> bool:
+        """Returns whether a replica renews its Lease, or has written something a moment ago.
+
+        The Lease of a replica that has just started may not have been seen yet, and older versions have none.
+
+        Args:
+            replica: Its name.
+            written_at: When it wrote what is asked about, in seconds since the epoch.
+        """
+        now, known = self._clock(), self._seen.get(replica)
+        newest_at = written_at if known is None else max(written_at, known[1])
+        return replica == self._replica or now - newest_at < STALE_S
+
+    async def give_up(self) -> None:
+        """Deletes this replica's Lease, as it ends."""
+        if self._own is not None:
+            with contextlib.suppress(client.KubeError):
+                await self._api.delete(kinds.LEASES, self._own)
