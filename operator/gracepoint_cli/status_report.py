@@ -11,6 +11,7 @@ from typing import Any
 from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_cli.naming import called, made_by
 from gracepoint_operator.kube.fields import parse_time, read_labels
+from gracepoint_operator.model.kept_policies import kept_policy
 from gracepoint_operator.read_errors import Unreadable, reading
 from gracepoint_operator.recording.replica_lease import STALE_S
 from gracepoint_operator.resources import CheckpointPolicy, Training
@@ -221,7 +222,10 @@ def _job(
     problems = []
     policy: CheckpointPolicy | None = None
     if (named := known.get((workload.namespace, workload.policy))) is None:
-        problems.append(f"there is no CheckpointPolicy {workload.policy!r} in the namespace {workload.namespace!r}")
+        policy = kept_policy(workload, ())
+        kept = "it keeps the settings that it was created with" if policy else "no disruption is announced to it"
+        where = f"there is no CheckpointPolicy {workload.policy!r} in the namespace {workload.namespace!r}"
+        problems.append(f"{where}: {kept}. Create the policy again, or correct the label")
     else:
         try:
             policy = CheckpointPolicy.of(named)

@@ -57,6 +57,7 @@ from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.pod_protector import PodProtector
 from gracepoint_operator.recording.policies.connection_writer import ConnectionWriter
+from gracepoint_operator.recording.policies.missing_policies import MissingPolicies
 from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
 from gracepoint_operator.recording.policies.stall_recorder import StallRecorder
 from gracepoint_operator.recording.policies.trouble_recorder import TroubleRecorder
@@ -186,6 +187,7 @@ class Controller:
             replica,
             lambda: self.watches.ages().get(kinds.POLICIES, 0.0),
         )
+        self.missing_policies = MissingPolicies(api, self.cache, metrics, clock, replica)
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, clock, write_interval_s)
         self._garbage_collector = GarbageCollector(
             api, self.cache, lambda: self.ready, metrics, clock, kept, self._drop, namespaces
@@ -250,6 +252,7 @@ class Controller:
                 tasks.create_task(self._tick(), name="tick")
                 tasks.create_task(self._garbage_collector.run(), name="garbage collector")
                 tasks.create_task(self.connection_writer.run(lambda: self.ready), name="connections")
+                tasks.create_task(self.missing_policies.run(lambda: self.ready), name="missing policies")
                 tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
         finally:
             self._workload_refresh.cancel()

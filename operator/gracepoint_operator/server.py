@@ -48,7 +48,7 @@ from gracepoint_operator.webhooks import add_routes as add_admission_routes
 from gracepoint_operator.webhooks.contracts.installed_api import CRD_NAME
 from gracepoint_operator.webhooks.releases import tell_of_others
 from gracepoint_operator.webhooks.updates.present_size import MemberPlace, SharedReads, of_workload
-from gracepoint_operator.workloads import registry
+from gracepoint_operator.workloads import POD_LABEL, registry
 
 log = logging.getLogger(__name__)
 
@@ -161,8 +161,17 @@ class Admission:
     async def _count_requests(self, namespace: str) -> _Counted:
         return _Counted(await self._api.count(kinds.REQUESTS, namespace))
 
-    def answers_evictions(self, namespace: str, policy: str) -> bool:
-        known = self._core.cache.policies.get((namespace, policy))
+    def users_of(self, namespace: str, policy: str) -> list[str]:
+        cache = self._core.cache.objects
+        found = (cache.workloads[uid] for uid in cache.workloads_with_policy((namespace, policy)))
+        return sorted(f"{item.kind} {item.name}" for item in found if not (item.finished or item.deleted))
+
+    def answers_evictions(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        workload = self._core.cache.objects.workloads.get(registry.membership_of(labels).workload_uid)
+        if workload is None:
+            known = self._core.cache.policies.get((namespace, labels.get(POD_LABEL, "")))
+        else:
+            known = self._core.cache.policy_of(workload)
         holds = known is not None and known.spec.counts(SignalKind.EVICTION) and held_for_s(known.spec) is not None
         return holds and self._core.watches.works(kinds.EVICTIONS)
 

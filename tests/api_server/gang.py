@@ -48,7 +48,7 @@ class Gang:
 
     async def make(self) -> None:
         """Everything that trains."""
-        await self.api.create(_NAMESPACES, None, {"metadata": {"name": self.name}})
+        await self.make_namespace()
         await self.api.create(kinds.POLICIES, self.name, self.policy())
         labels = {names.LABEL_POLICY: "careful"}
         jobset = await self.api.create(
@@ -71,6 +71,10 @@ class Gang:
         self.workload_uid = str(jobset["metadata"]["uid"])
         await self.make_nodes()
         await self.run_attempt(0)
+
+    async def make_namespace(self) -> None:
+        with contextlib.suppress(client.AlreadyExists):
+            await self.api.create(_NAMESPACES, None, {"metadata": {"name": self.name}})
 
     async def make_nodes(self) -> None:
         for index in (0, 1):

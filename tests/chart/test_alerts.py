@@ -67,6 +67,12 @@ CASES: dict[str, Case] = {
         17,
         value="3",
     ),
+    "GracepointPolicyMissing": Case(
+        {f"gracepoint_workloads_without_policy{{{_A}}}": "0x10 2x6 0x44"},  # for less than ten minutes
+        {f"gracepoint_workloads_without_policy{{{_A}}}": "0x10 2x50"},
+        22,
+        value="2",
+    ),
     "GracepointDown": Case(
         {f"gracepoint_subscriptions_open{{{_A}}}": "_x50 0x10", f"gracepoint_subscriptions_open{{{_B}}}": "0x60"},
         {f"gracepoint_subscriptions_open{{{_A}}}": "0x10 _x50"},

@@ -19,6 +19,7 @@ from gracepoint_operator.webhooks.routes import (
     PATH_JOBSETS,
     PATH_PODS,
     PATH_REQUESTS,
+    PATH_POLICIES,
     PATH_TRAINJOBS,
     path_of,
 )
@@ -122,7 +123,7 @@ def test_watched_namespaces_are_the_only_ones_that_it_has_rights_in(render: Rend
     for binding in of_kind(objects, "RoleBinding"):
         bound.setdefault(binding["metadata"]["namespace"], set()).add(binding["roleRef"]["name"])
     wanted = {"gp-gracepoint-namespaces", "gp-gracepoint-protection"}
-    assert bound.pop("gp-system") == {"gp-gracepoint-trust", "gp-gracepoint-sightings"}
+    assert bound.pop("gp-system") == {"gp-gracepoint-trust", "gp-gracepoint-sightings", "gp-gracepoint-leases"}
     assert bound == {"research": wanted, "prod": wanted}
     selector = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["research", "prod"]}
     for webhook in (w for found in configurations(objects) for w in found["webhooks"]):
@@ -340,7 +341,7 @@ def test_jobset_is_refused_and_pod_created_without_an_operator(render: Render) -
 @pytest.mark.parametrize("settings", MODES)
 def test_evictions_wait_at_most_a_second_for_an_operator_that_is_down(render: Render, settings: list[str]) -> None:
     objects = render(*settings)
-    webhook, requests = one(objects, "ValidatingWebhookConfiguration")["webhooks"]
+    webhook, requests, _ = one(objects, "ValidatingWebhookConfiguration")["webhooks"]
     assert requests["failurePolicy"] == "Fail", "no flood of requests while the operator is down"
     assert (webhook["failurePolicy"], webhook["timeoutSeconds"]) == ("Ignore", 2)
     assert webhook["timeoutSeconds"] > LOOK_WITHIN_S, "the answer must come before the API server has given up"
@@ -359,7 +360,10 @@ def test_the_api_server_finds_the_webhooks_where_nobody_else_does(render: Render
     found = [webhook["clientConfig"]["service"] for kind in kinds for webhook in one(objects, kind)["webhooks"]]
     assert [service["path"] for service in found] == [
         path_of(webhook, known)
-        for webhook in (PATH_JOBSETS, PATH_JOBS, PATH_JOBSETS, PATH_TRAINJOBS, PATH_PODS, PATH_EVICTIONS, PATH_REQUESTS)
+        for webhook in (
+            *(PATH_JOBSETS, PATH_JOBS, PATH_JOBSETS, PATH_TRAINJOBS, PATH_PODS),
+            *(PATH_EVICTIONS, PATH_REQUESTS, PATH_POLICIES),
+        )
     ]
     assert {service["port"] for service in found} == {9443}
     assert {"secretName": "gp-gracepoint-webhooks", "defaultMode": 0o440} in [

@@ -123,6 +123,7 @@ def _policies(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
     from gracepoint_operator.kube.kinds import POLICIES
 
     found = status_report.policies(cluster.list(POLICIES, namespace))
+    yield from _missing_policies(cluster, namespace)
     if not found:
         yield CheckResult("policies", CheckState.OK, f"there is none in the namespace {namespace!r}")
     for policy in found:
@@ -134,6 +135,22 @@ def _policies(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
             yield CheckResult(
                 f"policy {policy.name}", CheckState.OK, f"{policy.workloads} job{'s' * (policy.workloads != 1)}"
             )
+
+
+def _missing_policies(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
+    """Looks for jobs whose policy does not exist, in the whole cluster. In the namespace, if this user may no more."""
+    from gracepoint_cli.doctor import installation
+    from gracepoint_cli.errors import NotAllowed
+    from gracepoint_cli.workloads import listed
+    from gracepoint_operator.kube.kinds import POLICIES
+
+    where: str | None = None
+    try:
+        policies = cluster.list(POLICIES, where)
+    except NotAllowed:
+        where = namespace
+        policies = cluster.list(POLICIES, where)
+    return installation.missing_policies(listed(cluster, where)[0], policies)
 
 
 def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[CheckResult]:

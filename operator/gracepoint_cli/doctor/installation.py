@@ -13,9 +13,12 @@ from cryptography import x509
 
 from gracepoint.version import __version__
 from gracepoint_cli.doctor.checks import CheckResult, CheckState
+from gracepoint_cli.naming import called
+from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.contracts.installed_api import read_installed_api
 from gracepoint_operator.webhooks.releases import installed_releases
+from gracepoint_operator.workloads import BY_NAME
 
 Json = dict[str, Any]
 
@@ -28,9 +31,11 @@ _WEBHOOKS = {
     "pods.gracepoint.dev": "restarted pods do not avoid nodes that go away",
     "evictions.gracepoint.dev": "kubectl drain does not wait for the save",
     "preemptionrequests.gracepoint.dev": "nothing limits the number of requests in a namespace",
+    "policies.gracepoint.dev": "nobody is warned who deletes a policy that jobs use",
 }
 _JOBSETS_OWN = "jobset-mutating-webhook-configuration"
 _SOON_DAYS = 7
+_NAMED = 5
 
 
 def kubernetes_version(version: Mapping[str, Any]) -> CheckResult:
@@ -167,6 +172,28 @@ def _releases(configurations: Sequence[Json]) -> list[CheckResult]:
             )
             checks.append(CheckResult("releases", CheckState.FAILED, text))
     return checks
+
+
+def missing_policies(workloads: Iterable[Json], policies: Iterable[Json]) -> Iterable[CheckResult]:
+    """Points out jobs that go on and name a policy that does not exist. ``workloads``: each with its kind."""
+    known = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in policies}
+    users: dict[tuple[str, str], list[str]] = {}
+    for body in workloads:
+        try:
+            workload = BY_NAME[body["kind"]].read(body)
+        except Unreadable:
+            continue  # ``status`` says so
+        key = (workload.namespace, workload.policy)
+        if key not in known and not (workload.finished or workload.deleted):
+            users.setdefault(key, []).append(called(workload.kind, workload.name))
+    for (namespace, name), jobs in sorted(users.items()):
+        more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
+        text = (
+            f"it does not exist in the namespace {namespace!r}, and {', '.join(sorted(jobs)[:_NAMED])}{more} name it: "
+            "they keep the settings that they were created with, and new ones are refused. Create it again, or "
+            "correct the label"
+        )
+        yield CheckResult(f"policy {name}", CheckState.WARNING, text)
 
 
 def _authorities(name: str, bundle: str | None, now: datetime.datetime) -> CheckResult:

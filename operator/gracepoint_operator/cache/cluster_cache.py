@@ -91,6 +91,7 @@ class ClusterCache:
             place=self.place,
             checked=self._checked,
             doomed=self._doomed,
+            longest_hold_s=longest_hold_s,
         )
 
     def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
@@ -262,6 +263,10 @@ class ClusterCache:
     def gang(self, workload_uid: str) -> GangSnapshot:
         """What the decisions about a workload are based on."""
         return self._snapshots.of(workload_uid)
+
+    def policy_of(self, workload: Workload) -> CheckpointPolicy | None:
+        """The policy that applies to a workload: if its own is not known, the one that it was created with."""
+        return self._snapshots.policy_of(workload)
 
     def _store_object(self, value: Pod | Node | Job | Workload, found: ObjectReading, listed: bool) -> set[str]:
         """Stores an object of a gang, or a node. Nothing is affected if nothing that matters has changed in it."""

@@ -19,7 +19,9 @@ from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.suspensions import Suspensions
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.kept_policies import kept_policy
 from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.workloads import Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Snapshots:
         place: Returns kind, namespace and name of the object with a UID.
         checked: UIDs of deleted pods whose Job and workload were read again.
         doomed: UIDs of workloads whose namespace is being deleted.
+        longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
     """
 
     objects: GangObjects
@@ -44,6 +47,15 @@ class Snapshots:
     place: Callable[[str], tuple[Kind, str, str] | None]
     checked: Set[str]
     doomed: Set[str]
+    longest_hold_s: float
+
+    def policy_of(self, workload: Workload) -> CheckpointPolicy | None:
+        """Returns the policy that applies to a workload: if its own is not known, the one that it was created with."""
+        found = self.policies.get((workload.namespace, workload.policy))
+        if found is not None:
+            return found
+        kept = kept_policy(workload, list(self.preemptions.epochs_of(workload.uid, workload.namespace)))
+        return None if kept is None else kept.with_hold_within(self.longest_hold_s)
 
     def of(self, workload_uid: str) -> GangSnapshot:
         """Returns everything that is known of a workload."""
@@ -80,7 +92,7 @@ class Snapshots:
             jobs=jobs,
             pods=pods,
             nodes=nodes,
-            policy=self.policies.get((workload.namespace, workload.policy)) if workload else None,
+            policy=None if workload is None else self.policy_of(workload),
             epochs=tuple(self.preemptions.epochs_of(workload_uid, namespace)),
             requests=requests,
             marks=marks,

@@ -226,6 +226,11 @@ class Metrics:
             "Running pods of gangs that are connected to no replica for three minutes. Each replica shows all of them.",
             registry=self.registry,
         )
+        self.workloads_without_policy = prometheus.Gauge(
+            "gracepoint_workloads_without_policy",
+            "Workloads that go on and name a CheckpointPolicy that does not exist. Each replica shows all of them.",
+            registry=self.registry,
+        )
         self.sweep_s = prometheus.Histogram(
             "gracepoint_sweep_seconds",
             "How long it took to list the cluster: all kinds (extent all), or those that may have changed (some).",

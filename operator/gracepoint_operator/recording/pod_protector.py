@@ -68,7 +68,7 @@ class PodProtector:
 
     def protect(self, gang: GangSnapshot) -> float | None:
         """Sets or clears the annotations of a gang's pods soon. Returns when to call again even if nothing changes."""
-        if not self._allowed or gang.workload is None or self._is_undecidable(gang, gang.workload):
+        if not self._allowed or gang.workload is None or self._is_undecidable(gang.workload):
             return None
         wanted = self._exposure(gang)
         self._wanted[gang.workload_uid] = wanted.protect
@@ -86,12 +86,12 @@ class PodProtector:
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
 
-    def _is_undecidable(self, gang: GangSnapshot, workload: Workload) -> bool:
-        """True if the policy exists and cannot be read. Then the annotations stay as they are."""
-        return gang.policy is None and (workload.namespace, workload.policy) in self._cache.unreadable_policies()
+    def _is_undecidable(self, workload: Workload) -> bool:
+        """True if the policy is not known, and so no account. Then the annotations stay as they are."""
+        return (workload.namespace, workload.policy) not in self._cache.policies
 
     def _exposure(self, gang: GangSnapshot) -> Exposure:
-        """Whether the pods are to be protected. Without policy or setting, what was set before is taken away."""
+        """Whether the pods are to be protected. Without the setting, what was set before is taken away."""
         policy = gang.policy
         younger_than_s = 0 if policy is None else policy.spec.voluntary_disruption.checkpoint_younger_than_seconds
         if policy is None or not younger_than_s:

@@ -26,7 +26,8 @@ class AdmissionRequest:
 
     Attributes:
         name: Empty if the API server is going to generate one.
-        old: The stored object. None unless an object is updated.
+        object: The object. Of a deletion, the stored one.
+        old: The stored object. None unless an object is updated or deleted.
     """
 
     uid: str
@@ -50,7 +51,7 @@ class AdmissionRequest:
             read = AdmissionRequest(
                 request["uid"],
                 request.get("namespace", ""),
-                request["object"],
+                request["object"] if request.get("operation") != "DELETE" else request["oldObject"],
                 request.get("name", ""),
                 request.get("dryRun") is True,
                 request.get("oldObject"),

@@ -48,10 +48,12 @@ PATH_TRAINJOBS = "/mutate/trainjobs"
 PATH_PODS = "/mutate/pods"
 PATH_EVICTIONS = "/validate/evictions"
 PATH_REQUESTS = "/validate/preemptionrequests"
+PATH_POLICIES = "/validate/policies"
 
 #: An AdmissionReview contains a whole object of at most 3 MiB, as the API server serialises it.
 _LARGEST_OBJECT_BYTES = 8 * 1024 * 1024
 _LARGEST_EVICTION_BYTES = 1024 * 1024
+_NAMED_USERS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +83,16 @@ class AdmissionContext(Protocol):
             Exception: It could not be read.
         """
 
-    def answers_evictions(self, namespace: str, policy: str) -> bool:
-        """Returns whether the operator sees the Evictions of lifecycle.k8s.io, and the policy makes them wait."""
+    def users_of(self, namespace: str, policy: str) -> list[str]:
+        """Returns kinds and names of the workloads that go on and name a policy."""
+
+    def answers_evictions(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Returns whether the operator sees the Evictions of lifecycle.k8s.io, and makes those of a pod wait.
+
+        Args:
+            namespace: Namespace of the pod.
+            labels: Labels of the pod.
+        """
 
     def disrupted_nodes(self) -> frozenset[str]:
         """Returns the names of the nodes that new pods should avoid."""
@@ -131,8 +141,8 @@ def path_of(webhook: str, token: str) -> str:
     the other paths can be computed from one path.
 
     Args:
-        webhook: ``PATH_JOBSETS``, ``PATH_JOBS``, ``PATH_TRAINJOBS``, ``PATH_PODS``, ``PATH_EVICTIONS`` or
-            ``PATH_REQUESTS``.
+        webhook: ``PATH_JOBSETS``, ``PATH_JOBS``, ``PATH_TRAINJOBS``, ``PATH_PODS``, ``PATH_EVICTIONS``,
+            ``PATH_REQUESTS`` or ``PATH_POLICIES``.
         token: The secret that the chart makes. The chart computes the paths in the same way.
     """
     return f"{webhook}/{hashlib.sha256(f'{webhook} {token}'.encode()).hexdigest()}"
@@ -181,6 +191,7 @@ def add_routes(
 
     add(PATH_EVICTIONS, validate_eviction, _LARGEST_EVICTION_BYTES)
     add(PATH_REQUESTS, validate_request, _LARGEST_OBJECT_BYTES)
+    add(PATH_POLICIES, validate_policy, _LARGEST_OBJECT_BYTES)
     add(PATH_JOBSETS, mutate_workload, _LARGEST_OBJECT_BYTES)
     add(PATH_JOBS, mutate_workload, _LARGEST_OBJECT_BYTES)
     add(PATH_TRAINJOBS, mutate_trainjob, _LARGEST_OBJECT_BYTES)
@@ -286,7 +297,7 @@ async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Js
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
             pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
-            if context.answers_evictions(request.namespace, request.labels[LABEL_POLICY]):
+            if context.answers_evictions(request.namespace, request.labels):
                 pod = add_responder(pod)
             if is_elastic(pod):
                 pod = resized_pod(pod, await context.places(request.namespace, request.labels))
@@ -340,3 +351,16 @@ async def validate_request(request: AdmissionRequest, context: AdmissionContext)
         logger.exception("the requests of a namespace could not be counted")
         return unknown(request, f"the PreemptionRequests of the namespace could not be counted ({error!r}). Try again")
     return allowed(request, request.object) if why is None else refused(request, why)
+
+
+async def validate_policy(request: AdmissionRequest, context: AdmissionContext) -> Json:
+    """A policy is to be deleted: warns if workloads use it. It is not refused, as a namespace must come to its end."""
+    users = context.users_of(request.namespace, request.name)
+    if not users:
+        return allowed(request, request.object)
+    more = f" and {len(users) - _NAMED_USERS} more" if len(users) > _NAMED_USERS else ""
+    warning = (
+        f"CheckpointPolicy {request.name} is used by {', '.join(users[:_NAMED_USERS])}{more}. They keep the settings "
+        "that they were created with; new ones that name it are refused"
+    )
+    return allowed(request, request.object, [warning])

@@ -20,7 +20,14 @@ from gracepoint_operator.workloads.registry import (
     read_job,
     read_pod,
 )
-from gracepoint_operator.workloads.workload import Job, Workload, WorkloadIdentity, WorkloadMaker, WorkloadType
+from gracepoint_operator.workloads.workload import (
+    CREATED_WITH,
+    Job,
+    Workload,
+    WorkloadIdentity,
+    WorkloadMaker,
+    WorkloadType,
+)
 
 __all__ = [
     "ANY_NAME",
@@ -28,6 +35,7 @@ __all__ = [
     "ANY_PLURAL",
     "BY_NAME",
     "BY_PLACE",
+    "CREATED_WITH",
     "JOB_LABEL",
     "MAKERS",
     "POD_LABEL",

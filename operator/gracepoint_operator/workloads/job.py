@@ -13,7 +13,7 @@ from gracepoint_operator.kube.fields import owner_uid, parse_time, read_labels, 
 from gracepoint_operator.kube.kinds import JOBS, Kind
 from gracepoint_operator.kube.objects import LABEL_JOB_NAME, LABEL_JOB_UID, Membership
 from gracepoint_operator.read_errors import reading
-from gracepoint_operator.workloads.workload import Workload, read_job
+from gracepoint_operator.workloads.workload import Workload, created_with, read_job
 
 #: The Jobs that are workloads. They are watched apart from the Jobs that workloads make, as their labels differ.
 LONE_JOBS = Kind(JOBS.prefix, JOBS.plural, subset="alone")
@@ -45,6 +45,7 @@ class JobType:
                 owner_uid=owner_uid(meta),
                 created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
                 job=job,
+                created_with=created_with(meta),
             )
 
     def membership(self, labels: Mapping[str, str]) -> Membership | None:

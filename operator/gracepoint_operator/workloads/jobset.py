@@ -19,7 +19,7 @@ from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.kube.objects import Membership
 from gracepoint_operator.read_errors import reading
 from gracepoint_operator.workloads.pod_ends import failure_rules, restarts_in_place
-from gracepoint_operator.workloads.workload import Workload
+from gracepoint_operator.workloads.workload import Workload, created_with
 
 JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")
 
@@ -52,6 +52,7 @@ class JobSetType:
                 owner_uid=owner_uid(meta),
                 created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
                 failure_rules=failure_rules(spec),
+                created_with=created_with(meta),
                 in_place=restarts_in_place(spec),
             )
 

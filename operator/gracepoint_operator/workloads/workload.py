@@ -21,6 +21,8 @@ from gracepoint_operator.workloads.pod_ends import (
     restarts_alone,
 )
 
+#: Annotation on a workload: the spec of the policy that it was created with. The webhook writes it.
+CREATED_WITH = "gracepoint.dev/created-with"
 _FAILED_JOB = {"Failed", "FailureTarget"}
 _FINISHED_JOB = {"Complete", "SuccessCriteriaMet", *_FAILED_JOB}
 
@@ -53,6 +55,7 @@ class Workload(WorkloadIdentity):
         job: The Job that the workload itself is. None if it makes Jobs.
         created_at: When it was created, in seconds since the epoch. 0 if the object does not say.
         failure_rules: What it does when one of its Jobs fails.
+        created_with: Spec of the policy that it was created with, as JSON. Empty if it does not say.
         in_place: Whether a pod that is made anew restarts all others in place.
     """
 
@@ -65,6 +68,7 @@ class Workload(WorkloadIdentity):
     job: Job | None = None
     created_at: float = 0.0
     failure_rules: tuple[FailureRule, ...] = ()
+    created_with: str = ""
     in_place: bool = False
 
     @property
@@ -116,6 +120,11 @@ class WorkloadMaker:
     name: str
     kind: Kind
     makes: WorkloadType
+
+
+def created_with(meta: Mapping[str, Any]) -> str:
+    """Returns what the metadata of a workload say of the policy that it was created with. Empty if they say nothing."""
+    return text((meta.get("annotations") or {}).get(CREATED_WITH) or "")
 
 
 class WorkloadType(Protocol):

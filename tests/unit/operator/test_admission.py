@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
+from gracepoint.wire import names
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
+from gracepoint_operator.workloads import CREATED_WITH
+from gracepoint_operator.workloads.jobset import JOBSETS
+from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, running
+from tests.unit.operator.fakes.replica import Replica, cluster, running, until
 
 
 def admission(replica: Replica) -> Admission:
@@ -39,8 +44,34 @@ async def test_evictions_are_answered_under_policies_that_hold(clock: Clock, pol
     cluster(api, **policy)
     async with running(api, clock) as replica:
         replica.core.watches.answered(kinds.EVICTIONS, listed=True)
-        assert admission(replica).answers_evictions(NAMESPACE, name_of_policy(replica)) is holds
-        assert not admission(replica).answers_evictions(NAMESPACE, "another")
+        labels = {names.LABEL_POLICY: name_of_policy(replica)}
+        of_gang = {**labels, names.JOBSET_LABEL_UID: objects.JOBSET_UID}
+        assert admission(replica).answers_evictions(NAMESPACE, labels) is holds
+        assert admission(replica).answers_evictions(NAMESPACE, of_gang) is holds
+        assert not admission(replica).answers_evictions(NAMESPACE, {names.LABEL_POLICY: "another"})
+
+
+async def test_evictions_are_answered_as_at_the_creation_if_the_policy_is_gone(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api)
+    body = objects.jobset()
+    body["metadata"]["annotations"] = {CREATED_WITH: json.dumps(objects.policy()["spec"])}
+    api.add(JOBSETS, body)
+    api.remove(kinds.POLICIES, objects.policy())
+    async with running(api, clock) as replica:
+        replica.core.watches.answered(kinds.EVICTIONS, listed=True)
+        labels = {names.LABEL_POLICY: "careful", names.JOBSET_LABEL_UID: objects.JOBSET_UID}
+        assert admission(replica).answers_evictions(NAMESPACE, labels)
+
+
+async def test_whoever_deletes_a_policy_is_told_who_uses_it(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api)
+    async with running(api, clock) as replica:
+        assert admission(replica).users_of(NAMESPACE, "careful") == ["JobSet train"]
+        assert admission(replica).users_of(NAMESPACE, "another") == []
+        replica.see(JOBSETS, objects.jobset(finished="Completed"))
+        await until(lambda: not admission(replica).users_of(NAMESPACE, "careful"), "the JobSet to be seen as finished")
 
 
 async def test_evictions_that_cannot_be_seen_are_not_answered(clock: Clock) -> None:
@@ -58,5 +89,5 @@ async def test_evictions_that_cannot_be_seen_are_not_answered(clock: Clock) -> N
         found = []
         for step in steps:
             step()
-            found.append(asked.answers_evictions(NAMESPACE, name_of_policy(replica)))
+            found.append(asked.answers_evictions(NAMESPACE, {names.LABEL_POLICY: name_of_policy(replica)}))
         assert found == [False, False, False, True, False]

@@ -296,7 +296,10 @@ class Operator:
     async def places(self, namespace: str, labels: Any) -> dict[str, Any]:
         return {}
 
-    def answers_evictions(self, namespace: str, policy: str) -> bool:
+    def users_of(self, namespace: str, policy: str) -> list[str]:
+        return ["JobSet train"]
+
+    def answers_evictions(self, namespace: str, labels: Any) -> bool:
         return True
 
     def disrupted_nodes(self) -> frozenset[str]:

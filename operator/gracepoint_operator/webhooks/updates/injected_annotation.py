@@ -10,6 +10,7 @@ from typing import Any
 from gracepoint.wire.names import ENV_PREFIX
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, gang
+from gracepoint_operator.workloads import CREATED_WITH
 
 #: On a JobSet: the policy, its generation, and the fields that were added or changed. On its pods: the policy, its
 #: generation, and the container.
@@ -19,18 +20,22 @@ _NAMED = ("replicatedJobs", "containers")
 
 
 def shown(before: Json, made: Json, policy: CheckpointPolicy) -> Json:
-    """Returns ``made`` with annotations that say how it differs from ``before``. Unchanged if it does not differ.
+    """Returns ``made`` with annotations that say how it differs from ``before``, and what it was created with.
 
     Fields from an earlier call stay listed: the API server may call twice if another webhook changes the object.
     """
     fields = [path for key in ("metadata", "spec") for path in _changed(before.get(key), made.get(key), key)]
-    if not fields:
+    spec = json.dumps(policy.spec.to_json(), separators=(",", ":"), sort_keys=True)
+    if not fields and ((made.get("metadata") or {}).get("annotations") or {}).get(CREATED_WITH) == spec:
         return made
     made = copy.deepcopy(made)
+    metadata = made.setdefault("metadata", {})
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), CREATED_WITH: spec}
+    if not fields:
+        return made
     about = {"policy": policy.name, "generation": policy.generation}
     for member in gang(made, policy.spec.training, Problems()):
         _annotate(member.template.setdefault("metadata", {}), {**about, "container": member.container["name"]})
-    metadata = made.setdefault("metadata", {})
     _annotate(metadata, {**about, "fields": sorted({*_earlier(metadata), *fields})})
     return made
 

@@ -17,6 +17,7 @@ from gracepoint.wire.names import Env
 from gracepoint_operator.webhooks.training_jobs import Json
 from gracepoint_operator.webhooks.updates.injected_annotation import ANNOTATION
 from gracepoint_operator.webhooks.updates.present_size import is_elastic, is_member, pods_per_job
+from gracepoint_operator.workloads import CREATED_WITH
 
 
 def keep_fields(old: Json, new: Json) -> tuple[Json, list[str]]:
@@ -134,6 +135,7 @@ def _pod_metadata(job: Json) -> Json:
 
 
 def _annotate(old: Json, new: Json) -> None:
-    value = (old.get("annotations") or {}).get(ANNOTATION)
-    if value is not None:
-        new["annotations"] = {**(new.get("annotations") or {}), ANNOTATION: value}
+    known = old.get("annotations") or {}
+    kept = {name: known[name] for name in (ANNOTATION, CREATED_WITH) if name in known}
+    if kept:
+        new["annotations"] = {**(new.get("annotations") or {}), **kept}

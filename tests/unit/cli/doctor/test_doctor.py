@@ -11,6 +11,7 @@ import pytest
 import trustme
 
 from gracepoint.version import __version__
+from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_cli.doctor import installation, probe_pod
 from gracepoint_cli.doctor.checks import CheckResult, CheckState
 from gracepoint_operator.resources import Training
@@ -79,9 +80,26 @@ def configurations(bundle: str | None, name: str = "00-gracepoint") -> list[Json
         {
             "kind": "ValidatingWebhookConfiguration",
             "metadata": {"name": "gracepoint"},
-            "webhooks": [{"name": f"{kind}.gracepoint.dev", **config} for kind in ("evictions", "preemptionrequests")],
+            "webhooks": [
+                {"name": f"{kind}.gracepoint.dev", **config} for kind in ("evictions", "preemptionrequests", "policies")
+            ],
         },
     ]
+
+
+def job_of(policy: str, namespace: str = "team", **status: Any) -> Json:
+    meta = {"name": "llm", "namespace": namespace, "uid": "u", "labels": {LABEL_POLICY: policy}}
+    return {"kind": "JobSet", "metadata": meta, "spec": {"replicatedJobs": []}, "status": status}
+
+
+def test_jobs_whose_policy_does_not_exist_are_pointed_out() -> None:
+    policies = [{"metadata": {"name": "default", "namespace": "team"}}]
+    ended = job_of("gone", terminalState="Completed")
+    assert list(installation.missing_policies([job_of("default"), ended], policies)) == []
+    (check,) = installation.missing_policies([job_of("default", "other"), job_of("default")], policies)
+    assert (check.name, check.state) == ("policy default", CheckState.WARNING)
+    assert "does not exist in the namespace 'other', and jobset/llm name it" in check.message
+    assert "they keep the settings that they were created with" in check.message
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
 from gracepoint_operator.recording.event_recorder import EventRecorder
+from gracepoint_operator.recording.policies import missing_policies
 from gracepoint_operator.resources import PreemptionStatus
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -298,5 +299,6 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
     beside = {connectivity.REASON_NOT_CONNECTED, connectivity.REASON_CONNECTED}
     beside |= {progress.REASON_STALLED, progress.REASON_PROGRESS}
+    beside |= {missing_policies.REASON_MISSING, missing_policies.REASON_FOUND}
     beside |= {*troubles.REASONS_FAIL.values(), *troubles.REASONS_SUCCEED.values()}
     assert listed == reasons | beside

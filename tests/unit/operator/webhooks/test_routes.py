@@ -21,7 +21,14 @@ from gracepoint_operator.kube import client as kube
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, request_bodies
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
-from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_JOBSETS, PATH_PODS, PATH_REQUESTS, path_of
+from gracepoint_operator.webhooks.routes import (
+    PATH_EVICTIONS,
+    PATH_JOBSETS,
+    PATH_PODS,
+    PATH_POLICIES,
+    PATH_REQUESTS,
+    path_of,
+)
 from gracepoint_operator.webhooks.updates.injected_annotation import ANNOTATION
 from gracepoint_operator.webhooks.updates.present_size import MemberPlace
 from tests.unit.operator.fakes.samples import Json, environment, jobset, pod_of, policy, replicated_job
@@ -40,6 +47,7 @@ class Operator:
         self.nodes: frozenset[str] = frozenset()
         self.evictions: list[tuple[str, str, str | None]] = []
         self.answers = False
+        self.users: dict[tuple[str, str], list[str]] = {}
         self.waits_for: str | None = None
         self.too_many: str | Exception | None = None
         self.refused: list[str] = []
@@ -63,7 +71,10 @@ class Operator:
             raise found
         return found
 
-    def answers_evictions(self, namespace: str, policy: str) -> bool:
+    def users_of(self, namespace: str, policy: str) -> list[str]:
+        return self.users.get((namespace, policy), [])
+
+    def answers_evictions(self, namespace: str, labels: Mapping[str, str]) -> bool:
         return self.answers
 
     def disrupted_nodes(self) -> frozenset[str]:
@@ -482,3 +493,25 @@ async def test_a_request_is_created_only_if_its_namespace_has_few(
     if code is not None:
         assert response["status"]["code"] == code
         assert words in response["status"]["message"]
+
+
+async def test_deleting_a_policy_that_jobs_use_warns_and_is_allowed(client: Client, operator: Operator) -> None:
+    operator.users["team", "default"] = [f"JobSet j{i}" for i in range(5)]
+    response = await deleted(client, "default")
+    assert response["allowed"] is True
+    (warning,) = response["warnings"]
+    assert "is used by JobSet j0, JobSet j1, JobSet j2 and 2 more" in warning
+    assert "They keep the settings that they were created with" in warning
+    assert len(warning) <= 256, "clients may cut longer ones"
+    response = await deleted(client, "unused")
+    assert (response["allowed"], response.get("warnings")) == (True, None)
+
+
+async def deleted(client: Client, name: str) -> Json:
+    """The response as the API server asks, which has no object of a deletion."""
+    old = {"metadata": {"name": name, "namespace": "team"}, "spec": policy(name).spec.to_json()}
+    about = {"uid": "u", "namespace": "team", "name": name, "operation": "DELETE", "object": None, "oldObject": old}
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": about}
+    answer = await client.post(path_of(PATH_POLICIES, TOKEN), json=review)
+    response: Json = (await answer.json())["response"]
+    return response
