@@ -109,9 +109,11 @@ class GoodputLedger:
     def heard(self, told: ProcessTimes) -> GoodputLedger:
         """Returns the ledger after what a process says of its times."""
         number = self._number_of(told)
-        if number is None or self.finished_ms is not None:
+        if number is None:
             return self
         life = self.lives[number]
+        if self.finished_ms is not None and life.session != told.session:
+            return self
         if life.session and life.session != told.session:
             if number != len(self.lives) - 1 or life.stopped_ms is not None or told.attached_ms <= life.created_ms:
                 return self  # of a process before
@@ -256,7 +258,8 @@ class GoodputLedger:
 def stages(ledger: GoodputLedger) -> tuple[object, ...]:
     """What is known of a workload beside figures: its lives, and which stages each has reached. Times are figures.
 
-    Messages take different times to arrive, so the times of stages that are known still move a little.
+    Messages take different times to arrive, so the times of stages that are known still move a little. What a workload
+    that has finished has spent in all is no moving figure any more.
     """
     lives = tuple(
         (
@@ -271,7 +274,8 @@ def stages(ledger: GoodputLedger) -> tuple[object, ...]:
         )
         for life in ledger.lives
     )
-    return ledger.disruptions, ledger.all_losses, ledger.finished_ms is not None, lives
+    spent = None if ledger.finished_ms is None else (ledger.all_saves, sum(life.saving_ms for life in ledger.lives))
+    return ledger.disruptions, ledger.all_losses, spent, lives
 
 
 def is_later(life: Life, created_ms: int) -> bool:

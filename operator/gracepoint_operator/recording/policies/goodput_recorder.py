@@ -140,6 +140,8 @@ class GoodputRecorder:
             ledger = self._change(account, workload, ledger, observation)
         if workload.finished:
             self._change(account, workload, ledger, _End(now_ms))
+            if account.waiting:  # figures, which the other replica did not know when it wrote the end
+                self._changed(workload.namespace, workload.policy, True)
         return None if seen.again_ms is None else seen.again_ms / 1000
 
     def hear(self, pod: Pod, session: str, spent: Spent | None, *, of_former: bool = False) -> None:

@@ -162,6 +162,32 @@ async def test_a_stage_of_a_gang_is_written_at_once(api: MemoryApi, clock: Clock
         assert policy["status"]["goodput"][0]["lives"][-1]["left"]
 
 
+async def test_the_account_of_a_job_that_has_finished_is_whole_whichever_replica_sees_the_end_first(
+    api: MemoryApi, clock: Clock
+) -> None:
+    """Only the first hears of saves, and has not written the last of them."""
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        job = Training(first, second, save_s=0.1)
+        await job.go_on(1800)
+        for replica in (second, first):
+            replica.see(JOBSETS, objects.jobset(finished="Completed"))
+            await until(lambda: _finished(api), "the end in the account")
+            await job.settle()
+        await until(lambda: account(api)["seconds"]["saving"] == 9.0, "all saves in the account")
+        assert account(api)["lives"][-1]["periodicSaves"] == 90
+
+
+def account(api: MemoryApi) -> objects.Body:
+    (policy,) = api.of(kinds.POLICIES)
+    (found,) = policy["status"]["goodput"]
+    made: objects.Body = found
+    return made
+
+
+def _finished(api: MemoryApi) -> bool:
+    return "finished" in account(api)
+
+
 async def test_where_pods_are_protected_by_checkpoints_the_newest_one_is_written_in_time(clock: Clock) -> None:
     api = MemoryApi(clock)
     body = objects.policy(voluntaryDisruption={"checkpointYoungerThanSeconds": 200})
