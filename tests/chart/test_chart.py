@@ -18,8 +18,8 @@ from gracepoint_operator.webhooks.routes import (
     PATH_JOBS,
     PATH_JOBSETS,
     PATH_PODS,
-    PATH_REQUESTS,
     PATH_POLICIES,
+    PATH_REQUESTS,
     PATH_TRAINJOBS,
     path_of,
 )
@@ -395,7 +395,8 @@ def test_webhook_port_is_closed_to_pods_when_control_plane_addresses_are_given(r
 
 
 def test_evictions_in_system_namespaces_are_not_asked_about(render: Render) -> None:
-    webhook, _ = one(render("admission.excludedNamespaces={batch}"), "ValidatingWebhookConfiguration")["webhooks"]
+    found = one(render("admission.excludedNamespaces={batch}"), "ValidatingWebhookConfiguration")["webhooks"]
+    webhook = next(item for item in found if item["name"] == "evictions.gracepoint.dev")
     (expression,) = webhook["namespaceSelector"]["matchExpressions"]
     assert expression["operator"] == "NotIn"
     assert expression["values"] == ["kube-system", "kube-public", "kube-node-lease", "gp-system", "batch"]

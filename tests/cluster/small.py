@@ -11,6 +11,8 @@ from tests.testcluster.api import Cluster
 
 SLEEP = "import time; time.sleep(3600)"
 JOBSETS = "jobsets.jobset.x-k8s.io"
+#: What the API server says of an eviction that waits for a save.
+OURS = "Gracepoint saves the JobSet"
 
 
 def container(name: str, image: str, code: str, **fields: object) -> Json:
@@ -64,3 +66,16 @@ def get(cluster: Cluster, *what: str) -> Json:
         cluster.kubectl("get", *what, f"--namespace={NAMESPACE}", "--output=json").stdout,
     )
     return found
+
+
+def evict(cluster: Cluster, name: str, *, options: Json | None = None, query: str = "") -> str:
+    """What the API server says to an eviction; nothing: it is done."""
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "deleteOptions": options,
+    }
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction{query}"
+    done = cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction), check=False)
+    return done.stderr if done.returncode else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,7 @@ from demo.training import apply_policy
 from gracepoint.wire.names import JOBSET_LABEL_NAME
 from tests.cluster.conftest import NAMESPACE
 from tests.cluster.operator import stopped
-from tests.cluster.small import JOBSETS, SLEEP, container, create, get, jobset, replicated_job
+from tests.cluster.small import JOBSETS, OURS, SLEEP, container, create, evict, get, jobset, replicated_job
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 
@@ -21,7 +20,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 POLICY = "eviction"
 BOUND_S = 12
-OURS = "Gracepoint saves the JobSet"
 BUDGETS = "disruption budget"
 
 
@@ -57,19 +55,6 @@ def running(cluster: Cluster, gang: str) -> list[Json]:
 
     wait_until(f"the pods of {gang}", both, timeout_s=60, every_s=0.5, hint=lambda: str(len(pods)))
     return pods
-
-
-def evict(cluster: Cluster, name: str, *, options: Json | None = None, query: str = "") -> str:
-    """What the API server says to an eviction; nothing: it is done."""
-    eviction = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "deleteOptions": options,
-    }
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction{query}"
-    done = cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction), check=False)
-    return done.stderr if done.returncode else ""
 
 
 def preemptions(cluster: Cluster, gang: str) -> list[Json]:

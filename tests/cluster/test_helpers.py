@@ -12,8 +12,7 @@ from gracepoint.wire.names import JOBSET_LABEL_NAME, JOBSET_LABEL_REPLICATED_JOB
 from tests.cluster.asking import ended, fresh, names
 from tests.cluster.conftest import NAMESPACE, training_run
 from tests.cluster.machine import end_at_once
-from tests.cluster.small import SLEEP, container, get, replicated_job
-from tests.cluster.test_eviction_hold import OURS, evict
+from tests.cluster.small import OURS, SLEEP, container, evict, get, replicated_job
 from tests.testcluster.api import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
