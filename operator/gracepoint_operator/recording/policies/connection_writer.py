@@ -46,7 +46,7 @@ def _by_job() -> collections.defaultdict[str, collections.Counter[str]]:
 
 
 @dataclasses.dataclass
-class _Counted:
+class _PodCounts:
     """Numbers of pods of the current attempts, by UID of the workload.
 
     Attributes:
@@ -205,7 +205,7 @@ class ConnectionWriter:
         return sorted(self._cache.objects.workloads_with_policy(key) & self._cache.objects.workloads.keys())
 
     @staticmethod
-    def _own(uids: list[str], counted: _Counted) -> dict[str, dict[str, int]]:
+    def _own(uids: list[str], counted: _PodCounts) -> dict[str, dict[str, int]]:
         """How many pods are connected here, by workload and, if several replicatedJobs train, by their names."""
         found = {}
         for uid in uids:
@@ -214,10 +214,10 @@ class ConnectionWriter:
                 found[uid] = dict(here) if several else {"": here.total()}
         return found
 
-    def _counted(self) -> _Counted:
+    def _counted(self) -> _PodCounts:
         """Counts pods of the current attempts."""
         here, now = set(self._connected()), self._clock()
-        counted = _Counted()
+        counted = _PodCounts()
         workloads, before = self._cache.objects.workloads, self._running_since
         self._running_since = {}
         for pod in self._cache.objects.pods.values():
@@ -237,7 +237,7 @@ class ConnectionWriter:
         self,
         policy: CheckpointPolicy,
         uids: list[str],
-        counted: _Counted,
+        counted: _PodCounts,
     ) -> list[GangConnection]:
         now = self._clock()
         others = connectivity.of_others(policy.status.replicas or (), self._replica, self._lease.lives)
