@@ -501,6 +501,10 @@ def test_given_authorities_are_refused_where_the_operator_makes_its_own(template
     assert "caCertificate" in template("--set", "tls.mode=certManager", "--set", "tls.caCertificate=mine").stderr
 
 
+def test_issuer_that_is_taken_out_of_the_values_is_none(render: Render) -> None:
+    assert of_kind(render("tls.mode=certManager", "tls.issuerRef=null", "watchNamespaces=null"), "Issuer")
+
+
 @pytest.mark.parametrize("kind", ["Issuer", "ClusterIssuer"])
 def test_certificate_is_signed_by_an_issuer_of_the_users_own(render: Render, kind: str) -> None:
     objects = render("tls.mode=certManager", "tls.issuerRef.name=corp", f"tls.issuerRef.kind={kind}")
@@ -517,6 +521,7 @@ def test_certificate_is_signed_by_an_issuer_of_the_users_own(render: Render, kin
     [
         (["tls.issuerRef.name=corp"], "tls.issuerRef: found Issuer"),
         (["tls.mode=certManager", "tls.issuerRef.names=corp"], "names"),
+        (["tls.mode=certManager", "tls.issuerRef.kind=ClusterIssuer"], "ClusterIssuer without a name"),
         (["tls.mode=certManager", "tls.issuerRef=corp"], "issuerRef"),
     ],
 )
