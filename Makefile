@@ -26,7 +26,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-set-mesh test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-set-mesh test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate manifests requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -179,9 +179,13 @@ worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write 
 outliving: $(STAMP) ## Kills trainers and workers at every named point of a handed-over save: 1, 2 and 4 processes (a quarter of an hour).
 	OUTLIVING=everything OUTLIVING_PATIENCE_S=20 $(PYTEST) -n 2 --dist worksteal tests/multiprocess/test_outliving.py
 
-generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md.
+generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md, the chart's table.
 	$(PY) -m gracepoint_operator.resources --write .
 	$(PY) -m gracepoint_operator.signals --write docs/signals.md
+	$(PY) -m tests.chart values
+
+manifests: $(STAMP) ## Writes build/manifests/gracepoint.yaml for kubectl apply, as helm template makes it (HELM_FLAGS="--values mine.yaml").
+	$(PY) -m tests.chart manifests $(HELM_FLAGS)
 
 docs: $(STAMP) ## Builds the documentation's site in build/site, which works from a disk; links are checked.
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet

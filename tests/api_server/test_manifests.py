@@ -1,4 +1,4 @@
-"""The manifests of ``examples`` fit what a real API server takes, and what Gracepoint asks of a JobSet."""
+"""Manifests fit what a real API server takes, those of ``examples`` also what Gracepoint asks of a JobSet."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_cli.lint.manifest_files import objects, of_kind
 from gracepoint_cli.lint.workloads import check
 from gracepoint_operator.resources import CheckpointPolicy
+from tests.chart.__main__ import NAMESPACE, write_manifests
 from tests.testcluster.api_server import ApiServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,3 +34,14 @@ def test_jobsets_of_manifests_have_no_findings(name: str) -> None:
     report = check(jobset, policies[jobset["metadata"]["labels"][LABEL_POLICY]], claims)
     assert report.findings == ()
     assert report.effects
+
+
+def test_plain_manifests_of_the_chart_are_taken_by_the_api_server(server: ApiServer, tmp_path: Path) -> None:
+    path = write_manifests(tmp_path, [])
+    server.kubectl("create", "namespace", NAMESPACE)
+    try:
+        flags = ("--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", f"--filename={path}")
+        applied = server.kubectl("apply", *flags).stdout
+        assert len(applied.splitlines()) == len([each for each in yaml.safe_load_all(path.read_text()) if each])
+    finally:
+        server.kubectl("delete", "namespace", NAMESPACE, "--wait=false")

@@ -1,27 +1,19 @@
-"""Rendering the chart with a real helm.
-
-helm is the one that the environment variable HELM names, else the one on the PATH, else the one that the test
-cluster's parts are built with. Without any, the chart's tests are skipped.
-"""
+"""Rendering the chart with a real helm. Without any, the chart's tests are skipped."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.chart.helm import CHART, helm_program
 from tests.testcluster.api import ClusterError
-from tests.testcluster.parts import program
-
-CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
 
 #: Without a cluster, the chart makes no token.
 WITH_TOKEN = ("--set", "admission.token=0123456789abcdef")
@@ -34,11 +26,8 @@ Render = Callable[..., list[dict[str, Any]]]
 
 
 def _helm() -> str:
-    found = os.environ.get("HELM") or shutil.which("helm")
-    if found:
-        return found
     try:
-        return str(program("helm"))
+        return helm_program()
     except ClusterError as error:
         pytest.skip(f"no helm: HELM is not set, none is on the PATH, and {error}")
 

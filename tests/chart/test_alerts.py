@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from tests.chart.conftest import CHART
+from tests.chart.helm import CHART
 from tests.chart.objects import Json
 from tests.testcluster import parts
 

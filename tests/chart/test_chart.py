@@ -23,7 +23,8 @@ from gracepoint_operator.webhooks.routes import (
     PATH_TRAINJOBS,
     path_of,
 )
-from tests.chart.conftest import CHART, WITH_TOKEN, Helm, Render
+from tests.chart.conftest import WITH_TOKEN, Helm, Render
+from tests.chart.helm import CHART
 from tests.chart.objects import Json, of_kind, one
 
 MODES = [
@@ -554,6 +555,7 @@ def test_namespaced_objects_are_in_the_releases_namespace(render: Render, settin
         "ClusterRole",
         "ClusterRoleBinding",
         "CustomResourceDefinition",
+        "FlowSchema",
         "MutatingWebhookConfiguration",
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
@@ -648,6 +650,17 @@ def test_metrics_need_a_token_where_it_is_wanted_or_prometheus_has_one(
         assert (endpoint["port"], "authorization" in endpoint) == (("metrics" if needed else "health"), needed)
     open_ports = {port["port"] for port in one(objects, "NetworkPolicy")["spec"]["ingress"][0]["ports"]}
     assert open_ports == {"https", "health"} | ({"metrics"} if needed else set())
+
+
+def test_the_api_server_serves_the_operators_requests_apart_from_others(render: Render) -> None:
+    objects = render("serviceAccount.name=its-own")
+    spec = one(objects, "FlowSchema")["spec"]
+    (rule,) = spec["rules"]
+    assert [subject["serviceAccount"] for subject in rule["subjects"]] == [
+        {"name": "its-own", "namespace": "gp-system"}
+    ]
+    assert spec["priorityLevelConfiguration"] == {"name": "workload-high"}
+    assert not of_kind(render("flowSchema.enabled=false"), "FlowSchema")
 
 
 def test_logs_are_json_if_asked_for(render: Render) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.chart.conftest import CHART, WITH_TOKEN, Helm
+from tests.chart.conftest import WITH_TOKEN, Helm
+from tests.chart.helm import CHART
 from tests.chart.objects import Json, of_kind
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from gracepoint_operator.observability.metrics import Metrics
-from tests.chart.conftest import CHART, Helm, Render
+from tests.chart.conftest import Helm, Render
+from tests.chart.helm import CHART
 from tests.chart.objects import Json, of_kind, one
 
 ALERTS: list[Json] = [

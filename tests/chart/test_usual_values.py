@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.conftest import CHART, Helm, Render
+from tests.chart.conftest import Helm, Render
+from tests.chart.helm import CHART
 from tests.chart.objects import Json, of_kind, one
 from tests.chart.other_charts import CERT_MANAGER, KARPENTER, PROMETHEUS
 

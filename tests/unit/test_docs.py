@@ -63,7 +63,7 @@ def test_links_within_the_project_lead_somewhere(page: Path) -> None:
 
 
 #: Hosts, API groups and files of tests that look like modules.
-NOT_MODULES = ("gracepoint.dev", "gracepoint.test")
+NOT_MODULES = ("gracepoint.dev", "gracepoint.test", "gracepoint.enabled")
 FOLDERS = ("sidecar", "operator", "tests", "charts", "crds", "docs", "demo", "benchmarks", "examples", "changelog.d")
 
 
