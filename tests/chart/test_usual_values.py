@@ -84,7 +84,7 @@ def test_values_of_the_prometheus_stack_do_here_what_they_do_there(rendered: Ren
     (container,) = pod["containers"]
     assert container["image"] == "registry.example.com/team/gracepoint:v2"
     assert pod["imagePullSecrets"] == [{"name": "as-a-name"}]
-    assert not of_kind(objects, "ServiceAccount")
+    assert [each["metadata"]["name"] for each in of_kind(objects, "ServiceAccount")] == ["gp-gracepoint-metrics"]
     assert pod["serviceAccountName"] == "theirs"
     assert service["metadata"]["annotations"] == values["service"]["annotations"]
     assert service["metadata"]["labels"]["of"] == "service"

@@ -67,7 +67,7 @@ def doctor(
 def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
     from gracepoint_cli.doctor import installation
     from gracepoint_cli.doctor.checks import CheckResult, CheckState
-    from gracepoint_operator.kube.kinds import CRDS, MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS, Kind
+    from gracepoint_operator.kube.kinds import CRDS, MUTATING_WEBHOOKS, NODES, PODS, VALIDATING_WEBHOOKS, Kind
     from gracepoint_operator.resources.crds import definitions
     from gracepoint_operator.webhooks.contracts.installed_api import CRD_NAME
 
@@ -84,6 +84,11 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
     def operator() -> Iterable[CheckResult]:
         labels = "app.kubernetes.io/part-of=gracepoint"
         return installation.operator(cluster.list(Kind("/apis/apps/v1", "deployments"), None, labels=labels))
+
+    def placement() -> Iterable[CheckResult]:
+        pods = cluster.list(PODS, None, labels="app.kubernetes.io/part-of=gracepoint,helm.sh/chart")
+        nodes = {body["metadata"]["name"]: body for body in cluster.list(NODES, None)} if pods else {}
+        return installation.placement(pods, nodes)
 
     def webhooks() -> Iterable[CheckResult]:
         found = [
@@ -104,6 +109,7 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
         "definitions": own,
         "JobSet": jobset,
         "operator": operator,
+        "placement": placement,
         "webhooks": webhooks,
         "policies": policies,
     }

@@ -33,6 +33,19 @@ _WEBHOOKS = {
     "preemptionrequests.gracepoint.dev": "nothing limits the number of requests in a namespace",
     "policies.gracepoint.dev": "nobody is warned who deletes a policy that jobs use",
 }
+#: Labels of nodes that go away or have accelerators, with the values that say so. None: any value. The chart's replicas
+#: prefer other nodes by the same labels.
+GOING_AWAY: dict[str, str | None] = {
+    "cloud.google.com/gke-spot": None,
+    "cloud.google.com/gke-preemptible": None,
+    "cloud.google.com/gke-tpu-accelerator": None,
+    "cloud.google.com/gke-accelerator": None,
+    "nvidia.com/gpu.present": None,
+    "kubernetes.azure.com/scalesetpriority": None,
+    "eks.amazonaws.com/capacityType": "SPOT",
+    "karpenter.sh/capacity-type": "spot",
+}
+_ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
 _JOBSETS_OWN = "jobset-mutating-webhook-configuration"
 _SOON_DAYS = 7
 _NAMED = 5
@@ -131,6 +144,45 @@ def operator(deployments: Sequence[Json]) -> list[CheckResult]:
         else:
             checks.append(CheckResult("versions", CheckState.OK, f"operator, library and this command: {__version__}"))
     return checks
+
+
+def placement(pods: Sequence[Json], nodes: Mapping[str, Json]) -> list[CheckResult]:
+    """Checks that not all of the operator's pods stand on machines of which they have to tell that they end.
+
+    Args:
+        pods: Those of the operator.
+        nodes: All nodes, by name.
+    """
+    placed = {
+        str(pod["metadata"]["name"]): str(pod["spec"]["nodeName"])
+        for pod in pods
+        if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+    }
+    if not placed:
+        return []
+    found = {pod: (node, _why_it_goes_away(nodes.get(node) or {})) for pod, node in placed.items()}
+    told = "; ".join(f"{pod} on {node} ({why})" for pod, (node, why) in sorted(found.items()) if why)
+    if all(why for _, why in found.values()):
+        todo = "Set nodeSelector or affinity of the chart, or add other nodes"
+        text = f"{told}: if these machines end together, no job is told. {todo}"
+        return [CheckResult("placement", CheckState.WARNING, text)]
+    if told:
+        return [CheckResult("placement", CheckState.OK, f"a replica stands on a machine that stays; not so {told}")]
+    return [CheckResult("placement", CheckState.OK, "the replicas stand on machines that stay")]
+
+
+def _why_it_goes_away(node: Json) -> str:
+    """The label, taint or resource that says so. Empty: none does."""
+    labels = (node.get("metadata") or {}).get("labels") or {}
+    for key, value in GOING_AWAY.items():
+        if key in labels and value in (None, labels[key]):
+            return f"{key}={labels[key]}"
+    taints = {taint["key"] for taint in (node.get("spec") or {}).get("taints") or ()}
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    for resource in _ACCELERATORS:
+        if resource in taints or str(capacity.get(resource, "0")) != "0":
+            return resource
+    return ""
 
 
 def webhooks(configurations: Sequence[Json], *, now: datetime.datetime) -> list[CheckResult]:

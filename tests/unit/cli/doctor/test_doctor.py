@@ -223,3 +223,41 @@ def test_what_a_pod_waits_for_is_told() -> None:
     assert probe_pod.waits_for({"status": {"containerStatuses": [waiting]}}) == "ImagePullBackOff no such image"
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
     assert probe_pod.waits_for({"status": {"conditions": [unscheduled]}}) == "0/2 nodes are available"
+
+
+def machine(labels: dict[str, str] | None = None, **others: Any) -> dict[str, Any]:
+    return {"metadata": {"labels": labels or {}}, **others}
+
+
+STAYS = machine({"karpenter.sh/capacity-type": "on-demand", "eks.amazonaws.com/capacityType": "ON_DEMAND"})
+SPOT = machine({"karpenter.sh/capacity-type": "spot"})
+PREEMPTIBLE = machine({"cloud.google.com/gke-spot": "true"})
+TAINTED = machine(spec={"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]})
+TPU = machine(status={"capacity": {"cpu": "96", "google.com/tpu": "4"}})
+
+
+@pytest.mark.parametrize(
+    ("machines", "state", "said"),
+    [
+        pytest.param([STAYS, STAYS], CheckState.OK, "machines that stay", id="both stay"),
+        pytest.param([STAYS, SPOT], CheckState.OK, "karpenter.sh/capacity-type=spot", id="one stays"),
+        pytest.param([SPOT, SPOT], CheckState.WARNING, "no job is told", id="both are spot"),
+        pytest.param([PREEMPTIBLE, TAINTED], CheckState.WARNING, "nvidia.com/gpu", id="spot and a tainted GPU"),
+        pytest.param([TPU, SPOT], CheckState.WARNING, "google.com/tpu", id="an accelerator and spot"),
+        pytest.param([SPOT], CheckState.WARNING, "pod-0 on node-0", id="the only one is spot"),
+    ],
+)
+def test_replicas_that_all_stand_on_machines_that_go_away_are_said(
+    machines: list[dict[str, Any]], state: CheckState, said: str
+) -> None:
+    nodes = {f"node-{index}": body for index, body in enumerate(machines)}
+    pods = [
+        {"metadata": {"name": f"pod-{index}"}, "spec": {"nodeName": f"node-{index}"}} for index in range(len(nodes))
+    ]
+    (found,) = installation.placement([*pods, {"metadata": {"name": "waits"}, "spec": {}}], nodes)
+    assert found.state is state
+    assert said in found.message
+
+
+def test_nothing_is_said_of_replicas_that_have_no_nodes() -> None:
+    assert installation.placement([{"metadata": {"name": "waits"}, "spec": {}}], {}) == []
