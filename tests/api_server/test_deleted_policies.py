@@ -82,10 +82,10 @@ async def test_jobs_keep_their_protection_when_their_policy_is_deleted(gang: Gan
         )
         assert "Warning: CheckpointPolicy careful is used by JobSet train. They keep the settings" in deleted.stderr
         await replica.watch()
-        assert replica.core.cache.policies == {}
+        assert (gang.name, "careful") not in replica.core.cache.policies, "other tests have policies of their own"
         for _ in range(2):
             await replica.core.missing_policies.look()
-        assert replica.sample("gracepoint_workloads_without_policy") == 1
+        assert replica.sample("gracepoint_workloads_without_policy") >= 1
         events = (await gang.api.list(kinds.EVENTS, namespace=gang.name)).items
         assert [event["reason"] for event in events] == ["PolicyMissing"]
 
