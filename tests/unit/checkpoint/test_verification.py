@@ -14,13 +14,14 @@ import pytest
 
 import gracepoint
 from gracepoint.__main__ import main
+from gracepoint.checkpoint import all_steps
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.steps import records
 from gracepoint.checkpoint.storage import checks
 from gracepoint.checkpoint.storage.backend import StaleGeneration
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.verification import verify
-from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
+from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound, CheckpointRefused
 from tests.unit.checkpoint.fakes.engine import engine, flip_bit, restore, save, small_state
 
 # Of which a restore of ours reads nothing.
@@ -36,6 +37,17 @@ def step(tmp_path: Path) -> Path:
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "2"
+    file.write_text("not ours")
+    with pytest.raises(CheckpointRefused, match=f"{file} is a file: expected the folder of a checkpoint"):
+        verify(file)
+    with pytest.raises(CheckpointNotFound, match="is no committed checkpoint"):
+        verify(file / "default")
+    with pytest.raises(CheckpointRefused, match=f"{file} is a file: expected the directory of the steps"):
+        all_steps(file)
 
 
 def test_a_checkpoint_that_is_as_it_was_saved_is_good(step: Path) -> None:

@@ -38,7 +38,7 @@ from gracepoint.checkpoint.steps.records import (
 )
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
+from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +110,7 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Calla
         CheckpointCorrupt: The done-records contradict each other. In a store that cannot rename, also: an object is no
             longer the one that this save wrote.
         CheckpointTooNew: A newer Gracepoint wrote the existing step.
+        CheckpointRefused: A file has the name that the folder is to get.
         SaveFailed: In a store that cannot rename: the step has objects that Gracepoint did not write, or a later save
             has claimed it.
     """
@@ -120,6 +121,7 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Calla
         records = done_records(temporary.path)
         if records is None:
             return is_committed(temporary)
+        _check_no_file(temporary, target)
         _complete(temporary.path, merge(records), target)
         if replace:
             _make_way(paths, temporary, target)
@@ -133,6 +135,15 @@ def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Calla
     except FileExistsError:
         return is_committed(temporary)  # a folder that is not empty is never replaced
     return True
+
+
+def _check_no_file(temporary: Temporary, target: StoragePath) -> None:
+    """Raises CheckpointRefused if a file has the name of the checkpoint. It is somebody else's, and is not deleted."""
+    if target.is_value() and not target.is_link():
+        raise CheckpointRefused(
+            f"{target} is a file, and {temporary.what} is to be a folder of that name. All of it is in "
+            f"{temporary.path}, and the next start commits it: move the file away"
+        )
 
 
 def _may_be_replaced(target: StoragePath) -> bool:

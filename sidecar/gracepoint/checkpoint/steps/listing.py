@@ -192,7 +192,13 @@ def complete_steps(paths: Layout) -> list[int]:
 
 
 def steps_for_users(paths: Layout) -> list[int]:
-    """Returns ``complete_steps``. If there are none, says once what else looks like a checkpoint."""
+    """Returns ``complete_steps``. If there are none, says once what else looks like a checkpoint.
+
+    Raises:
+        CheckpointRefused: The root is a file.
+    """
+    if paths.root.is_value():
+        raise CheckpointRefused(f"{paths.root} is a file: expected the directory of the steps")
     if not (steps := complete_steps(paths)):
         foreign.warn_once(paths.root)
     return steps

@@ -196,6 +196,15 @@ def test_typed_keys_are_restored_with_the_sharding_that_is_given(saved: Path) ->
     assert found.sharding == sharding("y")
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_typed_keys_keep_their_implementation_whatever_is_asked_of_them(tmp_path: Path, impl: str) -> None:
+    keys = jax.device_put(jax.random.split(jax.random.key(1, impl=impl), 4), sharding("x"))
+    save(engine(tmp_path), 1, {"keys": keys})
+    for like, args in (({"keys": keys}, None), (None, None), (None, {"keys": ArrayRestoreArgs(sharding=sharding())})):
+        found = read(tmp_path / "1", like, args)["keys"]
+        assert (str(jax.random.key_impl(found)), bits(found)) == (impl, bits(keys))
+
+
 # --- type and shape
 
 

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gracepoint.checkpoint import all_steps
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import array_source
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
-from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
+from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -212,6 +213,25 @@ def test_foreign_folder_at_a_step_is_moved_aside(tmp_path: Path) -> None:
     save(engine(tmp_path), 2, small_state())
     assert (tmp_path / "2.gracepoint-aside.job-0-a.1" / "notes.txt").read_text() == "not ours"
     assert restore(tmp_path, small_state()) is not None
+
+
+def test_a_file_in_the_place_of_a_step_is_named_and_kept_until_it_is_moved(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "2"
+    checkpointer = engine(tmp_path)
+    save(checkpointer, 1, small_state(1))
+    in_the_way.write_text("not ours")
+    told = rf"{in_the_way} is a file, and step 2 is to be a folder of that name.*move the file away"
+    with pytest.raises(SaveFailed, match=told):
+        save(checkpointer, 2, small_state(2))
+    checkpointer.close(30)
+    with pytest.raises(CheckpointRefused, match=told):
+        restore(tmp_path, small_state())
+    assert in_the_way.read_text() == "not ours"
+    assert all_steps(tmp_path) == [1]
+    in_the_way.rename(tmp_path / "notes")
+    restored = restore(tmp_path, small_state())
+    assert restored is not None
+    assert_same((restored.step, restored.state), (2, small_state(2)))
 
 
 def like(**changes: object) -> dict[str, object]:

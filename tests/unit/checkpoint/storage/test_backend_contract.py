@@ -127,6 +127,16 @@ def test_what_is_missing_is_not_found(top: StoragePath) -> None:
     missing.delete_folder()
 
 
+def test_there_is_nothing_below_a_value(top: StoragePath) -> None:
+    (top / "v").put(b"a file, where there are folders")
+    below = top / "v" / "below"
+    assert (below.entry(), below.exists(), below.is_folder(), below.last_change_s()) == (None, False, False, 0.0)
+    with pytest.raises(FileNotFoundError):
+        below.read()
+    with pytest.raises(FileNotFoundError), below.open() as reader:
+        reader.read_into(memoryview(bytearray(1)), 0)
+
+
 def test_a_missing_folder_is_neither_published_nor_stays(renaming: StoragePath) -> None:
     missing = renaming / "missing"
     with pytest.raises(FileNotFoundError):

@@ -62,7 +62,7 @@ class PosixBackend:
             partial.unlink(missing_ok=True)
 
     def read(self, key: str) -> Value:
-        with Path(key).open("rb") as file:
+        with _nothing_below_files(key), Path(key).open("rb") as file:
             return Value(file.read(), _generation(os.fstat(file.fileno())))
 
     def replace(self, key: str, data: bytes, generation: Generation) -> Generation:
@@ -118,7 +118,8 @@ class PosixBackend:
 
     @contextlib.contextmanager
     def open(self, key: str) -> Iterator[_FileReader]:
-        descriptor = os.open(key, os.O_RDONLY)
+        with _nothing_below_files(key):
+            descriptor = os.open(key, os.O_RDONLY)
         try:
             yield _FileReader(descriptor)
         finally:
@@ -148,7 +149,9 @@ class PosixBackend:
 
     def children(self, key: str) -> list[Child]:
         found = []
-        for path in Path(key).iterdir():
+        with _nothing_below_files(key):
+            paths = list(Path(key).iterdir())
+        for path in paths:
             is_link = path.is_symlink()
             found.append(Child(path.name, path.is_dir() and not is_link, is_link))
         return found
@@ -169,7 +172,7 @@ class PosixBackend:
     def last_change_s(self, key: str) -> float:
         try:
             newest = os.stat(key).st_mtime
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0.0
         for directory, _, names in os.walk(key):
             for path in [directory, *(os.path.join(directory, name) for name in names)]:
@@ -278,6 +281,15 @@ def _generation(found: os.stat_result) -> Generation:
 
 def _entry(key: str, found: os.stat_result) -> Entry:
     return Entry(key, found.st_size, _generation(found), found.st_mtime)
+
+
+@contextlib.contextmanager
+def _nothing_below_files(key: str) -> Iterator[None]:
+    """Says that there is nothing at ``key`` where the system says that a part of it is a file, and no folder."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, "no such file or folder, as a part of the path is a file", key) from error
 
 
 @contextlib.contextmanager
