@@ -36,19 +36,29 @@ class Cluster:
         kubeconfig: Path of the kubeconfig, or several as in KUBECONFIG. None: KUBECONFIG, else ``~/.kube/config``, else
             the service account of the pod.
         context: Name of a context. None: the current one.
+        as_user: The user to act as. None: the one of the configuration.
+        request_timeout_s: Seconds for one request. None: a few, and more for lists.
 
     Raises:
         CommandError: There is no usable configuration.
     """
 
-    def __init__(self, kubeconfig: str | None = None, context: str | None = None) -> None:
+    def __init__(
+        self,
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        as_user: str | None = None,
+        request_timeout_s: float | None = None,
+    ) -> None:
         path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
         configured = kubeconfig or context or any(map(os.path.exists, path.split(os.pathsep)))
         in_pod = not configured and "KUBERNETES_SERVICE_HOST" in os.environ
         self._context: Json = {} if in_pod else _read_context(path, context)
         try:
             with _heard() as login:
-                self._client = KubeClient.connect(None if in_pod else path, context, name=_NAME)
+                self._client = KubeClient.connect(
+                    None if in_pod else path, context, name=_NAME, as_user=as_user, request_timeout_s=request_timeout_s
+                )
         except (KubeError, OSError, ValueError) as error:
             reason = error.__cause__ or error
             raise CommandError(

@@ -1,4 +1,4 @@
-"""How commands print: tables for people, JSON for programs. Answers go to stdout, everything else to stderr."""
+"""How commands print: tables for people, JSON or YAML for programs. Answers go to stdout, all else to stderr."""
 
 from __future__ import annotations
 
@@ -46,7 +46,14 @@ class OutputFormat(StrEnum):
     """Forms of an answer."""
 
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def is_data(self) -> bool:
+        """True if the answer is for programs."""
+        return self in (OutputFormat.JSON, OutputFormat.YAML)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -60,9 +67,15 @@ def say(message: str) -> None:
     console(stderr=True).print(escape(printable(message).replace("\n", "\n  ")), soft_wrap=True)
 
 
-def put_json(value: Any) -> None:
-    """Prints an answer as JSON."""
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+def put_data(output: OutputFormat, value: Any) -> None:
+    """Prints an answer as JSON or YAML."""
+    text = json.dumps(value, indent=2, default=str)
+    if output is OutputFormat.YAML:
+        import yaml
+
+        # By way of JSON: the same names and values, and no tags of Python's.
+        text = yaml.safe_dump(json.loads(text), sort_keys=False).rstrip("\n")
+    sys.stdout.write(f"{text}\n")
 
 
 def put_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from gracepoint_cli.commands.options import Output
 from gracepoint_cli.errors import CommandError, ExitCode
-from gracepoint_cli.output import OutputFormat, progress, put, put_json, put_table, say
+from gracepoint_cli.output import OutputFormat, progress, put, put_data, put_table, say
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -45,8 +45,8 @@ def list_checkpoints(uri: Location, output: Output = OutputFormat.TABLE) -> None
     """Lists the complete checkpoints, newest first."""
     with _reading(uri):
         rows = [_summary(folder) for folder in _folders(uri)]
-    if output is OutputFormat.JSON:
-        put_json(rows)
+    if output.is_data:
+        put_data(output, rows)
         return
     put_table(
         ["STEP", "SAVED", "SIZE", "FILES", "PROCESSES", "BY", "PATH"],
@@ -91,8 +91,8 @@ def show(uri: Location, output: Output = OutputFormat.TABLE) -> None:
         }
         for leaf in leaves
     ]
-    if output is OutputFormat.JSON:
-        put_json({**summary, "customMetadata": dict(found.custom_metadata), "leaves": described})
+    if output.is_data:
+        put_data(output, {**summary, "customMetadata": dict(found.custom_metadata), "leaves": described})
         return
     size = "" if summary["bytes"] is None else f", {_size(summary['bytes'])} in {summary['files']} files"
     put(f"{summary['path']}: by {summary['by']}{size}, {len(leaves)} leaves", style="bold")
@@ -137,8 +137,8 @@ def verify(uri: Location, output: Output = OutputFormat.TABLE) -> None:
             reports.append({**about, "ok": report.ok, "damage": damage})
             if output is OutputFormat.TABLE:
                 put(str(report), style="green" if report.ok else "red")
-    if output is OutputFormat.JSON:
-        put_json(reports)
+    if output.is_data:
+        put_data(output, reports)
     if any(report["ok"] is False for report in reports):
         raise typer.Exit(ExitCode.BAD)
     if unknown:

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gracepoint_cli.commands.options import WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
+from gracepoint_cli.commands.options import (
+    WORKLOAD,
+    As,
+    Context,
+    Kubeconfig,
+    Namespace,
+    Output,
+    RequestTimeout,
+    workload_names,
+)
 from gracepoint_cli.errors import CommandError, ExitCode
-from gracepoint_cli.output import OutputFormat, progress, put, put_json, put_table, say
+from gracepoint_cli.output import OutputFormat, progress, put, put_data, put_table, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
@@ -36,6 +45,8 @@ def doctor(
     output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
+    as_user: As = None,
+    request_timeout: RequestTimeout = None,
 ) -> None:
     """Checks the installation: versions, operator, webhooks, certificates, policies.
 
@@ -48,13 +59,13 @@ def doctor(
 
     if workload is not None:
         parse(workload)  # before the connection, so that a wrong name is reported even if there is no cluster
-    with Cluster(kubeconfig, context) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
         where = namespace or cluster.namespace
         checks = list(_installation(cluster, where))
         if workload is not None:
             checks += _from_a_pod(cluster, where, workload)
-    if output is OutputFormat.JSON:
-        put_json([check.to_json() for check in checks])
+    if output.is_data:
+        put_data(output, [check.to_json() for check in checks])
     else:
         put_table(["CHECK", "RESULT", "FOUND"], [[check.name, check.state, check.message] for check in checks])
         if workload is None:

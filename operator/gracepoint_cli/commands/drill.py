@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gracepoint_cli.commands.options import NO_VALUE, WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
+from gracepoint_cli.commands.options import (
+    NO_VALUE,
+    WORKLOAD,
+    As,
+    Context,
+    Kubeconfig,
+    Namespace,
+    Output,
+    RequestTimeout,
+    workload_names,
+)
 from gracepoint_cli.errors import CommandError, ExitCode
-from gracepoint_cli.output import OutputFormat, progress, put, put_json, say
+from gracepoint_cli.output import OutputFormat, progress, put, put_data, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
@@ -40,6 +50,8 @@ def drill(
     output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
+    as_user: As = None,
+    request_timeout: RequestTimeout = None,
 ) -> None:
     """Rehearses a preemption: a running job does everything but exit. Waits, and reports how it went.
 
@@ -52,7 +64,7 @@ def drill(
     from gracepoint_operator.kube.kinds import POLICIES, REQUESTS
 
     parse(workload)  # before the connection, so that a wrong name is reported even if there is no cluster
-    with Cluster(kubeconfig, context) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
         where = namespace or cluster.namespace
         job = find(cluster, where, workload)
         policy = job.read().policy
@@ -62,8 +74,8 @@ def drill(
         name = asked["metadata"]["name"]
         say(f"Requested the drill {name} with a notice of {deadline:g} s.")
         if not wait:
-            if output is OutputFormat.JSON:
-                put_json({"request": name})
+            if output.is_data:
+                put_data(output, {"request": name})
             else:
                 put(f"kubectl get preemptionrequest {name} -n {where} -o yaml")
             return
@@ -73,8 +85,8 @@ def drill(
         except KeyboardInterrupt:
             say(f"Interrupted. The drill goes on; to withdraw it: kubectl delete preemptionrequest {name} -n {where}")
             raise
-    if output is OutputFormat.JSON:
-        put_json(found.to_json())
+    if output.is_data:
+        put_data(output, found.to_json())
     else:
         _report(found)
     if not found.good:

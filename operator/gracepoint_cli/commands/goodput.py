@@ -11,14 +11,16 @@ import typer
 from gracepoint_cli.commands.options import (
     WORKLOAD,
     AllNamespaces,
+    As,
     Context,
     Kubeconfig,
     Namespace,
     Output,
+    RequestTimeout,
     workload_names,
 )
 from gracepoint_cli.errors import CommandError
-from gracepoint_cli.output import OutputFormat, put, put_json, put_table
+from gracepoint_cli.output import OutputFormat, put, put_data, put_table
 
 if TYPE_CHECKING:
     from gracepoint_cli.goodput_report import Account
@@ -36,6 +38,8 @@ def goodput(
     output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
+    as_user: As = None,
+    request_timeout: RequestTimeout = None,
 ) -> None:
     """Shows where the time of each job went: training, saves, lost steps, restarts, waiting."""
     from gracepoint_cli import goodput_report
@@ -45,7 +49,7 @@ def goodput(
     from gracepoint_operator.workloads import ANY_NAME
 
     named = None if workload is None else parse(workload)
-    with Cluster(kubeconfig, context) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
         where = None if all_namespaces else namespace or cluster.namespace
         found = goodput_report.accounts(cluster.list(POLICIES, where), time.time())
     if named is not None:
@@ -57,8 +61,8 @@ def goodput(
                 f"found no account of a {named.of_workload or ANY_NAME} {named.name!r} {place}",
                 "The operator begins one when it sees the job under a policy. Run: kubectl gracepoint status",
             )
-    if output is OutputFormat.JSON:
-        put_json([account.to_json() for account in found])
+    if output.is_data:
+        put_data(output, [account.to_json() for account in found])
     elif not found:
         put(f"There are no accounts. The operator begins one for each {ANY_NAME} under a policy.")
     elif named is not None:

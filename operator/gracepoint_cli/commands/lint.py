@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from gracepoint_cli.commands.options import NO_VALUE, WORKLOAD, Context, Kubeconfig, Namespace, Output, workload_names
+from gracepoint_cli.commands.options import (
+    NO_VALUE,
+    WORKLOAD,
+    As,
+    Context,
+    Kubeconfig,
+    Namespace,
+    Output,
+    RequestTimeout,
+    workload_names,
+)
 from gracepoint_cli.errors import CommandError, ExitCode
-from gracepoint_cli.output import OutputFormat, put, put_json, say
+from gracepoint_cli.output import OutputFormat, put, put_data, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
@@ -20,17 +30,19 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
-#: Kubeconfig and context of the cluster that is asked for what a file lacks. None: no cluster is asked.
-_Reached = tuple[str | None, str | None] | None
+#: Which cluster is asked, as whom and with which limit: the arguments of ``Cluster``.
+_Asked = tuple[str | None, str | None, str | None, float | None]
+#: The cluster that is asked for what a file lacks. None: no cluster is asked.
+_Reached = _Asked | None
 _STYLES = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 def lint(
     what: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            metavar=f"FILE|{WORKLOAD}",
-            help="A file of manifests, - for stdin, or a JobSet, Job or TrainJob of the cluster.",
+            metavar=f"FILE|{WORKLOAD}...",
+            help="Files of manifests, - for stdin, or JobSets, Jobs or TrainJobs of the cluster.",
             autocompletion=workload_names,
         ),
     ],
@@ -44,16 +56,21 @@ def lint(
     output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
+    as_user: As = None,
+    request_timeout: RequestTimeout = None,
 ) -> None:
     """Checks a JobSet, Job or TrainJob before a preemption does, and says what a preemption would do to it."""
     from gracepoint_cli.lint.findings import Severity
 
-    if what == "-" or Path(what).exists() or what.endswith((".yaml", ".yml", ".json")):
-        reports = _of_file(what, namespace, None if offline else (kubeconfig, context))
-    else:
-        reports = _of_cluster(what, namespace, kubeconfig, context)
-    if output is OutputFormat.JSON:
-        put_json([report.to_json() for report in reports])
+    reached = (kubeconfig, context, as_user, request_timeout)
+    reports = []
+    for name in dict.fromkeys(what):
+        if name == "-" or Path(name).exists() or name.endswith((".yaml", ".yml", ".json")):
+            reports += _of_file(name, namespace, None if offline else reached)
+        else:
+            reports += _of_cluster(name, namespace, reached)
+    if output.is_data:
+        put_data(output, [report.to_json() for report in reports])
     else:
         for report in reports:
             _put(report)
@@ -62,7 +79,7 @@ def lint(
         raise typer.Exit(ExitCode.BAD)
 
 
-def _of_cluster(name: str, namespace: str | None, kubeconfig: str | None, context: str | None) -> list[LintReport]:
+def _of_cluster(name: str, namespace: str | None, reached: _Asked) -> list[LintReport]:
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.lint.workloads import check
     from gracepoint_cli.naming import parse
@@ -70,10 +87,10 @@ def _of_cluster(name: str, namespace: str | None, kubeconfig: str | None, contex
 
     parse(name)  # before the connection, so that a wrong name is reported even if there is no cluster
     try:
-        reached = Cluster(kubeconfig, context)
+        connected = Cluster(*reached)
     except CommandError as error:
         raise CommandError(f"there is no file {name!r}, and {error}", error.todo, error.code) from error
-    with reached as cluster:
+    with connected as cluster:
         where = namespace or cluster.namespace
         job = find(cluster, where, name, todo="For a file, give its path")
         policy = _policy_of(cluster, where, job.read().policy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated
 
 import typer
@@ -36,6 +38,32 @@ Context = Annotated[
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form of the answer.")]
 
 
+def _seconds(text: str) -> float:
+    """Returns the seconds of a time as kubectl takes it: ``30``, ``1.5s``, ``2m``, ``1h30m``. Infinite for ``0``."""
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    if not re.fullmatch(r"\d+|(\d+(\.\d+)?(ms|[smh]))+", text, re.ASCII):
+        raise typer.BadParameter(f"expected a time as 30, 10s, 2m or 1h30m, found {text!r}")
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smh])?", text, re.ASCII)
+    return sum(float(number) * units[unit or "s"] for number, unit in parts) or math.inf
+
+
+As = Annotated[
+    str | None,
+    typer.Option("--as", metavar="USER", help="Act as this user (impersonation).", show_default=False),
+]
+RequestTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--request-timeout",
+        metavar="TIME",
+        parser=_seconds,
+        help="For one request, as 10s or 2m; 0: no limit. Default: 5 s, and 30 s for lists.",
+        show_default=False,
+    ),
+]
+Watch = Annotated[bool, typer.Option("--watch", "-w", metavar=NO_VALUE, help="Show each change, until Ctrl-C.")]
+
+
 #: How the help calls the argument that names a workload.
 WORKLOAD = "JOB"
 
@@ -47,7 +75,7 @@ def workload_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
     given = ctx.params
     try:
-        with Cluster(given.get("kubeconfig"), given.get("context")) as cluster:
+        with Cluster(given.get("kubeconfig"), given.get("context"), given.get("as_user")) as cluster:
             return completed(cluster, given.get("namespace") or cluster.namespace, incomplete)
     except CommandError:
         return []  # a completion has no place for an error
@@ -60,7 +88,7 @@ def preemption_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
     given = ctx.params
     try:
-        with Cluster(given.get("kubeconfig"), given.get("context")) as cluster:
+        with Cluster(given.get("kubeconfig"), given.get("context"), given.get("as_user")) as cluster:
             found = cluster.list(PREEMPTIONS, given.get("namespace") or cluster.namespace)
     except CommandError:
         return []  # a completion has no place for an error

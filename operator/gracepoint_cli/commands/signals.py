@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from gracepoint_cli.commands.options import Context, Kubeconfig, Output
-from gracepoint_cli.output import OutputFormat, put, put_json, put_table
+from gracepoint_cli.commands.options import As, Context, Kubeconfig, Output, RequestTimeout
+from gracepoint_cli.output import OutputFormat, put, put_data, put_table
 
 _OWN_ROWS = "Rows of your own are in the chart's value signals.rows"
 
@@ -27,6 +27,8 @@ def signals(
     output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
+    as_user: As = None,
+    request_timeout: RequestTimeout = None,
 ) -> None:
     """Lists the signals that announce a disruption, or those that a node shows now."""
     from gracepoint_cli.errors import CommandError, ExitCode
@@ -40,14 +42,14 @@ def signals(
                 "With --node, all signals of the node are shown",
                 ExitCode.USAGE,
             )
-        _of_node(node, output, kubeconfig, context)
+        _of_node(node, output, kubeconfig, context, as_user, request_timeout)
         return
     rows = [row for row in BUILT_IN if name in (None, row.name)]
     rows = [row for row in rows if provider is None or row.provider.lower() == provider.lower()]
     if not rows:
         raise CommandError(*_no_row(name, provider), ExitCode.USAGE)
-    if output is OutputFormat.JSON:
-        put_json([row.to_json() for row in rows])
+    if output.is_data:
+        put_data(output, [row.to_json() for row in rows])
     elif name is not None:
         put(page.listing(rows).replace("*", "").replace("`", "").strip())
     else:
@@ -75,19 +77,27 @@ def _no_row(name: str | None, provider: str | None) -> tuple[str, str]:
     return f"found no row named {name!r}{of}", f"{hint}To list all: kubectl gracepoint signals. {_OWN_ROWS}"
 
 
-def _of_node(name: str, output: OutputFormat, kubeconfig: str | None, context: str | None) -> None:
+def _of_node(
+    name: str,
+    output: OutputFormat,
+    kubeconfig: str | None,
+    context: str | None,
+    as_user: str | None,
+    request_timeout: float | None,
+) -> None:
     from gracepoint_cli.cluster import Cluster
     from gracepoint_operator.kube.kinds import NODES
     from gracepoint_operator.signals import BUILT_IN, On, marks
 
-    with Cluster(kubeconfig, context) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
         found = marks(BUILT_IN, On.NODE, cluster.get(NODES, None, name, todo="To list them: kubectl get nodes"))
 
     def time(seconds: float | None) -> str | None:
         return None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
 
-    if output is OutputFormat.JSON:
-        put_json(
+    if output.is_data:
+        put_data(
+            output,
             [
                 {
                     "row": mark.row.name,
@@ -98,7 +108,7 @@ def _of_node(name: str, output: OutputFormat, kubeconfig: str | None, context: s
                     "until": time(mark.until_at),
                 }
                 for mark in found
-            ]
+            ],
         )
     elif not found:
         put(f"The node {name} shows no signal of the built-in rows.")

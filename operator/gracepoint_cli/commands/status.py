@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gracepoint_cli.commands.options import AllNamespaces, Context, Kubeconfig, Namespace, Output
-from gracepoint_cli.output import OutputFormat, put, put_json, put_table, say
+from gracepoint_cli.commands.options import (
+    AllNamespaces,
+    As,
+    Context,
+    Kubeconfig,
+    Namespace,
+    Output,
+    RequestTimeout,
+    Watch,
+)
+from gracepoint_cli.output import OutputFormat, put, put_data, put_table, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.status_report import JobOverview, PolicyOverview
+
+#: Seconds between two looks at the cluster with ``--watch``.
+_WATCH_EVERY_S = 2.0
+
+
+class _Seen(NamedTuple):
+    policies: Sequence[PolicyOverview]
+    jobs: Sequence[JobOverview]
+    unmade: Sequence[tuple[str, str]]
+    refused: Sequence[str]
 
 
 def status(
@@ -20,43 +40,69 @@ def status(
     output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
+    as_user: As = None,
+    request_timeout: RequestTimeout = None,
+    watch: Watch = False,
 ) -> None:
     """Shows jobs and policies: who is connected, and whose save fits its grace period."""
+    from gracepoint_cli.cluster import Cluster
+
+    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
+        where = None if all_namespaces else namespace or cluster.namespace
+        shown = None
+        while True:
+            seen = _seen(cluster, where)
+            if seen != shown:
+                if shown is not None and not output.is_data:
+                    put()
+                _show(seen, where, output)
+                shown = seen
+            if not watch:
+                return
+            time.sleep(_WATCH_EVERY_S)
+
+
+def _seen(cluster: Cluster, where: str | None) -> _Seen:
     from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_cli import status_report
-    from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.workloads import listed, without_workload
     from gracepoint_operator.kube.kinds import PODS, POLICIES, PREEMPTIONS
+
+    policy_bodies = cluster.list(POLICIES, where)
+    bodies, refused = listed(cluster, where)
+    jobs = status_report.jobs(
+        bodies,
+        policy_bodies,
+        cluster.list(PODS, where, labels=LABEL_POLICY),
+        cluster.list(PREEMPTIONS, where),
+        now=datetime.datetime.now(datetime.UTC),
+        leases=_leases(cluster),
+    )
+    unmade = without_workload(cluster, where, bodies)
+    return _Seen(status_report.policies(policy_bodies), jobs, unmade, refused)
+
+
+def _show(seen: _Seen, where: str | None, output: OutputFormat) -> None:
+    from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_operator.workloads import ANY_NAME
 
-    with Cluster(kubeconfig, context) as cluster:
-        where = None if all_namespaces else namespace or cluster.namespace
-        policy_bodies = cluster.list(POLICIES, where)
-        policies = status_report.policies(policy_bodies)
-        bodies, refused = listed(cluster, where)
-        unmade = without_workload(cluster, where, bodies)
-        jobs = status_report.jobs(
-            bodies,
-            policy_bodies,
-            cluster.list(PODS, where, labels=LABEL_POLICY),
-            cluster.list(PREEMPTIONS, where),
-            now=datetime.datetime.now(datetime.UTC),
-            leases=_leases(cluster),
-        )
+    policies, jobs, unmade, refused = seen
+    with_namespace = where is None or output is OutputFormat.WIDE
     for reason in refused:
         say(f"warning: {reason}")
-    if output is OutputFormat.JSON:
-        put_json({"policies": [item.to_json() for item in policies], "workloads": [item.to_json() for item in jobs]})
+    if output.is_data:
+        answer = {"policies": [item.to_json() for item in policies], "workloads": [item.to_json() for item in jobs]}
+        put_data(output, answer)
         return
     if not policies and not jobs and not unmade:
         place = "in the cluster" if where is None else f"in the namespace {where!r}"
         put(f"There is no CheckpointPolicy and no {ANY_NAME} with the label {LABEL_POLICY} {place}.")
         put("  To look elsewhere: -n NAMESPACE or -A. To begin: docs/install.md, “The first job”.")
         return
-    _put_policies(policies, all_namespaces)
+    _put_policies(policies, with_namespace)
     put()
     if jobs:
-        _put_jobs(jobs, all_namespaces)
+        _put_jobs(jobs, with_namespace)
     else:
         put(f"No {ANY_NAME} has the label {LABEL_POLICY}.")
     problems = [(f"policy {p.name}", text) for p in policies for text in (*p.problems, *([p.error] if p.error else []))]

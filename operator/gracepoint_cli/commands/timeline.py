@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gracepoint_cli.commands.options import Context, Kubeconfig, Namespace, Output, preemption_names
+from gracepoint_cli.commands.options import As, Context, Kubeconfig, Namespace, Output, RequestTimeout, preemption_names
 from gracepoint_cli.errors import CommandError
-from gracepoint_cli.output import OutputFormat, console, put_json, say
+from gracepoint_cli.output import OutputFormat, console, put_data, say
 
 if TYPE_CHECKING:
     from gracepoint_cli.cluster import Cluster
@@ -37,6 +37,8 @@ def timeline(
     output: Output = OutputFormat.TABLE,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
+    as_user: As = None,
+    request_timeout: RequestTimeout = None,
 ) -> None:
     """Draws a preemption: signal, notice, freeze, drain, save, commit, exit, restore and training, and the deadline."""
     from gracepoint_cli.cluster import Cluster
@@ -45,7 +47,7 @@ def timeline(
     from gracepoint_cli.workloads import pods_of
     from gracepoint_operator.resources.base import WORKLOAD_KIND
 
-    with Cluster(kubeconfig, context) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
         where = namespace or cluster.namespace
         record = _record(cluster, where, preemption)
         of = record["spec"]["jobSet"]
@@ -57,8 +59,8 @@ def timeline(
             except OSError as error:
                 raise CommandError(f"cannot write {path}: {error.strerror}") from error
             say(f"Wrote {path}")
-    if output is OutputFormat.JSON:
-        put_json(made.to_json())
+    if output.is_data:
+        put_data(output, made.to_json())
     elif svg is None and html is None:
         out = console()
         for line in terminal.lines(made, min(out.width, 160), colours=out.is_terminal):

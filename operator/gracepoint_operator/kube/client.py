@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import functools
 import importlib.metadata
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -79,6 +80,7 @@ class KubeClient:
         count: Called in the caller's thread after each call with its method and its outcome: ``ok``, or the name of the
             error.
         name: Name of the program in the audit log, and the owner of the fields that it writes.
+        request_timeout_s: Seconds for one request, without the connection. None: a few, and more for lists.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class KubeClient:
         client: kubernetes.client.ApiClient,
         count: Callable[[str, str], None] = lambda method, outcome: None,
         name: str = FIELD_MANAGER,
+        request_timeout_s: float | None = None,
     ) -> None:
         client.user_agent = f"{name}/{_VERSION}"
         self._client = client
         self._name = name
         self._count = count
+        self._request_timeout_s = request_timeout_s
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="kube")
 
     @staticmethod
@@ -99,6 +103,8 @@ class KubeClient:
         context: str | None = None,
         count: Callable[[str, str], None] = lambda method, outcome: None,
         name: str = FIELD_MANAGER,
+        as_user: str | None = None,
+        request_timeout_s: float | None = None,
     ) -> KubeClient:
         """Connects with a kubeconfig file, or from inside the cluster if neither a file nor a context is given.
 
@@ -107,6 +113,8 @@ class KubeClient:
             context: Name of a context in the file. None: its current context.
             count: See ``KubeClient``.
             name: See ``KubeClient``.
+            as_user: The user to act as. None: the one of the configuration.
+            request_timeout_s: See ``KubeClient``.
 
         Raises:
             KubeError: There is no configuration.
@@ -126,7 +134,10 @@ class KubeClient:
             ) from error
         configuration.connection_pool_maxsize = _THREADS
         configuration.retries = False  # the callers decide whether and when to try again
-        return KubeClient(kubernetes.client.ApiClient(configuration), count, name)
+        client = kubernetes.client.ApiClient(configuration)
+        if as_user is not None:
+            client.set_default_header("Impersonate-User", as_user)
+        return KubeClient(client, count, name, request_timeout_s)
 
     def credentials(self) -> Credentials:
         """The current credentials. They change: the token of a service account is renewed on disk every hour."""
@@ -278,6 +289,11 @@ class KubeClient:
         review = await self._call("POST", SUBJECT_ACCESS_REVIEWS.path(), body=body)
         return bool((review.get("status") or {}).get("allowed"))
 
+    def _most_s(self, usual_s: float) -> float | None:
+        """Returns the seconds for a request that usually gets ``usual_s``. None: there is no limit."""
+        asked_s = usual_s if self._request_timeout_s is None else self._request_timeout_s
+        return asked_s if math.isfinite(asked_s) else None
+
     async def _call(
         self,
         method: str,
@@ -303,7 +319,7 @@ class KubeClient:
             auth_settings=["BearerToken"],
             _return_http_data_only=True,
             _preload_content=False,
-            _request_timeout=(_CONNECT_TIMEOUT_S, timeout_s),
+            _request_timeout=(_CONNECT_TIMEOUT_S, self._most_s(timeout_s)),
         )
         what = f"{method} {path}"
         loop = asyncio.get_running_loop()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from gracepoint import checkpoint
 from gracepoint.version import __version__
@@ -73,9 +77,31 @@ def test_signals_are_all_listed_or_one_in_full() -> None:
     assert BUILT_IN[0].about[:40] in one.out
 
 
+def test_yaml_says_what_json_says() -> None:
+    assert yaml.safe_load(command("signals", "-o", "yaml").out) == command("signals", "-o", "json").json
+
+
+def test_several_files_and_stdin_are_checked_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / f"{name}.yaml" for name in ("good", "other")]
+    for file in files:
+        file.write_text(yaml.safe_dump(job(file.stem)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(yaml.safe_dump(job("piped"))))
+    done = command("lint", "--offline", "-o", "json", *files, "-", files[0])
+    assert [report["name"] for report in done.json] == ["good", "other", "piped"]
+    done = command("lint", "--offline", files[0], tmp_path / "missing.yaml")
+    assert (done.code, "missing.yaml: No such file" in done.err) == (3, True), done
+
+
+def job(name: str) -> dict[str, Any]:
+    container = {"name": "main", "image": "image"}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": template}}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        pytest.param(["status", "--request-timeout", "soon"], "expected a time as 30, 10s", id="no time"),
         pytest.param(["frobnicate"], "No such command", id="no such command"),
         pytest.param(["status", "train"], "extra argument", id="an argument too many"),
         pytest.param(["drill"], "Missing argument 'JOB'", id="no job"),

@@ -1,8 +1,12 @@
-"""What is wrong with a kubeconfig is said with what to do, and without a traceback."""
+"""What is wrong with a kubeconfig is said with what to do; the options of kubectl reach the API server."""
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +63,110 @@ def test_a_kubeconfig_that_leads_nowhere(tmp_path: Path, found: Json | str, word
     assert words in done.err
     assert todo in done.err
     assert len(done.err.splitlines()) <= 3  # what happened, and what to do
+
+
+class ApiServer(http.server.ThreadingHTTPServer):
+    """Answers every list with the same objects, or not at all. Keeps who asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.policies: list[Json] = []
+        self.users: set[str | None] = set()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: ApiServer
+
+    def do_GET(self) -> None:
+        self.server.users.add(self.headers.get("Impersonate-User"))
+        self.server.may_answer.wait(30)
+        items = self.server.policies if "checkpointpolicies" in self.path else []
+        body = json.dumps({"items": items, "metadata": {}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Prints nothing."""
+
+
+@pytest.fixture
+def api_server() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.may_answer.set()
+        server.shutdown()
+        thread.join(30)
+
+
+@pytest.fixture
+def kubeconfig(api_server: ApiServer, tmp_path: Path) -> Path:
+    file = tmp_path / "config"
+    file.write_text(json.dumps(config({"token": "x"}, server=f"http://127.0.0.1:{api_server.server_port}")))
+    return file
+
+
+def policy(name: str) -> Json:
+    return {"metadata": {"name": name, "namespace": "default"}, "spec": {}}
+
+
+@pytest.mark.integration
+def test_all_requests_are_made_as_the_user_that_is_given(api_server: ApiServer, kubeconfig: Path) -> None:
+    assert command("status", "--kubeconfig", kubeconfig).code == 0
+    assert api_server.users == {None}
+    api_server.users.clear()
+    assert command("status", "--kubeconfig", kubeconfig, "--as", "system:serviceaccount:team:ci").code == 0
+    assert api_server.users == {"system:serviceaccount:team:ci"}
+
+
+@pytest.mark.integration
+def test_a_request_takes_no_longer_than_is_asked(api_server: ApiServer, kubeconfig: Path) -> None:
+    api_server.may_answer.clear()
+    done = command("status", "--kubeconfig", kubeconfig, "--request-timeout", "50ms")
+    assert (done.code, "does not answer" in done.err) == (3, True), done
+    api_server.may_answer.set()
+    for limit in ("0", "30", "1m30s"):
+        assert command("status", "--kubeconfig", kubeconfig, "--request-timeout", limit).code == 0
+
+
+@pytest.mark.integration
+def test_each_change_is_shown_until_the_user_ends_it(
+    api_server: ApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([[policy("first")], [policy("first")], [policy("first"), policy("second")]])
+
+    def pause(_: float) -> None:
+        if (found := next(answers, None)) is None:
+            raise KeyboardInterrupt
+        api_server.policies = found
+
+    monkeypatch.setattr(time, "sleep", pause)
+    done = command("status", "--kubeconfig", kubeconfig, "-w", "-o", "wide")
+    assert done.code == 130
+    before, *pages = done.out.split("NAMESPACE   POLICY")
+    assert before.startswith("There is no CheckpointPolicy")
+    assert [page.count("default ") for page in pages] == [1, 2]
+
+
+@pytest.mark.integration
+def test_what_is_shown_at_a_time_that_is_no_change_is_not_shown_again(
+    api_server: ApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api_server.policies = [policy("first")]
+    pauses = iter(range(3))
+
+    def pause(_: float) -> None:
+        if next(pauses, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", pause)
+    done = command("status", "--kubeconfig", kubeconfig, "--watch", "-o", "yaml")
+    assert done.out.count("policies:") == 1

@@ -69,10 +69,11 @@ def test_nothing_that_is_printed_controls_the_terminal(capsys: pytest.CaptureFix
     output.put(HOSTILE)
     output.say(HOSTILE)
     output.put_table(["NAME"], [[HOSTILE]])
-    output.put_json({"name": HOSTILE})
+    output.put_data(output.OutputFormat.JSON, {"name": HOSTILE})
+    output.put_data(output.OutputFormat.YAML, {"name": HOSTILE})
     found = capsys.readouterr()
     assert {c for c in found.out + found.err if not (c.isprintable() or c == "\n")} == set()
-    assert found.out.count("evil") == 3
+    assert found.out.count("evil") == 4
     assert not any(line.startswith("all is well") for line in (found.out + found.err).splitlines())
 
 
