@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from gracepoint.async_calls.processes.worker import CALL
 from gracepoint.async_calls.processes.worker_process import CallFailed, WorkerProcess
 from tests.leftovers import is_alive
 from tests.unit.async_calls.fakes import functions
+from tests.unit.multihost.fakes.gangs import gangs
 from tests.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -515,3 +516,27 @@ caller.is_current_async_call_done(blocking=True)
 def test_a_caller_that_is_left_open_ends_quietly_with_the_interpreter() -> None:
     ended = subprocess.run([sys.executable, "-c", _LEFT_OPEN], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "called\n", "")
+
+
+def test_a_call_that_does_not_start_in_one_process_counts_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (ThreadAsyncCaller(gang=gang, timeout_s=20) for gang in gangs(2))
+
+    def no_thread(_: AsyncRequest) -> Future[None]:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(first, "run", no_thread)
+        with pytest.raises(RuntimeError, match="can't start"):
+            first.schedule_async_call(request(functions.write, str(tmp_path / "a"), "x"))
+    second.schedule_async_call(request(functions.write, str(tmp_path / "b"), "x"))
+    for name, caller in (("c", first), ("d", second)):
+        caller.schedule_async_call(request(functions.write, str(tmp_path / name), "x"))
+    with pytest.raises(AsyncCallFailed, match="can't start new thread"):
+        second.is_current_async_call_done(blocking=True)
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(caller.is_current_async_call_done, blocking=True) for caller in (first, second)]
+        assert [end.result(timeout=60) for end in ends] == [True, True]
+    for caller in (first, second):
+        caller.close()
