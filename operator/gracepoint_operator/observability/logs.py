@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import math
@@ -92,7 +93,15 @@ def _limit(record: logging.LogRecord) -> tuple[tuple[object, ...], int]:
     return (record.name, what, error), 1
 
 
-class PlainFormatter(logging.Formatter):
+class _InUtc(logging.Formatter):
+    """Times are RFC 3339 in UTC: the lines of pods on machines with different zones are read together."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  logging's name
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class PlainFormatter(_InUtc):
     """Lines of ``time level logger message key=value ...``."""
 
     def __init__(self) -> None:
@@ -108,7 +117,7 @@ class PlainFormatter(logging.Formatter):
         return printable(super().format(record)).replace("\n", "\n    ")
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_InUtc):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import sys
+import time
 
 import pytest
 
@@ -34,6 +36,22 @@ def test_no_field_of_a_log_line_takes_the_place_of_its_message() -> None:
     )
     line = json.loads(JsonFormatter().format(record))
     assert (line["message"], line["level"]) == ("moved on", "INFO")
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
+def test_the_times_of_lines_have_a_zone_whatever_the_machines_is(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = logging.getLogger("x").makeRecord("x", logging.INFO, "f", 1, "ready", (), None)
+    record.created = 1_700_000_000.25
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        found = json.loads(JsonFormatter().format(record))["time"]
+        plain = PlainFormatter().format(record).split(" ")[0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert found == plain == "2023-11-14T22:13:20.250Z"
+    assert datetime.datetime.fromisoformat(found).timestamp() == record.created
 
 
 def lines(*records: tuple[float, str, str, dict[str, object]]) -> list[str]:
