@@ -215,6 +215,8 @@ class Controller:
             likely_gangs_per_minute,
             replicas,
         )
+        self._limits: dict[str, float] = {}  # the longest holds that administrators have set, as last shown
+        metrics.longest_hold_s.labels(set_by="chart").set(longest_hold_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._relister = Relister(
             *(api, self.cache, self.watches, self._drop),
@@ -277,6 +279,8 @@ class Controller:
         affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return
+        if found.kind is kinds.CLUSTER_POLICIES and affected:
+            self._follow_limits()
         if found.kind is kinds.PREEMPTIONS and affected:
             self._follow(found)
         self._note_policy(found, policy_before)
@@ -288,7 +292,10 @@ class Controller:
             self._policy_writer.touch(workload.namespace, workload.policy)
         elif place is not None and place[0] is kinds.POLICIES:
             self._policy_writer.touch(*place[1:])
-        self._decide_soon(self._drop(uid, version))
+        affected = self._drop(uid, version)
+        if place is not None and place[0] is kinds.CLUSTER_POLICIES:
+            self._follow_limits()
+        self._decide_soon(affected)
 
     def _decide_soon(self, affected: Set[str]) -> None:
         if not (affected and self.ready):
@@ -338,6 +345,24 @@ class Controller:
         elif isinstance(found.value, Workload):
             self._policy_writer.touch(found.namespace, found.value.policy)
 
+    def _follow_limits(self) -> None:
+        """Shows the limits for evictions, says what has changed, and writes the statuses of all policies soon.
+
+        Also of policies that are a default and have no object yet.
+        """
+        before, self._limits = self._limits, dict(self.cache.policies.limits())
+        for name in before.keys() - self._limits.keys():
+            log.warning("the hold of evictions is not limited any more", extra=about(set_by=name))
+            self._metrics.longest_hold_s.remove(name)
+        for name, seconds in self._limits.items():
+            if before.get(name) != seconds:
+                message = "the hold of evictions is limited" if seconds else "no eviction is held"
+                log.warning(message, extra=about(set_by=name, longest_hold_s=seconds))
+                self._metrics.longest_hold_s.labels(set_by=name).set(seconds)
+        named = {(workload.namespace, workload.policy) for workload in self.cache.objects.workloads.values()}
+        for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies(), *named}:
+            self._policy_writer.touch(namespace, name)
+
     def _after_sweep(self, swept: Swept) -> None:
         is_first = not self.ready
         if is_first:
@@ -347,8 +372,7 @@ class Controller:
             self.cache.first_seen.forget_recalled()
         self._first_seen_writer.touch(complete=self._relister.complete)
         self.notifier.ready = True
-        for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies()}:
-            self._policy_writer.touch(namespace, name)
+        self._follow_limits()
         if is_first or swept.whole:
             self._decisions.add_round(self.cache.workload_uids())
         else:

@@ -35,12 +35,13 @@ from gracepoint_operator.gc_schedule import collect_in_portions
 from gracepoint_operator.health import Health, MetricsPage, Readers
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.objects import read_namespace
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from gracepoint_operator.model.evictions import held_for_s
 from gracepoint_operator.model.requests import LABEL_ENDED_AT
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.resources import CheckpointPolicy, SignalKind
+from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, SignalKind, made_from
 from gracepoint_operator.trust.certificates import Certificates, follow, new_context
 from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
@@ -118,11 +119,32 @@ class Admission:
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         """Read live: a policy and its first workload are often applied together."""
-        try:
-            policy = CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
-            return policy.with_hold_within(self._core.cache.longest_hold_s)
-        except client.NotFound:
+        policies = self._core.cache.policies
+        with contextlib.suppress(client.NotFound):
+            written = CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
+            if not made_from(written):
+                return policies.limited(written)
+        with contextlib.suppress(client.NotFound):
+            original = ClusterCheckpointPolicy.of(await self._api.get(kinds.CLUSTER_POLICIES, None, name))
+            default = original.as_policy(namespace)
+            if default is not None and original.selects(await self._labels(namespace)):
+                return policies.limited(default)
+        return None
+
+    async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
+        """Read live, too."""
+        found = (await self._api.list(kinds.CLUSTER_POLICIES)).items
+        if not any((body.get("spec") or {}).get("default") for body in found):
             return None
+        labels = await self._labels(namespace)
+        for body in sorted(found, key=lambda body: str(body["metadata"]["name"])):
+            original = ClusterCheckpointPolicy.of(body)
+            if original.spec.default is not None and original.selects(labels):
+                return await self.policy(namespace, original.name)
+        return None
+
+    async def _labels(self, namespace: str) -> Mapping[str, str]:
+        return read_namespace(await self._api.get(kinds.NAMESPACES, None, namespace)).labels
 
     async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
         """Reads again now and then, as the workload's API may be upgraded while the operator runs."""

@@ -56,7 +56,7 @@ def gang(request: pytest.FixtureRequest, server: ApiServer) -> Iterator[Gang]:
 
 def _define(made: ApiServer) -> None:
     made.define(_ROOT / "crds", parts.module_folder("jobset") / "config" / "components" / "crd" / "bases")
-    for plural in ("jobsets", "checkpointpolicies", "preemptions", "preemptionrequests"):
+    for plural in ("jobsets", "checkpointpolicies", "clustercheckpointpolicies", "preemptions", "preemptionrequests"):
         wait_until(f"the API of {plural}", functools.partial(_is_served, made, plural), timeout_s=30)
 
 

@@ -208,7 +208,8 @@ class Replica:
 
     async def watch(self) -> None:
         """Brings every object as it is now, and deletions of those that are gone."""
-        for kind in (kinds.NODES, JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS, kinds.REQUESTS):
+        of_gang = (kinds.NODES, JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS, kinds.REQUESTS)
+        for kind in (kinds.NAMESPACES, kinds.CLUSTER_POLICIES, *of_gang):
             bodies = (await self.api.list(kind)).items
             for uid in self.core.cache.uids(kind) - {body["metadata"]["uid"] for body in bodies}:
                 self.core.feed(kind, "DELETED", {"metadata": {"uid": uid}})

@@ -43,12 +43,14 @@ class Operator:
 
     Args:
         log: Its log.
+        webhooks: Its port of webhooks.
         health: Its port of probes.
         metrics: Its port of metrics for readers with a token.
     """
 
-    def __init__(self, log: Path, health: int, metrics: int) -> None:
+    def __init__(self, log: Path, webhooks: int, health: int, metrics: int) -> None:
         self.log = log
+        self.webhooks = webhooks
         self.metrics = metrics
         self.url = f"http://127.0.0.1:{health}"
 
@@ -189,7 +191,24 @@ class Release:
                 f"--kubeconfig={self._credentials(folder, pod['serviceAccountName'])}",
             ]
             with running(name, folder, argv) as log:
-                yield Operator(log, health, metrics)
+                yield Operator(log, webhooks, health, metrics)
+
+    def connect(self, operator: Operator) -> None:
+        """Lets the API server reach the webhooks of a replica that runs here."""
+        wait_until("the operator to be ready", operator.ready, timeout_s=60)
+        wait_until("the authority to be in the webhooks", lambda: "" not in self.told(), timeout_s=60)
+        service = {"spec": {"type": "ExternalName", "externalName": "localhost", "clusterIP": None, "clusterIPs": None}}
+        self._patch("service", "gp-gracepoint", service)
+        kinds = ("mutatingwebhookconfiguration", PLACES.mutating), ("validatingwebhookconfiguration", PLACES.validating)
+        for kind, name in kinds:
+            webhooks = self.get(kind, name)["webhooks"]
+            for webhook in webhooks:
+                webhook["clientConfig"]["service"]["port"] = operator.webhooks
+            self._patch(kind, name, {"webhooks": webhooks})
+
+    def _patch(self, kind: str, name: str, patch: object) -> None:
+        argv = ("patch", kind, name, f"--namespace={NAMESPACE}", "--type=merge", f"--patch={json.dumps(patch)}")
+        self.server.kubectl(*argv)
 
     def _credentials(self, folder: Path, account: str) -> Path:
         """Those of the operator's service account."""

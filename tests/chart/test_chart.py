@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 import yaml
 
-from gracepoint.wire.names import JOBSET_LABEL_UID, LABEL_POLICY
+from gracepoint.wire.names import JOBSET_LABEL_UID, LABEL_DEFAULT, LABEL_POLICY
 from gracepoint_cli.doctor import installation
 from gracepoint_operator.cache.listing.resync import SELECTORS
 from gracepoint_operator.kube.kinds import Kind
@@ -74,7 +74,7 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         if "resourceNames" in rule:
             named.append((rule["resources"], rule["resourceNames"], rule["verbs"]))
     assert granted == {
-        "/namespaces": {"get"},
+        "/namespaces": read,
         "/nodes": read,
         "/pods": read,
         "policy/poddisruptionbudgets": {"list"},
@@ -85,7 +85,8 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "lifecycle.k8s.io/evictions/status": {"patch"},
         "batch/jobs": read,
         "jobset.x-k8s.io/jobsets": read,
-        "gracepoint.dev/checkpointpolicies": read,
+        "gracepoint.dev/clustercheckpointpolicies": read,
+        "gracepoint.dev/checkpointpolicies": read | {"create", "patch"},
         "gracepoint.dev/checkpointpolicies/status": {"patch"},
         "gracepoint.dev/preemptions": read | {"create", "patch", "delete"},
         "gracepoint.dev/preemptions/status": {"patch"},
@@ -116,6 +117,7 @@ def test_watched_namespaces_are_the_only_ones_that_it_has_rights_in(render: Rend
         "nodes",
         "nodeclaims",
         "namespaces",
+        "clustercheckpointpolicies",
         "tokenreviews",
         "customresourcedefinitions",
         "resourceslices",
@@ -202,13 +204,18 @@ def test_people_get_their_rights_with_the_clusters_own_roles(render: Render) -> 
     read = {"get", "list", "watch"}
     (viewed,) = view["rules"]
     assert (set(viewed["resources"]), set(viewed["verbs"])) == (
-        {"checkpointpolicies", "preemptions", "preemptionrequests"},
+        {"checkpointpolicies", "clustercheckpointpolicies", "preemptions", "preemptionrequests"},
         read,
     )
     edited, records = edit["rules"]
     assert (records["resources"], set(records["verbs"])) == (["preemptions"], read)
     assert set(edited["resources"]) == {"checkpointpolicies", "preemptionrequests"}, "records are the operator's"
     assert set(edited["verbs"]) == read | {"create", "update", "patch", "delete", "deletecollection"}
+    (of_cluster,) = cluster_role(render(), "gp-gracepoint-admin")["rules"]
+    assert of_cluster["resources"] == ["clustercheckpointpolicies"]
+    assert set(of_cluster["verbs"]) == set(edited["verbs"])
+    labels = cluster_role(render(), "gp-gracepoint-admin")["metadata"]["labels"]
+    assert not [key for key in labels if "aggregate-to" in key], "nobody has it by a role of the cluster"
 
 
 def test_the_pods_are_restricted(render: Render) -> None:
@@ -318,11 +325,16 @@ def test_the_operator_does_not_cling_to_a_lost_node(render: Render) -> None:
 
 
 @pytest.mark.parametrize("settings", MODES)
-def test_webhooks_see_only_what_carries_the_label(render: Render, settings: list[str]) -> None:
+def test_webhooks_see_what_carries_the_label_and_what_may_get_it(render: Render, settings: list[str]) -> None:
     labelled = {"key": LABEL_POLICY, "operator": "Exists"}
     of_a_jobset = {"key": JOBSET_LABEL_UID, "operator": "DoesNotExist"}
+    wanted: list[Json]
+    unlabelled = {"key": LABEL_POLICY, "operator": "DoesNotExist"}
+    not_off: Json = {"key": LABEL_DEFAULT, "operator": "NotIn", "values": ["off"]}
+    without = {"jobsets-without-policy.gracepoint.dev", "jobs-without-policy.gracepoint.dev"}
     for name, webhook in webhooks(render(*settings)).items():
         wanted = [labelled, of_a_jobset] if name == "jobs.gracepoint.dev" else [labelled]
+        wanted = [unlabelled, not_off] if name in without else wanted
         assert webhook["objectSelector"] == {"matchExpressions": wanted}
         (expression,) = webhook["namespaceSelector"]["matchExpressions"]
         assert expression["key"] == "kubernetes.io/metadata.name"
@@ -336,6 +348,9 @@ def test_jobset_is_refused_and_pod_created_without_an_operator(render: Render) -
     found = webhooks(render())
     jobsets, pods = found["jobsets.gracepoint.dev"], found["pods.gracepoint.dev"]
     assert (jobsets["failurePolicy"], pods["failurePolicy"]) == ("Fail", "Ignore")
+    for kind in ("jobsets", "jobs"):
+        without = found[f"{kind}-without-policy.gracepoint.dev"]
+        assert (without["failurePolicy"], without["timeoutSeconds"]) == ("Ignore", 3), "nobody asked for anything"
     assert jobsets["timeoutSeconds"] <= 10
     assert pods["timeoutSeconds"] <= 3
 
@@ -363,7 +378,7 @@ def test_the_api_server_finds_the_webhooks_where_nobody_else_does(render: Render
     assert [service["path"] for service in found] == [
         path_of(webhook, known)
         for webhook in (
-            *(PATH_JOBSETS, PATH_JOBS, PATH_JOBSETS, PATH_TRAINJOBS, PATH_PODS),
+            *(PATH_JOBSETS, PATH_JOBS, PATH_JOBSETS, PATH_TRAINJOBS, PATH_PODS, PATH_JOBSETS, PATH_JOBS),
             *(PATH_EVICTIONS, PATH_REQUESTS, PATH_POLICIES),
         )
     ]

@@ -177,7 +177,7 @@ def request_of_02(name: str) -> Json:
 
 async def _request_of_02_is_answered_and_withdrawn(api: KubeClient) -> None:
     """One that is stored counts as before. None is made any more, in no version."""
-    found = CacheReader((), 0.0).read(kinds.PREEMPTIONS, await api.get(kinds.PREEMPTIONS, NAMESPACE, "asked"))
+    found = CacheReader(()).read(kinds.PREEMPTIONS, await api.get(kinds.PREEMPTIONS, NAMESPACE, "asked"))
     assert found is not None
     assert isinstance(found.value, RequestRecord)
     assert (found.value.spec.deadline_seconds, found.value.spec.mode) == (3600, Mode.DRILL)

@@ -20,19 +20,20 @@ from gracepoint_operator.cache.indexes.first_seen import FirstSeen
 from gracepoint_operator.cache.indexes.gang_objects import GangObjects
 from gracepoint_operator.cache.indexes.signal_index import SignalIndex
 from gracepoint_operator.cache.object_reader import CacheReader, ObjectReading
+from gracepoint_operator.cache.policy_store import PolicyStore
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.snapshots import Snapshots
 from gracepoint_operator.cache.suspensions import Suspensions
 from gracepoint_operator.cache.undated_marks import undated_since
 from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.objects import Node, Pod
+from gracepoint_operator.kube.objects import Namespace, Node, Pod
 from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints
 from gracepoint_operator.model.eviction_requests import EvictionAsked
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
-from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.unreadable_objects import UnreadableObjects
@@ -49,7 +50,7 @@ class ClusterCache:
         longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
 
     Attributes:
-        policies: The policies in the newest version that can be read, by namespace and name.
+        policies: The policies in the newest version that can be read, as they apply.
         reader: Reads objects into what is stored. Any thread may use it.
         evictions: The Evictions of lifecycle.k8s.io.
         suspensions: Which suspensions have a reason that is not known yet.
@@ -63,13 +64,12 @@ class ClusterCache:
         longest_hold_s: float = DEFAULT_LONGEST_HOLD_S,
     ) -> None:
         self._clock = clock
-        self.longest_hold_s = longest_hold_s
         self.unreadable_objects = UnreadableObjects() if unreadable_objects is None else unreadable_objects
         self.objects = GangObjects()
-        self.policies: dict[Key, CheckpointPolicy] = {}
+        self.policies = PolicyStore(longest_hold_s)
         self.preemptions = PreemptionStore()
         self.first_seen = FirstSeen(clock)
-        self.reader = CacheReader(rows, longest_hold_s)
+        self.reader = CacheReader(rows)
         self._signal_index = SignalIndex(self.first_seen)
         self.evictions = EvictionIndex(self.first_seen)
         self._devices = DeviceIndex(self.first_seen)
@@ -91,7 +91,6 @@ class ClusterCache:
             place=self.place,
             checked=self._checked,
             doomed=self._doomed,
-            longest_hold_s=longest_hold_s,
         )
 
     def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
@@ -125,16 +124,22 @@ class ClusterCache:
         where = f"{found.namespace}/{found.name}".removeprefix("/")
         if found.error is not None:
             self.unreadable_objects.object(kind, uid, where, found.error)
+            if kind is kinds.POLICIES:
+                self.policies.put_unreadable(found.key)
             return set()
         self.unreadable_objects.parts(kind, uid, where, found.unreadable_parts)
         match found.value:
             case Pod() | Node() | Job() | Workload() as value:
                 return self._store_object(value, found, listed)
             case CheckpointPolicy() as policy:
-                before = self.policies.get(found.key)
-                self.policies[found.key] = policy
+                before = self.policies.put(found.key, policy)
                 same = before is not None and before.spec == policy.spec
                 return policy.newly_saved(before) if same else self.objects.workloads_with_policy(found.key)
+            case ClusterCheckpointPolicy() as cluster_policy:
+                return set(self.objects.workloads) if self.policies.put_cluster(cluster_policy) else set()
+            case Namespace() as namespace:
+                changed = self.policies.put_labels(namespace.name, namespace.labels)
+                return self.objects.workloads_in(namespace.name) if changed else set()
             case PreemptionRecord() as epoch:
                 self.preemptions.join(epoch)
                 return {epoch.spec.workload.uid}
@@ -201,8 +206,14 @@ class ClusterCache:
             return self.objects.workloads_named(wanted)
         if (namespace, name) in self._places[kind].values():
             return set()  # a new object of this name came before the deletion of the old one
+        if kind is kinds.CLUSTER_POLICIES:
+            self.policies.drop_cluster(name)
+            return set(self.objects.workloads)
+        if kind is kinds.NAMESPACES:
+            self.policies.drop_namespace(name)
+            return set()
         if kind is kinds.POLICIES:
-            self.policies.pop((namespace, name), None)
+            self.policies.drop((namespace, name))
             return self.objects.workloads_with_policy((namespace, name))
         workload_uid = self.preemptions.drop((namespace, name))
         return set() if workload_uid is None else {workload_uid}

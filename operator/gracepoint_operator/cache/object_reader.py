@@ -16,20 +16,20 @@ from gracepoint_operator import signals
 from gracepoint_operator.cache.resource_versions import version_of
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.fields import LONGEST_NAME
-from gracepoint_operator.kube.objects import Node, Pod, read_node
+from gracepoint_operator.kube.objects import Namespace, Node, Pod, read_namespace, read_node
 from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints, read_claim, read_rule, read_slice
 from gracepoint_operator.model.eviction_requests import EvictionAsked, read_eviction
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import RequestRecord
 from gracepoint_operator.read_errors import Unreadable, reading
-from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
+from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import Mark, On, Row
 from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
 
 #: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
 #: of a NodeClaim, the UID of the owner of a Kueue workload.
-Value = (Node | Pod | Job | Workload | ClaimedDevices | DeviceTaints) | (
-    CheckpointPolicy | PreemptionRecord | RequestRecord | EvictionAsked | str
+Value = (Namespace | Node | Pod | Job | Workload | ClaimedDevices | DeviceTaints) | (
+    CheckpointPolicy | ClusterCheckpointPolicy | PreemptionRecord | RequestRecord | EvictionAsked | str
 )
 
 
@@ -66,10 +66,9 @@ class CacheReader:
 
     Args:
         rows: The disruption catalogue, in the order in which its rows are tried.
-        longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
     """
 
-    def __init__(self, rows: Sequence[Row], longest_hold_s: float) -> None:
+    def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
         self._marked = {
             kinds.NODES: On.NODE,
@@ -80,6 +79,7 @@ class CacheReader:
             **{place: On(known.name) for place, known in BY_PLACE.items()},
         }
         self._values: dict[kinds.Kind, Callable[[Mapping[str, Any]], Value]] = {
+            kinds.NAMESPACES: read_namespace,
             kinds.NODES: read_node,
             kinds.NODE_CLAIMS: _node_of_claim,
             kinds.KUEUE_WORKLOADS: _owner_of_kueue_workload,
@@ -88,7 +88,8 @@ class CacheReader:
             kinds.PODS: read_pod,
             kinds.JOBS: read_job,
             **{place: _reader_of(known) for place, known in BY_PLACE.items()},
-            kinds.POLICIES: lambda body: CheckpointPolicy.of(body).with_hold_within(longest_hold_s),
+            kinds.CLUSTER_POLICIES: ClusterCheckpointPolicy.of,
+            kinds.POLICIES: CheckpointPolicy.of,
             kinds.PREEMPTIONS: _read_preemption,
             kinds.REQUESTS: RequestRecord.of,
         }

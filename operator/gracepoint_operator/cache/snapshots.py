@@ -6,7 +6,7 @@ It only reads what the cache keeps, on the controller's event loop; there are no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 
 from gracepoint_operator.cache.indexes.device_index import DeviceIndex
 from gracepoint_operator.cache.indexes.eviction_index import EvictionIndex
@@ -14,7 +14,8 @@ from gracepoint_operator.cache.indexes.first_seen import FirstSeen
 from gracepoint_operator.cache.indexes.gang_objects import GangObjects
 from gracepoint_operator.cache.indexes.signal_index import SignalIndex
 from gracepoint_operator.cache.pod_marks import marks_of_pods
-from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
+from gracepoint_operator.cache.policy_store import PolicyStore
+from gracepoint_operator.cache.preemption_store import PreemptionStore
 from gracepoint_operator.cache.resource_versions import ResourceVersions
 from gracepoint_operator.cache.suspensions import Suspensions
 from gracepoint_operator.kube.kinds import Kind
@@ -32,11 +33,10 @@ class Snapshots:
         place: Returns kind, namespace and name of the object with a UID.
         checked: UIDs of deleted pods whose Job and workload were read again.
         doomed: UIDs of workloads whose namespace is being deleted.
-        longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
     """
 
     objects: GangObjects
-    policies: Mapping[Key, CheckpointPolicy]
+    policies: PolicyStore
     preemptions: PreemptionStore
     first_seen: FirstSeen
     signal_index: SignalIndex
@@ -47,7 +47,6 @@ class Snapshots:
     place: Callable[[str], tuple[Kind, str, str] | None]
     checked: Set[str]
     doomed: Set[str]
-    longest_hold_s: float
 
     def policy_of(self, workload: Workload) -> CheckpointPolicy | None:
         """Returns the policy that applies to a workload: if its own is not known, the one that it was created with."""
@@ -55,7 +54,7 @@ class Snapshots:
         if found is not None:
             return found
         kept = kept_policy(workload, list(self.preemptions.epochs_of(workload.uid, workload.namespace)))
-        return None if kept is None else kept.with_hold_within(self.longest_hold_s)
+        return None if kept is None else self.policies.limited(kept)
 
     def of(self, workload_uid: str) -> GangSnapshot:
         """Returns everything that is known of a workload."""
@@ -93,6 +92,7 @@ class Snapshots:
             pods=pods,
             nodes=nodes,
             policy=None if workload is None else self.policy_of(workload),
+            longest_hold_s=None if namespace is None else self.policies.hold_limit(namespace).seconds,
             epochs=tuple(self.preemptions.epochs_of(workload_uid, namespace)),
             requests=requests,
             marks=marks,

@@ -44,7 +44,8 @@ def answer(gang: GangSnapshot, asked: EvictionAsked, now: float) -> EvictionAnsw
     if pod is None or not asked.active:
         return None
     epoch = next((epoch for epoch in reversed(gang.epochs) if not epoch.is_rehearsal), None)
-    held = None if pod.finished else evictions.hold(gang.epochs, pod, gang.nodes.get(pod.node), now)
+    node = gang.nodes.get(pod.node)
+    held = None if pod.finished else evictions.hold(gang.epochs, pod, node, now, gang.longest_hold_s)
     if held is not None and epoch is not None:
         what = f"the {epoch.workload.kind} {epoch.workload.name} (Preemption {epoch.name}, {epoch.phase})"
         return EvictionAnswer(False, f"Gracepoint saves {what}", held.until_at)

@@ -73,6 +73,7 @@ RESOURCE_SLICES = Kind("/apis/resource.k8s.io/v1", "resourceslices", namespaced=
 DEVICE_TAINT_RULES = Kind("/apis/resource.k8s.io/v1", "devicetaintrules", namespaced=False)
 DEVICES = frozenset({RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_TAINT_RULES})
 POLICIES = Kind(_GRACEPOINT, "checkpointpolicies")
+CLUSTER_POLICIES = Kind(_GRACEPOINT, "clustercheckpointpolicies", namespaced=False)
 PREEMPTIONS = Kind(_GRACEPOINT, "preemptions")
 REQUESTS = Kind(_GRACEPOINT, "preemptionrequests")
 EVENTS = Kind("/apis/events.k8s.io/v1", "events")

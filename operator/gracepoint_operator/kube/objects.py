@@ -63,6 +63,15 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Namespace:
+    """A namespace."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Toleration:
     """A toleration of a pod. If ``seconds`` is None, the taint is tolerated forever."""
 
@@ -204,6 +213,17 @@ def read_node(body: Mapping[str, Any]) -> Node:
             spot=any(labels.get(label) == "true" for label in _SPOT_LABELS),
             holds_evictions=labels.get(names.LABEL_EVICTION_HOLD) != names.EVICTION_HOLD_OFF,
         )
+
+
+def read_namespace(body: Mapping[str, Any]) -> Namespace:
+    """Reads a namespace.
+
+    Raises:
+        Unreadable: It is not a namespace.
+    """
+    with reading("a namespace"):
+        meta = body["metadata"]
+        return Namespace(name=text(meta["name"]), uid=text(meta["uid"]), labels=read_labels(meta))
 
 
 def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]], Membership]) -> Pod:

@@ -36,6 +36,19 @@ class Hold:
     message: str
 
 
+@dataclasses.dataclass(frozen=True)
+class HoldLimit:
+    """For how long evictions are held at most.
+
+    Attributes:
+        seconds: 0: they are not held.
+        set_by: Where an administrator has set it, for messages.
+    """
+
+    seconds: float
+    set_by: str
+
+
 _MARK = "/eviction"
 #: A gang from which no receipt came has not attached, and saves nothing.
 _SILENT_S = 60.0
@@ -89,7 +102,9 @@ def held_for_s(policy: PolicyInForce) -> float | None:
     return float(policy.eviction_hold.bound_seconds)
 
 
-def hold(epochs: Sequence[PreemptionRecord], pod: Pod, node: Node | None, now: float) -> Hold | None:
+def hold(
+    epochs: Sequence[PreemptionRecord], pod: Pod, node: Node | None, now: float, longest_s: float | None = None
+) -> Hold | None:
     """Returns why and until when an eviction of the pod has to wait. None if it is allowed.
 
     Args:
@@ -97,12 +112,16 @@ def hold(epochs: Sequence[PreemptionRecord], pod: Pod, node: Node | None, now: f
         pod: A pod of the gang.
         node: Its node. None if it is not known.
         now: Seconds since the epoch.
+        longest_s: Evictions are held for at most so many seconds now, also those of a Preemption that began under
+            another limit. 0: they are not held. None: there is no limit.
     """
     epoch = next((epoch for epoch in reversed(epochs) if not epoch.is_rehearsal), None)
     if epoch is None or epoch.phase.ended or not epoch.includes(pod) or epoch.spec.mode is not Mode.ENFORCE:
         return None
     bound_s = held_for_s(epoch.spec.policy.spec)
-    if bound_s is None or epoch.spec.eviction_attempted_at is None or (node is not None and not node.holds_evictions):
+    if bound_s is not None and longest_s is not None:
+        bound_s = min(bound_s, longest_s)
+    if not bound_s or epoch.spec.eviction_attempted_at is None or (node is not None and not node.holds_evictions):
         return None
     first_at = _first_attempt_at(epochs, pod)
     assert first_at is not None, "this Preemption has one"

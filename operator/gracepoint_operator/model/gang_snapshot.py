@@ -37,6 +37,7 @@ class GangSnapshot:
         since: When each mark was first seen, in seconds since the epoch.
         bound_at: When each pod was first seen bound, by UID.
         checked: UIDs of deleted pods whose Job and workload were read again after the deletion.
+        longest_hold_s: Evictions are held for at most so many seconds here, as administrators say. None: not limited.
         evictions: The Evictions that are signals (``EvictionAsked.lasts``), by the UID of the pod.
         unexplained: Marks of suspensions after which Kueue's Workload was not read yet, which says the reason.
     """
@@ -54,6 +55,7 @@ class GangSnapshot:
     since: Mapping[str, float]
     bound_at: Mapping[str, float]
     checked: frozenset[str]
+    longest_hold_s: float | None = None
     evictions: Mapping[str, EvictionAsked] = dataclasses.field(default_factory=dict)
     unexplained: frozenset[str] = frozenset()
 

@@ -178,6 +178,13 @@ class Metrics:
             ["method", "outcome"],
             registry=self.registry,
         )
+        self.longest_hold_s = prometheus.Gauge(
+            "gracepoint_longest_hold_seconds",
+            "For how long evictions are held at most: by the chart, and by each ClusterCheckpointPolicy, for the "
+            "namespaces that it selects. 0: they are not held there.",
+            ["set_by"],
+            registry=self.registry,
+        )
         self.unrecorded = prometheus.Gauge(
             "gracepoint_preemptions_unrecorded",
             "Preemptions whose records lack what this replica knows, because the API server refuses the writes.",

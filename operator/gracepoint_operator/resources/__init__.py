@@ -7,6 +7,7 @@ gracepoint_operator.resources`` prints the CRDs, or with ``--write`` puts them w
 """
 
 from gracepoint_operator.resources.base import WORKLOAD_FIELD, WORKLOAD_KIND, Condition, ConditionStatus
+from gracepoint_operator.resources.cluster_policy import ClusterCheckpointPolicy, made_from
 from gracepoint_operator.resources.goodput import (
     GangLife,
     PassedStep,
@@ -56,6 +57,7 @@ __all__ = [
     "CheckpointPolicy",
     "CheckpointPolicySpec",
     "CheckpointPolicyStatus",
+    "ClusterCheckpointPolicy",
     "Condition",
     "ConditionStatus",
     "DeadlinePolicy",
@@ -86,4 +88,5 @@ __all__ = [
     "WorkloadForecast",
     "WorkloadGoodput",
     "WorkloadReference",
+    "made_from",
 ]

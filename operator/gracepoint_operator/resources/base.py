@@ -161,6 +161,8 @@ class Resource(Model):
 
     kind_name: ClassVar[str]
     plural: ClassVar[str]
+    #: Whether its objects are in no namespace.
+    cluster_scoped: ClassVar[bool] = False
     #: What is read in place of a value that only a newer version knows, by the field's path without indices. For other
     #: fields, the value counts as absent.
     in_place_of_unknown: ClassVar[Mapping[tuple[str, ...], str]] = {}

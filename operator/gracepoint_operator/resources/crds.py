@@ -6,6 +6,7 @@ from typing import Any
 
 from gracepoint.wire.names import API_VERSION, GROUP, OLD_API_VERSION
 from gracepoint_operator.resources.base import Resource, cel, rules
+from gracepoint_operator.resources.cluster_policy import ClusterCheckpointPolicy
 from gracepoint_operator.resources.policy import CheckpointPolicy
 from gracepoint_operator.resources.preemption import EITHER, Preemption
 from gracepoint_operator.resources.request import PreemptionRequest
@@ -63,6 +64,13 @@ _REQUEST_COLUMNS = [
     _column("Message", ".status.message", wide=True),
 ]
 
+_CLUSTER_POLICY_COLUMNS = [
+    _column("Mode", ".spec.default.mode"),
+    _column("LongestHold", ".spec.limits.longestHoldSeconds", "integer"),
+    _AGE,
+    _column("Directory", ".spec.default.checkpoint.directory", wide=True),
+]
+
 _POLICY_RULES = rules(
     cel("self.metadata.name.size() <= 63", "metadata.name is used as a label's value: at most 63 characters")
 )
@@ -116,7 +124,7 @@ def _definition(
         },
         "spec": {
             "group": GROUP,
-            "scope": "Namespaced",
+            "scope": "Cluster" if model.cluster_scoped else "Namespaced",
             "names": {
                 "kind": model.kind_name,
                 "listKind": f"{model.kind_name}List",
@@ -154,5 +162,13 @@ def definitions() -> dict[str, dict[str, Any]]:
         _definition(CheckpointPolicy, ["ckpol"], _POLICY_COLUMNS, _parts(CheckpointPolicy), _POLICY_RULES),
         _definition(Preemption, ["pre"], _PREEMPTION_COLUMNS, _preemption(), {}),
         _definition(PreemptionRequest, ["prereq"], _REQUEST_COLUMNS, _parts(PreemptionRequest), {}, is_new=True),
+        _definition(
+            ClusterCheckpointPolicy,
+            ["cckpol"],
+            _CLUSTER_POLICY_COLUMNS,
+            _parts(ClusterCheckpointPolicy),
+            _POLICY_RULES,
+            is_new=True,
+        ),
     )
     return {f"{crd['metadata']['name']}.yaml": crd for crd in made}

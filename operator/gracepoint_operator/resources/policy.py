@@ -237,12 +237,24 @@ class CheckpointPolicy(Resource):
     spec: CheckpointPolicySpec
     status: CheckpointPolicyStatus = CheckpointPolicyStatus()
 
-    def with_hold_within(self, longest_s: float) -> CheckpointPolicy:
-        """Returns the policy as it applies where evictions are held for at most ``longest_s``."""
-        if self.spec.eviction_hold.bound_seconds <= longest_s:
+    def within(self, longest_hold_s: float, *, protection: bool = True) -> CheckpointPolicy:
+        """Returns the policy as it applies under limits.
+
+        Args:
+            longest_hold_s: Evictions are held for at most so many seconds. 0: they are not held.
+            protection: Whether pods may be protected from autoscalers.
+        """
+        hold, voluntary = self.spec.eviction_hold, self.spec.voluntary_disruption
+        changed: dict[str, Model] = {}
+        if not longest_hold_s and hold.enabled:
+            changed["eviction_hold"] = hold.model_copy(update={"enabled": False})
+        elif longest_hold_s and hold.bound_seconds > longest_hold_s:
+            changed["eviction_hold"] = hold.model_copy(update={"bound_seconds": int(longest_hold_s)})
+        if not protection and voluntary.checkpoint_younger_than_seconds:
+            changed["voluntary_disruption"] = VoluntaryDisruption()
+        if not changed:
             return self
-        hold = self.spec.eviction_hold.model_copy(update={"bound_seconds": int(longest_s)})
-        return self.model_copy(update={"spec": self.spec.model_copy(update={"eviction_hold": hold})})
+        return self.model_copy(update={"spec": self.spec.model_copy(update=changed)})
 
     def newly_saved(self, before: CheckpointPolicy | None) -> set[str]:
         """UIDs of the workloads with another checkpoint or process than ``before``, if anything depends on them."""

@@ -63,6 +63,7 @@ _PLAIN = frozenset(
         "minLength",
         "maxLength",
         "maxItems",
+        "maxProperties",
         "x-kubernetes-validations",
         "x-kubernetes-list-type",
         "x-kubernetes-list-map-keys",
@@ -83,6 +84,8 @@ def _translate(node: dict[str, Any], definitions: dict[str, Any], path: str) -> 
     for key, value in node.items():
         if key == "properties":
             translated[key] = {name: _translate(field, definitions, f"{path}.{name}") for name, field in value.items()}
+        elif key == "additionalProperties" and isinstance(value, dict) and "maxProperties" in node:
+            translated[key] = _translate(value, definitions, f"{path}{{}}")
         elif key == "items":
             translated[key] = _translate(value, definitions, f"{path}[]")
         elif key == "const":
@@ -93,6 +96,8 @@ def _translate(node: dict[str, Any], definitions: dict[str, Any], path: str) -> 
             raise ValueError(f"{path}: {key!r} has no place in a structural schema")
     if translated.get("default", 0) is None:
         del translated["default"]
+    if isinstance(default := translated.get("default"), dict):
+        translated["default"] = {name: value for name, value in default.items() if value is not None}
     if "description" in translated:
         translated["description"] = _reflow(translated["description"])
     return translated

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gracepoint_operator.resources.label_selector import selects
+
 
 def forbid(budgets: Iterable[Mapping[str, Any]], labels: Mapping[str, str], *, ready: bool) -> bool:
     """Returns whether the API server is going to refuse to evict a running pod.
@@ -19,7 +21,7 @@ def forbid(budgets: Iterable[Mapping[str, Any]], labels: Mapping[str, str], *, r
         ready: Whether the pod's condition Ready is True. A pod that is not ready does not count as healthy, so a budget
             may allow its eviction (``spec.unhealthyPodEvictionPolicy``).
     """
-    about_it = [budget for budget in budgets if _selects((budget.get("spec") or {}).get("selector"), labels)]
+    about_it = [budget for budget in budgets if selects((budget.get("spec") or {}).get("selector"), labels)]
     if len(about_it) > 1:
         return True  # the eviction subresource supports only one budget for a pod, and fails if there are two
     return any(not (_allows(budget) or (not ready and _lets_unready_go(budget))) for budget in about_it)
@@ -42,31 +44,3 @@ def _lets_unready_go(budget: Mapping[str, Any]) -> bool:
     status = budget.get("status") or {}
     desired = int(status.get("desiredHealthy") or 0)
     return int(status.get("currentHealthy") or 0) >= desired > 0
-
-
-def _selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Returns whether a selector matches the labels, as metav1.LabelSelectorAsSelector.
-
-    An empty selector matches every pod. None matches no pod.
-    """
-    if selector is None:
-        return False
-    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
-        _meets(expression, labels) for expression in selector.get("matchExpressions") or ()
-    )
-
-
-def _meets(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    key, values = expression["key"], expression.get("values") or ()
-    match expression["operator"]:
-        case "In":
-            return key in labels and labels[key] in values
-        case "NotIn":
-            return key not in labels or labels[key] not in values
-        case "Exists":
-            return key in labels
-        case "DoesNotExist":
-            return key not in labels
-        case other:
-            raise ValueError(f"matchExpressions.operator: found {other!r}, expected In, NotIn, Exists or DoesNotExist")

@@ -99,7 +99,8 @@ class EvictionHold:
             return None
         self._cache.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
         self._decide(pod.workload_uid)
-        held = evictions.hold(self._epochs(pod), pod, self._cache.objects.nodes.get(pod.node), self._clock())
+        node, limit = self._cache.objects.nodes.get(pod.node), self._cache.policies.hold_limit(namespace)
+        held = evictions.hold(self._epochs(pod), pod, node, self._clock(), limit.seconds)
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
         if held is not None:
             log.info("eviction held", extra=about(namespace=namespace, pod=name, until_unix_s=held.until_at))

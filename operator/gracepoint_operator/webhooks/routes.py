@@ -10,6 +10,7 @@ request for any other path is refused before its body is read.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -66,11 +67,19 @@ class AdmissionContext(Protocol):
         """How pods reach the operator, as of now."""
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
-        """Returns the policy, or None if it does not exist. Bounded in time.
+        """Returns the policy, or None if it does not exist. Bounded in time. It may be the default of a
+        ClusterCheckpointPolicy of that name.
 
         Raises:
             Unreadable: The policy exists and cannot be used.
             Exception: It could not be read. The request is then refused with 503.
+        """
+
+    async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
+        """Returns the policy of workloads that name none, or None if there is no such default. Bounded in time.
+
+        Raises:
+            Exception: It could not be read, or cannot be used.
         """
 
     async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
@@ -207,7 +216,7 @@ async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) 
     if request.old is not None:
         return _updated(request, request.old)
     if LABEL_POLICY not in request.labels:
-        return allowed(request, request.object)
+        return await _by_default(request, context)
     kind = "Job" if is_job(request.object) else "JobSet"
     name = request.labels[LABEL_POLICY]
     where = f"metadata.labels[{LABEL_POLICY}]: found {name!r}"
@@ -221,31 +230,74 @@ async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) 
     if policy is None:
         return refused(
             request,
-            f"{where}, expected the name of a CheckpointPolicy in the namespace {request.namespace!r}. "
-            "Create the policy first, correct the label, "
+            f"{where}, expected the name of a CheckpointPolicy in the namespace {request.namespace!r}, or of a "
+            "ClusterCheckpointPolicy that has a default for it. Create the policy first, correct the label, "
             f"or remove it to run the {kind} without Gracepoint",
         )
     try:
-        result = release_contract(request.object, policy.spec)
-        if isinstance(result, ContractViolation):
-            _log_refusal(request, kind, name, result.message)
-            return refused(request, result.message)
-        why, unserved = await _unserved(result.object, policy, context)
-        if why is not None:
-            _log_refusal(request, kind, name, why)
-            return refused(request, why)
-        made = inject_workload(result.object, name, policy.spec, context.settings)
-        warnings = [
-            *unserved,
-            *not_understood(policy),
-            *overruled(request.object, made, policy),
-            *creation_warnings.warnings(made, policy),
-        ]
-        return allowed(request, shown(request.object, made, policy), warnings)
+        made = await _prepared(request.object, policy, context)
     except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
         _log_unreadable(request, kind, error)
         return refused(request, f"spec: found parts that are not of {kind}'s schema ({said(error)}). Correct them")
+    if isinstance(made, str):
+        _log_refusal(request, kind, name, made)
+        return refused(request, made)
+    return allowed(request, *made)
+
+
+async def _by_default(request: AdmissionRequest, context: AdmissionContext) -> Json:
+    """A workload that names no policy: it gets the default of its namespace, if there is one.
+
+    Its user has asked for nothing. So whatever stands against it, the workload is created as it is, and a warning says
+    that it is not protected.
+    """
+    try:
+        policy = await context.default_policy(request.namespace)
+        if policy is None:
+            return allowed(request, request.object)
+        labelled = copy.deepcopy(request.object)
+        metadata = labelled.setdefault("metadata", {})
+        metadata["labels"] = {**(metadata.get("labels") or {}), LABEL_POLICY: policy.name}
+        made = await _prepared(labelled, policy, context, before=request.object)
+    except Exception as error:  # noqa: BLE001  whatever it is, the workload is created
+        logger.warning("a workload gets no default policy", extra=seldom("default", error=said(error)))
+        return allowed(request, request.object, [f"not protected from preemptions: the default policy: {said(error)}"])
+    if isinstance(made, str):
+        why = f"not protected from preemptions by the default policy {policy.name}: {made}"
+        return allowed(request, request.object, [why])
+    return allowed(request, *made)
+
+
+async def _prepared(
+    workload: Json, policy: CheckpointPolicy, context: AdmissionContext, before: Json | None = None
+) -> tuple[Json, list[str]] | str:
+    """Returns a workload as it is created under a policy, and warnings; or why it cannot be.
+
+    Args:
+        workload: With the label of the policy.
+        policy: The policy.
+        context: The operator.
+        before: The workload as its user wrote it. None: as it is.
+
+    Raises:
+        AttributeError, LookupError, TypeError, ...: It is not of its kind's schema (``read_errors.CAUSES``).
+    """
+    before = workload if before is None else before
+    result = release_contract(workload, policy.spec)
+    if isinstance(result, ContractViolation):
+        return result.message
+    why, unserved = await _unserved(result.object, policy, context)
+    if why is not None:
+        return why
+    made = inject_workload(result.object, policy.name, policy.spec, context.settings)
+    warnings = [
+        *unserved,
+        *not_understood(policy),
+        *overruled(before, made, policy),
+        *creation_warnings.warnings(made, policy),
+    ]
+    return shown(before, made, policy), warnings
 
 
 def _updated(request: AdmissionRequest, old: Json) -> Json:

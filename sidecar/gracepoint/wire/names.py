@@ -24,6 +24,9 @@ ROLE_HELPER = "helper"
 LABEL_EVICTION_HOLD = "gracepoint.dev/eviction-hold"
 EVICTION_HOLD_OFF = "off"
 
+#: Label on a JobSet or Job. With the value ``off``, it gets no default policy.
+LABEL_DEFAULT = "gracepoint.dev/default-policy"
+
 #: Audience of the projected service-account token by which a pod identifies itself.
 TOKEN_AUDIENCE = "gracepoint.dev"
 TOKEN_DIRECTORY = "/var/run/secrets/gracepoint.dev"

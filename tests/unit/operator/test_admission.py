@@ -11,6 +11,7 @@ import pytest
 from gracepoint.wire import names
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.resources import ClusterCheckpointPolicy
 from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.workloads import CREATED_WITH
@@ -91,3 +92,55 @@ async def test_evictions_that_cannot_be_seen_are_not_answered(clock: Clock) -> N
             step()
             found.append(asked.answers_evictions(NAMESPACE, {names.LABEL_POLICY: name_of_policy(replica)}))
         assert found == [False, False, False, True, False]
+
+
+async def test_a_policy_of_the_cluster_may_be_named_where_it_is_for_the_namespace(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    api.add(kinds.NAMESPACES, objects.namespace(tier="gold"))
+    api.add(kinds.NAMESPACES, objects.namespace("other"))
+    gold = {"matchLabels": {"tier": "gold"}}
+    api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy("gold", gold, default={"mode": "Observe"}))
+    api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy("limits", longestHoldSeconds=5))
+    async with running(api, clock) as replica:
+        asked = admission(replica)
+        found = await asked.policy(NAMESPACE, "gold")
+        assert found is not None
+        assert (found.name, found.spec.mode, found.spec.eviction_hold.bound_seconds) == ("gold", "Observe", 5)
+        assert await asked.policy("other", "gold") is None, "it is not for this namespace"
+        assert await asked.policy(NAMESPACE, "limits") is None, "it has no default"
+        api.add(
+            kinds.POLICIES, {**(own := objects.policy(mode="Drill")), "metadata": {**own["metadata"], "name": "gold"}}
+        )
+        found = await asked.policy(NAMESPACE, "gold")
+        assert found is not None
+        assert found.spec.mode == "Drill", "the namespace's own comes first"
+
+
+async def test_the_default_is_the_first_by_name_of_those_for_the_namespace(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    api.add(kinds.NAMESPACES, objects.namespace(tier="gold"))
+    api.add(kinds.NAMESPACES, objects.namespace("other"))
+    gold = {"matchLabels": {"tier": "gold"}}
+    async with running(api, clock) as replica:
+        asked = admission(replica)
+        assert await asked.default_policy(NAMESPACE) is None
+        api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy("a-limits", longestHoldSeconds=5))
+        assert await asked.default_policy(NAMESPACE) is None
+        for name, selector in (("z-for-all", {}), ("gold-b", gold), ("gold-a", gold)):
+            api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy(name, selector, default={}))
+        found = [await asked.default_policy(namespace) for namespace in (NAMESPACE, "other")]
+        assert [policy and policy.name for policy in found] == ["gold-a", "z-for-all"]
+
+
+async def test_a_copy_that_was_changed_by_hand_is_not_what_new_workloads_get(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    api.add(kinds.NAMESPACES, objects.namespace())
+    original = objects.cluster_policy("for-all", default={})
+    api.add(kinds.CLUSTER_POLICIES, original)
+    copied = ClusterCheckpointPolicy.of(original).copy_for(NAMESPACE)
+    copied["metadata"]["uid"], copied["spec"]["mode"] = "uid-copy", "Observe"
+    api.add(kinds.POLICIES, copied)
+    async with running(api, clock) as replica:
+        found = await admission(replica).default_policy(NAMESPACE)
+        assert found is not None
+        assert found.spec.mode == "Enforce"

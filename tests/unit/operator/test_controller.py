@@ -750,7 +750,7 @@ async def test_eviction_waits_for_the_save_though_the_policy_was_deleted(api: Me
         pod = objects.pod(0)["metadata"]["name"]
         assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
         replica.drop(kinds.POLICIES, objects.policy())
-        await until(lambda: not replica.core.cache.policies, "the policy to be gone")
+        await until(lambda: not list(replica.core.cache.policies), "the policy to be gone")
         assert await replica.core.evictions.attempted(NAMESPACE, pod, None) is not None
 
 

@@ -148,6 +148,10 @@ class GangObjects:
         """UIDs of the known workloads that name the policy of this namespace and name."""
         return set(self._with_policy.get(key, ()))
 
+    def workloads_in(self, namespace: str) -> set[str]:
+        """UIDs of the known workloads of a namespace."""
+        return {uid for uid, workload in self.workloads.items() if workload.namespace == namespace}
+
     def queued_as(self, uid: str) -> set[str]:
         """UIDs of the known workloads that are this object, or that it controls."""
         return set(self._queued_as.get(uid, ()))

@@ -34,6 +34,8 @@ _T = TypeVar("_T")
 SELECTORS: dict[kinds.Kind, str | None] = {
     kinds.PREEMPTIONS: None,
     kinds.REQUESTS: f"!{LABEL_ENDED_AT}",
+    kinds.NAMESPACES: None,
+    kinds.CLUSTER_POLICIES: None,
     kinds.POLICIES: None,
     **{place: known.selector for place, known in BY_PLACE.items()},
     kinds.JOBS: JOB_LABEL,

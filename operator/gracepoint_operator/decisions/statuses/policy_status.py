@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Set
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator import signals
 from gracepoint_operator.kube.objects import Node, Pod
+from gracepoint_operator.model.evictions import HoldLimit
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.resources import CheckpointPolicy, Condition, ConditionStatus, LastSave, WorkloadForecast
 from gracepoint_operator.workloads import ANY_NAME, ANY_PLURAL, Workload
@@ -22,14 +23,17 @@ CONDITION_STALLED = "Stalled"
 _FORECASTS = 50  # the limit in the schema of the resource
 
 
-def readiness(policy: CheckpointPolicy, now: float, *, protects_pods: bool, longest_hold_s: float) -> Condition:
+def readiness(
+    policy: CheckpointPolicy, applied: CheckpointPolicy, now: float, *, protects_pods: bool, hold_limit: HoldLimit
+) -> Condition:
     """Returns the condition Ready of a policy that could be read.
 
     Args:
         policy: The policy.
+        applied: The same under the limits of administrators.
         now: Seconds since the epoch.
         protects_pods: Whether the operator has the right to annotate pods.
-        longest_hold_s: Evictions are held for at most so many seconds.
+        hold_limit: For how long evictions are held at most.
     """
     message = f"every signal is told to the {ANY_PLURAL} that name this policy"
     if policy.spec.mode is Mode.OBSERVE:
@@ -43,11 +47,21 @@ def readiness(policy: CheckpointPolicy, now: float, *, protects_pods: bool, long
             "; found spec.voluntaryDisruption, but the operator may not annotate pods, so autoscalers move them at any "
             "time; install the chart with protection.enabled=true, or remove the field"
         )
-    if (bound_s := policy.spec.eviction_hold.bound_seconds) > longest_hold_s:
+    elif policy.spec.voluntary_disruption != applied.spec.voluntary_disruption:
+        reason = "PodsNotProtected"
+        message += (
+            "; found spec.voluntaryDisruption, but an administrator does not allow it here "
+            "(spec.limits.protection of a ClusterCheckpointPolicy), so autoscalers move the pods at any time"
+        )
+    hold, ours = policy.spec.eviction_hold, applied.spec.eviction_hold
+    if hold.enabled and not ours.enabled:
+        reason = "HoldsOff"
+        message += f"; no eviction is held now ({hold_limit.set_by} is 0)"
+    elif hold.enabled and ours.bound_seconds < hold.bound_seconds:
         reason = "HoldShortened"
         message += (
-            f"; found spec.evictionHold.boundSeconds {bound_s}, but the operator holds evictions for "
-            f"{longest_hold_s:g} s at most (the chart's evictions.longestHoldSeconds), and that applies"
+            f"; found spec.evictionHold.boundSeconds {hold.bound_seconds}, but evictions are held for "
+            f"{hold_limit.seconds:g} s at most ({hold_limit.set_by}), and that applies"
         )
     if unknown:
         reason = "UnknownValues"

@@ -126,7 +126,7 @@ class ConnectionWriter:
         """Takes this replica's numbers back, for at most ``timeout_s`` seconds. Call it when ``run`` has ended."""
         self._policy_writer.leave_connections()
         entry = connectivity.empty_entry(self._replica, self._clock())
-        writes = [self._apply(key, entry) for key in self._recorded & self._cache.policies.keys()]
+        writes = [self._apply(key, entry) for key in self._recorded & set(self._cache.policies)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*writes, return_exceptions=True)
@@ -177,14 +177,16 @@ class ConnectionWriter:
         self._unwritten = left | unwritten
 
     def _in_turn(self) -> list[_Key]:
-        known = self._cache.policies.keys()
+        known = set(self._cache.policies)
         return [*sorted(known - self._unwritten.keys()), *(key for key in self._unwritten if key in known)]
 
     async def _judge(self) -> None:
         counted = self._counted()  # anew, as the writes may have taken long
         missing = 0
-        for key, policy in list(self._cache.policies.items()):
+        for key in self._cache.policies:
             await asyncio.sleep(0)
+            if (policy := self._cache.policies.get(key)) is None:
+                continue  # deleted meanwhile
             uids = self._uids(key)
             if key in self._unwritten:  # the other replicas could not renew their numbers there either
                 for uid in uids:

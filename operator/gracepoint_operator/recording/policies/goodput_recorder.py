@@ -269,7 +269,9 @@ class GoodputRecorder:
     async def _copy(self) -> Callable[[], Iterable[AccountRow]]:
         """Copies the accounts, some at a time. The figures are computed from the copy, on any thread."""
         ledgers: list[tuple[str, str, GoodputLedger]] = []
-        for policy in list(self._cache.policies.values()):
+        for key in self._cache.policies:
+            if (policy := self._cache.policies.get(key)) is None:
+                continue  # deleted meanwhile
             for entry in policy.status.goodput or ():
                 if (account := self._accounts.get(entry.uid)) is not None:
                     ledgers.append((policy.namespace, entry.name, self._ledger(account, policy, entry.uid)))

@@ -57,14 +57,15 @@ class MissingPolicies:
     async def look(self) -> None:
         """Looks once, and says what has changed."""
         known, workloads = self._cache.policies, self._cache.objects.workloads
-        self._uids |= {key: policy.uid for key, policy in known.items()}
-        there = known.keys() | self._cache.unreadable_policies().keys()
+        self._uids |= {key: policy.uid for key in known if (policy := known.get(key)) is not None}
+        unreadable = self._cache.unreadable_policies()
         lacking = {
             uid: workload.policy
             for uid, workload in workloads.items()
             if workload.policy
             and not (workload.finished or workload.deleted)
-            and (workload.namespace, workload.policy) not in there
+            and (workload.namespace, workload.policy) not in unreadable
+            and known.get((workload.namespace, workload.policy)) is None
         }
         missing = {uid for uid, policy in lacking.items() if self._missing.get(uid) == policy}
         self._missing = lacking

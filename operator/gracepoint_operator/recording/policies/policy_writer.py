@@ -1,5 +1,7 @@
 """Writes the statuses of policies: conditions, which workloads name the policy, and what the gangs forecast.
 
+Also keeps the CheckpointPolicies that are copies of a cluster's default, where it is used.
+
 Runs as tasks of a write queue on the controller's event loop. Each write reads the policy, joins it with what is known
 here, and writes the result under the version that was read. So both replicas write the same in the end.
 
@@ -11,7 +13,9 @@ far, at most every ``FIGURES_S`` (``status_news.is_news``, ``status_news.moved_f
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -20,6 +24,7 @@ from gracepoint_operator.decisions.statuses.connectivity import GangConnection
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.recording.policies import status_news
@@ -27,12 +32,15 @@ from gracepoint_operator.recording.policies.goodput_recorder import GoodputRecor
 from gracepoint_operator.resources import (
     CheckpointPolicy,
     CheckpointPolicyStatus,
+    ClusterCheckpointPolicy,
     Condition,
     PolicyReplica,
     PolicyWorkloads,
     WorkloadForecast,
 )
 from gracepoint_operator.workloads import Workload
+
+log = logging.getLogger(__name__)
 
 #: Figures that have moved far are written at most this often, in seconds.
 FIGURES_S = 300.0
@@ -86,8 +94,9 @@ class PolicyWriter:
 
     def touch(self, namespace: str, name: str) -> None:
         """Writes the policy's status soon, because something in it may have changed."""
-        if (namespace, name) in self._cache.policies or (namespace, name) in self._cache.unreadable_policies():
-            self._write_queue.touch((namespace, name))
+        key = (namespace, name)
+        if self._cache.policies.get(key) is not None or key in self._cache.unreadable_policies():
+            self._write_queue.touch(key)
 
     def forecast(self, forecast: Forecast) -> None:
         """Takes a gang's newest forecast of an emergency save.
@@ -179,9 +188,8 @@ class PolicyWriter:
     async def _write(self, key: Key) -> None:
         namespace, name = key
         mended = key in self._mended  # what comes during the writes below is for the next one
-        try:
-            body = await self._api.get(kinds.POLICIES, namespace, name)
-        except client.NotFound:
+        body = await self._current(key)
+        if body is None:
             return
         try:
             policy = CheckpointPolicy.of(body)
@@ -214,6 +222,29 @@ class PolicyWriter:
             return True
         rested = now - self._figures_at.setdefault(key, now) >= FIGURES_S
         return rested and status_news.moved_far(policy.status, status, now)
+
+    async def _current(self, key: Key) -> client.JsonObject | None:
+        """Reads a policy. If it is the copy of a cluster's default, it is made, or made like the default, before that.
+
+        Both replicas do so. None: there is no such policy.
+        """
+        original = self._cache.policies.original(key)
+        try:
+            body = await self._api.get(kinds.POLICIES, *key)
+        except client.NotFound:
+            if original is None:
+                return None
+            log.info("a namespace gets the default policy", extra=about(namespace=key[0], policy=key[1]))
+            return await self._api.create(kinds.POLICIES, key[0], original.copy_for(key[0]))
+        if original is None or _is_copy(body, original):
+            return body
+        wanted = original.copy_for(key[0])
+        patch = {
+            "metadata": {name: body["metadata"][name] for name in ("resourceVersion", "uid")}
+            | {"ownerReferences": wanted["metadata"]["ownerReferences"]},
+            "spec": _in_place_of(body.get("spec"), wanted["spec"]),
+        }
+        return await self._api.merge(kinds.POLICIES, *key, patch)
 
     def _unreadable(self, body: client.JsonObject, why: str) -> client.JsonObject:
         """The status fields of a policy that cannot be read. Ready and Stalled change; the other conditions stay."""
@@ -255,7 +286,11 @@ class PolicyWriter:
         epochs = self._cache.preemptions.epochs_under(key)
         conditions: list[Condition] = [
             policy_status.readiness(
-                policy, now, protects_pods=self._protects_pods, longest_hold_s=self._cache.longest_hold_s
+                policy,
+                self._cache.policies.limited(policy),
+                now,
+                protects_pods=self._protects_pods,
+                hold_limit=self._cache.policies.hold_limit(policy.namespace),
             ),
             policy_status.injection(policy, workloads, now),
         ]
@@ -297,3 +332,21 @@ class PolicyWriter:
             last_save=policy_status.last_save(epochs, policy.status.last_save),
             replicas=None if policy.status.replicas is None else self._living(policy.status.replicas),
         )
+
+
+def _is_copy(body: client.JsonObject, original: ClusterCheckpointPolicy) -> bool:
+    """True if a policy says what the default says, as far as this version knows; a newer replica may know more."""
+    try:
+        policy = CheckpointPolicy.of(body)
+    except Unreadable:
+        return False
+    owners = [owner.get("uid") for owner in policy.metadata.get("ownerReferences") or ()]
+    return policy.spec == original.spec.default and owners == [original.uid]
+
+
+def _in_place_of(found: Any, wanted: Any) -> Any:
+    """Returns the merge patch that puts ``wanted`` in the place of ``found``."""
+    if not (isinstance(found, dict) and isinstance(wanted, dict)):
+        return wanted
+    gone = dict.fromkeys(found.keys() - wanted.keys())
+    return {**gone, **{name: _in_place_of(found.get(name), value) for name, value in wanted.items()}}

@@ -13,11 +13,14 @@ import copy
 import json
 from typing import Any
 
-from gracepoint.wire.names import Env
+from gracepoint.wire.names import LABEL_POLICY, Env
 from gracepoint_operator.webhooks.training_jobs import Json
 from gracepoint_operator.webhooks.updates.injected_annotation import ANNOTATION
 from gracepoint_operator.webhooks.updates.present_size import is_elastic, is_member, pods_per_job
 from gracepoint_operator.workloads import CREATED_WITH
+
+#: What ``injected_annotation`` names if the label was added: all labels if there were none.
+_LABEL_PATHS = ("metadata.labels", f"metadata.labels.{LABEL_POLICY}")
 
 
 def keep_fields(old: Json, new: Json) -> tuple[Json, list[str]]:
@@ -36,7 +39,10 @@ def keep_fields(old: Json, new: Json) -> tuple[Json, list[str]]:
         return new, []
     made = copy.deepcopy(new)
     spec = made.setdefault("spec", {})
-    fields = [path for path in json.loads(annotation).get("fields", []) if path.startswith("spec.")]
+    filled_in = json.loads(annotation).get("fields", [])
+    if any(path in filled_in for path in _LABEL_PATHS):
+        _keep_label(old.get("metadata") or {}, made.setdefault("metadata", {}))
+    fields = [path for path in filled_in if path.startswith("spec.")]
     given_up = [path for path in fields if _keep(old["spec"], spec, path.removeprefix("spec."))]
     resized = _completions_follow(old["spec"], made["spec"])
     given_up = [path for path in given_up if path not in resized]
@@ -46,6 +52,13 @@ def keep_fields(old: Json, new: Json) -> tuple[Json, list[str]]:
         if job.get("name") in jobs:
             _annotate(_pod_metadata(job), _pod_metadata(jobs[job["name"]]))
     return made, given_up
+
+
+def _keep_label(old: Json, new: Json) -> None:
+    """The manifest names no policy, and the namespace's default was chosen at the creation."""
+    name = (old.get("labels") or {}).get(LABEL_POLICY)
+    if name is not None:
+        new["labels"] = {LABEL_POLICY: name, **(new.get("labels") or {})}
 
 
 def changed_sizes(old: Json, made: Json) -> list[str]:

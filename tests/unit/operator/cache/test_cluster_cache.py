@@ -143,7 +143,9 @@ def test_recreated_policy_survives_late_deletion_of_the_old_one() -> None:
     new["metadata"]["uid"] = "uid-new"
     scene.seen(kinds.POLICIES, new)
     scene.gone(objects.policy())
-    assert scene.cache.policies[objects.NAMESPACE, "careful"].uid == "uid-new"
+    found = scene.cache.policies.get((objects.NAMESPACE, "careful"))
+    assert found is not None
+    assert found.uid == "uid-new"
 
 
 def test_a_request_made_again_for_another_jobset_is_not_for_the_first() -> None:

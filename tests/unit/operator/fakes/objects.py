@@ -181,8 +181,9 @@ def device_taint_rule(selector: Body | None, found: Body) -> Body:
     return {"metadata": {"name": "repair", "uid": "uid-repair"}, "spec": spec}
 
 
-def namespace(*, deleted: bool = False) -> Body:
-    made: Body = {"metadata": {"name": NAMESPACE, "uid": "uid-namespace"}}
+def namespace(name: str = NAMESPACE, *, deleted: bool = False, **labels: str) -> Body:
+    labels = {"kubernetes.io/metadata.name": name, **labels}
+    made: Body = {"metadata": {"name": name, "uid": f"uid-namespace-{name}", "labels": labels}}
     if deleted:
         made["metadata"]["deletionTimestamp"] = stamp(NOW)
     return made
@@ -366,6 +367,20 @@ def policy(**spec: Any) -> Body:
             "generation": 1,
         },
         "spec": {"checkpoint": {"directory": "/checkpoints/{jobset}"}, **spec},
+    }
+
+
+def cluster_policy(
+    name: str = "for-all", selector: Body | None = None, default: Body | None = None, **limits: Any
+) -> Body:
+    spec: Body = {"namespaceSelector": selector or {}, "limits": limits}
+    if default is not None:
+        spec["default"] = {"checkpoint": {"directory": "/checkpoints/{jobset}"}, **default}
+    return {
+        "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
+        "kind": "ClusterCheckpointPolicy",
+        "metadata": {"name": name, "uid": f"uid-cluster-policy-{name}", "generation": 1},
+        "spec": spec,
     }
 
 

@@ -165,8 +165,8 @@ async def test_first_report_of_a_known_life_protects_its_gang(api: MemoryApi, cl
 
         def seen() -> bool:
             echo(replica)
-            (policy,) = replica.core.cache.policies.values()
-            return any(entry.lives for entry in policy.status.goodput or ())
+            policy = replica.core.cache.policies.get((objects.NAMESPACE, "careful"))
+            return policy is not None and any(entry.lives for entry in policy.status.goodput or ())
 
         await until(seen, "the gang's life to be in the policy's status")
         hear(replica, JOINED)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.decisions.statuses.policy_status import readiness
+from gracepoint_operator.model.evictions import HoldLimit
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import (
     CheckpointPolicy,
@@ -152,7 +153,8 @@ def test_policy_fields_of_a_newer_version_are_ignored_and_named(
     read = CheckpointPolicy.of(policy(**spec))
     assert named in read.unknown
     assert getattr(read.spec, field) == read_as
-    ready = readiness(read, 0.0, protects_pods=False, longest_hold_s=600.0)
+    limit = HoldLimit(600.0, "the chart")
+    ready = readiness(read, read, 0.0, protects_pods=False, hold_limit=limit)
     assert (ready.status, ready.reason) == ("True", "UnknownValues")
     assert named in ready.message
 
@@ -253,7 +255,8 @@ def test_unknown_status_fields_of_a_newer_replica_are_not_reported() -> None:
     assert read.status.workloads is not None
     assert read.status.workloads.count == 1
     assert [condition.status for condition in read.status.conditions or ()] == ["Unknown"]
-    assert readiness(read, 0.0, protects_pods=False, longest_hold_s=600.0).reason == "Watching"
+    limit = HoldLimit(600.0, "the chart")
+    assert readiness(read, read, 0.0, protects_pods=False, hold_limit=limit).reason == "Watching"
 
 
 def test_record_of_a_newer_version_is_read_and_not_changed() -> None:

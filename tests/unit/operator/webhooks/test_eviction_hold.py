@@ -186,7 +186,10 @@ async def test_no_policy_holds_longer_than_the_administrator_allows(clock: Clock
             return next((item for item in conditions if item["type"] == "Ready"), {})
 
         await until(lambda: ready().get("reason") == "HoldShortened", "the policy to say so")
-        assert "boundSeconds 3600, but the operator holds evictions for 600 s at most" in ready()["message"]
+        assert (
+            "boundSeconds 3600, but evictions are held for 600 s at most (the chart's evictions.longestHoldSeconds)"
+            in ready()["message"]
+        )
 
 
 async def test_an_administrators_label_lets_evictions_from_a_node_through(api: MemoryApi, clock: Clock) -> None:
@@ -197,6 +200,54 @@ async def test_an_administrators_label_lets_evictions_from_a_node_through(api: M
         (notice,) = await frames(subscriber)
         assert isinstance(notice, Notice), "the gang is told all the same"
         assert await evict(replica, "train-workers-0-1-0xyz") is not None, "on another node"
+
+
+async def test_an_administrator_turns_all_holds_off_at_once_and_on_again(clock: Clock) -> None:
+    """Also those that are held now. The gang saves all the same."""
+    api = MemoryApi(clock)
+    cluster(api, evictionHold={"boundSeconds": 300})
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0)
+        store = replica.core.cache.policies
+        assert await evict(replica) is not None
+        replica.see(kinds.CLUSTER_POLICIES, objects.cluster_policy("incident", longestHoldSeconds=0))
+        await until(lambda: store.hold_limit(NAMESPACE).seconds == 0, "the switch")
+        assert await evict(replica) is None, "it was held a moment ago"
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice)
+        assert 'gracepoint_longest_hold_seconds{set_by="incident"} 0.0' in replica.metrics.text().decode()
+
+        def ready() -> Body:
+            conditions = api.of(kinds.POLICIES)[0].get("status", {}).get("conditions", [])
+            return next((item for item in conditions if item["type"] == "Ready"), {})
+
+        await until(lambda: ready().get("reason") == "HoldsOff", "the policy to say so")
+        assert "longestHoldSeconds of the ClusterCheckpointPolicy incident is 0" in ready()["message"]
+        replica.drop(kinds.CLUSTER_POLICIES, objects.cluster_policy("incident"))
+        await until(lambda: store.hold_limit(NAMESPACE).seconds == 600, "the switch to be back")
+        assert await evict(replica) is not None, "the same preemption, whose bound is not over"
+        await until(lambda: ready().get("reason") == "Watching", "the policy to say so")
+        assert "incident" not in replica.metrics.text().decode()
+
+
+async def test_an_eviction_that_is_never_held_is_a_signal_all_the_same(api: MemoryApi, clock: Clock) -> None:
+    api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy("incident", longestHoldSeconds=0))
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0)
+        assert await evict(replica) is None
+        (notice,) = await frames(subscriber)
+        assert isinstance(notice, Notice)
+        assert notice.cause == "Drain"
+
+
+async def test_a_limit_for_other_namespaces_changes_nothing_here(api: MemoryApi, clock: Clock) -> None:
+    selector = {"matchLabels": {"tier": "gold"}}
+    api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy("gold", selector, longestHoldSeconds=0))
+    async with running(api, clock) as replica:
+        assert await evict(replica) is not None
+        replica.see(kinds.NAMESPACES, objects.namespace(tier="gold"))
+        await until(lambda: replica.core.cache.policies.hold_limit(NAMESPACE).seconds == 0, "the label")
+        assert await evict(replica) is None
 
 
 async def test_attempts_at_both_replicas_at_once_are_one_epoch(api: MemoryApi, clock: Clock) -> None:
@@ -527,10 +578,12 @@ async def test_policy_edit_during_an_eviction_changes_nothing(api: MemoryApi, cl
         assert await evict(replica) is not None
         await replica.phase("Noticed")
         replica.see(kinds.POLICIES, objects.policy(signals=["NodeTaint"]))
-        await until(
-            lambda: not replica.core.cache.policies[NAMESPACE, "careful"].spec.counts(SignalKind.EVICTION),
-            "the policy",
-        )
+
+        def counts() -> bool:
+            policy = replica.core.cache.policies.get((NAMESPACE, "careful"))
+            return policy is None or policy.spec.counts(SignalKind.EVICTION)
+
+        await until(lambda: not counts(), "the policy")
         assert await evict(replica) is not None
         clock.move(100)
         await replica.phase("Expired")

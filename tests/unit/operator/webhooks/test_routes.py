@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import io
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from gracepoint.wire.names import JOBSET_LABEL_REPLICATED_JOB, LABEL_POLICY, Env
 from gracepoint_operator.kube import client as kube
+from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, request_bodies
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
@@ -44,6 +46,7 @@ class Operator:
     def __init__(self) -> None:
         self.settings = AdmissionSettings(operator_url="https://o:443", ca_certificate="PEM")
         self.policies = {("team", "default"): policy()}
+        self.default: CheckpointPolicy | Exception | None = None
         self.nodes: frozenset[str] = frozenset()
         self.evictions: list[tuple[str, str, str | None]] = []
         self.answers = False
@@ -62,6 +65,11 @@ class Operator:
         if name == "unreadable":
             raise kube.Unavailable("GET ...: HTTP 503")
         return self.policies.get((namespace, name))
+
+    async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
+        if isinstance(self.default, Exception):
+            raise self.default
+        return self.default
 
     async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
         found = self.jobset_api[0]
@@ -515,3 +523,73 @@ async def deleted(client: Client, name: str) -> Json:
     answer = await client.post(path_of(PATH_POLICIES, TOKEN), json=review)
     response: Json = (await answer.json())["response"]
     return response
+
+
+def without_policy(**spec: Any) -> Json:
+    body = jobset(**spec)
+    del body["metadata"]["labels"][LABEL_POLICY]
+    return body
+
+
+async def test_a_jobset_that_names_no_policy_is_left_alone(client: Client) -> None:
+    response = await call(client, PATH_JOBSETS, without_policy())
+    assert response["allowed"] is True
+    assert "patch" not in response
+
+
+async def test_a_jobset_that_names_no_policy_gets_the_default_of_its_namespace(
+    client: Client, operator: Operator
+) -> None:
+    operator.default = policy()
+    body = without_policy()
+    made = patched(body, await call(client, PATH_JOBSETS, body))
+    named = jobset()
+    expected = patched(named, await call(client, PATH_JOBSETS, named))
+    assert made["metadata"]["labels"] == expected["metadata"]["labels"]
+    assert made["spec"] == expected["spec"], "as if it had named the policy"
+    shown = json.loads(made["metadata"]["annotations"][ANNOTATION])
+    assert shown["policy"] == "default"
+    assert any(field.startswith("metadata.labels") for field in shown["fields"])
+    assert "patch" not in await call(client, PATH_JOBSETS, made), "called again, it has nothing to add"
+
+
+async def test_the_label_of_a_default_stays_when_the_manifest_is_applied_again(
+    client: Client, operator: Operator
+) -> None:
+    operator.default = policy()
+    body = without_policy()
+    old = patched(body, await call(client, PATH_JOBSETS, body))
+    again = patched(body, await call(client, PATH_JOBSETS, body, operation="UPDATE", oldObject=old))
+    assert again["metadata"]["labels"] == old["metadata"]["labels"]
+    assert again["spec"] == old["spec"]
+
+
+async def test_the_label_that_a_user_wrote_may_be_taken_away_again(client: Client) -> None:
+    body = jobset()
+    old = patched(body, await call(client, PATH_JOBSETS, body))
+    unlabelled = copy.deepcopy(old)
+    del unlabelled["metadata"]["labels"][LABEL_POLICY]
+    again = patched(unlabelled, await call(client, PATH_JOBSETS, unlabelled, operation="UPDATE", oldObject=old))
+    assert LABEL_POLICY not in again["metadata"].get("labels", {})
+
+
+@pytest.mark.parametrize(
+    ("default", "spec", "says"),
+    [
+        pytest.param(kube.Unavailable("HTTP 503"), {}, "HTTP 503", id="the API server does not answer"),
+        pytest.param(Unreadable("spec.default: wrong"), {}, "spec.default: wrong", id="a default that cannot be used"),
+        pytest.param(
+            policy(), {"network": {"enableDNSHostnames": False}}, "spec.network.enableDNSHostnames", id="contract"
+        ),
+    ],
+)
+async def test_whatever_stands_against_a_default_the_jobset_is_created_with_a_warning(
+    client: Client, operator: Operator, default: CheckpointPolicy | Exception, spec: Json, says: str
+) -> None:
+    operator.default = default
+    response = await call(client, PATH_JOBSETS, without_policy(**spec))
+    assert response["allowed"] is True
+    assert "patch" not in response
+    (warning,) = response["warnings"]
+    assert warning.startswith("not protected from preemptions")
+    assert says in warning

@@ -49,8 +49,10 @@ async def look(*replicas: Replica) -> None:
     }
 
     def seen() -> bool:
-        policies = [policy for replica in replicas for policy in replica.core.cache.policies.values()]
-        return all(str(policy.metadata["resourceVersion"]) >= versions[policy.uid] for policy in policies)
+        known = [store.get(key) for store in (replica.core.cache.policies for replica in replicas) for key in store]
+        return all(
+            policy is not None and str(policy.metadata["resourceVersion"]) >= versions[policy.uid] for policy in known
+        )
 
     await until(seen, "the watch")
 
