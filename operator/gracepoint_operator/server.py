@@ -41,7 +41,7 @@ from gracepoint_operator.model.evictions import held_for_s
 from gracepoint_operator.model.requests import LABEL_ENDED_AT
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, SignalKind, made_from
+from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, SignalKind, default_of, made_from
 from gracepoint_operator.trust.certificates import Certificates, follow, new_context
 from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
@@ -136,12 +136,8 @@ class Admission:
         found = (await self._api.list(kinds.CLUSTER_POLICIES)).items
         if not any((body.get("spec") or {}).get("default") for body in found):
             return None
-        labels = await self._labels(namespace)
-        for body in sorted(found, key=lambda body: str(body["metadata"]["name"])):
-            original = ClusterCheckpointPolicy.of(body)
-            if original.spec.default is not None and original.selects(labels):
-                return await self.policy(namespace, original.name)
-        return None
+        original = default_of(map(ClusterCheckpointPolicy.of, found), await self._labels(namespace))
+        return None if original is None else await self.policy(namespace, original.name)
 
     async def _labels(self, namespace: str) -> Mapping[str, str]:
         return read_namespace(await self._api.get(kinds.NAMESPACES, None, namespace)).labels

@@ -78,7 +78,17 @@ def doctor(
 def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
     from gracepoint_cli.doctor import installation
     from gracepoint_cli.doctor.checks import CheckResult, CheckState
-    from gracepoint_operator.kube.kinds import CRDS, MUTATING_WEBHOOKS, NODES, PODS, VALIDATING_WEBHOOKS, Kind
+    from gracepoint_operator.kube.fields import read_labels
+    from gracepoint_operator.kube.kinds import (
+        CLUSTER_POLICIES,
+        CRDS,
+        MUTATING_WEBHOOKS,
+        NAMESPACES,
+        NODES,
+        PODS,
+        VALIDATING_WEBHOOKS,
+        Kind,
+    )
     from gracepoint_operator.resources.crds import definitions
     from gracepoint_operator.webhooks.contracts.installed_api import CRD_NAME
 
@@ -112,6 +122,11 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
         ]
         return installation.webhooks(found, now=datetime.datetime.now(datetime.UTC))
 
+    def cluster_policies() -> Iterable[CheckResult]:
+        found = cluster.list(CLUSTER_POLICIES, None)
+        labels = read_labels(cluster.get(NAMESPACES, None, namespace)["metadata"]) if found else {}
+        return installation.cluster_policies(found, namespace, labels)
+
     def policies() -> Iterable[CheckResult]:
         return _policies(cluster, namespace)
 
@@ -122,6 +137,7 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
         "operator": operator,
         "placement": placement,
         "webhooks": webhooks,
+        "cluster policies": cluster_policies,
         "policies": policies,
     }
     for name, look in named.items():

@@ -15,6 +15,7 @@ from gracepoint.version import __version__
 from gracepoint_cli.doctor.checks import CheckResult, CheckState
 from gracepoint_cli.naming import called
 from gracepoint_operator.read_errors import Unreadable
+from gracepoint_operator.resources import ClusterCheckpointPolicy, default_of
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.contracts.installed_api import read_installed_api
 from gracepoint_operator.webhooks.releases import installed_releases
@@ -27,6 +28,8 @@ _OLDEST = (1, 30)
 _WEBHOOKS = {
     "jobsets.gracepoint.dev": "JobSets are not prepared at their creation",
     "jobs.gracepoint.dev": "Jobs are not prepared at their creation",
+    "jobsets-without-policy.gracepoint.dev": "JobSets that name no policy do not get the default",
+    "jobs-without-policy.gracepoint.dev": "Jobs that name no policy do not get the default",
     "trainjobs.gracepoint.dev": "the JobSets of TrainJobs do not get the label",
     "pods.gracepoint.dev": "restarted pods do not avoid nodes that go away",
     "evictions.gracepoint.dev": "kubectl drain does not wait for the save",
@@ -264,3 +267,34 @@ def _authorities(name: str, bundle: str | None, now: datetime.datetime) -> Check
         return CheckResult(what, CheckState.FAILED, text)
     state = CheckState.OK if left_days >= _SOON_DAYS else CheckState.WARNING
     return CheckResult(what, state, f"valid for {left_days:.0f} days")
+
+
+def cluster_policies(bodies: Sequence[Json], namespace: str, labels: Mapping[str, str]) -> list[CheckResult]:
+    """Checks the ClusterCheckpointPolicies: which default and which limits a namespace with these labels has."""
+    read, checks = [], []
+    for body in bodies:
+        try:
+            read.append(ClusterCheckpointPolicy.of(body))
+        except Unreadable as error:
+            name = str(body["metadata"]["name"])
+            checks.append(CheckResult(f"cluster policy {name}", CheckState.FAILED, f"cannot be used: {error}"))
+    for policy in read:
+        if policy.spec.limits.longest_hold_seconds == 0:
+            selector = policy.spec.namespace_selector.to_json()
+            where = f"in the namespaces that {selector} selects" if any(selector.values()) else "in any namespace"
+            text = f"no eviction is held {where} (spec.limits.longestHoldSeconds is 0). When the incident is over: "
+            text += f"kubectl delete clustercheckpointpolicy {policy.name}, or raise it"
+            checks.append(CheckResult(f"cluster policy {policy.name}", CheckState.WARNING, text))
+    default = default_of(read, labels)
+    if default is not None:
+        text = f"{default.name}, for JobSets and Indexed Jobs that name no policy"
+        others = sorted(p.name for p in read if p.spec.default is not None and p.selects(labels) and p is not default)
+        text += f"; it comes before {', '.join(others)}, by its name" if others else ""
+        checks.append(CheckResult(f"default policy of {namespace}", CheckState.OK, text))
+    limits = {p.name: p.spec.limits.longest_hold_seconds for p in read if p.selects(labels)}
+    held = {name: seconds for name, seconds in limits.items() if seconds}
+    if held and not any(seconds == 0 for seconds in limits.values()):
+        name = min(held, key=lambda item: held[item])
+        text = f"evictions are held for {held[name]} s at most (ClusterCheckpointPolicy {name})"
+        checks.append(CheckResult(f"limits of {namespace}", CheckState.OK, text))
+    return checks

@@ -7,7 +7,7 @@ gracepoint_operator.resources`` prints the CRDs, or with ``--write`` puts them w
 """
 
 from gracepoint_operator.resources.base import WORKLOAD_FIELD, WORKLOAD_KIND, Condition, ConditionStatus
-from gracepoint_operator.resources.cluster_policy import ClusterCheckpointPolicy, made_from
+from gracepoint_operator.resources.cluster_policy import ClusterCheckpointPolicy, default_of, made_from
 from gracepoint_operator.resources.goodput import (
     GangLife,
     PassedStep,
@@ -88,5 +88,6 @@ __all__ = [
     "WorkloadForecast",
     "WorkloadGoodput",
     "WorkloadReference",
+    "default_of",
     "made_from",
 ]

@@ -6,7 +6,7 @@ CheckpointPolicy of that name. The limits hold for every policy in these namespa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -75,6 +75,14 @@ class ClusterCheckpointPolicy(Resource):
         meta = {"name": self.name, "namespace": namespace, "ownerReferences": [{**owner, "controller": True}]}
         spec = self.spec.default.to_json()
         return {"apiVersion": self.api_version, "kind": CheckpointPolicy.kind_name, "metadata": meta, "spec": spec}
+
+
+def default_of(
+    policies: Iterable[ClusterCheckpointPolicy], labels: Mapping[str, str]
+) -> ClusterCheckpointPolicy | None:
+    """Returns the policy whose default is for workloads that name none, in a namespace with these labels."""
+    found = (policy for policy in policies if policy.spec.default is not None and policy.selects(labels))
+    return min(found, key=lambda policy: policy.name, default=None)
 
 
 def made_from(policy: CheckpointPolicy) -> str:

@@ -17,6 +17,7 @@ from gracepoint_cli.doctor.checks import CheckResult, CheckState
 from gracepoint_operator.resources import Training
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks import inject_workload
+from tests.unit.operator.fakes.objects import cluster_policy
 from tests.unit.operator.fakes.samples import SETTINGS, jobset, pod_of, policy_spec
 
 Json = dict[str, Any]
@@ -71,9 +72,12 @@ def test_the_operator_is_judged_by_its_replicas_and_version(found: list[Json], s
     assert [check.state for check in installation.operator(found)] == states
 
 
+MUTATING = ("jobsets", "jobs", "jobsets-without-policy", "jobs-without-policy", "trainjobs", "pods")
+
+
 def configurations(bundle: str | None, name: str = "00-gracepoint") -> list[Json]:
     config = {"clientConfig": {"caBundle": bundle} if bundle else {}}
-    mutating = [{"name": f"{kind}.gracepoint.dev", **config} for kind in ("jobsets", "jobs", "trainjobs", "pods")]
+    mutating = [{"name": f"{kind}.gracepoint.dev", **config} for kind in MUTATING]
     return [
         {"kind": "MutatingWebhookConfiguration", "metadata": {"name": name}, "webhooks": mutating},
         {"kind": "MutatingWebhookConfiguration", "metadata": {"name": "jobset-mutating-webhook-configuration"}},
@@ -261,3 +265,39 @@ def test_replicas_that_all_stand_on_machines_that_go_away_are_said(
 
 def test_nothing_is_said_of_replicas_that_have_no_nodes() -> None:
     assert installation.placement([{"metadata": {"name": "waits"}, "spec": {}}], {}) == []
+
+
+def said(labels: dict[str, str], *bodies: Json) -> dict[str, tuple[str, str]]:
+    checks = installation.cluster_policies(bodies, "team", labels)
+    return {check.name: (str(check.state), check.message) for check in checks}
+
+
+def test_holds_that_are_off_are_pointed_out_with_the_way_back() -> None:
+    state, message = said({}, cluster_policy("incident", longestHoldSeconds=0))["cluster policy incident"]
+    assert state == "warning"
+    assert "no eviction is held in any namespace" in message
+    assert "kubectl delete clustercheckpointpolicy incident" in message
+
+
+def test_the_default_and_the_limits_of_the_namespace_are_named_and_what_they_come_before() -> None:
+    gold = {"matchLabels": {"tier": "gold"}}
+    bodies = (
+        cluster_policy("a-gold", gold, {}, longestHoldSeconds=90),
+        cluster_policy("b-all", {}, {}, longestHoldSeconds=120),
+        cluster_policy("c-other", {"matchLabels": {"tier": "web"}}, {}, longestHoldSeconds=5),
+    )
+    found = said({"tier": "gold"}, *bodies)
+    assert found["default policy of team"][1].startswith("a-gold, for JobSets and Indexed Jobs")
+    assert "it comes before b-all, by its name" in found["default policy of team"][1]
+    assert found["limits of team"] == ("ok", "evictions are held for 90 s at most (ClusterCheckpointPolicy a-gold)")
+    found = said({}, *bodies)
+    assert found["default policy of team"][1] == "b-all, for JobSets and Indexed Jobs that name no policy"
+    assert said({}) == {}
+
+
+def test_a_cluster_policy_that_cannot_be_used_has_failed() -> None:
+    body = cluster_policy("wrong")
+    body["spec"]["limits"] = {"longestHoldSeconds": "never"}
+    state, message = said({}, body)["cluster policy wrong"]
+    assert state == "FAILED"
+    assert "longestHoldSeconds" in message
