@@ -198,6 +198,9 @@ def _policy(body: Json) -> PolicyOverview:
         for item in conditions.values()
         if str(item.status) == ("True" if item.type == "Stalled" else "False")
     ]
+    ready = conditions.get("Ready")
+    if ready is not None and str(ready.status) == "True" and ready.reason != "Watching":
+        bad.append(f"Ready: {ready.message}")  # it works, but not as the policy says
     if policy.status.observed_generation is None:
         bad.append("the operator has not seen this policy. Is it installed and running? Run: kubectl gracepoint doctor")
     return PolicyOverview(

@@ -8,8 +8,12 @@ from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_cli.cluster import Cluster
 from gracepoint_cli.errors import CommandError, ExitCode, NotAllowed
 from gracepoint_cli.naming import Named, WorkloadMatch, called, made_by, owner, parse
+from gracepoint_operator.cache.policy_store import PolicyStore
 from gracepoint_operator.kube.fields import owner_uid, read_labels, true_conditions
-from gracepoint_operator.kube.kinds import PODS
+from gracepoint_operator.kube.kinds import CLUSTER_POLICIES, NAMESPACES, PODS, POLICIES
+from gracepoint_operator.read_errors import Unreadable
+from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, default_of
+from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.workloads import (
     ANY_NAME_OR_MAKER,
     BY_NAME,
@@ -156,3 +160,36 @@ def _made_by(cluster: Cluster, maker: WorkloadMaker, body: Json) -> WorkloadMatc
             f"Its controller says why: kubectl describe {maker.name.lower()} {meta['name']} -n {meta['namespace']}",
         )
     return WorkloadMatch(known, {**found, "kind": known.name}, maker.name)
+
+
+def applied_policy(cluster: Cluster, namespace: str, name: str | None) -> CheckpointPolicy | None:
+    """Returns the policy that applies to workloads of a namespace, under the limits of administrators.
+
+    Args:
+        cluster: The API server. If its user may not read what is not in the namespace, that is left out.
+        namespace: The namespace.
+        name: The policy that a workload names. None: it names none, and gets the default.
+
+    Raises:
+        CommandError: The policy cannot be used, or the API server does not answer.
+    """
+    store = PolicyStore(DEFAULT_LONGEST_HOLD_S)
+    try:
+        try:
+            of_cluster = [ClusterCheckpointPolicy.of(body) for body in cluster.list(CLUSTER_POLICIES, None)]
+            labels = read_labels(cluster.get(NAMESPACES, None, namespace)["metadata"]) if of_cluster else {}
+        except NotAllowed:
+            of_cluster, labels = [], {}
+        for policy in of_cluster:
+            store.put_cluster(policy)
+        store.put_labels(namespace, labels)
+        if name is None:
+            default = default_of(of_cluster, labels)
+            name = None if default is None else default.name
+        if name and (body := cluster.find(POLICIES, namespace, name)) is not None:
+            store.put((namespace, name), CheckpointPolicy.of(body))
+    except Unreadable as error:
+        raise CommandError(
+            f"the policy {name or 'of the cluster'!r} cannot be used: {error}", code=ExitCode.BAD
+        ) from error
+    return store.get((namespace, name)) if name else None

@@ -6,6 +6,7 @@ import json
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import KubeClient
 from tests.api_server.gang import Gang
 from tests.api_server.releases import Operator, Release
+from tests.command_line import command
 from tests.testcluster.api_server import ApiServer
 from tests.testcluster.shell import wait_until
 from tests.unit.operator.fakes import objects
@@ -201,6 +203,26 @@ def test_only_administrators_write_it_and_the_operator_writes_no_users_policy(ap
     )
     users["metadata"]["name"] = "new"
     assert why in put(api, users, user=OPERATOR)
+
+
+def test_the_command_line_says_which_default_and_limits_apply(api: ApiServer, tmp_path: Path) -> None:
+    where = namespace(api, "asked", tier="gold")
+    default = {"evictionHold": {"boundSeconds": 300}}
+    assert put(api, objects.cluster_policy("everyone", GOLD, default, longestHoldSeconds=45)) == ""
+    file = tmp_path / "jobset.yaml"
+    file.write_text(json.dumps(unlabelled("train")))
+    flags = ("--namespace", where, "--kubeconfig", api.kubeconfig)
+    linted = command("lint", file, *flags)
+    assert "the JobSet gets the default policy everyone of its namespace" in linted.out
+    assert "waits for the save, for at most 45 s" in linted.out
+    file.write_text(json.dumps(unlabelled("train", **{LABEL_DEFAULT: "off"})))
+    assert "no-policy" in command("lint", file, *flags).out
+    checks = {check["name"]: check for check in command("doctor", "-o", "json", *flags).json}
+    assert checks[f"default policy of {where}"]["message"].startswith("everyone, for JobSets")
+    assert "held for 45 s at most" in checks[f"limits of {where}"]["message"]
+    assert put(api, objects.cluster_policy("incident", longestHoldSeconds=0)) == ""
+    checks = {check["name"]: check for check in command("doctor", "-o", "json", *flags).json}
+    assert checks["cluster policy incident"]["state"] == "warning"
 
 
 async def test_the_switch_of_an_incident_lets_all_evictions_through_within_seconds(

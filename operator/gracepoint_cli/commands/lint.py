@@ -83,7 +83,7 @@ def _of_cluster(name: str, namespace: str | None, reached: _Asked) -> list[LintR
     from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.lint.workloads import check
     from gracepoint_cli.naming import parse
-    from gracepoint_cli.workloads import find
+    from gracepoint_cli.workloads import applied_policy, find
 
     parse(name)  # before the connection, so that a wrong name is reported even if there is no cluster
     try:
@@ -93,7 +93,8 @@ def _of_cluster(name: str, namespace: str | None, reached: _Asked) -> list[LintR
     with connected as cluster:
         where = namespace or cluster.namespace
         job = find(cluster, where, name, todo="For a file, give its path")
-        policy = _policy_of(cluster, where, job.read().policy)
+        named = job.read().policy
+        policy = applied_policy(cluster, where, named) if named else None
         return [check(job.body, policy, _claims(cluster, where), maker=job.maker)]
 
 
@@ -133,24 +134,35 @@ def _checked(
     from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_cli.lint.manifest_files import named, of_kind
     from gracepoint_cli.lint.workloads import check
+    from gracepoint_cli.workloads import applied_policy
     from gracepoint_operator.read_errors import Unreadable
     from gracepoint_operator.resources import CheckpointPolicy
 
     wanted = ((workload.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
     body = named(items, "CheckpointPolicy", wanted) if wanted is not None else None
     claims = {item["metadata"]["name"]: item for item in of_kind(items, "PersistentVolumeClaim")}
-    if wanted is not None and body is None:
+    if body is None and (wanted is not None or (reached is not None and _may_get_default(workload))):
 
         def look(cluster: Cluster, where: str) -> tuple[CheckpointPolicy | None, dict[str, Json]]:
-            return _policy_of(cluster, where, wanted), _claims(cluster, where)
+            return applied_policy(cluster, where, wanted), _claims(cluster, where)
 
-        policy, more = _ask(reached, namespace, f"CheckpointPolicy {wanted!r}", look) or (None, {})
+        what = "default policy" if wanted is None else f"CheckpointPolicy {wanted!r}"
+        policy, more = _ask(reached, namespace, what, look) or (None, {})
         return check(workload, policy, {**more, **claims}, maker=maker)
     try:
         policy = None if body is None else CheckpointPolicy.of(body)
     except Unreadable as error:
         raise CommandError(f"{file}: {error}", code=ExitCode.BAD) from error
     return check(workload, policy, claims, maker=maker)
+
+
+def _may_get_default(workload: Json) -> bool:
+    """True if the webhook gives the default policy of its namespace to a workload that names none."""
+    from gracepoint.wire.names import LABEL_DEFAULT
+
+    labels = (workload.get("metadata") or {}).get("labels") or {}
+    indexed = workload["kind"] != "Job" or (workload.get("spec") or {}).get("completionMode") == "Indexed"
+    return indexed and labels.get(LABEL_DEFAULT) != "off"
 
 
 def _ask(reached: _Reached, namespace: str | None, what: str, look: Callable[[Cluster, str], _T]) -> _T | None:
@@ -176,18 +188,6 @@ def _runtime(kind: str, name: str) -> Callable[[Cluster, str], Json | None]:
         return cluster.find(place, None if kind.startswith("Cluster") else namespace, name)
 
     return look
-
-
-def _policy_of(cluster: Cluster, namespace: str, name: str | None) -> CheckpointPolicy | None:
-    from gracepoint_operator.kube.kinds import POLICIES
-    from gracepoint_operator.read_errors import Unreadable
-    from gracepoint_operator.resources import CheckpointPolicy
-
-    body = cluster.find(POLICIES, namespace, name) if name else None
-    try:
-        return None if body is None else CheckpointPolicy.of(body)
-    except Unreadable as error:
-        raise CommandError(f"the CheckpointPolicy {name!r} cannot be used: {error}", code=ExitCode.BAD) from error
 
 
 def _claims(cluster: Cluster, namespace: str) -> dict[str, Json]:

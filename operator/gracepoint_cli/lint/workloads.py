@@ -126,7 +126,11 @@ def _check(
 def _label(workload: Json, policy: CheckpointPolicy | None, kind: str) -> Iterator[Finding]:
     label = ((workload.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
     path = f"metadata.labels[{LABEL_POLICY}]"
-    if label is None:
+    if label is None and policy is not None:
+        text = f"found no label: the {kind} gets the default policy {policy.name} of its namespace when it is created, "
+        text += "if nothing below is an error"
+        yield Finding(Severity.INFO, "default-policy", path, text)
+    elif label is None:
         text = f"found no label, so Gracepoint leaves the {kind} alone. Add the name of a CheckpointPolicy"
         yield Finding(Severity.WARNING, "no-policy", path, text)
     elif policy is None:

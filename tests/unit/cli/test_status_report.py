@@ -222,3 +222,15 @@ def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.Monk
 def test_command_for_one_job_says_that_it_cannot_be_read() -> None:
     with pytest.raises(CommandError, match="the JobSet broken cannot be read: expected a number"):
         WorkloadMatch(BY_NAME["JobSet"], unreadable("status")).read()
+
+
+def test_a_policy_that_does_not_apply_as_it_says_is_shown_with_who_has_set_that() -> None:
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": NOW.isoformat()}
+    shortened = "found spec.evictionHold.boundSeconds 3600, but evictions are held for 600 s at most"
+    for reason, message, problems in (
+        ("HoldShortened", shortened, (f"Ready: {shortened}",)),
+        ("Watching", "every signal is told", ()),
+    ):
+        condition = {**ready, "reason": reason, "message": message}
+        (found,) = status_report.policies([a_policy(conditions=[condition], observedGeneration=1)])
+        assert found.problems == problems
