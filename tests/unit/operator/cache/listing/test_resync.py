@@ -40,7 +40,7 @@ def api() -> Api:
     """A policy in each of three namespaces."""
     made = Api(Clock())
     for name in ("a", "b", "c"):
-        made.add(kinds.NAMESPACES, {"metadata": {"name": name}})
+        made.add(kinds.NAMESPACES, objects.namespace(name))
         made.add(kinds.POLICIES, policy(name))
     made.add(kinds.NODES, objects.node())
     return made
