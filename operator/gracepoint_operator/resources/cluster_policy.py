@@ -16,7 +16,7 @@ from gracepoint_operator.resources.label_selector import LabelSelector
 from gracepoint_operator.resources.policy import CheckpointPolicy, CheckpointPolicySpec
 
 
-class Limits(Model):
+class PolicyLimits(Model):
     """What holds for every policy of these namespaces, whoever wrote it. Of several limits, the strictest holds."""
 
     longest_hold_seconds: Annotated[int, Field(ge=0, le=3600)] | None = None
@@ -41,7 +41,7 @@ class ClusterCheckpointPolicySpec(Model):
     applies. A workload may also name this policy by its label; a CheckpointPolicy of this name in its namespace comes
     first. The operator keeps a CheckpointPolicy of this name, with this spec, in each namespace that uses it; its
     status is there. Absent: no default."""
-    limits: Limits = Limits()
+    limits: PolicyLimits = PolicyLimits()
     """Limits for all policies of these namespaces."""
 
 

@@ -15,7 +15,7 @@ _Key = Annotated[str, Field(min_length=1, max_length=317)]
 _Value = Annotated[str, Field(max_length=63)]
 
 
-class Operator(StrEnum):
+class LabelOperator(StrEnum):
     """How a label is compared."""
 
     IN = "In"
@@ -25,7 +25,7 @@ class Operator(StrEnum):
 
     @property
     def has_values(self) -> bool:
-        return self in (Operator.IN, Operator.NOT_IN)
+        return self in (LabelOperator.IN, LabelOperator.NOT_IN)
 
 
 class Requirement(Model):
@@ -33,7 +33,7 @@ class Requirement(Model):
 
     key: _Key
     """Key of the label."""
-    operator: Operator
+    operator: LabelOperator
     """How the label is compared with values."""
     values: list[_Value] = Field(default=[], max_length=64)
     """Values for In and NotIn."""
