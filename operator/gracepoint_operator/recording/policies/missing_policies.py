@@ -59,13 +59,15 @@ class MissingPolicies:
         known, workloads = self._cache.policies, self._cache.objects.workloads
         self._uids |= {key: policy.uid for key in known if (policy := known.get(key)) is not None}
         unreadable = self._cache.unreadable_policies()
+
+        def is_there(workload: Workload) -> bool:
+            key = (workload.namespace, workload.policy)
+            return key in unreadable or known.get(key) is not None
+
         lacking = {
             uid: workload.policy
             for uid, workload in workloads.items()
-            if workload.policy
-            and not (workload.finished or workload.deleted)
-            and (workload.namespace, workload.policy) not in unreadable
-            and known.get((workload.namespace, workload.policy)) is None
+            if workload.policy and not (workload.finished or workload.deleted) and not is_there(workload)
         }
         missing = {uid for uid, policy in lacking.items() if self._missing.get(uid) == policy}
         self._missing = lacking
@@ -76,7 +78,7 @@ class MissingPolicies:
                 await self._say_missing(workloads[uid])
         for uid in list(self._told):
             workload = workloads.get(uid)
-            if workload is None or (workload.namespace, workload.policy) in there:
+            if workload is None or is_there(workload):
                 del self._told[uid]
                 if workload is not None and not (workload.finished or workload.deleted):
                     await self._say_found(workload)
