@@ -136,7 +136,7 @@ class Outcome:
     def finished(self) -> None:
         """Reports that training had ended before the agreed sync point: there is nothing to save."""
         self._exit.cancel()
-        self.epoch.succeeded()
+        self.epoch.told()
         progress = dataclasses.replace(self.epoch.progress, message=FINISHED)
         about: Sequence[Disruption | None] = self._mailbox.named() or [self._mailbox.current]
         for disruption in about:

@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +17,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.deadline_plan import NewestSnapshot, SnapshotState, must_choose
 from gracepoint.errors import BarrierCancelled, Preempted, SaveFailed
 from gracepoint.multihost import Agreement, InMemoryStore
-from gracepoint.multihost.sync_point.ledger import Broken, Epoch
+from gracepoint.multihost.sync_point.ledger import Broken, Epoch, Settled
 from gracepoint.preemption.emergency_save import EmergencySave
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
@@ -27,10 +27,11 @@ from gracepoint.preemption.process_exit import ProcessExit
 from gracepoint.preemption.reporting.reporter import Reporter
 from gracepoint.preemption.reporting.time_spent import TimeSpent
 from gracepoint.preemption.time_budget import TimeBudget
-from gracepoint.receivers import Disruption, Mailbox
+from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
-from gracepoint.wire.messages import SavedFor
+from gracepoint.wire.messages import Phase, SavedFor
 from tests.unit.multihost.fakes.gangs import gangs
+from tests.unit.preemption.fakes.reporters import Sent
 from tests.waiting import until
 
 
@@ -75,7 +76,9 @@ class Process:
         group, settings, clock = gangs(count, store)[index], Settings(), time.monotonic
         self.engine = Engine()
         self.mailbox = Mailbox(clock)
-        reporter = Reporter(None, settings, "session", group, self.mailbox, TimeSpent(clock))
+        self.sent = Sent()
+        sender = cast(Sender, self.sent)
+        reporter = Reporter(sender, settings, "session", group, self.mailbox, TimeSpent(clock))
         budget = TimeBudget(self.mailbox, settings, lambda: None, clock)
         process_exit = ProcessExit(store, index, count, clock=clock)
         self.outcome = Outcome(
@@ -164,10 +167,10 @@ def test_peer_failure_after_the_commit_is_ignored(pair: list[Process]) -> None:
     assert here.outcome.epoch.progress.message == ""
 
 
-def open_epoch(pair: list[Process], remaining_s: float = 3600.0) -> None:
+def open_epoch(pair: list[Process], remaining_s: float = 3600.0, *, drill: bool = False) -> None:
     """Brings both processes to the agreed point."""
     here, peer = pair
-    here.mailbox.post(notice(remaining_s))
+    here.mailbox.post(dataclasses.replace(notice(remaining_s), drill=drill))
     training = threading.Thread(target=peer.train_to_the_agreed_point)
     training.start()
     here.train_to_the_agreed_point()
@@ -191,15 +194,9 @@ def test_older_step_committed_since_the_freeze_is_used_by_all(pair: list[Process
 
 @pytest.mark.parametrize("drill", [False, True], ids=["a disruption", "a drill"])
 def test_a_saved_step_notes_for_which_preemption_it_is(pair: list[Process], drill: bool) -> None:
-    here, peer = pair
-    here.mailbox.post(dataclasses.replace(notice(3600), drill=drill))
-    training = threading.Thread(target=peer.train_to_the_agreed_point)
-    training.start()
-    here.train_to_the_agreed_point()
-    training.join()
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(lambda process: process.saving.save(10, {}, dict), pair))
-    (note,) = here.engine.notes
+    open_epoch(pair, drill=drill)
+    save_in_both(pair)
+    (note,) = pair[0].engine.notes
     assert (note.preemption, note.session, note.restart_attempt) == ("gpt-1", "session", 0)
     assert (note.spent.left_s == note.spent.now_s) is not drill  # after a drill, training goes on
 
@@ -245,6 +242,40 @@ def test_process_stuck_until_the_deadline_leaves_with_what_was_committed(
 def save_in_both(pair: list[Process]) -> list[Preempted | None]:
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         return list(threads.map(lambda process: process.saving.save(10, {}, dict), pair))
+
+
+@pytest.mark.parametrize("drill", [False, True], ids=["a disruption", "a drill"])
+def test_each_phase_up_to_the_commit_is_reported_with_its_figures(pair: list[Process], drill: bool) -> None:
+    open_epoch(pair, drill=drill)
+    save_in_both(pair)
+    reports = pair[0].sent.messages
+    assert [report.phase for report in reports] == [
+        Phase.FROZEN, Phase.AGREED, Phase.DRAINED, Phase.WRITTEN, Phase.DURABLE, Phase.COMMITTED,
+    ]  # fmt: skip
+    for report in reports[3:]:
+        assert (report.step, report.bytes) == (10, 1)
+    assert reports[-1].seconds_to_spare > 0
+
+
+def test_an_older_step_that_is_promoted_is_reported_with_its_number_and_size(pair: list[Process]) -> None:
+    for process in pair:
+        process.forecaster.prepare(10**11)
+        process.engine.newest_snapshot = dataclasses.replace(writing(7), done_bytes=10**6, elapsed_s=1.0)
+    open_epoch(pair, remaining_s=30.0)
+    save_in_both(pair)
+    assert pair[0].engine.told == ["promote 7"]
+    *_, written, durable, promoted = pair[0].sent.messages
+    assert (written.phase, durable.phase, promoted.phase) == (Phase.WRITTEN, Phase.DURABLE, Phase.PROMOTED)
+    assert (promoted.step, promoted.steps_lost, promoted.bytes) == (7, 3, 1)
+
+
+def test_nothing_is_reported_after_training_has_finished(pair: list[Process]) -> None:
+    open_epoch(pair)
+    here = pair[0]
+    here.outcome.finished()
+    here.observer.heard(Settled(Epoch(0, False, frozenset(), 0, 0)))
+    here.observer.heard(Broken(Epoch(0, False, frozenset(), 0, 0), "its disk is full"))
+    assert [report.phase for report in here.sent.messages] == [Phase.FROZEN, Phase.AGREED, Phase.RETRACTED]
 
 
 def test_processes_that_have_nothing_to_choose_do_not_wait_for_each_other(pair: list[Process]) -> None:

@@ -139,18 +139,20 @@ class EpochProgress:
         self._substitute = substitute
         self._phase: Phase | None = None
         self._ending = threading.Lock()
-        self._ended = False
+        self._ended = False  # the outcome is known
+        self._told = False  # the end was reported; until then, an outcome that is known has phases to report
 
     def report(self, phase: Phase, **changes: Any) -> None:
         """Reports that the epoch has reached this phase; ``changes`` are fields of ``Progress``.
 
-        After the end, which another thread may have reported meanwhile, no earlier phase is reported.
+        After the end, which another thread may have reported meanwhile, nothing is reported.
         """
         known = {"stages": self.stages.own(), "message": self.doubt, **changes}
         about = self._mailbox.current_drill if self.drill else self._mailbox.current
         with self._ending:
-            if self._ended and not phase.ended:
+            if self._told:
                 return
+            self._told = phase.ended
             self.progress = reached = dataclasses.replace(self.progress, **known)
             self._phase = phase
             self._account(phase)
@@ -198,13 +200,18 @@ class EpochProgress:
 
     @property
     def ended(self) -> bool:
-        """True once the step is committed, or the end was reported."""
+        """True once the step is committed, or a failure or the end is reported."""
         return self._ended
 
     def succeeded(self) -> None:
-        """Notes that the step is committed, or that none is to be: what fails from now on is no failure of the save."""
+        """Notes that the step is committed: what fails from now on is no failure of the save."""
         with self._ending:
             self._ended = True
+
+    def told(self) -> None:
+        """Notes that there is nothing to save, which is reported otherwise: nothing more is reported here."""
+        with self._ending:
+            self._ended = self._told = True
 
     def fail_first(self) -> bool:
         """Returns True to the first caller only, and only before ``succeeded``. The first reported outcome wins."""

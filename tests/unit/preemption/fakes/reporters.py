@@ -26,3 +26,6 @@ class Sent:
 
     def send(self, message: Any, *, within_s: float) -> None:
         self.messages.append(message)
+
+    def flush(self, timeout_s: float) -> bool:
+        return True

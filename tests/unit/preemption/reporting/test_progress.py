@@ -102,12 +102,16 @@ def without_operator_at(number: int, substitute: Substitute) -> EpochProgress:
     return EpochProgress(number, False, Stages(0.0, clock), Mailbox(clock), without_operator(), substitute)
 
 
-def test_what_another_thread_still_has_to_tell_is_not_told_after_the_end() -> None:
+def test_nothing_is_told_after_the_end_whatever_other_threads_still_have_to_tell() -> None:
     sent, mailbox = Sent(), Mailbox(lambda: 0.0)
     reporter = Reporter(cast(Sender, sent), Settings(), "session", SingleProcess(), mailbox, TimeSpent(lambda: 0.0))
     epoch = EpochProgress(5, False, Stages(0.0, lambda: 0.0), mailbox, reporter)
-    epoch.report(Phase.FROZEN)
+    epoch.report(Phase.DRAINED)
     epoch.succeeded()
+    epoch.report(Phase.WRITTEN, step=2, bytes=9)
+    epoch.report(Phase.COMMITTED)
     epoch.report(Phase.AGREED, ordinal=3)
-    epoch.report(Phase.COMMITTED, step=2)
-    assert [report.phase for report in sent.messages] == [Phase.FROZEN, Phase.COMMITTED]
+    epoch.has_doubt("there is probably no time")
+    phases = [report.phase for report in sent.messages]
+    assert phases == [Phase.DRAINED, Phase.WRITTEN, Phase.COMMITTED]
+    assert (sent.messages[-1].step, sent.messages[-1].bytes) == (2, 9)
