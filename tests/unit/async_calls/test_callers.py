@@ -400,15 +400,20 @@ def test_calls_that_were_handed_over_outlive_a_trainer_that_is_killed(
 
 
 def test_a_call_that_has_ended_counts_as_ended_if_its_worker_dies_with_the_next_one_unread(tmp_path: Path) -> None:
-    out, pool, go_on = tmp_path / "out", BlockPool(kept=0), threading.Event()
+    out, pool, answered, go_on = tmp_path / "out", BlockPool(kept=0), threading.Event(), threading.Event()
     worker = WorkerProcess(pool, nice=0, idle=False, log_level=logging.WARNING, orphan_limit_s=1)
 
     def hand_over(number: int) -> Future[None]:
         block, header_bytes, _ = pack(functions.append, (str(out), str(number)), {}, pool)
         return worker.send(number, block, header_bytes)
 
-    hand_over(0).add_done_callback(lambda _: go_on.wait(60))  # holds up the thread that reads answers
-    until(lambda: out.exists(), "the first call")
+    def hold_up(_: Future[None]) -> None:
+        """Holds up the thread that reads answers."""
+        answered.set()
+        go_on.wait(60)
+
+    hand_over(0).add_done_callback(hold_up)
+    assert answered.wait(60)
     ended = hand_over(1)
     until(lambda: select.select([worker._connection], [], [], 0)[0], "the answer to the second call")
     os.kill(worker.process_id, signal.SIGSTOP)
