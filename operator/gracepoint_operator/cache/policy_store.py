@@ -83,6 +83,10 @@ class PolicyStore:
         """The CheckpointPolicies that are there."""
         return iter(list(self._written))
 
+    def __len__(self) -> int:
+        """How many CheckpointPolicies are there."""
+        return len(self._written)
+
     def __contains__(self, key: object) -> bool:
         """Whether there is such a CheckpointPolicy that can be read."""
         return key in self._written
