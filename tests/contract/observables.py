@@ -19,6 +19,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import typer
+from prometheus_client.parser import text_string_to_metric_families
 
 from gracepoint import checkpoint
 from gracepoint.wire.names import Env
@@ -70,12 +71,10 @@ def _signature(value: Any) -> str:
 
 
 def metrics() -> Iterator[str]:
-    """Yields the operator's metrics with their types and labels."""
-    registry = Metrics().registry
-    for collector, names in sorted(registry._collector_to_names.items(), key=lambda item: item[1]):
-        if names:
-            labels = ", ".join(getattr(collector, "_labelnames", ()))
-            yield f"{names[0]} {getattr(collector, '_type', type(collector).__name__)} {{{labels}}}"
+    """Yields the operator's metrics with their types."""
+    for family in text_string_to_metric_families(Metrics().text().decode()):
+        if not family.name.endswith("_created"):  # by the client library, beside each counter
+            yield f"{family.name} {family.type}"
 
 
 def environment() -> Iterator[str]:

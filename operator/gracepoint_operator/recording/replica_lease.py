@@ -92,9 +92,10 @@ class ReplicaLease:
             replica: Its name.
             written_at: When it wrote what is asked about, in seconds since the epoch.
         """
-        now, known = self._clock(), self._seen.get(replica)
+        known = self._seen.get(replica)
         newest_at = written_at if known is None else max(written_at, known[1])
-        return replica == self._replica or now - newest_at < STALE_S
+        # What has become of a Lease since this replica last looked cannot be known here.
+        return replica == self._replica or self._renewed_at - newest_at < STALE_S
 
     async def give_up(self) -> None:
         """Deletes this replica's Lease, as it ends."""

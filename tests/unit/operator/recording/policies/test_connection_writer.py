@@ -16,7 +16,7 @@ from gracepoint_operator.decisions.statuses import connectivity
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.fields import format_time
 from gracepoint_operator.recording.policies.connection_writer import EVERY_S
-from gracepoint_operator.recording.replica_lease import STALE_S
+from gracepoint_operator.recording.replica_lease import STALE_S, ReplicaLease
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -237,6 +237,16 @@ async def test_the_numbers_of_a_replica_that_dies_count_no_more(api: MemoryApi, 
             clock.move(connectivity.GRACE_S)
         await said(api, "False", "PodsNotConnected")
         assert {entry["name"] for entry in status(api)["replicas"]} == {"replica-a"}
+
+
+async def test_a_replica_that_has_not_looked_for_long_takes_no_other_one_for_dead(api: MemoryApi, clock: Clock) -> None:
+    first, second = (ReplicaLease(api, clock, name, "gracepoint") for name in ("replica-a", "replica-b"))
+    await first.renew()
+    await second.renew()
+    clock.move(2 * STALE_S)
+    await first.renew()
+    assert second.lives("replica-a", 0.0)
+    assert not first.lives("replica-b", 0.0)
 
 
 async def test_a_replica_that_cannot_renew_its_lease_judges_nothing(
