@@ -236,22 +236,41 @@ def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> Preemptio
     """Joins what two replicas know of one epoch. It only adds, so the order of joining does not matter.
 
     The phase only moves forward. A final phase is never replaced, with one exception: Committed or Promoted replaces
-    Expired or Retracted. The figures come from the status that is further on. A stage keeps the entry of ``theirs``,
-    which was written first; of two entries ``firstAck`` the earlier one wins. The number of receipts never decreases.
+    Expired or Retracted. The figures come from the status that is further on. Of two entries of a stage, that over more
+    processes wins, else that of ``theirs``, which was written first; of ``firstAck`` the earlier one. The number of
+    receipts never decreases.
     Of two conditions Progressing, the one that changed later wins. Lists keep the order of ``theirs``: if each replica
     wrote its own order, the replicas would write the same record in turn for ever.
     """
     ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
     figures = {**_given(behind), **_given(ahead)}
     figures["acknowledgements"] = _joined_receipts(ours.acknowledgements, theirs.acknowledgements)
-    timings = _union(ours.timings, theirs.timings, lambda item: item.stage) or []
-    first = [item for item in (*(ours.timings or ()), *timings) if item.stage == "firstAck"]
-    timings = [item for item in timings if item.stage != "firstAck"]
-    timings += sorted(first, key=lambda item: item.seconds)[:1]
-    figures["timings"] = sorted(_fitting(timings), key=lambda item: item.seconds) or None
+    timings = _fitting(_joined_stages(ours.timings or (), theirs.timings or ()))
+    figures["timings"] = sorted(timings, key=lambda item: item.seconds) or None
     figures["conditions"] = _joined_conditions(behind.conditions, ahead.conditions)
     figures["replicas"] = theirs.replicas
     return PreemptionStatus.model_construct(**figures)
+
+
+def _joined_stages(ours: Iterable[StageTime], theirs: Iterable[StageTime]) -> list[StageTime]:
+    stages = {item.stage: item for item in theirs}
+    for item in ours:
+        known = stages.setdefault(item.stage, item)
+        if _reach(item) != _reach(known):
+            times = [at for at in (item.time, known.time) if at is not None]
+            further = max(item, known, key=_reach)
+            stages[item.stage] = further.model_copy(update={"time": min(times, default=None)})
+    return list(stages.values())
+
+
+def _reach(item: StageTime) -> tuple[float, float]:
+    """Greater for the entry that is to be kept. Process 0 first reports itself alone, then all processes.
+
+    With more processes, the maximum grows. If it stays, as process 0 is the last, the median falls.
+    """
+    if item.stage == "firstAck":
+        return (-item.seconds, 0.0)
+    return (-1.0 if item.max_seconds is None else item.max_seconds, -(item.p50_seconds or 0.0))
 
 
 def _fitting(timings: list[StageTime]) -> list[StageTime]:

@@ -332,6 +332,19 @@ def test_of_two_first_receipts_the_earlier_one_is_kept() -> None:
         assert [(item.stage, item.seconds) for item in joined.timings or ()] == [("firstAck", 1.0), ("frozen", 9.0)]
 
 
+def frozen(second: int, p50: float, most: float) -> StageTime:
+    at = datetime.datetime.fromtimestamp(NOW + second, datetime.UTC)
+    return StageTime(stage="frozen", seconds=1.0 + most, p50_seconds=p50, max_seconds=most, time=at)
+
+
+@pytest.mark.parametrize("of_all", [(0.2, 0.9), (0.1, 0.4)], ids=["another is slower", "the others are faster"])
+def test_figures_over_all_processes_replace_those_of_the_one_that_reported_first(of_all: tuple[float, float]) -> None:
+    early = PreemptionStatus(phase=Phase.FROZEN, timings=[frozen(0, 0.4, 0.4)])
+    late = PreemptionStatus(phase=Phase.COMMITTED, timings=[frozen(5, *of_all)])
+    for ours, theirs in ((late, early), (early, late)):
+        assert joined_status(ours, theirs).timings == [frozen(0, *of_all)], "it was learned of as early as before"
+
+
 @pytest.mark.parametrize(("phase", "step"), [(Phase.FROZEN, 8), (Phase.NOTICED, 7)], ids=["as far", "not as far"])
 def test_figures_are_those_of_the_status_that_is_further_on(phase: Phase, step: int) -> None:
     """Of two that are as far, those that were written first."""
@@ -365,16 +378,18 @@ def condition(kind: str, state: ConditionStatus, second: int, message: str) -> C
 
 #: What a replica may know of one epoch: its fixed condition, and what a gang said of its progress.
 _KNOWN = st.builds(
-    lambda exits, said, stages: PreemptionStatus(
+    lambda exits, said, stages, reported: PreemptionStatus(
         phase=Phase.NOTICED,
         conditions=[*exits, *(condition(CONDITION_PROGRESSING, *item) for item in said)] or None,
-        timings=[StageTime(stage=stage, seconds=0.0) for stage in stages] or None,
+        timings=[*(StageTime(stage=stage, seconds=0.0) for stage in stages), *(frozen(*item) for item in reported)]
+        or None,
     ),
     st.sampled_from([[], [condition("Exits", ConditionStatus.FALSE, 0, "stays")]]),
     st.lists(st.tuples(st.sampled_from(ConditionStatus), st.integers(0, 2), st.sampled_from(["a", "b"])), max_size=1),
     st.permutations(["noticeSent", "lastAck", "podsBack"]).flatmap(
         lambda all_: st.integers(0, 3).map(lambda n: all_[:n])
     ),
+    st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.1, 0.2]), st.sampled_from([0.2, 0.3])), max_size=1),
 )
 
 
