@@ -30,7 +30,7 @@ def without_policy(replica: Replica) -> float | None:
 
 async def dropped(replica: Replica) -> None:
     replica.drop(kinds.POLICIES, objects.policy())
-    await until(lambda: not replica.core.cache.policies, "the deletion to be seen")
+    await until(lambda: not list(replica.core.cache.policies), "the deletion to be seen")
 
 
 async def looked(*replicas: Replica) -> None:
@@ -47,7 +47,7 @@ async def test_a_deleted_policy_is_said_on_its_jobs_once_and_they_stay_protected
         await looked(first, second)
         await dropped(first)
         second.core.feed(kinds.POLICIES, "DELETED", objects.policy())
-        await until(lambda: not second.core.cache.policies, "the deletion to be seen")
+        await until(lambda: not list(second.core.cache.policies), "the deletion to be seen")
         await looked(first, second)
         assert first.reasons == [], "it may be replaced"
         for _ in range(3):
