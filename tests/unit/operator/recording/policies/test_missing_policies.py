@@ -74,12 +74,12 @@ async def test_a_policy_that_comes_back_is_said_too(api: MemoryApi, clock: Clock
             await looked(replica)
             again = objects.policy()
             replica.see(kinds.POLICIES, again | {"metadata": {**again["metadata"], "uid": f"uid-{life}"}})
-            await until(lambda: replica.core.cache.policies, "the policy to be seen")
+            await until(lambda: list(replica.core.cache.policies), "the policy to be seen")
             await looked(replica)
             assert without_policy(replica) == 0
             replica.core.cache.drop(f"uid-{life}")
             replica.see(kinds.POLICIES, again)
-            await until(lambda: replica.core.cache.policies, "the policy to be seen")
+            await until(lambda: list(replica.core.cache.policies), "the policy to be seen")
         assert replica.reasons[:2] == ["PolicyMissing", "PolicyFound"]
 
 
@@ -87,7 +87,7 @@ async def _deleted_and_made_again(replica: Replica) -> None:
     await dropped(replica)
     await looked(replica)
     replica.see(kinds.POLICIES, objects.policy())
-    await until(lambda: replica.core.cache.policies, "the policy to be seen")
+    await until(lambda: list(replica.core.cache.policies), "the policy to be seen")
 
 
 async def _finished(replica: Replica) -> None:
