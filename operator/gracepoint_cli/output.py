@@ -76,6 +76,7 @@ def put_data(output: OutputFormat, value: Any) -> None:
         # By way of JSON: the same names and values, and no tags of Python's.
         text = yaml.safe_dump(json.loads(text), sort_keys=False).rstrip("\n")
     sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()  # a pipe gets it now: a command that watches goes on
 
 
 def put_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -98,6 +99,7 @@ def put_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     with out.capture() as printed:
         out.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))
+    sys.stdout.flush()
 
 
 def _narrowest(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:

@@ -12,6 +12,7 @@ from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_cli.naming import called, made_by
 from gracepoint_operator.kube.fields import parse_time, read_labels
 from gracepoint_operator.model.kept_policies import kept_policy
+from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.read_errors import Unreadable, reading
 from gracepoint_operator.recording.replica_lease import STALE_S
 from gracepoint_operator.resources import CheckpointPolicy, Training
@@ -225,7 +226,7 @@ def _job(
     problems = []
     policy: CheckpointPolicy | None = None
     if (named := known.get((workload.namespace, workload.policy))) is None:
-        policy = kept_policy(workload, ())
+        policy = kept_policy(workload, _read_records(newest))
         kept = "it keeps the settings that it was created with" if policy else "no disruption is announced to it"
         where = f"there is no CheckpointPolicy {workload.policy!r} in the namespace {workload.namespace!r}"
         problems.append(f"{where}: {kept}. Create the policy again, or correct the label")
@@ -263,6 +264,14 @@ def _job(
         last=_last(newest),
         problems=tuple(problems),
     )
+
+
+def _read_records(newest: Json | None) -> list[PreemptionRecord]:
+    """Returns the newest Preemption, from which the operator takes the policy of what an older version prepared."""
+    try:
+        return [] if newest is None else [PreemptionRecord.of(newest)]
+    except Unreadable:
+        return []
 
 
 def _unreadable_job(body: Json, running: int, newest: Json | None, error: Unreadable) -> JobOverview:

@@ -176,7 +176,7 @@ def applied_policy(cluster: Cluster, namespace: str, name: str | None) -> Checkp
     store = PolicyStore(DEFAULT_LONGEST_HOLD_S)
     try:
         try:
-            of_cluster = [ClusterCheckpointPolicy.of(body) for body in cluster.list(CLUSTER_POLICIES, None)]
+            of_cluster = [_cluster_policy(body) for body in cluster.list(CLUSTER_POLICIES, None)]
             labels = read_labels(cluster.get(NAMESPACES, None, namespace)["metadata"]) if of_cluster else {}
         except NotAllowed:
             of_cluster, labels = [], {}
@@ -189,7 +189,13 @@ def applied_policy(cluster: Cluster, namespace: str, name: str | None) -> Checkp
         if name and (body := cluster.find(POLICIES, namespace, name)) is not None:
             store.put((namespace, name), CheckpointPolicy.of(body))
     except Unreadable as error:
-        raise CommandError(
-            f"the policy {name or 'of the cluster'!r} cannot be used: {error}", code=ExitCode.BAD
-        ) from error
+        raise CommandError(f"the policy {name!r} cannot be used: {error}", code=ExitCode.BAD) from error
     return store.get((namespace, name)) if name else None
+
+
+def _cluster_policy(body: Json) -> ClusterCheckpointPolicy:
+    try:
+        return ClusterCheckpointPolicy.of(body)
+    except Unreadable as error:
+        text = f"the ClusterCheckpointPolicy {body['metadata']['name']!r} cannot be used: {error}"
+        raise CommandError(text, code=ExitCode.BAD) from error

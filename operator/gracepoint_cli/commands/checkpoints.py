@@ -135,7 +135,7 @@ def verify(uri: Location, output: Output = OutputFormat.TABLE) -> None:
             damage = [{"file": d.file, "array": d.array, "problem": d.problem} for d in report.damage]
             about = {"path": str(report.path), "step": report.step, "files": report.files, "bytes": report.bytes}
             reports.append({**about, "ok": report.ok, "damage": damage})
-            if output is OutputFormat.TABLE:
+            if not output.is_data:
                 put(str(report), style="green" if report.ok else "red")
     if output.is_data:
         put_data(output, reports)

@@ -61,12 +61,17 @@ def lint(
 ) -> None:
     """Checks a JobSet, Job or TrainJob before a preemption does, and says what a preemption would do to it."""
     from gracepoint_cli.lint.findings import Severity
+    from gracepoint_cli.lint.manifest_files import to_check
 
     reached = (kubeconfig, context, as_user, request_timeout)
+    names = dict.fromkeys(what)
+    files = {name: _objects(name) for name in names if _is_file(name)}
+    given = [item for items in files.values() for item in items]
+    workloads = to_check(files)
     reports = []
-    for name in dict.fromkeys(what):
-        if name == "-" or Path(name).exists() or name.endswith((".yaml", ".yml", ".json")):
-            reports += _of_file(name, namespace, None if offline else reached)
+    for name in names:
+        if name in files:
+            reports += _of_file(workloads[name], name, given, namespace, None if offline else reached)
         else:
             reports += _of_cluster(name, namespace, reached)
     if output.is_data:
@@ -77,6 +82,23 @@ def lint(
     bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     if any(report.worst() in bad for report in reports):
         raise typer.Exit(ExitCode.BAD)
+
+
+def _is_file(name: str) -> bool:
+    return name == "-" or Path(name).exists() or name.endswith((".yaml", ".yml", ".json"))
+
+
+def _objects(name: str) -> list[Json]:
+    """Returns the objects of a file."""
+    from gracepoint_cli.lint.manifest_files import objects
+
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CommandError(f"cannot read {name}: {error}") from error
+    except OSError as error:
+        raise CommandError(f"cannot read {name}: {error.strerror}") from error
+    return objects(text, name)
 
 
 def _of_cluster(name: str, namespace: str | None, reached: _Asked) -> list[LintReport]:
@@ -98,20 +120,16 @@ def _of_cluster(name: str, namespace: str | None, reached: _Asked) -> list[LintR
         return [check(job.body, policy, _claims(cluster, where), maker=job.maker)]
 
 
-def _of_file(name: str, namespace: str | None, reached: _Reached) -> list[LintReport]:
+def _of_file(
+    workloads: list[Json], name: str, items: list[Json], namespace: str | None, reached: _Reached
+) -> list[LintReport]:
+    """Checks the workloads of a file. ``items``: the objects of all files that were given."""
     from gracepoint_cli.lint import trainjob_expansion
-    from gracepoint_cli.lint.manifest_files import named, objects, to_check
+    from gracepoint_cli.lint.manifest_files import named
     from gracepoint_cli.lint.workloads import report
 
-    try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CommandError(f"cannot read {name}: {error}") from error
-    except OSError as error:
-        raise CommandError(f"cannot read {name}: {error.strerror}") from error
-    items = objects(text, name)
     reports = []
-    for body in to_check(items, name):
+    for body in workloads:
         where = namespace or (body.get("metadata") or {}).get("namespace")
         if body["kind"] != trainjob_expansion.KIND:
             reports.append(_checked(body, name, items, where, reached))
@@ -130,7 +148,7 @@ def _of_file(name: str, namespace: str | None, reached: _Reached) -> list[LintRe
 def _checked(
     workload: Json, file: str, items: list[Json], namespace: str | None, reached: _Reached, *, maker: str = ""
 ) -> LintReport:
-    """Checks a workload of a file with the policy and the claims of the file, or else of the cluster."""
+    """Checks a workload of a file with the policy and the claims of the files, or else of the cluster."""
     from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_cli.lint.manifest_files import named, of_kind
     from gracepoint_cli.lint.workloads import check
@@ -166,7 +184,7 @@ def _may_get_default(workload: Json) -> bool:
 
 
 def _ask(reached: _Reached, namespace: str | None, what: str, look: Callable[[Cluster, str], _T]) -> _T | None:
-    """Asks the cluster for what the file lacks. It is no error if there is no cluster."""
+    """Asks the cluster for what the files lack. It is no error if there is no cluster."""
     from gracepoint_cli.cluster import Cluster
 
     if reached is None:
@@ -175,7 +193,7 @@ def _ask(reached: _Reached, namespace: str | None, what: str, look: Callable[[Cl
         with Cluster(*reached) as cluster:
             return look(cluster, namespace or cluster.namespace)
     except CommandError as error:
-        say(f"The {what} is not in the file, and it cannot be looked up: {error}")
+        say(f"The {what} is in no file, and it cannot be looked up: {error}")
         return None
 
 

@@ -17,6 +17,7 @@ from gracepoint_cli.commands.options import (
     RequestTimeout,
     Watch,
 )
+from gracepoint_cli.errors import CommandError
 from gracepoint_cli.output import OutputFormat, put, put_data, put_table, say
 
 if TYPE_CHECKING:
@@ -51,15 +52,29 @@ def status(
         where = None if all_namespaces else namespace or cluster.namespace
         shown = None
         while True:
-            seen = _seen(cluster, where)
+            try:
+                seen = _seen(cluster, where)
+            except CommandError as error:
+                if shown is None:  # nothing was right yet: the arguments may be wrong
+                    raise
+                say(f"error: {error}")
+                seen = shown
             if seen != shown:
-                if shown is not None and not output.is_data:
-                    put()
+                if shown is not None:
+                    _put_between(output)
                 _show(seen, where, output)
                 shown = seen
             if not watch:
                 return
             time.sleep(_WATCH_EVERY_S)
+
+
+def _put_between(output: OutputFormat) -> None:
+    """Separates two answers. JSON values need nothing between them."""
+    if not output.is_data:
+        put()
+    elif output is OutputFormat.YAML:
+        put("---")
 
 
 def _seen(cluster: Cluster, where: str | None) -> _Seen:

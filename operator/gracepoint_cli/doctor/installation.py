@@ -14,6 +14,7 @@ from cryptography import x509
 from gracepoint.version import __version__
 from gracepoint_cli.doctor.checks import CheckResult, CheckState
 from gracepoint_cli.naming import called
+from gracepoint_operator.model.kept_policies import kept_policy
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import ClusterCheckpointPolicy, default_of
 from gracepoint_operator.resources.crds import definitions
@@ -233,6 +234,7 @@ def missing_policies(workloads: Iterable[Json], policies: Iterable[Json]) -> Ite
     """Points out jobs that go on and name a policy that does not exist. ``workloads``: each with its kind."""
     known = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in policies}
     users: dict[tuple[str, str], list[str]] = {}
+    unkept: set[tuple[str, str]] = set()
     for body in workloads:
         try:
             workload = BY_NAME[body["kind"]].read(body)
@@ -241,13 +243,19 @@ def missing_policies(workloads: Iterable[Json], policies: Iterable[Json]) -> Ite
         key = (workload.namespace, workload.policy)
         if key not in known and not (workload.finished or workload.deleted):
             users.setdefault(key, []).append(called(workload.kind, workload.name))
+            if kept_policy(workload, ()) is None:
+                unkept.add(key)
     for (namespace, name), jobs in sorted(users.items()):
         more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
         text = (
             f"it does not exist in the namespace {namespace!r}, and {', '.join(sorted(jobs)[:_NAMED])}{more} name it: "
-            "they keep the settings that they were created with, and new ones are refused. Create it again, or "
-            "correct the label"
+            "they keep the settings that they were created with, and new ones are refused. "
         )
+        if (namespace, name) in unkept:
+            text += (
+                "To those that an older version prepared, disruptions are announced only if they have a Preemption. "
+            )
+        text += "Create it again, or correct the label"
         yield CheckResult(f"policy {name}", CheckState.WARNING, text)
 
 
@@ -279,6 +287,9 @@ def cluster_policies(bodies: Sequence[Json], namespace: str, labels: Mapping[str
             name = str(body["metadata"]["name"])
             checks.append(CheckResult(f"cluster policy {name}", CheckState.FAILED, f"cannot be used: {error}"))
     for policy in read:
+        if policy.spec.limits.protection is False and policy.selects(labels):
+            text = f"pods in {namespace} are not protected from autoscalers (spec.limits.protection is false)"
+            checks.append(CheckResult(f"cluster policy {policy.name}", CheckState.OK, text))
         if policy.spec.limits.longest_hold_seconds == 0:
             selector = policy.spec.namespace_selector.to_json()
             where = f"in the namespaces that {selector} selects" if any(selector.values()) else "in any namespace"

@@ -57,22 +57,33 @@ def named(items: list[Json], kind: str, name: str) -> Json | None:
     return next((item for item in of_kind(items, kind) if (item.get("metadata") or {}).get("name") == name), None)
 
 
-def to_check(items: list[Json], name: str) -> list[Json]:
-    """Returns the workloads, and the objects of which workloads are made.
+def to_check(files: dict[str, list[Json]]) -> dict[str, list[Json]]:
+    """Returns the workloads of each file, and the objects of which workloads are made.
 
-    Jobs do many other things. So a Job without the policy's label is left out, if the file has anything else to check.
+    Jobs do many other things. So a Job without the policy's label is left out, if its file has anything else to check.
+
+    Args:
+        files: The objects of each file, by its name.
 
     Raises:
-        CommandError: There are none.
+        CommandError: No file has any.
     """
-    kinds = [*BY_NAME, *(maker.name for maker in MAKERS)]
-    found = [item for item in items if item.get("kind") in kinds]
-    if not found:
+    found = {name: _to_check(items) for name, items in files.items()}
+    if files and not any(found.values()):
+        items = [item for several in files.values() for item in several]
         others = ", ".join(sorted({str(item.get("kind")) for item in items})) or "nothing"
         hint = (
-            "A runtime is checked with a TrainJob that uses it: put both into one file" if "Runtime" in others else ""
+            "A runtime is checked with a TrainJob that uses it: give both, in one file or in several"
+            if "Runtime" in others
+            else ""
         )
-        raise CommandError(f"{name}: found {others}, expected a {ANY_NAME_OR_MAKER}", hint, ExitCode.BAD)
+        raise CommandError(f"{', '.join(files)}: found {others}, expected a {ANY_NAME_OR_MAKER}", hint, ExitCode.BAD)
+    return found
+
+
+def _to_check(items: list[Json]) -> list[Json]:
+    kinds = [*BY_NAME, *(maker.name for maker in MAKERS)]
+    found = [item for item in items if item.get("kind") in kinds]
     return [item for item in found if item["kind"] != "Job" or _has_label(item)] or found
 
 

@@ -131,7 +131,8 @@ def _label(workload: Json, policy: CheckpointPolicy | None, kind: str) -> Iterat
         text += "if nothing below is an error"
         yield Finding(Severity.INFO, "default-policy", path, text)
     elif label is None:
-        text = f"found no label, so Gracepoint leaves the {kind} alone. Add the name of a CheckpointPolicy"
+        text = f"found no label: Gracepoint leaves the {kind} alone, unless its namespace has a default policy, which "
+        text += "was not seen. Add the name of a CheckpointPolicy"
         yield Finding(Severity.WARNING, "no-policy", path, text)
     elif policy is None:
         text = f"the CheckpointPolicy {label!r} was not found, so what depends on it is not checked. Add it to the "

@@ -159,6 +159,8 @@ def test_a_checkpoint_is_shown_leaf_by_leaf(steps: Path) -> None:
 
 def test_damage_ends_with_one_and_is_named(steps: Path) -> None:
     assert command("checkpoints", "verify", steps).code == 0
+    wide = command("checkpoints", "verify", steps, "-o", "wide")
+    assert [str(steps / step) in wide.out for step in ("3", "12")] == [True, True]
     victim = max((file for file in (steps / "12").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     data = bytearray(victim.read_bytes())
     data[-1] ^= 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from gracepoint_cli.app import run
 from tests.command_line import command
 
 Json = dict[str, Any]
@@ -74,6 +78,7 @@ class ApiServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.policies: list[Json] = []
         self.users: set[str | None] = set()
+        self.status = 200
         self.may_answer = threading.Event()
         self.may_answer.set()
 
@@ -86,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.may_answer.wait(30)
         items = self.server.policies if "checkpointpolicies" in self.path else []
         body = json.dumps({"items": items, "metadata": {}}).encode()
-        self.send_response(200)
+        self.send_response(self.server.status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -154,6 +159,45 @@ def test_each_change_is_shown_until_the_user_ends_it(
     before, *pages = done.out.split("NAMESPACE   POLICY")
     assert before.startswith("There is no CheckpointPolicy")
     assert [page.count("default ") for page in pages] == [1, 2]
+
+
+@pytest.mark.integration
+def test_a_watch_goes_on_after_a_request_that_failed_and_separates_documents(
+    api_server: ApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api_server.policies = [policy("first")]
+    steps = iter([(403, []), (200, [policy("second")])])
+
+    def pause(_: float) -> None:
+        if (step := next(steps, None)) is None:
+            raise KeyboardInterrupt
+        api_server.status, api_server.policies = step
+
+    monkeypatch.setattr(time, "sleep", pause)
+    done = command("status", "--kubeconfig", kubeconfig, "-w", "-o", "yaml")
+    assert (done.code, "error: the API server refused" in done.err) == (130, True), done
+    names = [document["policies"][0]["name"] for document in yaml.safe_load_all(done.out)]
+    assert names == ["first", "second"]
+    api_server.status = 403
+    assert command("status", "--kubeconfig", kubeconfig, "-w").code == 3, "nothing was right yet"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_pipe_gets_each_answer_of_a_watch_before_the_next_is_looked_for(
+    api_server: ApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    api_server.policies = [policy("first")]
+    pipe = io.BytesIO()
+
+    def pause(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", pause)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
+    with pytest.raises(SystemExit):
+        run("gracepoint", ["status", "--kubeconfig", str(kubeconfig), "-w", "-o", form])
+    assert b"first" in pipe.getvalue()
 
 
 @pytest.mark.integration

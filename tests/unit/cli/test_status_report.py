@@ -15,6 +15,7 @@ from gracepoint_operator.kube import kinds
 from gracepoint_operator.workloads import BY_NAME
 from gracepoint_operator.workloads.jobset import JOBSETS
 from tests.command_line import command
+from tests.unit.operator.fakes.objects import preemption
 from tests.unit.operator.fakes.samples import jobset, pod_of, policy_spec
 
 Json = dict[str, Any]
@@ -103,6 +104,13 @@ def test_a_jobset_that_the_trainer_made_is_called_as_its_trainjob() -> None:
 
 def test_a_job_without_its_policy_says_so() -> None:
     assert "there is no CheckpointPolicy 'default'" in one(stored(), [], []).problems[0]
+
+
+def test_a_job_of_an_older_version_without_its_policy_has_the_one_of_its_newest_preemption() -> None:
+    record = preemption()
+    record["spec"]["jobSet"]["uid"] = "u"
+    assert "no disruption is announced to it" in one(stored(), [], []).problems[0]
+    assert "it keeps the settings" in one(stored(), [], [], [record]).problems[0]
 
 
 def test_what_nobody_reported_is_unknown_not_no() -> None:

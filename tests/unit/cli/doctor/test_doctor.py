@@ -104,6 +104,7 @@ def test_jobs_whose_policy_does_not_exist_are_pointed_out() -> None:
     assert (check.name, check.state) == ("policy default", CheckState.WARNING)
     assert "does not exist in the namespace 'other', and jobset/llm name it" in check.message
     assert "they keep the settings that they were created with" in check.message
+    assert "an older version prepared, disruptions are announced only if they have a Preemption" in check.message
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +278,13 @@ def test_holds_that_are_off_are_pointed_out_with_the_way_back() -> None:
     assert state == "warning"
     assert "no eviction is held in any namespace" in message
     assert "kubectl delete clustercheckpointpolicy incident" in message
+
+
+def test_a_limit_of_the_protection_from_autoscalers_is_shown_where_it_applies() -> None:
+    body = cluster_policy("all-may-go", {"matchLabels": {"tier": "web"}}, protection=False)
+    assert said({"tier": "gold"}, body) == {}
+    state, message = said({"tier": "web"}, body)["cluster policy all-may-go"]
+    assert (state, "pods in team are not protected from autoscalers" in message) == ("ok", True)
 
 
 def test_the_default_and_the_limits_of_the_namespace_are_named_and_what_they_come_before() -> None:

@@ -222,6 +222,7 @@ def test_a_jobset_without_a_policy_is_checked_as_far_as_possible() -> None:
     del body["metadata"]["labels"]
     unlabelled = check(body, None, {})
     assert {finding.rule for finding in unlabelled.findings} == {"no-policy", "liveness-probe"}
+    assert "unless its namespace has a default policy, which was not seen" in unlabelled.findings[0].message
     assert unlabelled.effects == ()
 
 

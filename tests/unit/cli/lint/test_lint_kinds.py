@@ -146,10 +146,21 @@ def test_a_trainjob_that_the_api_server_names_is_reported_by_its_prefix(tmp_path
     assert [report["name"] for report in lint(tmp_path, trainjob, runtime).json] == ["llm-..."]
 
 
+def test_what_one_file_lacks_is_taken_from_another(tmp_path: Path) -> None:
+    """A file with a policy alone is no error, in whatever order the files are given."""
+    policy, jobset = EXAMPLES / "policy.yaml", EXAMPLES / "jobset.yaml"
+    for files in ((policy, jobset), (jobset, policy)):
+        done = command("lint", "--offline", "-o", "json", *files)
+        assert [report["kind"] for report in done.json] == ["JobSet"]
+        assert "policy-not-seen" not in rules(done)
+    done = command("lint", "--offline", policy)
+    assert (done.code, "found CheckpointPolicy, expected" in done.err) == (1, True), done
+
+
 def test_a_runtime_alone_is_no_job(tmp_path: Path) -> None:
     done = lint(tmp_path, example("trainjob.yaml", "TrainingRuntime"))
     assert done.code == 1
-    assert "put both into one file" in done.err
+    assert "give both, in one file or in several" in done.err
 
 
 def test_a_trainjob_sets_nodes_image_and_variables_of_its_runtime() -> None:
