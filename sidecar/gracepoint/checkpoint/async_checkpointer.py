@@ -297,7 +297,8 @@ class AsyncCheckpointer:
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait.
 
-        After ``close``, which has raised what there was to raise, it does nothing.
+        After ``close``, which has raised what there was to raise, it does nothing. In a forked child it raises
+        ForkedChild, as the save is the parent's.
         """
         if self._saves.executor is not None:
             self._saves.executor.background.check_for_errors()
@@ -307,6 +308,7 @@ class AsyncCheckpointer:
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
+            ForkedChild: The save is the parent's, and a forked child cannot know how it ends.
         """
         if self._saves.executor is not None:
             self._saves.executor.background.wait_until_finished(None)

@@ -337,7 +337,8 @@ class CheckpointManager:
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait.
 
-        After ``close``, which has raised what there was to raise, it does nothing.
+        After ``close``, which has raised what there was to raise, it does nothing. In a forked child it raises
+        ForkedChild, as the save is the parent's.
         """
         if self._checkpointer is not None and not self._closed:
             self._checkpointer.executor.background.check_for_errors()
@@ -350,6 +351,7 @@ class CheckpointManager:
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
+            ForkedChild: The save is the parent's, and a forked child cannot know how it ends.
         """
         if not self._closed:
             self._open().wait_until_finished()

@@ -141,7 +141,12 @@ class BackgroundSave:
 
         A save that was stopped, here or in another process, has not failed, however late it ended: training may go on,
         for example after a drill.
+
+        Raises:
+            SaveFailed: A background save has failed.
+            ForkedChild: The save is the parent's, and a forked child cannot know how it ends.
         """
+        check_not_forked(self._pid, "this checkpointer")
         error = self.take_error()
         if error is None:
             return

@@ -247,7 +247,12 @@ def test_a_forked_child_saves_and_deletes_nothing_of_its_parent(
         checkpointer.save_in_background(2, {}, {})
         return "saved"
 
+    def check_in_child() -> str:
+        checkpointer.executor.background.check_for_errors()
+        return "as if all were well"
+
     assert "ForkedChild: this checkpointer belongs to process" in forked(in_child)
+    assert "ForkedChild: this checkpointer belongs to process" in forked(check_in_child)
     storage.bytes_per_s = math.inf
     checkpointer.wait_until_finished()
     assert {step: steps_in(tmp_path / str(step)) for step in all_steps(tmp_path)} == {1: {1.0}}
