@@ -129,7 +129,8 @@ class EvictionHoldPolicy(Model):
     bound_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     """Seconds after the first attempt at which evictions are allowed even if the save is not committed. This is the
     deadline of the save, so set it to more than a save takes. If it is more than deadline.headStartSeconds, training
-    continues for the difference. The operator limits it to evictions.longestHoldSeconds of the chart (600)."""
+    continues for the difference. The operator limits it to evictions.longestHoldSeconds of the chart (600), and to the
+    limits of ClusterCheckpointPolicies."""
 
 
 class VoluntaryDisruption(Model):
