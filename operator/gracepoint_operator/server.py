@@ -41,7 +41,15 @@ from gracepoint_operator.model.evictions import held_for_s
 from gracepoint_operator.model.requests import LABEL_ENDED_AT
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, SignalKind, default_of, made_from
+from gracepoint_operator.read_errors import Unreadable
+from gracepoint_operator.resources import (
+    CheckpointPolicy,
+    ClusterCheckpointPolicy,
+    SignalKind,
+    default_of,
+    made_from,
+    why_no_default,
+)
 from gracepoint_operator.trust.certificates import Certificates, follow, new_context
 from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
@@ -119,17 +127,23 @@ class Admission:
 
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         """Read live: a policy and its first workload are often applied together."""
-        policies = self._core.cache.policies
+        is_copy, original = False, None
         with contextlib.suppress(client.NotFound):
             written = CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
             if not made_from(written):
-                return policies.limited(written)
+                return written
+            is_copy = True
         with contextlib.suppress(client.NotFound):
             original = ClusterCheckpointPolicy.of(await self._api.get(kinds.CLUSTER_POLICIES, None, name))
-            default = original.as_policy(namespace)
-            if default is not None and original.selects(await self._labels(namespace)):
-                return policies.limited(default)
+        why = why_no_default(name, original, {} if original is None else await self._labels(namespace))
+        if why is None and original is not None:
+            return original.as_policy(namespace)
+        if is_copy:
+            raise Unreadable(f"It is kept for a default that was withdrawn: {why}")
         return None
+
+    def limited(self, policy: CheckpointPolicy) -> CheckpointPolicy:
+        return self._core.cache.policies.limited(policy)
 
     async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
         """Read live, too."""

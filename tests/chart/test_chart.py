@@ -434,6 +434,18 @@ def test_other_namespaces_can_be_left_out(render: Render) -> None:
         assert webhook["namespaceSelector"]["matchExpressions"][0]["values"] == ["kube-system", "batch"]
 
 
+def test_the_limits_of_numbers_hold_wherever_the_operator_watches(render: Render) -> None:
+    def selector(*settings: str) -> Json | None:
+        found = one(render(*settings), "ValidatingWebhookConfiguration")["webhooks"]
+        webhook = next(item for item in found if item["name"] == "preemptionrequests.gracepoint.dev")
+        selected: Json | None = webhook.get("namespaceSelector")
+        return selected
+
+    assert selector("admission.excludedNamespaces={batch}") is None
+    watched = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a"]}
+    assert selector("watchNamespaces={a}") == {"matchExpressions": [watched]}
+
+
 def sources(objects: list[Json]) -> list[Json]:
     """What the volume of the certificate is made of."""
     (volume,) = (v for v in pod_spec(objects)["volumes"] if v["name"] == "tls")

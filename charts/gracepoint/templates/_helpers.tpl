@@ -221,6 +221,16 @@ subjects:
 {{- end }}
 {{- end -}}
 
+{{/* The selector of a webhook that limits how many objects a namespace has: wherever the operator keeps them, also in
+     namespaces whose workloads it leaves alone. */}}
+{{- define "gracepoint.watchedNamespaces" -}}
+{{- with .Values.watchNamespaces }}
+    namespaceSelector:
+      matchExpressions:
+        - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson . }}}
+{{- end }}
+{{- end -}}
+
 {{/* The namespaces of a webhook (chart, those that it never gets), as the values of a namespaceSelector's expression. */}}
 {{- define "gracepoint.webhookNamespaces" -}}
 {{- $chart := first . -}}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gracepoint_operator.model.evictions import HoldLimit
-from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, made_from
+from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, made_from, why_no_default
 
 Key = tuple[str, str]  # namespace, name
 
@@ -102,10 +102,12 @@ class PolicyStore:
         """Returns the ClusterCheckpointPolicy whose default applies as the policy ``key``. None: a user wrote it."""
         written = self._written.get(key)
         of_user = key in self._unreadable if written is None else not made_from(written)
-        found = None if of_user else self._of_cluster.get(key[1])
-        if found is None or found.spec.default is None or not found.selects(self._labels_of(key[0])):
-            return None
-        return found
+        return None if of_user or self._why_no_default(key) is not None else self._of_cluster.get(key[1])
+
+    def why_withdrawn(self, policy: CheckpointPolicy) -> str | None:
+        """Returns why the default that a policy is the copy of is no default here any more, and what to do. None: it is
+        one, or a user wrote the policy."""
+        return self._why_no_default((policy.namespace, policy.name)) if made_from(policy) else None
 
     def limited(self, policy: CheckpointPolicy) -> CheckpointPolicy:
         """Returns a policy as it applies under the limits of its namespace."""
@@ -124,6 +126,9 @@ class PolicyStore:
         for item in self._of_cluster.values():
             if (limit := _hold_limit(item)) is not None:
                 yield item.name, limit.seconds
+
+    def _why_no_default(self, key: Key) -> str | None:
+        return why_no_default(key[1], self._of_cluster.get(key[1]), self._labels_of(key[0]))
 
     def _found(self, key: Key) -> CheckpointPolicy | None:
         written, original = self._written.get(key), self.original(key)

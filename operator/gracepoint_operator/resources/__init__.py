@@ -7,7 +7,12 @@ gracepoint_operator.resources`` prints the CRDs, or with ``--write`` puts them w
 """
 
 from gracepoint_operator.resources.base import WORKLOAD_FIELD, WORKLOAD_KIND, Condition, ConditionStatus
-from gracepoint_operator.resources.cluster_policy import ClusterCheckpointPolicy, default_of, made_from
+from gracepoint_operator.resources.cluster_policy import (
+    ClusterCheckpointPolicy,
+    default_of,
+    made_from,
+    why_no_default,
+)
 from gracepoint_operator.resources.goodput import (
     GangLife,
     PassedStep,
@@ -90,4 +95,5 @@ __all__ = [
     "WorkloadReference",
     "default_of",
     "made_from",
+    "why_no_default",
 ]

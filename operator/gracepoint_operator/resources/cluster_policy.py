@@ -85,6 +85,28 @@ def default_of(
     return min(found, key=lambda policy: policy.name, default=None)
 
 
+def why_no_default(name: str, policy: ClusterCheckpointPolicy | None, labels: Mapping[str, str]) -> str | None:
+    """Returns why a namespace has no default of a name, and what to do. None: it has one.
+
+    Args:
+        name: The name.
+        policy: The ClusterCheckpointPolicy of this name. None: it does not exist.
+        labels: Labels of the namespace.
+    """
+    if policy is None:
+        found = f"found no ClusterCheckpointPolicy {name}"
+    elif policy.spec.default is None:
+        found = f"found no spec.default in the ClusterCheckpointPolicy {name}"
+    elif not policy.selects(labels):
+        found = f"found a spec.namespaceSelector of the ClusterCheckpointPolicy {name} that is not for this namespace"
+    else:
+        return None
+    return (
+        f"{found}, expected a default. Let an administrator give it back, or delete the CheckpointPolicy {name} of "
+        "this namespace and create one of your own"
+    )
+
+
 def made_from(policy: CheckpointPolicy) -> str:
     """Returns the name of the ClusterCheckpointPolicy that a policy is a copy of. Empty: of none."""
     owners = policy.metadata.get("ownerReferences") or ()

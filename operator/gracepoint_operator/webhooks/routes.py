@@ -70,10 +70,15 @@ class AdmissionContext(Protocol):
         """Returns the policy, or None if it does not exist. Bounded in time. It may be the default of a
         ClusterCheckpointPolicy of that name.
 
+        It is as its author wrote it, also where limits of administrators apply.
+
         Raises:
             Unreadable: The policy exists and cannot be used.
             Exception: It could not be read. The request is then refused with 503.
         """
+
+    def limited(self, policy: CheckpointPolicy) -> CheckpointPolicy:
+        """Returns a policy as it applies under the limits of administrators."""
 
     async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
         """Returns the policy of workloads that name none, or None if there is no such default. Bounded in time.
@@ -295,7 +300,7 @@ async def _prepared(
         *unserved,
         *not_understood(policy),
         *overruled(before, made, policy),
-        *creation_warnings.warnings(made, policy),
+        *creation_warnings.warnings(made, context.limited(policy)),
     ]
     return shown(before, made, policy), warnings
 

@@ -17,8 +17,9 @@ from gracepoint_operator.resources import Training
 
 Json = dict[str, Any]
 
-#: Names of extended resources that are accelerators, for example nvidia.com/gpu and google.com/tpu.
-_ACCELERATOR = re.compile(r"/(.*(gpu|tpu|npu|neuron|gaudi|xpu|i915).*|mig-.*|xe)$", re.IGNORECASE)
+#: Names of extended resources that are accelerators, for example nvidia.com/gpu and google.com/tpu. Some are a part of
+#: other words, like "tpu" of "output", and count only where a word begins.
+_ACCELERATOR = re.compile(r"/(.*(gpu|neuron|gaudi|i915|(?<![a-z])v?[tnx]pu).*|mig-.*|xe)$", re.IGNORECASE)
 
 
 class Problems(list[str]):

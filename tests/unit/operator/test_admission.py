@@ -11,6 +11,7 @@ import pytest
 from gracepoint.wire import names
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import ClusterCheckpointPolicy
 from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
@@ -105,7 +106,8 @@ async def test_a_policy_of_the_cluster_may_be_named_where_it_is_for_the_namespac
         asked = admission(replica)
         found = await asked.policy(NAMESPACE, "gold")
         assert found is not None
-        assert (found.name, found.spec.mode, found.spec.eviction_hold.bound_seconds) == ("gold", "Observe", 5)
+        assert (found.name, found.spec.mode, found.spec.eviction_hold.bound_seconds) == ("gold", "Observe", 60)
+        assert asked.limited(found).spec.eviction_hold.bound_seconds == 5, "what is kept in workloads has no limits"
         assert await asked.policy("other", "gold") is None, "it is not for this namespace"
         assert await asked.policy(NAMESPACE, "limits") is None, "it has no default"
         api.add(
@@ -130,6 +132,27 @@ async def test_the_default_is_the_first_by_name_of_those_for_the_namespace(clock
             api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy(name, selector, default={}))
         found = [await asked.default_policy(namespace) for namespace in (NAMESPACE, "other")]
         assert [policy and policy.name for policy in found] == ["gold-a", "z-for-all"]
+
+
+async def test_a_withdrawn_default_is_named_in_the_refusal_and_in_the_status_of_its_copy(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    api.add(kinds.NAMESPACES, objects.namespace())
+    original = objects.cluster_policy("for-all", default={})
+    copied = ClusterCheckpointPolicy.of(original).copy_for(NAMESPACE)
+    copied["metadata"]["uid"] = "uid-copy"
+    api.add(kinds.POLICIES, copied)
+    api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy("for-all"))
+
+    def ready() -> Any:
+        conditions = api.of(kinds.POLICIES)[0].get("status", {}).get("conditions", [])
+        return next((item for item in conditions if item["type"] == "Ready"), {})
+
+    async with running(api, clock) as replica:
+        with pytest.raises(Unreadable, match=r"withdrawn: found no spec\.default .* expected a default\. Let an admin"):
+            await admission(replica).policy(NAMESPACE, "for-all")
+        await until(lambda: ready().get("reason") == "DefaultWithdrawn", "the copy to say so")
+        assert ready()["status"] == "False"
+        assert "create one of your own" in ready()["message"]
 
 
 async def test_a_copy_that_was_changed_by_hand_is_not_what_new_workloads_get(clock: Clock) -> None:

@@ -290,6 +290,9 @@ class Operator:
     async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
         return CheckpointPolicy.of(objects.policy())
 
+    def limited(self, policy: CheckpointPolicy) -> CheckpointPolicy:
+        return policy
+
     async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
         return CheckpointPolicy.of(objects.policy())
 

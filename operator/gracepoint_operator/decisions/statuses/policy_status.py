@@ -24,7 +24,13 @@ _FORECASTS = 50  # the limit in the schema of the resource
 
 
 def readiness(
-    policy: CheckpointPolicy, applied: CheckpointPolicy, now: float, *, protects_pods: bool, hold_limit: HoldLimit
+    policy: CheckpointPolicy,
+    applied: CheckpointPolicy,
+    now: float,
+    *,
+    protects_pods: bool,
+    hold_limit: HoldLimit,
+    withdrawn: str | None,
 ) -> Condition:
     """Returns the condition Ready of a policy that could be read.
 
@@ -34,7 +40,14 @@ def readiness(
         now: Seconds since the epoch.
         protects_pods: Whether the operator has the right to annotate pods.
         hold_limit: For how long evictions are held at most.
+        withdrawn: Why the default that the policy is the copy of is none any more. None: it is one, or was none.
     """
+    if withdrawn is not None:
+        message = (
+            f"the default that this is the copy of was withdrawn: it applies as it is to the {ANY_PLURAL} that name it "
+            f"already, and new ones are refused. {withdrawn}"
+        )
+        return _condition(CONDITION_READY, ConditionStatus.FALSE, "DefaultWithdrawn", message, policy, now)
     message = f"every signal is told to the {ANY_PLURAL} that name this policy"
     if policy.spec.mode is Mode.OBSERVE:
         message = "signals are recorded and nobody is told (mode Observe)"

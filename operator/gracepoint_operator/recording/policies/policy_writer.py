@@ -291,6 +291,7 @@ class PolicyWriter:
                 now,
                 protects_pods=self._protects_pods,
                 hold_limit=self._cache.policies.hold_limit(policy.namespace),
+                withdrawn=self._cache.policies.why_withdrawn(policy),
             ),
             policy_status.injection(policy, workloads, now),
         ]

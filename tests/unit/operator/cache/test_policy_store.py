@@ -82,6 +82,25 @@ def test_the_copy_of_a_default_applies_as_the_default_is_now(store: PolicyStore)
     assert mode(store) == "Drill", "until the garbage collector takes the copy away"
 
 
+def test_a_copy_whose_default_was_withdrawn_says_what_was_found(store: PolicyStore) -> None:
+    first = of_cluster("careful", default={})
+    copied, own = first.as_policy("team-b"), of_user("team-b")
+    assert copied is not None
+    found = []
+    for now in (first, of_cluster("careful"), of_cluster("careful", GOLD, default={})):
+        store.put_cluster(now)
+        found.append(store.why_withdrawn(copied))
+        assert store.why_withdrawn(own) is None, "a user wrote it"
+    store.drop_cluster("careful")
+    found.append(store.why_withdrawn(copied))
+    assert [why and why.partition(",")[0] for why in found] == [
+        None,
+        "found no spec.default in the ClusterCheckpointPolicy careful",
+        "found a spec.namespaceSelector of the ClusterCheckpointPolicy careful that is not for this namespace",
+        "found no ClusterCheckpointPolicy careful",
+    ]
+
+
 def test_of_several_limits_the_strictest_holds(store: PolicyStore) -> None:
     store.put(KEY, of_user(evictionHold={"boundSeconds": 3600}))
     store.put(("team-b", "careful"), of_user("team-b", evictionHold={"boundSeconds": 3600}))

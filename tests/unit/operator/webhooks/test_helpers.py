@@ -72,6 +72,18 @@ def rule_for_helpers(body: Json) -> Json | None:
             id="a network is no accelerator",
         ),
         pytest.param(
+            jobset(asking(replicated_job("a"), "example.com/output"), replicated_job("b")),
+            ["a", "b"],
+            id="an output is no TPU",
+        ),
+        pytest.param(
+            jobset(
+                asking(replicated_job("a"), "example.com/input"), asking(replicated_job("b"), "example.com/big-npu")
+            ),
+            ["b"],
+            id="an input is no NPU",
+        ),
+        pytest.param(
             jobset(
                 labelled(replicated_job("cpu"), **{LABEL_POLICY: "default"}),
                 labelled(asking(replicated_job("gpu")), **{LABEL_POLICY: "default"}),
