@@ -27,6 +27,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Sequence, Set
 
+from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.listing.relister import Relister
 from gracepoint_operator.cache.listing.resync import ALWAYS, Swept
@@ -228,6 +229,18 @@ class Controller:
         """True once the cluster is known and decisions are made."""
         return self.notifier.ready
 
+    def why_not_ready(self) -> str | None:
+        """Returns what keeps the cluster from being known. None: it is known."""
+        if self.ready:
+            return None
+        lacking = sorted(kind.plural for kind in self._relister.unserved if self.watches.is_absent(kind))
+        if not lacking:
+            return "the cluster is not known yet"
+        return (
+            f"the API server does not serve {', '.join(lacking)} as {names.GROUP}/{names.API_VERSION}; "
+            "install the CRDs of this version (crds.install of the chart)"
+        )
+
     def feed(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
         """Reads an object from a watch and hands over what was read. Callable from any thread.
 
@@ -364,6 +377,8 @@ class Controller:
             self._policy_writer.touch(namespace, name)
 
     def _after_sweep(self, swept: Swept) -> None:
+        if self._relister.unserved:
+            return
         is_first = not self.ready
         if is_first:
             log.info("ready", extra=about(nodes=len(self.cache.objects.nodes), pods=len(self.cache.objects.pods)))

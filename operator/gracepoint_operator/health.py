@@ -86,8 +86,8 @@ class Health:
 
         The ages of the watches do not count: an old view is better than none.
         """
-        if not self._core.ready:
-            return "the cluster is not known yet"
+        if (unknown := self._core.why_not_ready()) is not None:
+            return unknown
         if self._canary is not None and self._canary.silent_s > SILENT_S:
             if math.isinf(self._canary.silent_s):
                 return "the replica's own subscriber got no notice yet; the log says why if that lasts"

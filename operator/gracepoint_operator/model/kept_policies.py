@@ -36,7 +36,7 @@ def kept_policy(workload: Workload, epochs: Sequence[PreemptionRecord]) -> Check
     return made
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=128)  # of texts that tenants may choose
 def _read(namespace: str, name: str, spec: str) -> CheckpointPolicy | None:
     """Reads a spec that is kept in an object, where anybody may have written something else."""
     try:

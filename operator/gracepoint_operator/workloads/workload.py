@@ -23,6 +23,9 @@ from gracepoint_operator.workloads.pod_ends import (
 
 #: Annotation on a workload: the spec of the policy that it was created with. The webhook writes it.
 CREATED_WITH = "gracepoint.dev/created-with"
+#: A spec with each list and text as long as its schema allows has 9 kB, and less than 32 KiB if JSON has to escape each
+#: character of its directories.
+_LONGEST_CREATED_WITH = 32 * 1024
 _FAILED_JOB = {"Failed", "FailureTarget"}
 _FINISHED_JOB = {"Complete", "SuccessCriteriaMet", *_FAILED_JOB}
 
@@ -123,8 +126,13 @@ class WorkloadMaker:
 
 
 def created_with(meta: Mapping[str, Any]) -> str:
-    """Returns what the metadata of a workload say of the policy that it was created with. Empty if they say nothing."""
-    return text((meta.get("annotations") or {}).get(CREATED_WITH) or "")
+    """Returns what the metadata of a workload say of the policy that it was created with. Empty if they say nothing.
+
+    Tenants may write there as much as they like, and it is kept for each workload. What is longer than any spec of the
+    webhook does not count.
+    """
+    said = text((meta.get("annotations") or {}).get(CREATED_WITH) or "")
+    return said if len(said) <= _LONGEST_CREATED_WITH else ""
 
 
 class WorkloadType(Protocol):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from gracepoint.wire import names
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
-from gracepoint_operator.cache.listing import workload_refresh
+from gracepoint_operator.cache.listing import relister, workload_refresh
 from gracepoint_operator.cache.listing.resync import sweep
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
@@ -799,3 +799,41 @@ async def test_gang_disrupted_again_before_training_still_reports_its_return(api
         await replica.core.reports.take(pod, said)
         await until(lambda: replica.preemptions[0]["status"].get("restoredStep") == 40, "the first record to say so")
         assert "restoredStep" not in replica.preemptions[1]["status"]
+
+
+class OldCrds(MemoryApi):
+    """A cluster whose CRDs are of an older version: it does not serve the one that the operator reads.
+
+    Attributes:
+        upgraded: Whether the CRDs of this version are there.
+    """
+
+    upgraded = False
+
+    async def _call(self, method: str, path: str, **rest: Any) -> Any:
+        if path.startswith(kinds.POLICIES.prefix) and not self.upgraded:
+            raise client.NotFound(f"{method} {path}: 404 page not found")
+        return await super()._call(method, path, **rest)
+
+
+async def test_a_replica_whose_crds_are_not_served_is_not_ready_and_says_so(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade would replace replicas that protect jobs by some that know no policy."""
+    monkeypatch.setattr(relister, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(relister, "_WATCHES_BEGIN_S", 0.0)
+    api = OldCrds(clock)
+    cluster(api)
+    replica = Replica(api, clock, "replica-a")
+    task = asyncio.create_task(replica.core.run())
+    try:
+        await until(lambda: "does not serve" in (replica.core.why_not_ready() or ""), "the reason")
+        assert "checkpointpolicies" in (replica.core.why_not_ready() or "")
+        assert not replica.core.ready
+        api.upgraded = True
+        await until(lambda: replica.core.ready, "the replica to be ready")
+        assert replica.core.why_not_ready() is None
+        assert len(replica.core.cache.policies) == 1
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.listing.resync import ALWAYS, OPTIONAL, Findings, Swept, sweep
+from gracepoint_operator.cache.listing.resync import ALWAYS, OPTIONAL, OWN, Findings, Swept, sweep
 from gracepoint_operator.cache.listing.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
@@ -50,6 +50,7 @@ class Relister:
 
     Attributes:
         complete: True once every kind was listed.
+        unserved: The own kinds that were never listed. Without them, nothing can be decided.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Relister:
         self._after = after
         self._watched = watched
         self._listed: set[kinds.Kind] = set()
-        self._unlisted: set[kinds.Kind] = set()  # optional kinds that could not be listed
+        self._unlisted: set[kinds.Kind] = set()  # kinds that could not be listed, and keep nothing else waiting
         self._gaps: dict[kinds.Kind, bool] = {}  # kinds whose events may have been missed; False: only deletions
         self._gap = asyncio.Event()
         self._findings = Findings()  # what ``after`` was not told of yet
@@ -80,6 +81,10 @@ class Relister:
     @property
     def complete(self) -> bool:
         return self._listed == self._watched
+
+    @property
+    def unserved(self) -> Set[kinds.Kind]:
+        return (OWN & self._watched) - self._listed
 
     def look_again(self, kind: kinds.Kind, *, in_full: bool = True) -> None:
         """Lists the kind soon.
@@ -116,7 +121,7 @@ class Relister:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            self._listed |= wanted - swept.unlisted
+            self._listed |= wanted - swept.unlisted - swept.changed
             self._unlisted = (self._unlisted - wanted) | swept.unlisted
             self._after(swept)
             self._findings = Findings()
@@ -144,7 +149,7 @@ class Relister:
         loop = asyncio.get_running_loop()
         wait_s = self._all_at - loop.time()
         if self._unlisted:
-            wait_s = min(wait_s, _UNLISTED_AGAIN_S)
+            wait_s = min(wait_s, _AGAIN_S if self.unserved else _UNLISTED_AGAIN_S)
         if self._gaps:
             self._gap.set()
         else:

@@ -56,6 +56,10 @@ ALWAYS: Set[kinds.Kind] = SELECTORS.keys() - kinds.DEVICES
 #: Kinds that a cluster may not have. A failure of one of them delays nothing else.
 OPTIONAL: frozenset[kinds.Kind] = kinds.DEVICES | {kinds.NODE_CLAIMS, kinds.KUEUE_WORKLOADS, kinds.EVICTIONS}
 
+#: What the operator decides by. If a cluster stops serving one, as when CRDs of another version are installed, that
+#: does not mean that its objects are gone.
+OWN: frozenset[kinds.Kind] = frozenset({kinds.PREEMPTIONS, kinds.REQUESTS, kinds.CLUSTER_POLICIES, kinds.POLICIES})
+
 
 #: How long the watch may take to bring what changed during a list.
 _EVENTS_COME_S = 5.0
@@ -86,7 +90,8 @@ class Swept:
     """The result of a sweep.
 
     Attributes:
-        unlisted: The optional kinds that could not be listed. Their known objects stay.
+        unlisted: The optional kinds that could not be listed, and the own kinds that are not served. Their known
+            objects stay.
         changed: The kinds that have to be listed in full, since what is known of them is not the newest state. Empty
             after a full sweep.
         affected: As in ``Findings``.
@@ -112,7 +117,7 @@ async def sweep(
     findings: Findings | None = None,
     metadata_only: bool = False,
 ) -> Swept:
-    """Lists kinds into ``cache``. A kind that the cluster does not have yet has no objects.
+    """Lists kinds into ``cache``. A kind that the cluster does not have yet has no objects, but for those in ``OWN``.
 
     Args:
         api: The API server.
@@ -136,8 +141,11 @@ async def sweep(
         try:
             found = await (listing.compared() if metadata_only else listing.stored())
         except client.NotFound:
-            found = set()
             watches.absent(kind, optional=kind in OPTIONAL)
+            if kind in OWN:
+                unlisted.add(kind)
+                continue
+            found = set()
         except client.KubeError as error:
             if kind not in OPTIONAL:
                 raise

@@ -190,6 +190,11 @@ class WatchState:
                 extra=about(kind=kind.title, group=kind.group),
             )
 
+    def is_absent(self, kind: Kind) -> bool:
+        """True if the cluster lacks a kind that it must have."""
+        with self._lock:
+            return kind in self._absent
+
     def version(self, kind: Kind) -> int:
         """The highest resourceVersion from which the kind was watched, or at which it was listed."""
         with self._lock:

@@ -10,9 +10,11 @@ import pytest
 from gracepoint.wire.messages import Mode
 from gracepoint_operator.decisions.decide import StartPreemption
 from gracepoint_operator.kube import kinds
+from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.workloads import CREATED_WITH
 from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads.workload import created_with as read_created_with
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.scene import Scene
 
@@ -88,6 +90,33 @@ def test_what_somebody_else_has_written_there_does_not_count(text: str) -> None:
     scene = created_with(text)
     scene.taint()
     assert scene.decisions() == []
+
+
+def longest(schema: Any) -> Any:
+    """A value with each list and text as long as a schema allows."""
+    match schema:
+        case {"properties": fields}:
+            return {name: longest(field) for name, field in fields.items()}
+        case {"additionalProperties": values, "maxProperties": number}:
+            return {f"{index:063}": longest(values) for index in range(number)}
+        case {"type": "array", "items": items, "maxItems": number}:
+            return [longest(items)] * number
+        case {"enum": words}:
+            return max(map(str, words), key=len)
+    return ("\U0001f600" if "x-kubernetes-validations" in schema else "x") * schema.get("maxLength", 20)
+
+
+def test_no_spec_of_the_webhook_is_too_long_to_be_kept() -> None:
+    crds = (body for body in definitions().values() if body["spec"]["names"]["kind"] == "CheckpointPolicy")
+    (schema,) = (version["schema"] for body in crds for version in body["spec"]["versions"][:1])
+    said_by = schema["openAPIV3Schema"]["properties"]["spec"]
+    said = json.dumps(longest(said_by), separators=(",", ":"))
+    assert read_created_with({"annotations": {CREATED_WITH: said}}) == said
+
+
+def test_a_text_that_no_webhook_writes_is_not_kept() -> None:
+    said = json.dumps(objects.policy()["spec"] | {"directory": "x" * 32 * 1024})
+    assert read_created_with({"annotations": {CREATED_WITH: said}}) == ""
 
 
 def test_of_a_jobset_that_an_older_version_has_prepared_the_newest_record_tells() -> None:

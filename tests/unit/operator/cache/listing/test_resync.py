@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.listing.resync import sweep
+from gracepoint_operator.cache.listing.resync import OWN, sweep
 from gracepoint_operator.cache.listing.watch_state import WatchState
 from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.observability.metrics import Metrics
@@ -22,10 +22,13 @@ class Api(MemoryApi):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.refused: set[str] = set()  # parts of paths
+        self.unserved = ""  # likewise
 
     async def _call(self, method: str, path: str, **rest: Any) -> Any:
         if any(part in path for part in self.refused):
             raise client.Refused(f"{method} {path}: forbidden")
+        if self.unserved and self.unserved in path:
+            raise client.NotFound(f"{method} {path}: 404 page not found")
         return await super()._call(method, path, **rest)
 
 
@@ -68,3 +71,15 @@ async def test_api_server_that_refuses_all_namespaces_at_once_is_an_error(api: A
     cache = ClusterCache(Clock())
     with pytest.raises(client.Refused):
         await sweep(api, cache, cache.drop, WatchState(Metrics(), namespaces=["a", "b"]))
+
+
+@pytest.mark.parametrize("metadata_only", [False, True])
+async def test_own_kinds_that_are_not_served_any_more_keep_what_is_known_of_them(api: Api, metadata_only: bool) -> None:
+    """As after a roll-back of the CRDs: the objects are there, and no holds may end."""
+    cache, watches = ClusterCache(Clock()), WatchState(Metrics())
+    await sweep(api, cache, cache.drop, watches)
+    known = cache.uids(kinds.POLICIES)
+    api.unserved = kinds.POLICIES.prefix
+    swept = await sweep(api, cache, cache.drop, watches, metadata_only=metadata_only)
+    assert cache.uids(kinds.POLICIES) == known == {"uid-a", "uid-b", "uid-c"}
+    assert swept.unlisted == OWN
