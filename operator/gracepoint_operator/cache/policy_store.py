@@ -33,7 +33,7 @@ class PolicyStore:
         self._unreadable: set[Key] = set()  # there, but no version of them could be read
         self._of_cluster: dict[str, ClusterCheckpointPolicy] = {}
         self._labels: dict[str, Mapping[str, str]] = {}  # of namespaces, by name
-        self._applied: dict[Key, CheckpointPolicy | None] = {}  # what ``get`` has computed
+        self._applied: dict[Key, CheckpointPolicy] = {}  # what ``get`` has computed
 
     def put(self, key: Key, policy: CheckpointPolicy) -> CheckpointPolicy | None:
         """Stores a CheckpointPolicy. Returns what was stored before."""
@@ -93,10 +93,12 @@ class PolicyStore:
 
     def get(self, key: Key) -> CheckpointPolicy | None:
         """Returns the policy that applies to the workloads of a namespace that name it. None: there is none."""
-        if key not in self._applied:
-            found = self._found(key)
-            self._applied[key] = None if found is None else self.limited(found)
-        return self._applied[key]
+        if (known := self._applied.get(key)) is not None:
+            return known
+        found = self._found(key)
+        if found is None:
+            return None  # and nothing is kept: pods may name what they like
+        return self._applied.setdefault(key, self.limited(found))
 
     def original(self, key: Key) -> ClusterCheckpointPolicy | None:
         """Returns the ClusterCheckpointPolicy whose default applies as the policy ``key``. None: a user wrote it."""

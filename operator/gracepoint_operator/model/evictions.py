@@ -5,13 +5,15 @@ are held while the gang saves. The API server asks any replica, and each may hav
 recorded in the Preemption, and only the Preemptions and the time decide whether an attempt is held.
 
 Some clients come back only after minutes, such as the descheduler and scripts that rotate nodes. Each of their attempts
-may begin another Preemption. So the time for which evictions are held counts from the first attempt in the life of the
-pod, and evictions of a gang that has answered nothing are held for a minute at most.
+may begin another Preemption. So the time for which evictions are held counts from the first of them. It begins anew only
+after an hour without an attempt: then somebody else begins, or the same one another day. Evictions of a gang that has
+answered nothing are held for a minute at most.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
@@ -52,6 +54,8 @@ class HoldLimit:
 _MARK = "/eviction"
 #: A gang from which no receipt came has not attached, and saves nothing.
 _SILENT_S = 60.0
+#: Attempts after an hour without any have a bound of their own.
+QUIET_S = 3600.0
 
 
 def mark(pod_uid: str) -> str:
@@ -78,8 +82,7 @@ def signal(pod: Pod, policy: PolicyInForce, epochs: Iterable[PreemptionRecord], 
         since_at: When the attempt was first seen, in seconds since the epoch.
     """
     bound_s = held_for_s(policy)
-    first_at = _first_attempt_at(epochs, pod)
-    if bound_s is not None and first_at is not None and since_at >= first_at + bound_s:
+    if bound_s is not None and since_at >= _first_attempt_at(epochs, pod, since_at) + bound_s:
         bound_s = None
     return Signal(
         kind=SignalKind.EVICTION,
@@ -123,8 +126,7 @@ def hold(
         bound_s = min(bound_s, longest_s)
     if not bound_s or epoch.spec.eviction_attempted_at is None or (node is not None and not node.holds_evictions):
         return None
-    first_at = _first_attempt_at(epochs, pod)
-    assert first_at is not None, "this Preemption has one"
+    first_at = _first_attempt_at(epochs, pod, epoch.spec.eviction_attempted_at.timestamp())
     receipts = epoch.status.acknowledgements
     is_silent = epoch.phase is Phase.NOTICED and (receipts is None or receipts.received == 0)
     until_at = first_at + (min(bound_s, _SILENT_S) if is_silent else bound_s)
@@ -138,7 +140,19 @@ def hold(
     return Hold(until_at, message)
 
 
-def _first_attempt_at(epochs: Iterable[PreemptionRecord], pod: Pod) -> float | None:
-    """When somebody first tried to evict a pod of the gang in this life of it. None: nobody has."""
-    times = [epoch.spec.eviction_attempted_at for epoch in epochs if not epoch.is_rehearsal and epoch.includes(pod)]
-    return min((at.timestamp() for at in times if at is not None), default=None)
+def _first_attempt_at(epochs: Iterable[PreemptionRecord], pod: Pod, newest_at: float) -> float:
+    """When the attempts to evict pods of the gang began that have gone on, without a quiet hour, to ``newest_at``.
+
+    Only the first attempt of each Preemption is known, and there may be others until it ends.
+    """
+    first_at = newest_at
+    tried = [
+        (epoch.spec.eviction_attempted_at.timestamp(), math.inf if epoch.ended_at is None else epoch.ended_at)
+        for epoch in epochs
+        if not epoch.is_rehearsal and epoch.includes(pod) and epoch.spec.eviction_attempted_at is not None
+    ]
+    for attempted_at, ended_at in sorted(tried, reverse=True):
+        if first_at - max(attempted_at, ended_at) > QUIET_S:
+            break
+        first_at = min(first_at, attempted_at)
+    return first_at

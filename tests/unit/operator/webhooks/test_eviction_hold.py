@@ -156,6 +156,27 @@ async def test_an_evictor_that_comes_back_after_minutes_is_held_once_in_a_life(a
             assert spec["deadline"] == objects.stamp(clock() + objects.pod()["spec"]["terminationGracePeriodSeconds"])
 
 
+async def test_a_drain_after_a_quiet_hour_is_held_whatever_became_of_the_one_before(
+    api: MemoryApi, clock: Clock
+) -> None:
+    """Somebody has ended a drain by Ctrl-C. That must not take the hold from all that come in the gang's life."""
+    async with running(api, clock) as replica:
+        assert await evict(replica) is not None
+        clock.move(100)
+        await replica.phase("Expired")
+        clock.move(evictions.QUIET_S - 1)
+        assert await evict(replica) is None, "that is no quiet hour"
+        await replica.phase("Noticed", epoch=1)
+        clock.move(100)
+        await replica.phase("Expired", epoch=1)
+        clock.move(evictions.QUIET_S + 60)
+        held = await evict(replica)
+        assert held is not None
+        assert held.until_at == clock() + BOUND_S
+        clock.move(BOUND_S)
+        assert await evict(replica) is None
+
+
 async def test_a_gang_that_never_attached_is_held_for_a_minute_at_most(clock: Clock) -> None:
     api = MemoryApi(clock)
     cluster(api, evictionHold={"boundSeconds": 600})
