@@ -78,6 +78,8 @@ class PolicyStore:
     def drop_namespace(self, namespace: str) -> None:
         """Forgets a namespace that was deleted."""
         self._labels.pop(namespace, None)
+        for key in [key for key in self._applied if key[0] == namespace]:
+            del self._applied[key]
 
     def __iter__(self) -> Iterator[Key]:
         """The CheckpointPolicies that are there."""

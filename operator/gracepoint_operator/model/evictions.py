@@ -5,9 +5,9 @@ are held while the gang saves. The API server asks any replica, and each may hav
 recorded in the Preemption, and only the Preemptions and the time decide whether an attempt is held.
 
 Some clients come back only after minutes, such as the descheduler and scripts that rotate nodes. Each of their attempts
-may begin another Preemption. So the time for which evictions are held counts from the first of them. It begins anew only
-after an hour without an attempt: then somebody else begins, or the same one another day. Evictions of a gang that has
-answered nothing are held for a minute at most.
+may begin another Preemption. So the time for which evictions are held counts from the first of them. It begins anew
+only after an hour without an attempt: then somebody else begins, or the same one another day. Evictions of a gang that
+has answered nothing are held for a minute at most.
 """
 
 from __future__ import annotations

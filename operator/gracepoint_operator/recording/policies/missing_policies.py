@@ -58,6 +58,8 @@ class MissingPolicies:
         """Looks once, and says what has changed."""
         known, workloads = self._cache.policies, self._cache.objects.workloads
         self._uids |= {key: policy.uid for key in known if (policy := known.get(key)) is not None}
+        named = {(workload.namespace, workload.policy) for workload in workloads.values()}
+        self._uids = {key: uid for key, uid in self._uids.items() if key in known or key in named}
         unreadable = self._cache.unreadable_policies()
 
         def is_there(workload: Workload) -> bool:

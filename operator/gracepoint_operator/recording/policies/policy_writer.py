@@ -122,11 +122,28 @@ class PolicyWriter:
 
     def write_moved(self) -> None:
         """Writes figures that have moved while nothing else has changed. Called now and then."""
+        self._forget_deleted()
         now = self._clock()
         for key in list(self._moved):
             if now - self._figures_at.setdefault(key, now) >= FIGURES_S:
                 self._moved.discard(key)
                 self.touch(*key)
+
+    def _forget_deleted(self) -> None:
+        """Drops what is kept for policies that do not exist any more. Namespaces come and go for years."""
+        unreadable = self._cache.unreadable_policies()
+
+        def is_gone(key: Key) -> bool:
+            return self._cache.policies.get(key) is None and key not in unreadable
+
+        self._moved = {key for key in self._moved if not is_gone(key)}
+        self._mended = {key for key in self._mended if not is_gone(key)}
+        for kept in (self._figures_at, self._connections):
+            for key in [key for key in kept if is_gone(key)]:
+                del kept[key]
+        # A stall that lasts is written if the policy comes back. None is nothing.
+        self._stalls = {key: kept for key, kept in self._stalls.items() if kept or not is_gone(key)}
+        self._troubles = {key: kept for key, kept in self._troubles.items() if kept or not is_gone(key[0])}
 
     def _changed(self, namespace: str, name: str, news: bool) -> None:
         """Something in the policy's status has changed. ``news``: it is more than a figure."""

@@ -17,6 +17,8 @@ from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
 from tests.unit.operator.fakes.replica import Replica, frames, running, until
 
+KEY = (objects.NAMESPACE, "careful")
+
 
 def prepared() -> objects.Body:
     body = objects.jobset()
@@ -126,3 +128,22 @@ async def test_a_job_without_settings_of_its_own_is_said_to_be_unprotected(api: 
         await looked(replica)
         (event,) = api.of(kinds.EVENTS)
         assert "no disruption is announced to it" in event["note"]
+
+
+async def test_nothing_is_kept_of_policies_that_were_deleted_and_nobody_names(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        core = replica.core
+        await looked(replica)
+        await core.connection_writer.look()
+        writer = core._policy_writer
+        await until(lambda: writer._figures_at, "the status to be written")
+        writer._changed(*KEY, news=False)
+        replica.drop(JOBSETS, objects.jobset())
+        await dropped(replica)
+        await until(lambda: not core.cache.objects.workloads, "the deletion to be seen")
+        await looked(replica)
+        await core.connection_writer.look()
+        kept = (writer._moved, writer._figures_at, writer._connections, core.missing_policies._uids)
+        assert [len(item) for item in kept] == [0, 0, 0, 0]
+        assert core.cache.policies.get(("nowhere", "no-such")) is None
+        assert len(core.cache.policies._applied) == 0, "pods may name what they like"
