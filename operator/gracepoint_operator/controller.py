@@ -217,7 +217,8 @@ class Controller:
             replicas,
         )
         self._limits: dict[str, float] = {}  # the longest holds that administrators have set, as last shown
-        metrics.longest_hold_s.labels(set_by="chart").set(longest_hold_s)
+        # No object has a name with capitals.
+        metrics.longest_hold_s.labels(set_by="evictions.longestHoldSeconds").set(longest_hold_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._relister = Relister(
             *(api, self.cache, self.watches, self._drop),
@@ -292,7 +293,7 @@ class Controller:
         affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return
-        if found.kind is kinds.CLUSTER_POLICIES and affected:
+        if found.kind in (kinds.CLUSTER_POLICIES, kinds.NAMESPACES):
             self._follow_limits()
         if found.kind is kinds.PREEMPTIONS and affected:
             self._follow(found)
@@ -301,10 +302,6 @@ class Controller:
 
     def _take_deletion(self, uid: str, version: int) -> None:
         place = self.cache.place(uid)
-        if place is not None and place[0] in BY_PLACE and (workload := self.cache.objects.workloads.get(uid)):
-            self._policy_writer.touch(workload.namespace, workload.policy)
-        elif place is not None and place[0] is kinds.POLICIES:
-            self._policy_writer.touch(*place[1:])
         affected = self._drop(uid, version)
         if place is not None and place[0] is kinds.CLUSTER_POLICIES:
             self._follow_limits()
@@ -319,6 +316,10 @@ class Controller:
     def _drop(self, uid: str, version: int = 0) -> set[str]:
         """Forgets an object and everything that is kept for it."""
         place = self.cache.place(uid)
+        if place is not None and place[0] in BY_PLACE and (workload := self.cache.objects.workloads.get(uid)):
+            self._policy_writer.touch(workload.namespace, workload.policy)
+        elif place is not None and place[0] is kinds.POLICIES:
+            self._policy_writer.touch(*place[1:])
         # UIDs are unique across kinds, so this does nothing for an object of another kind.
         self.subscribers.forget(uid)  # a pod
         self._policy_writer.forget(uid)  # a workload
@@ -358,11 +359,15 @@ class Controller:
         elif isinstance(found.value, Workload):
             self._policy_writer.touch(found.namespace, found.value.policy)
 
-    def _follow_limits(self) -> None:
-        """Shows the limits for evictions, says what has changed, and writes the statuses of all policies soon.
+    def _follow_limits(self, *, of_all: bool = False) -> None:
+        """Shows the limits for evictions, says what has changed, and writes the statuses that it matters to soon.
 
-        Also of policies that are a default and have no object yet.
+        Also of policies that are a default and have no object yet. Each is a request to the API server.
+
+        Args:
+            of_all: True if every status is written.
         """
+        changed = self.cache.policies.take_changed()
         before, self._limits = self._limits, dict(self.cache.policies.limits())
         for name in before.keys() - self._limits.keys():
             log.warning("the hold of evictions is not limited any more", extra=about(set_by=name))
@@ -374,7 +379,8 @@ class Controller:
                 self._metrics.longest_hold_s.labels(set_by=name).set(seconds)
         named = {(workload.namespace, workload.policy) for workload in self.cache.objects.workloads.values()}
         for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies(), *named}:
-            self._policy_writer.touch(namespace, name)
+            if of_all or changed((namespace, name)):
+                self._policy_writer.touch(namespace, name)
 
     def _after_sweep(self, swept: Swept) -> None:
         if self._relister.unserved:
@@ -387,7 +393,10 @@ class Controller:
             self.cache.first_seen.forget_recalled()
         self._first_seen_writer.touch(complete=self._relister.complete)
         self.notifier.ready = True
-        self._follow_limits()
+        self._follow_limits(of_all=is_first or swept.rewound)
+        for workload in map(self.cache.objects.workloads.get, swept.affected):
+            if workload is not None:
+                self._policy_writer.touch(workload.namespace, workload.policy)
         if is_first or swept.whole:
             self._decisions.add_round(self.cache.workload_uids())
         else:

@@ -194,9 +194,17 @@ class Admission:
         return _Counted(await self._api.count(kinds.REQUESTS, namespace))
 
     def users_of(self, namespace: str, policy: str) -> list[str]:
-        cache = self._core.cache.objects
-        found = (cache.workloads[uid] for uid in cache.workloads_with_policy((namespace, policy)))
-        return sorted(f"{item.kind} {item.name}" for item in found if not (item.finished or item.deleted))
+        cache = self._core.cache
+        if namespace:
+            uids = cache.objects.workloads_with_policy((namespace, policy))
+            found = [(cache.objects.workloads[uid], "") for uid in uids]
+        else:
+            named = [item for item in cache.objects.workloads.values() if item.policy == policy]
+            found = [
+                (item, f"{item.namespace}/") for item in named if cache.policies.original((item.namespace, policy))
+            ]
+        going_on = [(item, where) for item, where in found if not (item.finished or item.deleted)]
+        return sorted(f"{item.kind} {where}{item.name}" for item, where in going_on)
 
     def answers_evictions(self, namespace: str, labels: Mapping[str, str]) -> bool:
         workload = self._core.cache.objects.workloads.get(registry.membership_of(labels).workload_uid)

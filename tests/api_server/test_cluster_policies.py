@@ -225,6 +225,26 @@ def test_the_command_line_says_which_default_and_limits_apply(api: ApiServer, tm
     assert checks["cluster policy incident"]["state"] == "warning"
 
 
+def test_records_are_created_by_the_operator_and_by_who_may_restore_them(api: ApiServer) -> None:
+    """Also where a role of version 0.2 has the right to create Preemptions, which were requests then."""
+    where = namespace(api, "records")
+    record = objects.preemption()
+    record["metadata"] = {"name": record["metadata"]["name"], "namespace": where}
+    for user, verbs in (("old", "create"), ("keeper", "create,restore")):
+        api.kubectl(*("create", "role", user, f"--namespace={where}", f"--verb={verbs}"), "--resource=preemptions")
+        api.kubectl("create", "rolebinding", user, f"--namespace={where}", f"--role={user}", f"--user={user}")
+
+    def said(user: str) -> str:
+        argv = ("create", "--filename=-", "--dry-run=server", f"--as={user}")
+        done = api.kubectl(*argv, stdin=json.dumps(record), check=False)
+        return "" if done.returncode == 0 else done.stderr
+
+    wait_until("the admission policy", lambda: "create a PreemptionRequest" in said("old"), timeout_s=30)
+    assert [said(user) for user in ("keeper", OPERATOR)] == ["", ""]
+    done = api.kubectl("create", "--filename=-", "--dry-run=server", stdin=json.dumps(record), check=False)
+    assert done.returncode == 0, "an administrator of the cluster"
+
+
 async def test_the_switch_of_an_incident_lets_all_evictions_through_within_seconds(
     api: ApiServer, installed: tuple[Release, Operator], gang: Gang
 ) -> None:

@@ -446,6 +446,27 @@ def test_the_limits_of_numbers_hold_wherever_the_operator_watches(render: Render
     assert selector("watchNamespaces={a}") == {"matchExpressions": [watched]}
 
 
+def test_only_the_operator_and_who_may_restore_records_creates_them(render: Render) -> None:
+    """With watchNamespaces, each of several releases answers for its own."""
+    found = of_kind(render("watchNamespaces={a}"), "ValidatingAdmissionPolicy")
+    (guard,) = (body["spec"] for body in found if body["metadata"]["name"] == "gp-gracepoint-records")
+    (rule,) = guard["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["preemptions"], ["CREATE"])
+    assert guard["matchConstraints"]["namespaceSelector"]["matchExpressions"][0]["values"] == ["a"]
+    (check,) = guard["validations"]
+    assert '"system:serviceaccount:gp-system:gp-gracepoint"' in check["expression"]
+    assert 'check("restore").allowed()' in check["expression"]
+
+
+def test_whoever_deletes_a_policy_is_warned_also_of_the_clusters(render: Render) -> None:
+    found = one(render(), "ValidatingWebhookConfiguration")["webhooks"]
+    (webhook,) = (item for item in found if item["name"] == "policies.gracepoint.dev")
+    assert [(rule["resources"], rule["scope"]) for rule in webhook["rules"]] == [
+        (["checkpointpolicies"], "Namespaced"),
+        (["clustercheckpointpolicies"], "Cluster"),
+    ]
+
+
 def sources(objects: list[Json]) -> list[Json]:
     """What the volume of the certificate is made of."""
     (volume,) = (v for v in pod_spec(objects)["volumes"] if v["name"] == "tls")

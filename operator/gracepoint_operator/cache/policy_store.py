@@ -9,13 +9,15 @@ The controller's event loop owns it; there are no locks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from gracepoint_operator.model.evictions import HoldLimit
 from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, made_from, why_no_default
 
 Key = tuple[str, str]  # namespace, name
 
+#: Every policy of every namespace. With a namespace: every policy of it.
+EVERYTHING: Key = ("", "")
 #: The label that the API server gives to every namespace.
 NAME_LABEL = "kubernetes.io/metadata.name"
 
@@ -34,17 +36,21 @@ class PolicyStore:
         self._of_cluster: dict[str, ClusterCheckpointPolicy] = {}
         self._labels: dict[str, Mapping[str, str]] = {}  # of namespaces, by name
         self._applied: dict[Key, CheckpointPolicy] = {}  # what ``get`` has computed
+        self._changed: set[Key] = set()  # see ``take_changed``
 
     def put(self, key: Key, policy: CheckpointPolicy) -> CheckpointPolicy | None:
         """Stores a CheckpointPolicy. Returns what was stored before."""
         before = self._written.get(key)
         self._written[key] = policy
+        if before is None or (before.uid, before.generation) != (policy.uid, policy.generation):
+            self._changed.add(key)
         self._unreadable.discard(key)
         self._applied.pop(key, None)
         return before
 
     def put_unreadable(self, key: Key) -> None:
         """Notes a CheckpointPolicy that cannot be read. A version that could be read before stays in force."""
+        self._changed.add(key)
         if key not in self._written:
             self._unreadable.add(key)
             self._applied.pop(key, None)
@@ -60,12 +66,16 @@ class PolicyStore:
         before = self._of_cluster.get(policy.name)
         self._of_cluster[policy.name] = policy
         self._applied.clear()
-        return before is None or (before.uid, before.spec) != (policy.uid, policy.spec)
+        if before is not None and (before.uid, before.spec) == (policy.uid, policy.spec):
+            return False
+        self._changed.add(EVERYTHING)
+        return True
 
     def drop_cluster(self, name: str) -> None:
         """Forgets a ClusterCheckpointPolicy that was deleted."""
         self._of_cluster.pop(name, None)
         self._applied.clear()
+        self._changed.add(EVERYTHING)
 
     def put_labels(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Stores the labels of a namespace. Returns whether they are new."""
@@ -73,6 +83,7 @@ class PolicyStore:
             return False
         self._labels[namespace] = labels
         self._applied.clear()
+        self._changed.add((namespace, ""))
         return True
 
     def drop_namespace(self, namespace: str) -> None:
@@ -80,6 +91,11 @@ class PolicyStore:
         self._labels.pop(namespace, None)
         for key in [key for key in self._applied if key[0] == namespace]:
             del self._applied[key]
+
+    def take_changed(self) -> Callable[[Key], bool]:
+        """Returns what tells whether a policy, its default or its limits have changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return lambda key: not changed.isdisjoint((EVERYTHING, (key[0], ""), key))
 
     def __iter__(self) -> Iterator[Key]:
         """The CheckpointPolicies that are there."""

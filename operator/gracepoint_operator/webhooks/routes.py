@@ -98,7 +98,12 @@ class AdmissionContext(Protocol):
         """
 
     def users_of(self, namespace: str, policy: str) -> list[str]:
-        """Returns kinds and names of the workloads that go on and name a policy."""
+        """Returns kinds and names of the workloads that go on and use a policy.
+
+        Args:
+            namespace: The policy's namespace. Empty: it is a ClusterCheckpointPolicy, whose default they use.
+            policy: The policy's name.
+        """
 
     def answers_evictions(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Returns whether the operator sees the Evictions of lifecycle.k8s.io, and makes those of a pod wait.
@@ -416,8 +421,9 @@ async def validate_policy(request: AdmissionRequest, context: AdmissionContext) 
     if not users:
         return allowed(request, request.object)
     more = f" and {len(users) - _NAMED_USERS} more" if len(users) > _NAMED_USERS else ""
+    kind = "CheckpointPolicy" if request.namespace else "ClusterCheckpointPolicy"
     warning = (
-        f"CheckpointPolicy {request.name} is used by {', '.join(users[:_NAMED_USERS])}{more}. They keep the settings "
+        f"{kind} {request.name} is used by {', '.join(users[:_NAMED_USERS])}{more}. They keep the settings "
         "that they were created with; new ones that name it are refused"
     )
     return allowed(request, request.object, [warning])

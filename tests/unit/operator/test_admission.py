@@ -76,6 +76,18 @@ async def test_whoever_deletes_a_policy_is_told_who_uses_it(clock: Clock) -> Non
         await until(lambda: not admission(replica).users_of(NAMESPACE, "careful"), "the JobSet to be seen as finished")
 
 
+async def test_whoever_deletes_a_policy_of_the_cluster_is_told_who_uses_its_default(clock: Clock) -> None:
+    api = MemoryApi(clock)
+    cluster(api)
+    api.remove(kinds.POLICIES, objects.policy())
+    api.add(kinds.NAMESPACES, objects.namespace())
+    api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy("careful", default={}))
+    async with running(api, clock) as replica:
+        assert admission(replica).users_of("", "careful") == [f"JobSet {NAMESPACE}/train"]
+        replica.see(kinds.POLICIES, objects.policy())
+        await until(lambda: not admission(replica).users_of("", "careful"), "the namespace's own policy to come first")
+
+
 async def test_evictions_that_cannot_be_seen_are_not_answered(clock: Clock) -> None:
     api = MemoryApi(clock)
     cluster(api)

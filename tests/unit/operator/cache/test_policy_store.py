@@ -101,6 +101,28 @@ def test_a_copy_whose_default_was_withdrawn_says_what_was_found(store: PolicySto
     ]
 
 
+def test_what_has_changed_is_told_once_and_only_of_what_it_matters_to(store: PolicyStore) -> None:
+    other = ("team-b", "careful")
+
+    def changed() -> list[bool]:
+        told = store.take_changed()
+        return [told(key) for key in (KEY, other)]
+
+    assert changed() == [True, True], "both namespaces are new"
+    store.put(KEY, of_user(mode="Drill"))
+    assert changed() == [True, False]
+    store.put(KEY, of_user(mode="Drill"))
+    assert changed() == [False, False], "the same again"
+    store.put_labels("team-b", {"tier": "gold"})
+    assert changed() == [False, True]
+    store.put_cluster(of_cluster("chart", longestHoldSeconds=0))
+    assert changed() == [True, True]
+    store.put_cluster(of_cluster("chart", longestHoldSeconds=0))
+    assert changed() == [False, False]
+    store.drop_cluster("chart")
+    assert changed() == [True, True]
+
+
 def test_of_several_limits_the_strictest_holds(store: PolicyStore) -> None:
     store.put(KEY, of_user(evictionHold={"boundSeconds": 3600}))
     store.put(("team-b", "careful"), of_user("team-b", evictionHold={"boundSeconds": 3600}))

@@ -223,6 +223,32 @@ async def test_an_administrators_label_lets_evictions_from_a_node_through(api: M
         assert await evict(replica, "train-workers-0-1-0xyz") is not None, "on another node"
 
 
+async def test_limits_are_shown_at_once_where_nothing_runs_and_the_charts_own_stays(clock: Clock) -> None:
+    """A ClusterCheckpointPolicy may have any name."""
+    api = MemoryApi(clock)
+    api.add(kinds.POLICIES, objects.policy())
+    api.add(kinds.NAMESPACES, objects.namespace())
+    gold = {"matchLabels": {"tier": "gold"}}
+    async with running(api, clock) as replica:
+        own = 'gracepoint_longest_hold_seconds{set_by="evictions.longestHoldSeconds"} 600.0'
+
+        def shown() -> str:
+            return replica.metrics.text().decode()
+
+        def ready() -> str:
+            conditions = api.of(kinds.POLICIES)[0].get("status", {}).get("conditions", [])
+            return next((str(item["reason"]) for item in conditions if item["type"] == "Ready"), "")
+
+        replica.see(kinds.CLUSTER_POLICIES, objects.cluster_policy("chart", gold, longestHoldSeconds=0))
+        await until(lambda: 'gracepoint_longest_hold_seconds{set_by="chart"} 0.0' in shown(), "the limit to be shown")
+        assert own in shown()
+        replica.see(kinds.NAMESPACES, objects.namespace(tier="gold"))
+        await until(lambda: ready() == "HoldsOff", "the policy to say that its namespace is selected now")
+        replica.drop(kinds.CLUSTER_POLICIES, objects.cluster_policy("chart"))
+        await until(lambda: 'set_by="chart"' not in shown(), "the limit to be gone")
+        assert own in shown()
+
+
 async def test_an_administrator_turns_all_holds_off_at_once_and_on_again(clock: Clock) -> None:
     """Also those that are held now. The gang saves all the same."""
     api = MemoryApi(clock)

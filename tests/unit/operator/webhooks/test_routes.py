@@ -514,14 +514,17 @@ async def test_deleting_a_policy_that_jobs_use_warns_and_is_allowed(client: Clie
     assert "is used by JobSet j0, JobSet j1, JobSet j2 and 2 more" in warning
     assert "They keep the settings that they were created with" in warning
     assert len(warning) <= 256, "clients may cut longer ones"
+    operator.users["", "default"] = ["JobSet team/train"]
+    (warning,) = (await deleted(client, "default", namespace=""))["warnings"]
+    assert warning.startswith("ClusterCheckpointPolicy default is used by JobSet team/train. They keep")
     response = await deleted(client, "unused")
     assert (response["allowed"], response.get("warnings")) == (True, None)
 
 
-async def deleted(client: Client, name: str) -> Json:
+async def deleted(client: Client, name: str, namespace: str = "team") -> Json:
     """The response as the API server asks, which has no object of a deletion."""
-    old = {"metadata": {"name": name, "namespace": "team"}, "spec": policy(name).spec.to_json()}
-    about = {"uid": "u", "namespace": "team", "name": name, "operation": "DELETE", "object": None, "oldObject": old}
+    old = {"metadata": {"name": name, "namespace": namespace}, "spec": policy(name).spec.to_json()}
+    about = {"uid": "u", "namespace": namespace, "name": name, "operation": "DELETE", "object": None, "oldObject": old}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": about}
     answer = await client.post(path_of(PATH_POLICIES, TOKEN), json=review)
     response: Json = (await answer.json())["response"]
