@@ -12,6 +12,7 @@ from gracepoint.wire.messages import Spent
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.autoscaler_annotations import PROTECTING, SET_BY_US
+from gracepoint_operator.recording.replica_lease import LABEL
 from tests.api_server.gang import Gang, Replica, running, until
 from tests.testcluster import parts
 from tests.testcluster.api import ClusterError
@@ -115,3 +116,55 @@ def test_operator_changes_no_pod_but_by_its_annotations(guarded: ApiServer) -> N
         guarded.kubectl("label", "pod", "target", "--namespace=default", "app=z", "--overwrite")  # others may
     finally:
         guarded.kubectl("delete", "pod", "target", "--namespace=default", "--force", check=False)
+
+
+@pytest.fixture
+def leasing(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
+    """The API server with the chart's role and admission policy for Leases, in a namespace of other controllers."""
+    try:
+        helm = parts.program("helm")
+    except ClusterError as reason:
+        pytest.skip(str(reason))
+    shown = ("--kube-version=1.34.0", "--show-only=templates/leases.yaml", "--set=admission.token=" + 40 * "x")
+    argv: list[str | Path] = [helm, "template", "gp", CHART, "--namespace=default", *shown]
+    rendered = run(argv, env={"HOME": str(tmp_path)}).stdout
+    server.kubectl("apply", "--filename=-", stdin=rendered)
+    reads = ("lease-reader", "--namespace=default")  # kubectl looks before it writes
+    server.kubectl("create", "role", *reads, "--verb=get,watch", "--resource=leases.coordination.k8s.io")
+    account = "--serviceaccount=default:gp-gracepoint"
+    server.kubectl("create", "rolebinding", *reads, "--role=lease-reader", account)
+    yield server
+    server.kubectl("delete", "role,rolebinding", *reads)
+    server.kubectl("delete", "--filename=-", stdin=rendered)
+
+
+def test_operator_writes_no_lease_but_those_of_its_replicas(leasing: ApiServer) -> None:
+    why = "the operator writes no Lease but those of its replicas"
+
+    def said(
+        verb: str, name: str, label: str = "", *, by: str = "--as=system:serviceaccount:default:gp-gracepoint"
+    ) -> str:
+        spec = {"holderIdentity": "thief", "leaseDurationSeconds": 60}
+        meta = {"name": name, "namespace": "default", "labels": {label: ""} if label else {}}
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+        if verb == "create":
+            done = leasing.kubectl("create", by, "--filename=-", stdin=json.dumps(body), check=False)
+        elif verb == "patch":
+            patch = ("--type=merge", f"--patch={json.dumps({'spec': spec})}")
+            done = leasing.kubectl("patch", "lease", name, "--namespace=default", by, *patch, check=False)
+        else:
+            done = leasing.kubectl("delete", "lease", name, "--namespace=default", by, "--wait=false", check=False)
+        return "" if done.returncode == 0 else done.stderr
+
+    assert said("create", "kube-scheduler", by="--namespace=default") == ""
+    try:
+        wait_until("the admission policy", lambda: why in said("patch", "kube-scheduler"), timeout_s=60)
+        assert why in said("delete", "kube-scheduler")
+        assert why in said("create", "another", LABEL)
+        assert why in said("create", "gracepoint-another")
+        assert said("create", "gracepoint-a", LABEL) == ""
+        assert said("patch", "gracepoint-a") == ""
+        assert said("delete", "gracepoint-a") == ""
+        assert said("patch", "kube-scheduler", by="--namespace=default") == "", "others may"
+    finally:
+        leasing.kubectl("delete", "lease", "--all", "--namespace=default", check=False)

@@ -12,6 +12,7 @@ from gracepoint.wire.names import JOBSET_LABEL_UID, LABEL_DEFAULT, LABEL_POLICY
 from gracepoint_cli.doctor import installation
 from gracepoint_operator.cache.listing.resync import SELECTORS
 from gracepoint_operator.kube.kinds import Kind
+from gracepoint_operator.recording.replica_lease import LABEL
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.eviction_hold import LOOK_WITHIN_S
 from gracepoint_operator.webhooks.routes import (
@@ -172,10 +173,18 @@ def test_it_writes_its_own_secret_config_maps_and_webhooks_and_no_others(render:
     """Each by its name. What it fills in has no data in the chart, as an upgrade takes away what a chart put there."""
     objects = render(*settings)
     rules = [rule for role in of_kind(objects, "Role") for rule in role["rules"]]
-    # A replica's Lease has the name of its pod, so its own namespace is the limit.
+    # A replica's Lease has the name of its pod, so an admission policy is the limit.
     (leases,) = (rule for rule in rules if rule["resources"] == ["leases"])
     assert leases["verbs"] == ["list", "create", "patch", "delete"]
     rules.remove(leases)
+    (guard,) = (
+        found["spec"]
+        for found in of_kind(objects, "ValidatingAdmissionPolicy")
+        if found["metadata"]["name"] == "gp-gracepoint-leases"
+    )
+    assert guard["matchConstraints"]["resourceRules"][0]["operations"] == ["CREATE", "UPDATE", "DELETE"]
+    (validation,) = guard["validations"]
+    assert f'"{LABEL}" in' in validation["expression"]
     if settings != ["tls.mode=certManager"]:
         rules += cluster_role(objects, "gp-gracepoint-webhooks")["rules"]
     found = {(resource, name) for rule in rules for resource in rule["resources"] for name in rule["resourceNames"]}

@@ -24,7 +24,7 @@ from gracepoint_operator.decisions.statuses import preemption_status
 from gracepoint_operator.kube.fields import format_time
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.logs import decided
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
@@ -88,7 +88,7 @@ class Notifier:
                     preemption_status.noticed(decision.expected, decision.spec),
                 )
                 self.changed(begun)
-                log.info("signal", extra=about(preemption=begun.name, signal=begun.spec.signal))
+                log.info("signal", extra=decided(preemption=begun.name, signal=begun.spec.signal))
             case Move():
                 self.changed(dataclasses.replace(decision.epoch, spec=decision.spec))
             case End():

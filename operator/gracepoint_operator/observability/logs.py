@@ -16,6 +16,7 @@ from gracepoint.wire.codec import printable
 
 _FIELDS = "gracepoint_fields"
 _SELDOM = "gracepoint_seldom"
+_DECIDED = "gracepoint_decided"
 #: Seconds between two lines of one kind.
 SELDOM_S = 60.0
 #: So many lines of one place in the code are written in ``SELDOM_S``, whoever causes them.
@@ -43,12 +44,20 @@ def seldom(kind: str, **fields: object) -> dict[str, Any]:
     return {**about(**fields, reason=kind), _SELDOM: kind}
 
 
+def decided(**fields: object) -> dict[str, Any]:
+    """The ``extra=`` of a log call that says what the operator itself has decided, and put on record.
+
+    Every such line is written: in a large failure there are hundreds at once, and it is these that are looked for.
+    """
+    return {**about(**fields), _DECIDED: True}
+
+
 class SeldomFilter(logging.Filter):
     """Passes one record a minute of each message and kind that ``seldom`` names; it says how many it did not pass.
 
     What the libraries say of broken requests and handshakes is limited in the same way. Of everything else but debug
     output it passes ``OFTEN`` a minute of each place in the code, so that nobody can fill a disk with lines of which
-    nobody thought. Any thread may log.
+    nobody thought. What is ``decided`` passes always. Any thread may log.
 
     Args:
         clock: Seconds.
@@ -62,7 +71,7 @@ class SeldomFilter(logging.Filter):
         self._seen: dict[tuple[object, ...], tuple[float, int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.INFO:
+        if record.levelno < logging.INFO or hasattr(record, _DECIDED):
             return True
         (key, at_most), now = _limit(record), self._clock()
         with self._lock:

@@ -26,7 +26,7 @@ from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.fields import parse_time
 from gracepoint_operator.model.preemption import PreemptionRecord
 from gracepoint_operator.model.requests import LABEL_ENDED_AT, RequestRecord
-from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.logs import about, decided
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import Preemption
@@ -203,7 +203,7 @@ class GarbageCollector:
         except client.Conflict:
             return False
         self._metrics.preemptions_deleted.labels(reason=item.reason).inc()
-        log.info("preemption deleted", extra=about(preemption=name, namespace=namespace, reason=item.reason))
+        log.info("preemption deleted", extra=decided(preemption=name, namespace=namespace, reason=item.reason))
         return True
 
     async def _lives(self, workload: WorkloadIdentity) -> bool:

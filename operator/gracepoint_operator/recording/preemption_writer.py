@@ -21,7 +21,7 @@ from gracepoint_operator.kube import client, kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.model.preemption import PreemptionRecord, joined_status
-from gracepoint_operator.observability.logs import about
+from gracepoint_operator.observability.logs import about, decided
 from gracepoint_operator.observability.metrics import Metrics
 from gracepoint_operator.recording import outcome_metrics
 from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
@@ -262,7 +262,7 @@ class PreemptionWriter:
             notes.append(event_notes.note_of_phase(after, after.phase))
             log.info(
                 "preemption moved on",
-                extra=about(preemption=after.name, phase=after.phase, why=after.status.message),
+                extra=decided(preemption=after.name, phase=after.phase, why=after.status.message),
             )
             self._policy_writer.touch(after.namespace, after.spec.policy.name)
         if before.status.phase is None and not after.spec.exits:

@@ -17,6 +17,7 @@ from gracepoint_operator.observability.logs import (
     PlainFormatter,
     SeldomFilter,
     about,
+    decided,
     seldom,
 )
 
@@ -124,6 +125,12 @@ def test_a_place_in_the_code_writes_only_so_many_lines_a_minute_whatever_they_sa
     )
     assert len(written) == OFTEN + 1
     assert written[-1].endswith(f"not_logged={1000 - OFTEN}")
+
+
+def test_what_the_operator_has_decided_is_written_for_each_gang_of_a_large_failure() -> None:
+    written = lines(*((i / 100, "x", "signal", decided(preemption=f"train-{i}-1")) for i in range(500)))
+    assert len(written) == 500
+    assert written[-1] == 'x signal preemption="train-499-1"'
 
 
 def test_debug_output_is_written_whole() -> None:
