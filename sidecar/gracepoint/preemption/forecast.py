@@ -78,9 +78,10 @@ class TrainingPace:
         self._passed = 0
         self._longest_s = 0.0
         self.run_ahead = LIMIT
+        self._together = 1  # how many steps were passed the newest time
 
-    def passed(self, now_s: float) -> None:
-        """Notes that a step was passed.
+    def passed(self, now_s: float, steps: int = 1) -> None:
+        """Notes that a step was passed, or several together: the devices were waited for after the last one alone.
 
         The first steps do not count as the longest: they are dispatched without a wait, and one of them is compiled.
         """
@@ -89,9 +90,10 @@ class TrainingPace:
             return
         took_s = now_s - last_s
         self._passed += 1
-        self._durations_s.append(took_s)
+        self._together = steps
+        self._durations_s.append(took_s / steps)
         # The median is computed only if it may have changed sides.
-        if (took_s >= LONG_STEP_S) is not (self.run_ahead == 1):
+        if (took_s / steps >= LONG_STEP_S) is not (self.run_ahead == 1):
             self.run_ahead = limit(self.step_s)
         if took_s > self._longest_s and self._passed > 2 * LIMIT:  # not max(): this is part of every quiet step
             self._longest_s = took_s
@@ -106,6 +108,11 @@ class TrainingPace:
         """Typical seconds of a step. 0 before the second step."""
         durations_s = list(self._durations_s)  # one atomic copy, as the training thread may append meanwhile
         return statistics.median(durations_s) if durations_s else 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """How many steps may be in flight before they are waited for: two turns, if several pass together."""
+        return max(limit(self.step_s) + 1, 2 * self._together)
 
     @property
     def longest_s(self) -> float:
@@ -130,7 +137,7 @@ def figures(pace: TrainingPace, state_bytes: int, process_count: int, throughput
     bytes_per_s = throughput.streamed_bytes_per_s or throughput.snapshot_bytes_per_s
     save_s = deadline_plan.writing_s(state_bytes, process_count, bytes_per_s)
     step_s = pace.step_s
-    return Figures(state_bytes, step_s, max(step_s, pace.longest_s), (limit(step_s) + 1) * step_s, save_s)
+    return Figures(state_bytes, step_s, max(step_s, pace.longest_s), pace.in_flight * step_s, save_s)
 
 
 def own_figures(pace: TrainingPace, save_s: float) -> Figures:
@@ -189,9 +196,9 @@ class Forecaster:
         """How many steps may be in flight, by how long they take."""
         return self._pace.run_ahead
 
-    def passed(self) -> None:
-        """Notes that a step was passed."""
-        self._pace.passed(self._clock())
+    def passed(self, steps: int = 1) -> None:
+        """Notes that a step was passed, or several together."""
+        self._pace.passed(self._clock(), steps)
 
     def stalled_s(self) -> float | None:
         """Returns the seconds since the newest step was passed if training stalls. None if it goes on, or is new."""

@@ -13,6 +13,7 @@ found by its path: going through a thousand leaves at every step would take mill
 
 A node whose children cannot be looked up is flattened for that, by a function of its author, which may take as long.
 Then an array is waited for at every n-th step alone, so that all this takes a two-hundredth of the steps' time.
+It takes more if flattening takes more than half a millisecond, as no more than a tenth of a second goes unseen.
 """
 
 from __future__ import annotations
@@ -45,13 +46,17 @@ class RunAhead:
         self._marks: collections.deque[Any] = collections.deque()
         self._copy_first: Any = None
         self._path: Path | None = None  # to the array that is waited for
+        self._found = False  # whether the newest look found an array
         self._every = 1  # an array is looked for in each so-many-th call
         self._calls = 0  # since it was looked for
         self._looked_s = -math.inf  # when that was
         self._took_s = 0.0  # how long that took
 
-    def throttle(self, state: Any, limit: int = LIMIT) -> None:
-        """Waits until no more than ``limit`` steps are in flight.
+    def throttle(self, state: Any, limit: int = LIMIT) -> int:
+        """Waits until no more than ``limit`` steps are in flight, and returns how many steps it has waited for.
+
+        These are the steps since the last call that waited; 0 if this one has not. What passed between two calls that
+        waited is the time of the steps; between others, it is that of the host.
 
         Args:
             state: The newest step's output.
@@ -62,27 +67,30 @@ class RunAhead:
         """
         self._calls += 1
         if self._calls < self._every:
-            return
+            return 0 if self._found else 1
+        steps = self._calls if self._found else 1
         began_s = self._clock()
         array = None if self._path is None else _follow(self._path, state)
         if array is None:
             array, self._path = _smallest(state)
-        self._rest(began_s, found=array is not None)
+        self._found = array is not None
+        self._rest(began_s)
         if array is None:  # no array of JAX in it: nothing runs ahead
-            return
+            return 1
         if self._copy_first is None:
             self._copy_first = _compile()
         self._marks.append(self._copy_first(array.addressable_data(0)))
         while len(self._marks) > (limit if self._every == 1 else 1):
             self._marks.popleft().block_until_ready()
+        return steps
 
-    def _rest(self, began_s: float, *, found: bool) -> None:
+    def _rest(self, began_s: float) -> None:
         """Sets in which call an array is looked for again, after a look that began at ``began_s``."""
         step_s = (began_s - self._looked_s) / self._calls
         took_s = self._clock() - began_s
         least_s = min(took_s, self._took_s)  # one look alone may be the machine's fault
         self._calls, self._looked_s, self._took_s = 0, began_s, took_s
-        if not found:
+        if not self._found:
             self._every = _REST
         elif least_s <= max(_MOST_S, _MOST_PART * step_s):
             self._every = 1

@@ -333,8 +333,8 @@ class Session(OwnLoop):
         self._began = True
         self._coordinator.step = number
         self._last.begin(self._coordinator.sync_point, number, state)
-        self._throttle(state)
-        self._forecaster.passed()
+        if steps := self._throttle(state):
+            self._forecaster.passed(steps)
         self._save_if_agreed(state)
         if not self._forecaster.prepared:
             total_bytes = self._checkpointer.prepare(
@@ -430,15 +430,16 @@ class Session(OwnLoop):
 
     # Within sync points.
 
-    def _throttle(self, state: Any) -> None:
+    def _throttle(self, state: Any) -> int:
         import jax
 
         try:
-            self._run_ahead.throttle(state, self._forecaster.run_ahead)
+            return self._run_ahead.throttle(state, self._forecaster.run_ahead)
         except jax.errors.JaxRuntimeError as error:  # not a RuntimeError of the loop's, as a signal handler may raise
             if not self._coordinator.peer_lost():
                 raise
             self._points.not_saved(error)
+            return 1
 
     def _save_if_agreed(self, state: Any) -> None:
         if self._points.arrive():

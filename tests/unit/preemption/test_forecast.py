@@ -20,6 +20,15 @@ def test_pace_is_the_median_so_that_a_save_does_not_count() -> None:
     assert pace.step_s == 1
 
 
+def test_steps_that_pass_together_are_in_flight_together() -> None:
+    pace = TrainingPace()
+    for turn in range(10):
+        pace.passed(0.1 * turn, 20)
+    assert pace.step_s == pytest.approx(0.005)
+    assert figures(pace, 0, 1, Throughput()).drain_s == pytest.approx(2 * 0.1)
+    assert pace.longest_s == pytest.approx(0.1), "so long no step may be waited for"
+
+
 @dataclasses.dataclass
 class Throughput:
     streamed_bytes_per_s: float | None = None

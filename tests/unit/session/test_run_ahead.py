@@ -188,13 +188,16 @@ def test_a_quiet_step_takes_no_longer_for_a_node_whose_own_flattening_takes_long
     run_ahead = RunAhead(lambda: SlowlyFlattened.clock)
     state = SlowlyFlattened([jnp.zeros(())])
     steps = 50 + int(5 / step_s)
-    unseen_s, looks = 0.0, list[float]()
+    unseen_s, looks, passed = 0.0, list[float](), 0
     for number in range(steps):
         if number == 50:
             began_s = SlowlyFlattened.clock
         SlowlyFlattened.clock += step_s
         before_s = SlowlyFlattened.clock
-        run_ahead.throttle(state)
+        waited_for = run_ahead.throttle(state)
+        passed += waited_for
+        assert (waited_for > 0) is (SlowlyFlattened.clock > before_s)
+        assert waited_for == 0 or passed == number + 1, "every step is counted once"
         if SlowlyFlattened.clock > before_s:
             unseen_s = max(unseen_s, before_s - looks[-1]) if looks else 0.0
             looks.append(before_s)
@@ -222,7 +225,7 @@ def test_a_state_without_arrays_is_rarely_gone_through() -> None:
     run_ahead, steps = RunAhead(), 200
     Node.walks = 0
     for _ in range(steps):
-        run_ahead.throttle(Keyless([1, 2.5]))
+        assert run_ahead.throttle(Keyless([1, 2.5])) == 1, "nothing runs ahead"
     assert Node.walks < steps / 10
 
 
