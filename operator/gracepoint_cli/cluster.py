@@ -10,14 +10,14 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import yaml
 
 from gracepoint.wire.codec import printable
-from gracepoint_cli.errors import CommandError, NotAllowed
+from gracepoint_cli.errors import CommandError, ExitCode, NotAllowed
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.errors import KubeError, NotFound, Refused, Unavailable
 from gracepoint_operator.kube.kinds import Kind
@@ -38,9 +38,10 @@ class Cluster:
         context: Name of a context. None: the current one.
         as_user: The user to act as. None: the one of the configuration.
         request_timeout_s: Seconds for one request. None: a few, and more for lists.
+        as_groups: The groups of that user.
 
     Raises:
-        CommandError: There is no usable configuration.
+        CommandError: There is no usable configuration, or there are groups without a user.
     """
 
     def __init__(
@@ -49,7 +50,11 @@ class Cluster:
         context: str | None = None,
         as_user: str | None = None,
         request_timeout_s: float | None = None,
+        as_groups: Sequence[str] | None = None,
     ) -> None:
+        if as_groups and as_user is None:
+            todo = "Name one with --as: the API server takes no groups by themselves"
+            raise CommandError("found --as-group, expected a user, too", todo, ExitCode.USAGE)
         path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
         configured = kubeconfig or context or any(map(os.path.exists, path.split(os.pathsep)))
         in_pod = not configured and "KUBERNETES_SERVICE_HOST" in os.environ
@@ -57,7 +62,12 @@ class Cluster:
         try:
             with _heard() as login:
                 self._client = KubeClient.connect(
-                    None if in_pod else path, context, name=_NAME, as_user=as_user, request_timeout_s=request_timeout_s
+                    None if in_pod else path,
+                    context,
+                    name=_NAME,
+                    as_user=as_user,
+                    as_groups=as_groups or (),
+                    request_timeout_s=request_timeout_s,
                 )
         except (KubeError, OSError, ValueError) as error:
             reason = error.__cause__ or error

@@ -12,6 +12,7 @@ import typer
 from gracepoint_cli.commands.options import (
     WORKLOAD,
     As,
+    AsGroups,
     Context,
     Kubeconfig,
     Namespace,
@@ -46,6 +47,7 @@ def doctor(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     as_user: As = None,
+    as_groups: AsGroups = None,
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Checks the installation: versions, operator, webhooks, certificates, policies.
@@ -59,7 +61,7 @@ def doctor(
 
     if workload is not None:
         parse(workload)  # before the connection, so that a wrong name is reported even if there is no cluster
-    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
         where = namespace or cluster.namespace
         checks = list(_installation(cluster, where))
         if workload is not None:

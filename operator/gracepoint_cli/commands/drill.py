@@ -11,6 +11,7 @@ from gracepoint_cli.commands.options import (
     NO_VALUE,
     WORKLOAD,
     As,
+    AsGroups,
     Context,
     Kubeconfig,
     Namespace,
@@ -51,6 +52,7 @@ def drill(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     as_user: As = None,
+    as_groups: AsGroups = None,
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Rehearses a preemption: a running job does everything but exit. Waits, and reports how it went.
@@ -64,7 +66,7 @@ def drill(
     from gracepoint_operator.kube.kinds import POLICIES, REQUESTS
 
     parse(workload)  # before the connection, so that a wrong name is reported even if there is no cluster
-    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
         where = namespace or cluster.namespace
         job = find(cluster, where, workload)
         policy = job.read().policy

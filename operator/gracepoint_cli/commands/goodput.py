@@ -12,6 +12,7 @@ from gracepoint_cli.commands.options import (
     WORKLOAD,
     AllNamespaces,
     As,
+    AsGroups,
     Context,
     Kubeconfig,
     Namespace,
@@ -39,6 +40,7 @@ def goodput(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     as_user: As = None,
+    as_groups: AsGroups = None,
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Shows where the time of each job went: training, saves, lost steps, restarts, waiting."""
@@ -49,7 +51,7 @@ def goodput(
     from gracepoint_operator.workloads import ANY_NAME
 
     named = None if workload is None else parse(workload)
-    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
         where = None if all_namespaces else namespace or cluster.namespace
         found = goodput_report.accounts(cluster.list(POLICIES, where), time.time())
     if named is not None:

@@ -13,6 +13,7 @@ from gracepoint_cli.commands.options import (
     NO_VALUE,
     WORKLOAD,
     As,
+    AsGroups,
     Context,
     Kubeconfig,
     Namespace,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 _T = TypeVar("_T")
 #: Which cluster is asked, as whom and with which limit: the arguments of ``Cluster``.
-_Asked = tuple[str | None, str | None, str | None, float | None]
+_Asked = tuple[str | None, str | None, str | None, float | None, list[str] | None]
 #: The cluster that is asked for what a file lacks. None: no cluster is asked.
 _Reached = _Asked | None
 _STYLES = {"error": "red", "warning": "yellow", "info": "cyan"}
@@ -57,13 +58,14 @@ def lint(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     as_user: As = None,
+    as_groups: AsGroups = None,
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Checks a JobSet, Job or TrainJob before a preemption does, and says what a preemption would do to it."""
     from gracepoint_cli.lint.findings import Severity
     from gracepoint_cli.lint.manifest_files import to_check
 
-    reached = (kubeconfig, context, as_user, request_timeout)
+    reached = (kubeconfig, context, as_user, request_timeout, as_groups)
     names = dict.fromkeys(what)
     files = {name: _objects(name) for name in names if _is_file(name)}
     given = [item for items in files.values() for item in items]

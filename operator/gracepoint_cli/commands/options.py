@@ -51,6 +51,15 @@ As = Annotated[
     str | None,
     typer.Option("--as", metavar="USER", help="Act as this user (impersonation).", show_default=False),
 ]
+AsGroups = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--as-group",
+        metavar="GROUP",
+        help="With --as: a group of that user. May be given several times.",
+        show_default=False,
+    ),
+]
 RequestTimeout = Annotated[
     float | None,
     typer.Option(
@@ -75,7 +84,9 @@ def workload_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
     given = ctx.params
     try:
-        with Cluster(given.get("kubeconfig"), given.get("context"), given.get("as_user")) as cluster:
+        with Cluster(
+            given.get("kubeconfig"), given.get("context"), given.get("as_user"), None, given.get("as_groups")
+        ) as cluster:
             return completed(cluster, given.get("namespace") or cluster.namespace, incomplete)
     except CommandError:
         return []  # a completion has no place for an error
@@ -88,7 +99,9 @@ def preemption_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
     given = ctx.params
     try:
-        with Cluster(given.get("kubeconfig"), given.get("context"), given.get("as_user")) as cluster:
+        with Cluster(
+            given.get("kubeconfig"), given.get("context"), given.get("as_user"), None, given.get("as_groups")
+        ) as cluster:
             found = cluster.list(PREEMPTIONS, given.get("namespace") or cluster.namespace)
     except CommandError:
         return []  # a completion has no place for an error

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gracepoint_cli.commands.options import As, Context, Kubeconfig, Output, RequestTimeout
+from gracepoint_cli.commands.options import As, AsGroups, Context, Kubeconfig, Output, RequestTimeout
 from gracepoint_cli.output import OutputFormat, put, put_data, put_table
 
 _OWN_ROWS = "Rows of your own are in the chart's value signals.rows"
@@ -28,6 +28,7 @@ def signals(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     as_user: As = None,
+    as_groups: AsGroups = None,
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Lists the signals that announce a disruption, or those that a node shows now."""
@@ -42,7 +43,7 @@ def signals(
                 "With --node, all signals of the node are shown",
                 ExitCode.USAGE,
             )
-        _of_node(node, output, kubeconfig, context, as_user, request_timeout)
+        _of_node(node, output, kubeconfig, context, as_user, request_timeout, as_groups)
         return
     rows = [row for row in BUILT_IN if name in (None, row.name)]
     rows = [row for row in rows if provider is None or row.provider.lower() == provider.lower()]
@@ -84,12 +85,13 @@ def _of_node(
     context: str | None,
     as_user: str | None,
     request_timeout: float | None,
+    as_groups: list[str] | None,
 ) -> None:
     from gracepoint_cli.cluster import Cluster
     from gracepoint_operator.kube.kinds import NODES
     from gracepoint_operator.signals import BUILT_IN, On, marks
 
-    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
         found = marks(BUILT_IN, On.NODE, cluster.get(NODES, None, name, todo="To list them: kubectl get nodes"))
 
     def time(seconds: float | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gracepoint_cli.commands.options import (
     AllNamespaces,
     As,
+    AsGroups,
     Context,
     Kubeconfig,
     Namespace,
@@ -42,13 +43,14 @@ def status(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     as_user: As = None,
+    as_groups: AsGroups = None,
     request_timeout: RequestTimeout = None,
     watch: Watch = False,
 ) -> None:
     """Shows jobs and policies: who is connected, and whose save fits its grace period."""
     from gracepoint_cli.cluster import Cluster
 
-    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
         where = None if all_namespaces else namespace or cluster.namespace
         shown = None
         while True:

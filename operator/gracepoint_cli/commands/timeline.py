@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gracepoint_cli.commands.options import As, Context, Kubeconfig, Namespace, Output, RequestTimeout, preemption_names
+from gracepoint_cli.commands.options import (
+    As,
+    AsGroups,
+    Context,
+    Kubeconfig,
+    Namespace,
+    Output,
+    RequestTimeout,
+    preemption_names,
+)
 from gracepoint_cli.errors import CommandError
 from gracepoint_cli.output import OutputFormat, console, put_data, say
 
@@ -38,6 +47,7 @@ def timeline(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     as_user: As = None,
+    as_groups: AsGroups = None,
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Draws a preemption: signal, notice, freeze, drain, save, commit, exit, restore and training, and the deadline."""
@@ -47,7 +57,7 @@ def timeline(
     from gracepoint_cli.workloads import pods_of
     from gracepoint_operator.resources.base import WORKLOAD_KIND
 
-    with Cluster(kubeconfig, context, as_user, request_timeout) as cluster:
+    with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
         where = namespace or cluster.namespace
         record = _record(cluster, where, preemption)
         of = record["spec"]["jobSet"]

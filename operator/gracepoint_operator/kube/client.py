@@ -12,11 +12,12 @@ import concurrent.futures
 import functools
 import importlib.metadata
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import kubernetes.client
 import kubernetes.config
+import urllib3
 
 from gracepoint_operator.kube.answers import Credentials, ListPage, ObjectList
 from gracepoint_operator.kube.errors import (
@@ -104,6 +105,7 @@ class KubeClient:
         count: Callable[[str, str], None] = lambda method, outcome: None,
         name: str = FIELD_MANAGER,
         as_user: str | None = None,
+        as_groups: Sequence[str] = (),
         request_timeout_s: float | None = None,
     ) -> KubeClient:
         """Connects with a kubeconfig file, or from inside the cluster if neither a file nor a context is given.
@@ -114,6 +116,7 @@ class KubeClient:
             count: See ``KubeClient``.
             name: See ``KubeClient``.
             as_user: The user to act as. None: the one of the configuration.
+            as_groups: The groups of that user.
             request_timeout_s: See ``KubeClient``.
 
         Raises:
@@ -137,6 +140,7 @@ class KubeClient:
         client = kubernetes.client.ApiClient(configuration)
         if as_user is not None:
             client.set_default_header("Impersonate-User", as_user)
+            _add_groups(client, as_groups)
         return KubeClient(client, count, name, request_timeout_s)
 
     def credentials(self) -> Credentials:
@@ -333,6 +337,20 @@ class KubeClient:
             raise
         finally:
             self._count(method, outcome)
+
+
+def _add_groups(client: Any, groups: Sequence[str]) -> None:
+    """Lets all requests have a header for each group. The client's own headers have one value each."""
+    request = client.request
+
+    def with_groups(method: str, url: str, *, headers: Mapping[str, str] | None = None, **rest: Any) -> Any:
+        several = urllib3.HTTPHeaderDict(headers)
+        for group in groups:
+            several.add("Impersonate-Group", group)
+        return request(method, url, headers=several, **rest)
+
+    if groups:
+        client.request = with_groups
 
 
 def _itself(body: JsonObject) -> JsonObject:

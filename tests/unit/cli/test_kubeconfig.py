@@ -78,6 +78,7 @@ class ApiServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.policies: list[Json] = []
         self.users: set[str | None] = set()
+        self.groups: set[tuple[str, ...]] = set()
         self.status = 200
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -88,6 +89,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.users.add(self.headers.get("Impersonate-User"))
+        self.server.groups.add(tuple(self.headers.get_all("Impersonate-Group", ())))
         self.server.may_answer.wait(30)
         items = self.server.policies if "checkpointpolicies" in self.path else []
         body = json.dumps({"items": items, "metadata": {}}).encode()
@@ -130,6 +132,13 @@ def test_all_requests_are_made_as_the_user_that_is_given(api_server: ApiServer, 
     api_server.users.clear()
     assert command("status", "--kubeconfig", kubeconfig, "--as", "system:serviceaccount:team:ci").code == 0
     assert api_server.users == {"system:serviceaccount:team:ci"}
+    assert api_server.groups == {()}
+    api_server.groups.clear()
+    groups = ("--as-group", "team", "--as-group", "system:authenticated")
+    assert command("status", "--kubeconfig", kubeconfig, "--as", "ci", *groups).code == 0
+    assert api_server.groups == {("team", "system:authenticated")}
+    done = command("status", "--kubeconfig", kubeconfig, *groups)
+    assert (done.code, "Name one with --as" in done.err) == (2, True), done
 
 
 @pytest.mark.integration
