@@ -35,8 +35,8 @@ _PLAIN = (type(None), bool, int, float, str, tuple)
 SOURCES = ("sidecar/gracepoint", "operator/gracepoint_operator", "operator/gracepoint_cli")
 #: Conditions, reasons of conditions and of Events, phases and causes are words of this form.
 _REASON = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)+")
-#: Random parts of names, checksums, and times.
-_VARYING = re.compile(r"local-[0-9a-f]+|[0-9a-f]{16,}|\d{6,}(\.\d+)?|\d+\.\d{4,}")
+#: Random parts of names, checksums, and times. The size of the file that names its own folder.
+_VARYING = re.compile(r"local-[0-9a-f]+|[0-9a-f]{16,}|\d{6,}(\.\d+)?|\d+\.\d{4,}|(?<=commit_success\.txt\": \[)\d+")
 
 
 def public_names() -> Iterator[str]:
