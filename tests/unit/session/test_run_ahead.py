@@ -19,7 +19,7 @@ from gracepoint.session.run_ahead import RunAhead
 pytestmark = pytest.mark.integration
 
 
-def _share_of_time_in_the_loop(throttle: Callable[[object], None]) -> float:
+def _share_of_time_in_the_loop(throttle: Callable[[object], object]) -> float:
     """How much of the time of 12 heavy, donated steps the host spends in the loop that dispatches them."""
 
     @functools.partial(jax.jit, donate_argnums=0)
