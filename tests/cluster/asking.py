@@ -10,7 +10,7 @@ from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
 from gracepoint.wire.names import API_VERSION, GROUP
 from tests.cluster.conftest import MARK, NAMESPACE
-from tests.testcluster.api import Cluster
+from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
 
 MAINTENANCE = "cloud.google.com/scheduled-maintenance-time"
@@ -29,9 +29,19 @@ def request(run: TrainingRun, name: str, **spec: object) -> Json:
 
 
 def ask(run: TrainingRun, name: str, **spec: object) -> str:
-    """Creates a request; returns its name."""
+    """Creates a request; returns its name. A replica that is just ending does not answer the webhook."""
     body = request(run, name, **spec)
-    run.cluster.kubectl("create", "-f", "-", stdin=json.dumps(body))
+
+    def created() -> bool:
+        try:
+            run.cluster.kubectl("create", "-f", "-", stdin=json.dumps(body))
+        except ClusterError as error:
+            if "failed calling webhook" not in str(error):
+                raise
+            return False
+        return True
+
+    wait_until(f"request {name} to be taken", created, timeout_s=30, every_s=0.5)
     return str(body["metadata"]["name"])
 
 

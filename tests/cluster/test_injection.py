@@ -71,7 +71,10 @@ def test_queued_jobset_exits_uncounted_and_its_pods_are_complete(
         told = json.loads(made["metadata"]["annotations"]["gracepoint.dev/injected"])
         assert told["policy"] == policy
         assert "spec.replicatedJobs[leader].template.spec.template.spec.dnsPolicy" in told["fields"]
-        assert not [field for field in told["fields"] if "board" in field]
+        # What does not train is marked as a helper, and nothing else.
+        assert [field for field in told["fields"] if "board" in field] == [
+            "spec.replicatedJobs[board].template.spec.template.metadata"
+        ]
 
         path = "/spec/replicatedJobs/{}/template/spec/template/spec/nodeSelector"
         resume: list[Json] = [
