@@ -40,11 +40,11 @@ async def test_policy_of_an_older_schema_is_not_ready_alone(gang: Gang) -> None:
     plural = "checkpointpolicies.gracepoint.dev"
     strict = json.loads(gang.server.kubectl("get", "crd", plural, "--output=json").stdout)
     lax = copy.deepcopy(strict)
-    (version,) = lax["spec"]["versions"]
-    version["schema"]["openAPIV3Schema"]["properties"]["spec"] = {
-        "type": "object",
-        "x-kubernetes-preserve-unknown-fields": True,
-    }
+    for version in lax["spec"]["versions"]:
+        version["schema"]["openAPIV3Schema"]["properties"]["spec"] = {
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+        }
     await gang.api.merge(_CRDS, None, plural, {"spec": lax["spec"]})
     old = gang.policy(deadline={"margin": 0.5}) | {"metadata": {"name": "old"}}
 
