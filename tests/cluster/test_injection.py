@@ -98,7 +98,8 @@ def test_queued_jobset_exits_uncounted_and_its_pods_are_complete(
 
 
 def _everybody_found_all(cluster: Cluster, name: str) -> None:
-    pods = get(cluster, "pods", f"--selector=jobset.sigs.k8s.io/jobset-name={name},{LABEL_POLICY}")["items"]
+    trainers = f"jobset.sigs.k8s.io/jobset-name={name},{LABEL_POLICY},gracepoint.dev/role!=helper"
+    pods = get(cluster, "pods", f"--selector={trainers}")["items"]
     lives = {}
     for pod in pods:
         query = ("logs", pod["metadata"]["name"], "--container=train", f"--namespace={NAMESPACE}")

@@ -2,7 +2,7 @@
 
 One task on the controller's event loop. It runs once a minute, and at once when something changed here. Every five
 seconds it looks whether somebody else has changed the webhooks: without their authorities, the API server refuses
-labelled workloads. Both replicas do the same. Each write names the version that was read, so one of two competing writes
+labelled workloads. Both replicas do so. Each write names the version that was read, so one of two competing writes
 fails, and its replica reads again. While the API server fails, what this replica knows stays in force, and the task
 tries again.
 
