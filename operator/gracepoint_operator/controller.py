@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -57,6 +57,7 @@ from gracepoint_operator.recording.eviction_responder import EvictionResponder
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
 from gracepoint_operator.recording.pod_protector import PodProtector
+from gracepoint_operator.recording.policies import connection_writer, missing_policies
 from gracepoint_operator.recording.policies.connection_writer import ConnectionWriter
 from gracepoint_operator.recording.policies.missing_policies import MissingPolicies
 from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
@@ -267,8 +268,12 @@ class Controller:
                 tasks.create_task(self._relister.run(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
                 tasks.create_task(self._garbage_collector.run(), name="garbage collector")
-                tasks.create_task(self.connection_writer.run(lambda: self.ready), name="connections")
-                tasks.create_task(self.missing_policies.run(lambda: self.ready), name="missing policies")
+                tasks.create_task(
+                    self._each(connection_writer.EVERY_S, self.connection_writer.look), name="connections"
+                )
+                tasks.create_task(
+                    self._each(missing_policies.EVERY_S, self.missing_policies.look), name="missing policies"
+                )
                 tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
         finally:
             self._workload_refresh.cancel()
@@ -367,6 +372,8 @@ class Controller:
         Args:
             of_all: True if every status is written.
         """
+        if not (of_all or self.cache.policies.has_changed):
+            return  # as after most events of namespaces
         changed = self.cache.policies.take_changed()
         before, self._limits = self._limits, dict(self.cache.policies.limits())
         for name in before.keys() - self._limits.keys():
@@ -377,7 +384,7 @@ class Controller:
                 message = "the hold of evictions is limited" if seconds else "no eviction is held"
                 log.warning(message, extra=about(set_by=name, longest_hold_s=seconds))
                 self._metrics.longest_hold_s.labels(set_by=name).set(seconds)
-        named = {(workload.namespace, workload.policy) for workload in self.cache.objects.workloads.values()}
+        named = self.cache.objects.named_policies()
         for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies(), *named}:
             if of_all or changed((namespace, name)):
                 self._policy_writer.touch(namespace, name)
@@ -412,6 +419,13 @@ class Controller:
         """
         if self._loop is not None:
             self._loop.call_soon_threadsafe(functools.partial(self._relister.look_again, kind, in_full=any_event))
+
+    async def _each(self, seconds: float, look: Callable[[], Awaitable[object]]) -> None:
+        """Looks again and again, while the cluster is known. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            if self.ready:
+                await look()
 
     async def _tick(self) -> None:
         while True:

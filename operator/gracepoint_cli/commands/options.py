@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gracepoint_cli.errors import CommandError
 from gracepoint_cli.output import OutputFormat
+
+if TYPE_CHECKING:
+    from gracepoint_cli.cluster import Cluster
 
 #: An option that takes no value shows this in the help instead of a type.
 NO_VALUE = ""
@@ -77,32 +81,31 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", metavar=NO_VALUE, help="Sh
 WORKLOAD = "JOB"
 
 
+def _cluster(given: Mapping[str, Any]) -> Cluster:
+    """Returns the cluster of a command line that is being completed."""
+    from gracepoint_cli.cluster import Cluster
+
+    return Cluster(given.get("kubeconfig"), given.get("context"), given.get("as_user"), None, given.get("as_groups"))
+
+
 def workload_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the name of a workload under a policy, also KIND/NAME."""
-    from gracepoint_cli.cluster import Cluster
     from gracepoint_cli.workloads import completed
 
-    given = ctx.params
     try:
-        with Cluster(
-            given.get("kubeconfig"), given.get("context"), given.get("as_user"), None, given.get("as_groups")
-        ) as cluster:
-            return completed(cluster, given.get("namespace") or cluster.namespace, incomplete)
+        with _cluster(ctx.params) as cluster:
+            return completed(cluster, ctx.params.get("namespace") or cluster.namespace, incomplete)
     except CommandError:
         return []  # a completion has no place for an error
 
 
 def preemption_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the name of a Preemption."""
-    from gracepoint_cli.cluster import Cluster
     from gracepoint_operator.kube.kinds import PREEMPTIONS
 
-    given = ctx.params
     try:
-        with Cluster(
-            given.get("kubeconfig"), given.get("context"), given.get("as_user"), None, given.get("as_groups")
-        ) as cluster:
-            found = cluster.list(PREEMPTIONS, given.get("namespace") or cluster.namespace)
+        with _cluster(ctx.params) as cluster:
+            found = cluster.list(PREEMPTIONS, ctx.params.get("namespace") or cluster.namespace)
     except CommandError:
         return []  # a completion has no place for an error
     names = (str(item["metadata"]["name"]) for item in found)

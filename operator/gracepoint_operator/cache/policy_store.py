@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from gracepoint_operator.kube.objects import LABEL_NAMESPACE_NAME
 from gracepoint_operator.model.evictions import HoldLimit
 from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, made_from, why_no_default
 
@@ -18,8 +19,6 @@ Key = tuple[str, str]  # namespace, name
 
 #: Every policy of every namespace. With a namespace: every policy of it.
 EVERYTHING: Key = ("", "")
-#: The label that the API server gives to every namespace.
-NAME_LABEL = "kubernetes.io/metadata.name"
 
 
 class PolicyStore:
@@ -91,6 +90,11 @@ class PolicyStore:
         self._labels.pop(namespace, None)
         for key in [key for key in self._applied if key[0] == namespace]:
             del self._applied[key]
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether ``take_changed`` has anything to tell."""
+        return bool(self._changed)
 
     def take_changed(self) -> Callable[[Key], bool]:
         """Returns what tells whether a policy, its default or its limits have changed since the last call."""
@@ -165,7 +169,7 @@ class PolicyStore:
 
     def _labels_of(self, namespace: str) -> Mapping[str, str]:
         # A namespace may come after what is in it.
-        return self._labels.get(namespace, {NAME_LABEL: namespace})
+        return self._labels.get(namespace, {LABEL_NAMESPACE_NAME: namespace})
 
 
 def _hold_limit(policy: ClusterCheckpointPolicy) -> HoldLimit | None:

@@ -24,6 +24,8 @@ from gracepoint_operator.kube.fields import (
 )
 from gracepoint_operator.read_errors import reading
 
+#: The label that the API server gives to every namespace: its name.
+LABEL_NAMESPACE_NAME = "kubernetes.io/metadata.name"
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"
 LABEL_JOB_UID = "batch.kubernetes.io/controller-uid"
 LABEL_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"

@@ -12,7 +12,7 @@ from gracepoint_operator.webhooks.contracts.in_place_restart import (
     restarts_all_containers,
     restarts_in_place,
 )
-from gracepoint_operator.webhooks.contracts.release_contract import HELPER_RULE_NAME, ends_gang
+from gracepoint_operator.webhooks.contracts.release_contract import ends_gang, uncounted_helpers
 from gracepoint_operator.webhooks.pods.keeper_sidecar import KEEPER
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, helpers, is_job
 
@@ -79,15 +79,14 @@ def _counted(made: Json, policy: CheckpointPolicy) -> list[str]:
     """Warns of Jobs that do not train and whose end restarts the JobSet in a way that counts."""
     if is_job(made) or restarts_in_place(made):
         return []
-    rules = (made["spec"].get("failurePolicy") or {}).get("rules") or []
-    told: list[str] = next((rule["targetReplicatedJobs"] for rule in rules if rule.get("name") == HELPER_RULE_NAME), [])
+    uncounted = uncounted_helpers(made)
     return [
         f"{helper.path}: found restartPolicy {(helper.template.get('spec') or {}).get('restartPolicy')} and "
         f"backoffLimit {helper.job.get('backoffLimit')}: if a pod of it is deleted, the JobSet restarts as a whole. "
         "The gang saves before that, but if the pod ends first, the restart counts towards maxRestarts. Write "
         "restartPolicy: Never, or allow the Job to replace its pod by a backoffLimit"
         for helper in helpers(made, policy.spec.training)
-        if helper.name not in told and ends_gang(helper, made)
+        if helper.name not in uncounted and ends_gang(helper, made)
     ]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from gracepoint_operator.kube import kinds
 from gracepoint_operator.kube.client import JsonObject, KubeClient, KubeError
+from gracepoint_operator.kube.objects import LABEL_NAMESPACE_NAME
 from gracepoint_operator.observability.logs import about
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 _FIRST_S = 20.0
 _EVERY_S = 300.0
 _WEBHOOK = "jobsets.gracepoint.dev"
-_NAMESPACE = "kubernetes.io/metadata.name"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _namespaces(webhook: JsonObject) -> frozenset[str]:
     return frozenset(
         name
         for expression in expressions
-        if (expression.get("key"), expression.get("operator")) == (_NAMESPACE, "In")
+        if (expression.get("key"), expression.get("operator")) == (LABEL_NAMESPACE_NAME, "In")
         for name in expression.get("values") or ()
     )
 

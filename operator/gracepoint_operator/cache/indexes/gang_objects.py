@@ -148,6 +148,10 @@ class GangObjects:
         """UIDs of the known workloads that name the policy of this namespace and name."""
         return set(self._with_policy.get(key, ()))
 
+    def named_policies(self) -> set[Key]:
+        """Namespaces and names of the policies that known workloads name."""
+        return set(self._with_policy)
+
     def workloads_in(self, namespace: str) -> set[str]:
         """UIDs of the known workloads of a namespace."""
         return {uid for uid, workload in self.workloads.items() if workload.namespace == namespace}

@@ -104,15 +104,11 @@ class ConnectionWriter:
         self._running_since: dict[str, float] = {}  # UID of the pod -> since when it was seen to run
         self._told: dict[str, int] = {}  # UID of the workload -> attempt of which an Event says that pods are missing
 
-    async def run(self, is_ready: Callable[[], bool]) -> None:
-        """Runs until cancelled. Does nothing while ``is_ready`` is false."""
-        while True:
-            await asyncio.sleep(EVERY_S)
-            if is_ready():
-                await self.look()
-
     async def look(self) -> None:
-        """Counts once, and writes what changed. Does nothing while the API server does not answer."""
+        """Counts once, and writes what changed. Does nothing while the API server does not answer.
+
+        To be called every ``EVERY_S``.
+        """
         if self._view_age_s() <= connectivity.RENEWED_S:
             await self._renew()
             await self._write_all()

@@ -6,7 +6,6 @@ looks: GitOps tools replace objects by deleting and creating them, and the end o
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -47,18 +46,11 @@ class MissingPolicies:
         self._missing: dict[str, str] = {}  # UID of the workload -> the policy that it lacked at the last look
         self._told: dict[str, str] = {}  # UID of the workload -> the policy of which an Event says that it is missing
 
-    async def run(self, is_ready: Callable[[], bool]) -> None:
-        """Runs until cancelled. Does nothing while ``is_ready`` is false."""
-        while True:
-            await asyncio.sleep(EVERY_S)
-            if is_ready():
-                await self.look()
-
     async def look(self) -> None:
-        """Looks once, and says what has changed."""
+        """Looks once, and says what has changed. To be called every ``EVERY_S``."""
         known, workloads = self._cache.policies, self._cache.objects.workloads
         self._uids |= {key: policy.uid for key in known if (policy := known.get(key)) is not None}
-        named = {(workload.namespace, workload.policy) for workload in workloads.values()}
+        named = self._cache.objects.named_policies()
         self._uids = {key: uid for key, uid in self._uids.items() if key in known or key in named}
         unreadable = self._cache.unreadable_policies()
 

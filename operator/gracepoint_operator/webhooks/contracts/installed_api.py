@@ -12,12 +12,12 @@ from typing import Any
 
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks.contracts.release_contract import (
-    HELPER_RULE_NAME,
     RULE_ACTION,
     RULE_REASON,
     RULES,
     is_own_rule,
     own_pod_rules,
+    uncounted_helpers,
 )
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, gang, helpers
 
@@ -120,11 +120,7 @@ def _has(node: Any, value: str | None) -> bool:
 
 def _other_rules(jobset: Json, policy: CheckpointPolicySpec) -> list[str]:
     """Returns the paths of other rules that make a Job fail whose failure restarts the JobSet without being counted."""
-    rules = (jobset["spec"].get("failurePolicy") or {}).get("rules") or []
-    targets: list[str] = next(
-        (rule["targetReplicatedJobs"] for rule in rules if rule.get("name") == HELPER_RULE_NAME), []
-    )
-    found = []
+    targets, found = uncounted_helpers(jobset), []
     for member in gang(jobset, policy.training, Problems()):
         own = own_pod_rules(member, policy)
         found += [path for path, rule in _failing(member.path, member.job) if rule not in own]

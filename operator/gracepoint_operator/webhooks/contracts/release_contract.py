@@ -157,6 +157,12 @@ def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec) -> list[Jso
     ]
 
 
+def uncounted_helpers(jobset: Json) -> list[str]:
+    """Returns the names of the Jobs that do not train and have the contract's rule: their disruptions do not count."""
+    rules = (jobset["spec"].get("failurePolicy") or {}).get("rules") or []
+    return next((rule["targetReplicatedJobs"] for rule in rules if rule.get("name") == HELPER_RULE_NAME), [])
+
+
 def is_own_rule(rule: Json) -> bool:
     """Returns whether it is the contract's rule in the podFailurePolicy of a Job that does not train."""
     return rule == _DISRUPTED
