@@ -93,8 +93,10 @@ def _serve(listener: socket.socket, woken: int, beside: dict[int, subprocess.Pop
     workers: dict[int, subprocess.Popen[bytes]] = {}  # by a file descriptor that is readable once the worker has ended
     is_ending = False
     while workers or not is_ending:
-        readable, _, _ = select.select([listener.fileno(), woken, *workers, *beside], [], [])
-        for handle in readable:
+        poll = select.poll()  # select() takes no descriptor above 1023
+        for handle in (listener.fileno(), woken, *workers, *beside):
+            poll.register(handle, select.POLLIN)
+        for handle, _ in poll.poll():
             if handle == listener.fileno():
                 _take_trainer(listener, workers)
             elif handle == woken:

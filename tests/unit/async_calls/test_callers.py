@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -397,6 +398,21 @@ def test_calls_that_were_handed_over_outlive_a_trainer_that_is_killed(
         go_on.touch()
     until(lambda: not any(is_alive(worker) for worker in workers), "the workers to end")
     assert (sorted(out.read_text()) if out.exists() else []) == (list("abc") if finished else [])
+
+
+@PROCESSES
+def test_a_trainer_may_have_more_than_a_thousand_files_open(kind: type[AsyncCaller], tmp_path: Path) -> None:
+    """The worker gets its connection under a number that is as high."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+        for _ in range(1100):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        caller = kind(timeout_s=60)
+        caller.schedule_async_call(request(functions.append, str(tmp_path / "a"), "done"))
+        caller.close()
+    assert (tmp_path / "a").read_text() == "done"
 
 
 def test_a_call_that_has_ended_counts_as_ended_if_its_worker_dies_with_the_next_one_unread(tmp_path: Path) -> None:

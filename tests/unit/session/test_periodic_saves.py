@@ -207,7 +207,22 @@ def in_engine(owner: Callable[[Training], Any], name: str) -> Callable[[Training
 
 
 def in_module(module: ModuleType, name: str) -> Callable[[Training, pytest.MonkeyPatch], None]:
-    return in_engine(lambda training: module, name)
+    """In this process alone: the other one is another thread, and may be at its next step meanwhile."""
+    real = getattr(module, name)
+
+    def step(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+        process = threading.get_ident()
+
+        def here(*arguments: Any, **options: Any) -> Any:
+            if threading.get_ident() == process:
+                raise MemoryError("there is no memory, this once")
+            return real(*arguments, **options)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(module, name, here)
+            training.step(2)
+
+    return step
 
 
 ONCE: Mapping[str, Callable[[Training, pytest.MonkeyPatch], None]] = {

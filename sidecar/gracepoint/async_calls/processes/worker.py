@@ -87,9 +87,10 @@ def _next_call(connection: socket.socket, trainer: int | None) -> tuple[int, int
     A process that the trainer forked may hold the connection open after the trainer's end. So the trainer's end counts,
     too.
     """
-    waited_for: list[socket.socket | int] = [connection] if trainer is None else [connection, trainer]
-    readable, _, _ = select.select(waited_for, [], [])
-    if connection not in readable:
+    poll = select.poll()  # select() takes no descriptor above 1023, and a trainer may have many files open
+    for each in (connection,) if trainer is None else (connection, trainer):
+        poll.register(each, select.POLLIN)
+    if connection.fileno() not in dict(poll.poll()):
         return None
     try:
         data, fds, _, _ = socket.recv_fds(connection, CALL.size, _MOST_FDS)
