@@ -74,7 +74,7 @@ def test_operator_says_that_another_release_came_without_helm(
             said = lambda: "another release of Gracepoint answers for the same names" in operator.log.read_text()  # noqa: E731
             wait_until("the operator to say so", said, timeout_s=90, hint=operator.log.read_text)
         lines = [json.loads(line) for line in operator.log.read_text().splitlines()]
-        (line,) = [line for line in lines if line["level"] == "ERROR"]
+        (line,) = [line for line in lines if line["level"] == "ERROR" and "release" in line["message"]]
         assert (line["other"], line["namespaces"]) == (f"other-gracepoint.{NAMESPACE}.svc", "all namespaces")
         assert f'release "00-other-gracepoint" in namespace "{NAMESPACE}"' in first.refused("crds.install=false")
     finally:

@@ -19,7 +19,7 @@ from gracepoint_operator.kube.client import USER_AGENT, KubeClient
 from gracepoint_operator.kube.kinds import Kind
 from gracepoint_operator.observability.logs import about
 from gracepoint_operator.watches.discovery import FreshDiscovery
-from gracepoint_operator.watches.empty_lists import empty_lists
+from gracepoint_operator.watches.empty_lists import EmptyLists
 from gracepoint_operator.watches.handlers import settings
 from gracepoint_operator.watches.pauses import Pauses
 
@@ -72,7 +72,7 @@ def run_kopf(
     async def login(**_: Any) -> kopf.AiohttpSession:
         # When the API server refuses credentials, kopf asks for new ones at once.
         await asyncio.sleep(logins.next_s(first_s=0.0))
-        made = _session(api, trace, watched)
+        made = _session(api, trace, watched, namespaces)
         sessions.append(made.aiohttp_session)
         return made
 
@@ -93,7 +93,9 @@ def run_kopf(
     return _run_on_a_loop(watching, over, sessions)
 
 
-def _session(api: KubeClient, trace: aiohttp.TraceConfig, watched: Collection[Kind]) -> kopf.AiohttpSession:
+def _session(
+    api: KubeClient, trace: aiohttp.TraceConfig, watched: Collection[Kind], namespaces: Collection[str]
+) -> kopf.AiohttpSession:
     """A session whose requests are traced. It must be created on the loop that uses it."""
     credentials = api.credentials()
     connection = Connection(
@@ -109,7 +111,7 @@ def _session(api: KubeClient, trace: aiohttp.TraceConfig, watched: Collection[Ki
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),
         headers=connection.as_http_headers(),
         trace_configs=[trace],
-        middlewares=[empty_lists, FreshDiscovery(watched)],
+        middlewares=[EmptyLists(watched, namespaces), FreshDiscovery(watched)],
     )
     return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 

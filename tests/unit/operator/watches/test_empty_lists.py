@@ -7,22 +7,33 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gracepoint_operator.watches.empty_lists import empty_lists
+from gracepoint_operator.cache.listing.resync import SELECTORS
+from gracepoint_operator.watches.empty_lists import EmptyLists
 
 
 @pytest.mark.parametrize(
-    ("path", "query", "selector"),
+    ("path", "query", "selector", "namespaces"),
     [
-        pytest.param("/api/v1/pods", {"labelSelector": "a=b"}, "metadata.name=-", id="list of a watched kind"),
-        pytest.param("/apis/gracepoint.dev/v1beta1/preemptions", {}, "metadata.name=-", id="list of our kind"),
-        pytest.param("/api/v1/pods", {"watch": "true", "resourceVersion": "7"}, None, id="watch"),
+        pytest.param("/api/v1/pods", {"labelSelector": "a=b"}, "metadata.name=-", (), id="list of a watched kind"),
+        pytest.param("/apis/gracepoint.dev/v1beta1/preemptions", {}, "metadata.name=-", (), id="list of our kind"),
+        pytest.param("/api/v1/pods", {"watch": "true", "resourceVersion": "7"}, None, (), id="watch"),
         pytest.param(
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", {}, None, id="list that kopf needs itself"
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", {}, None, (), id="list that kopf needs itself"
         ),
-        pytest.param("/apis", {}, None, id="discovery"),
+        pytest.param("/apis", {}, None, (), id="discovery"),
+        pytest.param("/api/v1/namespaces", {}, "metadata.name=-", (), id="list of namespaces"),
+        pytest.param(
+            "/api/v1/namespaces",
+            {},
+            None,
+            ("a",),
+            id="kopf's list of namespaces to watch",
+        ),
     ],
 )
-async def test_lists_of_watched_kinds_ask_for_nothing(path: str, query: dict[str, str], selector: str | None) -> None:
+async def test_lists_of_watched_kinds_ask_for_nothing(
+    path: str, query: dict[str, str], selector: str | None, namespaces: tuple[str, ...]
+) -> None:
     seen: list[dict[str, str]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -33,7 +44,7 @@ async def test_lists_of_watched_kinds_ask_for_nothing(path: str, query: dict[str
     app.router.add_get("/{path:.*}", answer)
     async with (
         TestServer(app) as server,
-        aiohttp.ClientSession(middlewares=[empty_lists]) as session,
+        aiohttp.ClientSession(middlewares=[EmptyLists(SELECTORS.keys(), namespaces)]) as session,
         session.get(server.make_url(path).with_query(query)) as response,
     ):
         assert response.status == 200
