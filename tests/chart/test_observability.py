@@ -10,12 +10,12 @@ from pathlib import Path
 import promql_parser
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from gracepoint_operator.observability.metrics import Metrics
 from tests.chart.conftest import Helm, Render
 from tests.chart.helm import CHART
 from tests.chart.objects import Json, of_kind, one
+from tests.exposition import families
 
 ALERTS: list[Json] = [
     rule for group in yaml.safe_load((CHART / "files/alerts.yaml").read_text()) for rule in group["rules"]
@@ -33,9 +33,7 @@ def panels() -> Iterator[Json]:
 def exported(*, accounts: bool = True) -> dict[str, set[str]]:
     """The series of the operator: name -> labels, without those that the scrape adds."""
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(Metrics(accounts=accounts).text().decode()):
-        if family.name.endswith("_created"):  # by the client library, beside each counter
-            continue
+    for family in families(Metrics(accounts=accounts)):
         kind = family.type
         names = {
             "counter": [f"{family.name}_total"],

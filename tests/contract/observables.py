@@ -19,12 +19,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import typer
-from prometheus_client.parser import text_string_to_metric_families
 
 from gracepoint import checkpoint
 from gracepoint.wire.names import Env
 from gracepoint_cli.app import app
 from gracepoint_operator.observability.metrics import Metrics
+from tests.exposition import families
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "observables"
@@ -72,9 +72,8 @@ def _signature(value: Any) -> str:
 
 def metrics() -> Iterator[str]:
     """Yields the operator's metrics with their types."""
-    for family in text_string_to_metric_families(Metrics().text().decode()):
-        if not family.name.endswith("_created"):  # by the client library, beside each counter
-            yield f"{family.name} {family.type}"
+    for family in families(Metrics()):
+        yield f"{family.name} {family.type}"
 
 
 def environment() -> Iterator[str]:

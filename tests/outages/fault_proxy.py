@@ -150,7 +150,11 @@ class FaultProxy:
         headers = {name: value for name, value in request.headers.items() if name not in ("Host", "Accept-Encoding")}
         body = await request.read()
         async with self._session.request(
-            request.method, self._target + path, headers=headers, data=body or None, timeout=aiohttp.ClientTimeout()
+            *(request.method, self._target + path),
+            headers=headers,
+            skip_auto_headers=["Accept-Encoding"],  # what is compressed would not be told as such
+            data=body or None,
+            timeout=aiohttp.ClientTimeout(),
         ) as found:
             if self._fault_of(path) not in (None, How.HANG) and request.transport is not None:
                 request.transport.abort()  # the fault began meanwhile, when there was no stream yet to be cut

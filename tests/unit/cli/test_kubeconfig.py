@@ -163,6 +163,7 @@ def test_each_change_is_shown_until_the_user_ends_it(
         api_server.policies = found
 
     monkeypatch.setattr(time, "sleep", pause)
+    api_server.policies = []  # those of other tests
     done = command("status", "--kubeconfig", kubeconfig, "-w", "-o", "wide")
     assert done.code == 130
     before, *pages = done.out.split("NAMESPACE   POLICY")
