@@ -73,7 +73,7 @@ def metrics() -> str:
         "",
     ]
     lines[2] += " them, with questions in PromQL."
-    for family in sorted(Metrics().registry.collect(), key=lambda item: item.name):
+    for family in sorted(Metrics().families(), key=lambda item: item.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         lines += [f"`{name}` ({family.type})", f":   {family.documentation}", ""]
     return "\n".join(lines)

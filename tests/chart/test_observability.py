@@ -15,7 +15,6 @@ from gracepoint_operator.observability.metrics import Metrics
 from tests.chart.conftest import Helm, Render
 from tests.chart.helm import CHART
 from tests.chart.objects import Json, of_kind, one
-from tests.exposition import families
 
 ALERTS: list[Json] = [
     rule for group in yaml.safe_load((CHART / "files/alerts.yaml").read_text()) for rule in group["rules"]
@@ -33,7 +32,7 @@ def panels() -> Iterator[Json]:
 def exported(*, accounts: bool = True) -> dict[str, set[str]]:
     """The series of the operator: name -> labels, without those that the scrape adds."""
     found: dict[str, set[str]] = {}
-    for family in families(Metrics(accounts=accounts)):
+    for family in Metrics(accounts=accounts).families():
         kind = family.type
         names = {
             "counter": [f"{family.name}_total"],

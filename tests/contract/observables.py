@@ -24,7 +24,6 @@ from gracepoint import checkpoint
 from gracepoint.wire.names import Env
 from gracepoint_cli.app import app
 from gracepoint_operator.observability.metrics import Metrics
-from tests.exposition import families
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "observables"
@@ -72,7 +71,7 @@ def _signature(value: Any) -> str:
 
 def metrics() -> Iterator[str]:
     """Yields the operator's metrics with their types."""
-    for family in families(Metrics()):
+    for family in Metrics().families():
         yield f"{family.name} {family.type}"
 
 

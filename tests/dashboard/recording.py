@@ -84,6 +84,8 @@ class _Replica:
         metrics, chance = self._metrics, self._chance
         metrics.subscriptions.set(_PODS if alone else _PODS / 2 + chance.randint(-2, 2))
         metrics.pods_not_connected.set(3 if _hour(at_s, 4.5, 4.8) else 0)
+        metrics.workloads_without_policy.set(1 if _hour(at_s, 3.0, 3.2) else 0)
+        metrics.longest_hold_s.labels(set_by="evictions.longestHoldSeconds").set(600)
         metrics.unrecorded.set(2 if _hour(at_s, 2.0, 2.1) else 0)
         metrics.certificate_expiry.labels(certificate="server").set(BEGIN_S + _CERTIFICATE_S)
         metrics.certificate_expiry.labels(certificate="authority").set(BEGIN_S + 3650 * 86_400)
@@ -121,6 +123,7 @@ class _Replica:
         if chance.random() < 0.05:
             metrics.refused.labels(reason=chance.choice(list(AuthenticationFailure))).inc()
             metrics.count_connection_closed(chance.choice(list(CloseReason)))
+            metrics.port_connections_closed.labels(port="webhooks", reason=chance.choice(list(CloseReason))).inc()
             metrics.count_webhook_refused("unknown_path")
         if at_s % 3600 < SCRAPE_S:
             metrics.preemptions_deleted.labels(reason="age").inc(4)
@@ -153,7 +156,7 @@ class _Replica:
 
     def samples(self) -> Iterator[tuple[str, str, str]]:
         """Each sample: the metric and its type, the series, the value."""
-        for family in self._metrics.registry.collect():
+        for family in self._metrics.families():
             for sample in family.samples:
                 if not sample.name.endswith("_created"):
                     labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())

@@ -17,7 +17,6 @@ import pytest
 from gracepoint.settings import Settings
 from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX
 from gracepoint_operator.observability.metrics import Metrics
-from tests.exposition import families
 from website import reference
 
 pytestmark = pytest.mark.integration
@@ -71,7 +70,7 @@ def test_the_reference_is_made_from_the_code(site: Path, page: str, words: list[
 
 def test_every_metric_is_in_the_reference(site: Path) -> None:
     text = (site / "reference" / "metrics.html").read_text(encoding="utf-8")
-    assert [family.name for family in families(Metrics()) if family.name not in text] == []
+    assert [family.name for family in Metrics().families() if family.name not in text] == []
 
 
 def public_methods() -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import prometheus_client as prometheus
+from prometheus_client.core import GaugeMetricFamily
 
 _LONG_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 86400.0)
 _SPARE_S = (-60.0, -10.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 600.0)
@@ -17,10 +18,8 @@ AccountRow = tuple[str, str, str, float]
 
 
 _ACCOUNTS = "gracepoint_goodput_seconds"
-_ACCOUNTS_HEAD = (
-    f"# HELP {_ACCOUNTS} Where the time of a workload went since its account began. Each replica shows all workloads.\n"
-    f"# TYPE {_ACCOUNTS} gauge\n"
-)
+_ACCOUNTS_HELP = "Where the time of a workload went since its account began. Each replica shows all workloads."
+_ACCOUNTS_LABELS = ("namespace", "workload", "category")
 
 
 async def _no_accounts() -> Callable[[], Iterable[AccountRow]]:
@@ -299,6 +298,15 @@ class Metrics:
         """The exposition format. For thousands of workloads this takes some time; any thread may call it."""
         return prometheus.generate_latest(self.registry) + self._accounts_text()
 
+    def families(self) -> Iterator[prometheus.Metric]:
+        """What ``text`` shows, as objects of the client library: for pages and tests, not for many workloads."""
+        yield from self.registry.collect()
+        if self._shows_accounts:
+            accounts = GaugeMetricFamily(_ACCOUNTS, _ACCOUNTS_HELP, labels=_ACCOUNTS_LABELS)
+            for *labels, seconds in self._accounts():
+                accounts.add_metric(labels, seconds)
+            yield accounts
+
     def _accounts_text(self) -> bytes:
         """The figures grow with the time, so they are computed when they are read.
 
@@ -310,4 +318,4 @@ class Metrics:
             f'{_ACCOUNTS}{{category="{category}",namespace="{namespace}",workload="{workload}"}} {seconds}\n'
             for namespace, workload, category, seconds in self._accounts()
         ]
-        return "".join([_ACCOUNTS_HEAD, *lines]).encode()
+        return "".join([f"# HELP {_ACCOUNTS} {_ACCOUNTS_HELP}\n# TYPE {_ACCOUNTS} gauge\n", *lines]).encode()

@@ -20,7 +20,6 @@ from gracepoint_operator.recording import outcome_metrics
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policies import missing_policies
 from gracepoint_operator.resources import PreemptionStatus
-from tests.exposition import families
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
@@ -287,7 +286,7 @@ async def test_requests_to_the_api_are_counted_by_outcome() -> None:
 
 def test_the_page_lists_every_metric_and_no_other() -> None:
     listed = set(re.findall(r"^\| `(gracepoint_\w+)`", PAGE.read_text(), re.M))
-    exposed = {family.name + ("_total" if family.type == "counter" else "") for family in families(Metrics())}
+    exposed = {family.name + ("_total" if family.type == "counter" else "") for family in Metrics().families()}
     assert listed == exposed
 
 
