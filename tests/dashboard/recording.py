@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gracepoint.wire.messages import Mode, Phase
+from gracepoint.wire.messages import Mode, Phase, TroubleKind
 from gracepoint_operator.cache.listing.resync import ALWAYS
 from gracepoint_operator.channel.authentication import AuthenticationFailure
 from gracepoint_operator.limited_port import CloseReason
@@ -92,6 +92,8 @@ class _Replica:
         metrics.canary_age_s.set(chance.uniform(0, 15))
         metrics.canary_s.observe(chance.uniform(0.001, 0.02))
         metrics.stalled.set(1 if _hour(at_s, 5.0, 5.2) else 0)
+        metrics.troubled.labels(kind=TroubleKind.SAVES).set(1 if _hour(at_s, 4.0, 4.2) else 0)
+        metrics.troubles.labels(kind=TroubleKind.SAVES).inc(1 if at_s == BEGIN_S + 4 * 3600 else 0)
         metrics.stalled_pods.clear()
         if _hour(at_s, 5.0, 5.2):
             metrics.stalled_pods.labels("research", "llm", "llm-workers-0-1", "training").set(1)
