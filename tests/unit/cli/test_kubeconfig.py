@@ -8,7 +8,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,12 @@ def kubeconfig(api_server: ApiServer, tmp_path: Path) -> Path:
     return file
 
 
+def pause_with(monkeypatch: pytest.MonkeyPatch, pause: Callable[[float], None]) -> None:
+    """Pauses of this thread are `pause`. Those of other threads, which earlier tests may have left, stay."""
+    tested, sleep = threading.get_ident(), time.sleep
+    monkeypatch.setattr(time, "sleep", lambda length_s: (pause if threading.get_ident() == tested else sleep)(length_s))
+
+
 def policy(name: str) -> Json:
     return {"metadata": {"name": name, "namespace": "default"}, "spec": {}}
 
@@ -162,7 +168,7 @@ def test_each_change_is_shown_until_the_user_ends_it(
             raise KeyboardInterrupt
         api_server.policies = found
 
-    monkeypatch.setattr(time, "sleep", pause)
+    pause_with(monkeypatch, pause)
     api_server.policies = []  # those of other tests
     done = command("status", "--kubeconfig", kubeconfig, "-w", "-o", "wide")
     assert done.code == 130
@@ -183,7 +189,7 @@ def test_a_watch_goes_on_after_a_request_that_failed_and_separates_documents(
             raise KeyboardInterrupt
         api_server.status, api_server.policies = step
 
-    monkeypatch.setattr(time, "sleep", pause)
+    pause_with(monkeypatch, pause)
     done = command("status", "--kubeconfig", kubeconfig, "-w", "-o", "yaml")
     assert (done.code, "error: the API server refused" in done.err) == (130, True), done
     names = [document["policies"][0]["name"] for document in yaml.safe_load_all(done.out)]
@@ -203,7 +209,7 @@ def test_a_pipe_gets_each_answer_of_a_watch_before_the_next_is_looked_for(
     def pause(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", pause)
+    pause_with(monkeypatch, pause)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
     with pytest.raises(SystemExit):
         run("gracepoint", ["status", "--kubeconfig", str(kubeconfig), "-w", "-o", form])
@@ -221,6 +227,6 @@ def test_what_is_shown_at_a_time_that_is_no_change_is_not_shown_again(
         if next(pauses, None) is None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", pause)
+    pause_with(monkeypatch, pause)
     done = command("status", "--kubeconfig", kubeconfig, "--watch", "-o", "yaml")
     assert done.out.count("policies:") == 1
