@@ -146,7 +146,7 @@ mutants: $(STAMP) ## Measures what the tests of the decisive modules notice (hal
 	$(PY) -m tests.mutants $(MUTANTS)
 
 cuts: $(STAMP) servers ## Cuts saves in object stores after every single request (half an hour).
-	CUT_EVERY=1 RACES=500 $(PY) -m pytest -p no:xdist --timeout 3600 -q tests/unit/checkpoint/steps/object_store/test_cuts.py
+	CUT_EVERY=1 RACES=500 $(PY) -m pytest -p no:xdist --timeout 3600 -q tests/unit/checkpoint/steps/test_cuts.py
 
 soak: parts ## Disrupts one job a hundred times, at random, in nine ways (an hour; SOAK="--disruptions 9 --seed 7").
 	$(PY) -m tests.soak $(SOAK)

@@ -30,7 +30,7 @@ _ROOT = Path(__file__).parents[1]
 _TESTS = {
     "tests on a GPU beside the CPU": (
         "cpu,cuda",
-        ["tests/unit/checkpoint/test_devices.py", "tests/unit/checkpoint/transfer/test_device_to_host.py"],
+        ["tests/unit/checkpoint/test_devices.py", "tests/unit/checkpoint/saving/test_device_to_host.py"],
     ),
     "tests of loops: interrupts, set_mesh, transfer guard": ("cuda,cpu", ["tests/accelerator"]),
 }

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from benchmarks.agreement import MEASURED, Measured
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import Agreement, meet
-from gracepoint.multihost.sync_point.ledger import Closed, Event, Noticed
+from gracepoint.multihost.ledger import Closed, Event, Noticed
 from gracepoint.process_group import ProcessGroup
 from gracepoint.settings import Settings
 from tests.multiprocess.launcher import here

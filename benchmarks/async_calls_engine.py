@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 

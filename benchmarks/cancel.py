@@ -26,7 +26,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
 
 from benchmarks.checkpoint_process import large_state
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.process_group import SingleProcess
 
 _DIRECTORY = Path(__file__).parents[1] / "build" / "benchmarks"

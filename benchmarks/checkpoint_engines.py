@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import orbax.checkpoint as ocp
 
-from gracepoint.checkpoint.checkpointers.group_factory import JoinedGroup
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.groups import JoinedGroup
 
 GRACEPOINT = "Gracepoint"
 ORBAX = "Orbax"

@@ -29,13 +29,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import checkpoint_engines as engines
 from benchmarks.checkpoint_engines import Engine
-from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.format import pytree
+from gracepoint.checkpoint.groups import GroupFactory, JoinedGroup
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
-from gracepoint.checkpoint.planning.local_shards import local_shards
-from gracepoint.checkpoint.reading import array_source
+from gracepoint.checkpoint.planning.chunks import local_shards
+from gracepoint.checkpoint.reading import stored_arrays
 from gracepoint.checkpoint.reading.stored_tree import open_tree
-from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
+from gracepoint.checkpoint.saving.planner import SavePlanner
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here
@@ -317,7 +317,9 @@ def _files_to_read(folder: Path, state: Any) -> list[Path]:
             return [path for path in item.rglob("*") if path.is_file()]
         held = local_shards(data[spec.name]) if isinstance(data[spec.name], jax.Array) else [()]
         for index in held:
-            found.update(item / spec.chunk_file(chunk) for chunk in array_source.touched(index, spec.shape, spec.chunk))
+            found.update(
+                item / spec.chunk_file(chunk) for chunk in stored_arrays.touched(index, spec.shape, spec.chunk)
+            )
     return sorted(found)
 
 

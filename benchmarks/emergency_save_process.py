@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import emergency_save_writers as writers
 from benchmarks.checkpoint_process import MEASURED, Together, forget_peak, large_state, resident_bytes, small_state
 from benchmarks.emergency_save_trace import traced
-from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
+from gracepoint.checkpoint.groups import GroupFactory
 from tests.multiprocess.launcher import here
 
 _TIMEOUT_S = 300.0

@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks import checkpoint_engines
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.checkpointers.group_factory import JoinedGroup
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.groups import JoinedGroup
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
-from gracepoint.checkpoint.saving.operation.save_planner import SavePlanner
+from gracepoint.checkpoint.saving.planner import SavePlanner
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer, has_direct_io
 from gracepoint.deadline import Deadline
 

@@ -29,10 +29,10 @@ from typing import Any
 from benchmarks.gang_scale_epochs import RUN_AHEAD, STEP_S, Epoch, Times
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import Agreement, StoreProcessGroup
-from gracepoint.multihost.coordination.store import JaxStore
-from gracepoint.multihost.sync_point import timekeeper
-from gracepoint.multihost.sync_point.ledger import Broken, Closed, Event, Noticed, Opened, Retracted
-from gracepoint.multihost.sync_point.protocol import Verdict
+from gracepoint.multihost import agreement as timekeeper
+from gracepoint.multihost.ledger import Broken, Closed, Event, Noticed, Opened, Retracted
+from gracepoint.multihost.protocol import Verdict
+from gracepoint.multihost.store import JaxStore
 from gracepoint.preemption.emergency_save import _STAGES_OF
 
 _TIMEOUT_S = 120.0

@@ -21,15 +21,15 @@ from gracepoint.checkpoint.format.array_spec import grid
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart, StoredFile, file_of
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning import chunk_owners
+from gracepoint.checkpoint.planning import chunks as chunk_owners
 from gracepoint.checkpoint.reading.stored_tree import open_tree
-from gracepoint.checkpoint.saving.operation import small_files, state_comparison
-from gracepoint.checkpoint.saving.operation.save_extras import NO_EXTRAS
-from gracepoint.checkpoint.saving.operation.save_planner import PreparedSave, SavePlanner
-from gracepoint.checkpoint.saving.process_part.save_part import write_manifest_part
+from gracepoint.checkpoint.saving import operation, planner
+from gracepoint.checkpoint.saving.extras import NO_EXTRAS
+from gracepoint.checkpoint.saving.part import write_manifest_part
+from gracepoint.checkpoint.saving.planner import PreparedSave, SavePlanner
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.writing.write_job import WrittenFiles
+from gracepoint.checkpoint.writing.files import WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes import gang_arrays
@@ -96,7 +96,7 @@ def measure(directory: Path, processes: int, layers: int) -> Times:
         else:
             times.planned, times.planned_cpu = planned_s, cpu_s
             began_s = time.perf_counter()
-            state_comparison.describe(leaves, prepared.specs, prepared.plan)
+            planner.describe(leaves, prepared.specs, prepared.plan)
             times.compared = time.perf_counter() - began_s
     times.chunks = prepared.plan.total_chunks
     times.own_chunks = sum(chunk.mine for chunk in prepared.plan.chunks)
@@ -187,7 +187,7 @@ def _write_others(
             if position in prepared.plan.copied:
                 local[process][path] = 0
     gang = OneOf(0, processes)
-    first = small_files.small_files(temporary, layout.STATE_ITEM, gang, prepared, NO_EXTRAS, {})
+    first = operation.small_files(temporary, layout.STATE_ITEM, gang, prepared, NO_EXTRAS, {})
     for path, data in first.items():
         (temporary.path / path).parent.make_folder()
         (temporary.path / path).put(data)

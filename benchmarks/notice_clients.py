@@ -28,8 +28,7 @@ from gracepoint.receivers.mailbox import Disruption
 from gracepoint.receivers.operator import Operator
 from gracepoint.settings import Settings
 from gracepoint.version import __version__
-from gracepoint.wire.codec import Message
-from gracepoint.wire.messages import Acknowledgement
+from gracepoint.wire.messages import Acknowledgement, Message
 
 _CONNECT_TIMEOUT_S = 300.0
 _PRIORITY = 5

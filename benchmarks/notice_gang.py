@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gracepoint.wire import names
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.kinds import Kind
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube.objects import Kind
+from gracepoint_operator.workloads import JOBSETS
 
 NAMESPACE = "big"
 POLICY = "policy"
@@ -42,12 +42,12 @@ class Member:
 
 async def make(api: KubeClient, count: int, folder: Path) -> list[Member]:
     """Makes nodes, policy, JobSet, Job and so many running pods; returns the pods, whose tokens lie in ``folder``."""
-    await api.create(kinds.NAMESPACES, None, {"metadata": {"name": NAMESPACE}})
+    await api.create(objects.NAMESPACES, None, {"metadata": {"name": NAMESPACE}})
     await api.create(_ACCOUNTS, NAMESPACE, {"metadata": {"name": _ACCOUNT}})
-    await api.create(kinds.POLICIES, NAMESPACE, _policy())
+    await api.create(objects.POLICIES, NAMESPACE, _policy())
     jobset = await api.create(JOBSETS, NAMESPACE, _jobset(count))
     workload_uid = str(jobset["metadata"]["uid"])
-    await api.create(kinds.JOBS, NAMESPACE, _job(count, workload_uid))
+    await api.create(objects.JOBS, NAMESPACE, _job(count, workload_uid))
     await _all(_make_node(api, index) for index in range(-(-count // _PODS_A_NODE)))
     return await _all(_make_pod(api, index, count, workload_uid, folder) for index in range(count))
 
@@ -55,12 +55,12 @@ async def make(api: KubeClient, count: int, folder: Path) -> list[Member]:
 async def taint(api: KubeClient, index: int, value: str | None) -> None:
     """Puts the taint on a node, with a value that tells it from the one before; None takes it off."""
     taints = [] if value is None else [{"key": TAINT, "value": value, "effect": "NoSchedule"}]
-    await api.merge(kinds.NODES, None, _node_name(index), {"spec": {"taints": taints}})
+    await api.merge(objects.NODES, None, _node_name(index), {"spec": {"taints": taints}})
 
 
 async def deadline_at(api: KubeClient, preemption: str) -> float:
     """A recorded preemption's deadline, in seconds since the epoch."""
-    body = await api.get(kinds.PREEMPTIONS, NAMESPACE, preemption)
+    body = await api.get(objects.PREEMPTIONS, NAMESPACE, preemption)
     return datetime.datetime.fromisoformat(body["spec"]["deadline"]).timestamp()
 
 
@@ -75,16 +75,16 @@ def _node_name(index: int) -> str:
 async def _make_node(api: KubeClient, index: int) -> None:
     name = _node_name(index)
     await api.create(
-        kinds.NODES, None, {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "spec": {}}
+        objects.NODES, None, {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "spec": {}}
     )
     await taint(api, index, None)  # admission gives a new node the taint of one that is not ready
 
 
 async def _make_pod(api: KubeClient, index: int, count: int, workload_uid: str, folder: Path) -> Member:
     name = f"{_JOB}-{index}-abcde"
-    made = await api.create(kinds.PODS, NAMESPACE, _pod(name, index, workload_uid))
+    made = await api.create(objects.PODS, NAMESPACE, _pod(name, index, workload_uid))
     uid = str(made["metadata"]["uid"])
-    await api.merge_status(kinds.PODS, NAMESPACE, name, {"status": _running()})
+    await api.merge_status(objects.PODS, NAMESPACE, name, {"status": _running()})
     bound_to = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
     answer = await api.create(
         _TOKENS, None, {"spec": {"audiences": [names.TOKEN_AUDIENCE], "boundObjectRef": bound_to}}

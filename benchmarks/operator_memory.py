@@ -18,17 +18,17 @@ import tracemalloc
 from benchmarks import report
 from benchmarks.operator_scale_objects import Size, stored
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import objects
+from gracepoint_operator.workloads import JOBSETS
 
 #: How the keys in etcd name the kinds.
 _KINDS = {
-    "minions": kinds.NODES,
-    "checkpointpolicies": kinds.POLICIES,
+    "minions": objects.NODES,
+    "checkpointpolicies": objects.POLICIES,
     "jobsets": JOBSETS,
-    "jobs": kinds.JOBS,
-    "pods": kinds.PODS,
-    "preemptions": kinds.PREEMPTIONS,
+    "jobs": objects.JOBS,
+    "pods": objects.PODS,
+    "preemptions": objects.PREEMPTIONS,
 }
 _TOLD = {"minions": "node", "pods": "pod", "jobs": "Job", "jobsets": "JobSet", "preemptions": "old record"}
 

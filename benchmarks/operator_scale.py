@@ -42,7 +42,7 @@ from benchmarks.operator_scale_evictions import Evictions
 from benchmarks.operator_scale_objects import Gang, Size, gangs
 from benchmarks.operator_scale_pods import Clients, Member, Signer, open_clients
 from benchmarks.operator_scale_results import Limit, Measured, figures
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import KubeClient
 from tests import limits
 from tests.ports import held_ports
@@ -265,7 +265,7 @@ class _Run:
 
     def _taint(self, gang: Gang, value: str | None) -> None:
         taints = [] if value is None else [{"key": TAINT, "value": value, "effect": "NoSchedule"}]
-        asyncio.run(self._api.merge(kinds.NODES, None, gang.node(0), {"spec": {"taints": taints}}))
+        asyncio.run(self._api.merge(objects.NODES, None, gang.node(0), {"spec": {"taints": taints}}))
 
     def _note_blocked(self, replicas: list[Replica], since: float) -> None:
         found = [item for replica in replicas for item in replica.blocked(since)]

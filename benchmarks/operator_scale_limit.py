@@ -15,7 +15,7 @@ import time
 import kubernetes.client
 import kubernetes.config
 
-from gracepoint_operator.cache.listing.resync import ALWAYS, OPTIONAL, SELECTORS
+from gracepoint_operator.cache.relister import ALWAYS, OPTIONAL, SELECTORS
 
 _PAGE = 500
 _TIMEOUT_S = 120.0

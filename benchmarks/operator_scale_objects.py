@@ -27,7 +27,7 @@ from benchmarks.operator_scale_bodies import (
 )
 from gracepoint.wire import names
 from gracepoint.wire.messages import Confidence, Mode, Phase
-from gracepoint_operator.model.preemption import epoch_name
+from gracepoint_operator.model.preemption_record import epoch_name
 from gracepoint_operator.resources import (
     Acknowledgements,
     CheckpointPolicy,

@@ -32,14 +32,13 @@ from benchmarks.operator_scale_objects import Gang, Size, gangs
 from benchmarks.operator_work_api import StoredApi
 from gracepoint.version import __version__
 from gracepoint.wire.messages import Acknowledgement, Subscription
-from gracepoint_operator import gc_schedule
+from gracepoint_operator import decision_queue
 from gracepoint_operator.__main__ import _THREADS_TAKE_TURNS_S
-from gracepoint_operator.cache.listing.resync import sweep
-from gracepoint_operator.channel.loop_calls import LoopCalls
-from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.cache.relister import sweep
+from gracepoint_operator.channel.subscribers import LoopCalls, Subscriber
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.kube import objects
+from gracepoint_operator.metrics import Metrics
 
 _TAINT = "aws-node-termination-handler/scheduled-maintenance"
 _SMALL = 20
@@ -174,8 +173,8 @@ class _Run:
 
     def taint(self, gang: Gang, value: str | None) -> None:
         taints = [] if value is None else [{"key": _TAINT, "value": value, "effect": "NoSchedule"}]
-        body = self.api.merged(kinds.NODES, None, gang.node(0), {"spec": {"taints": taints}})
-        self.core.feed(kinds.NODES, "MODIFIED", body)
+        body = self.api.merged(objects.NODES, None, gang.node(0), {"spec": {"taints": taints}})
+        self.core.feed(objects.NODES, "MODIFIED", body)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + _TIMEOUT_S
@@ -216,7 +215,7 @@ class _Run:
         await self.core.channel._admit_subscriber(f"Bearer {token}", subscriber)
         self.core.channel._catch_up(subscriber)
 
-    def _seen(self, kind: kinds.Kind, event: str, body: dict[str, Any]) -> None:
+    def _seen(self, kind: objects.Kind, event: str, body: dict[str, Any]) -> None:
         """A watch brings what was written."""
         self.core.feed(kind, event, body)
 
@@ -231,7 +230,7 @@ def main() -> int:
     parser.add_argument("--top", type=int, default=3, help="name so many of the longest callbacks (%(default)s)")
     parser.add_argument("--scrapes", type=int, metavar="JOBSETS", help="measure scrapes alone, with so many JobSets")
     flags = parser.parse_args()
-    gc_schedule.restrain()
+    decision_queue.restrain()
     if flags.scrapes:
         count = flags.scrapes
         size = Size(nodes=count, pods=4 * count, jobsets=count, unrelated=0, records=2, big=4)
@@ -249,7 +248,7 @@ def measure(run: _Run) -> tuple[list[Phase], list[report.Figure]]:
     meter, core, big = run.meter, run.core, run.gangs[0]
     run.until(lambda: core.ready, "the first list")
     phases = [meter.take("start: until ready")]
-    gc_schedule.spare_what_is_known()
+    decision_queue.spare_what_is_known()
     run.settle()
     phases.append(meter.take("start: all are decided about"))
     time.sleep(10.0)
@@ -305,7 +304,7 @@ def scrapes(run: _Run) -> list[report.Figure]:
     """What it costs to tell the metrics with all accounts, as the health port does it."""
     sys.setswitchinterval(_THREADS_TAKE_TURNS_S)  # as in the operator
     run.until(lambda: run.core.ready, "the first list")
-    gc_schedule.spare_what_is_known()
+    decision_queue.spare_what_is_known()
     run.settle()
     run.meter.take("start")
     late_s: list[float] = []
@@ -350,7 +349,7 @@ def _collections(run: _Run) -> list[report.Figure]:
 
     async def collected(whole: bool) -> float:
         began_s = time.thread_time()
-        gc_schedule._collect(whole)
+        decision_queue._collect(whole)
         return time.thread_time() - began_s
 
     new_s = run.on_core(collected(False))

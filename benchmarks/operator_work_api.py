@@ -17,21 +17,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.operator_scale_objects import Size, stored
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes.api import MemoryApi
 
 #: How the keys in etcd name the kinds.
 _KINDS = {
-    "minions": kinds.NODES,
-    "checkpointpolicies": kinds.POLICIES,
+    "minions": objects.NODES,
+    "checkpointpolicies": objects.POLICIES,
     "jobsets": JOBSETS,
-    "jobs": kinds.JOBS,
-    "pods": kinds.PODS,
-    "preemptions": kinds.PREEMPTIONS,
+    "jobs": objects.JOBS,
+    "pods": objects.PODS,
+    "preemptions": objects.PREEMPTIONS,
 }
-_WATCHED = (kinds.PREEMPTIONS, kinds.POLICIES)
+_WATCHED = (objects.PREEMPTIONS, objects.POLICIES)
 
 
 class StoredApi(MemoryApi):
@@ -46,7 +46,7 @@ class StoredApi(MemoryApi):
 
     def __init__(self, size: Size) -> None:
         super().__init__(time.time)  # type: ignore[arg-type]  # it calls it alone
-        self.on_change: Callable[[kinds.Kind, str, JsonObject], None] = lambda kind, event, body: None
+        self.on_change: Callable[[objects.Kind, str, JsonObject], None] = lambda kind, event, body: None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="api")
         self._lock = threading.Lock()
         self._stored_json: dict[str, bytes] = {}
@@ -55,7 +55,7 @@ class StoredApi(MemoryApi):
             plural = next((part for part in key.split("/") if part in _KINDS), None)
             if plural is not None:
                 kind, (*_, namespace, name) = _KINDS[plural], key.split("/")
-                path = kind.path(None if kind is kinds.NODES else namespace, name)
+                path = kind.path(None if kind is objects.NODES else namespace, name)
                 self._stored_json[path] = value
                 self._paths[kind.path()].append(path)
 
@@ -66,7 +66,7 @@ class StoredApi(MemoryApi):
             self.bind_token(token, namespace, pod_uid)
         return token
 
-    def merged(self, kind: kinds.Kind, namespace: str | None, name: str, patch: JsonObject) -> JsonObject:
+    def merged(self, kind: objects.Kind, namespace: str | None, name: str, patch: JsonObject) -> JsonObject:
         """Changes an object as somebody else would. Returns it."""
         with self._lock:
             return self._answer("PATCH", kind.path(namespace, name), patch, client.MERGE_PATCH, {})
@@ -89,7 +89,7 @@ class StoredApi(MemoryApi):
         def answered() -> Any:
             with self._lock:
                 given = {} if sent is None else json.loads(sent)
-                if path == kinds.TOKEN_REVIEWS.path():
+                if path == objects.TOKEN_REVIEWS.path():
                     return self._review(given)
                 if method == "GET" and "limit" in (query or {}):
                     return read(*self._page(path, dict(query or {}), metadata_only=accept == client.METADATA_ONLY))

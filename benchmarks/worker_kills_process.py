@@ -19,8 +19,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
-from gracepoint.checkpoint.saving.process_part.save_worker import SaveWorker
+from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.saving.save_worker import SaveWorker
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import JaxStore, StoreProcessGroup
 from tests.multiprocess.launcher import here

@@ -20,7 +20,7 @@ from demo.snapshot import PROCESSES, Json, Snapshot
 from demo.timeline import Stage, timeline
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
-from gracepoint_cli.timeline.stages import STAGES
+from gracepoint_cli.timeline.model import STAGES
 from tests.testcluster.api import Cluster, ClusterError, NotSupported
 
 NAMESPACE = "gracepoint-demo"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
-from gracepoint.checkpoint.steps import cleanup, listing
+from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.steps import listing, retention
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.process_group import SingleProcess
 
@@ -76,7 +76,7 @@ def start_again(root: str | Path, like: Any) -> int | None:
         The step that it restores. None: there is none.
     """
     with (
-        mock.patch.object(cleanup, "UNFINISHED_KEPT_S", 0.0),
+        mock.patch.object(retention, "UNFINISHED_KEPT_S", 0.0),
         mock.patch.object(listing, "QUIET_S", 0.0),
         mock.patch.object(listing, "FLAT_QUIET_S", 0.0),
     ):

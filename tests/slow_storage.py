@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gracepoint.checkpoint.storage.files.posix import PosixBackend
+from gracepoint.checkpoint.storage.posix import PosixBackend
 
 _LOOK_EVERY_S = 0.005
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from gracepoint.settings import VARIABLES, Settings
 from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX
-from gracepoint_operator.decisions.statuses.event_notes import STORY
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.decisions.preemption_status import STORY
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.resources.crds import definitions
 
 _TIMEOUT_S = 60.0

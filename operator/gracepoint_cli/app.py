@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gracepoint.version import __version__
-from gracepoint_cli.commands import checkpoints, doctor, drill, goodput, lint, signals, status, timeline
+from gracepoint_cli import checkpoints, doctor, drill, goodput, lint_command, signals, status, timeline_command
 from gracepoint_cli.errors import CommandError, ExitCode
 from gracepoint_cli.output import say
 
@@ -41,9 +41,9 @@ def _options(
 app.command()(status.status)
 app.command()(goodput.goodput)
 app.command()(drill.drill)
-app.command()(timeline.timeline)
+app.command()(timeline_command.timeline)
 app.add_typer(checkpoints.app, name="checkpoints")
-app.command()(lint.lint)
+app.command()(lint_command.lint)
 app.command()(signals.signals)
 app.command()(doctor.doctor)
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gracepoint.wire.codec import one_line, printable
+from gracepoint.wire.messages import one_line, printable
 
 #: Width where the output is no terminal. Lines are not cut there.
 _PLAIN_WIDTH = 400

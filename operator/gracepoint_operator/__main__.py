@@ -1,7 +1,7 @@
 """``python -m gracepoint_operator``: one replica of the operator.
 
 The main thread waits for SIGTERM or SIGINT. A second thread runs the controller and the servers (``server``), a third
-one runs the channel (``channel.server_thread``), and some more watch the cluster (``watches.threads``). The
+one runs the channel (``channel.service``), and some more watch the cluster (``watches.kopf_run``). The
 process ends when it receives such a signal. It also ends when the second or third thread fails, with a status other
 than 0. No answer or failure of the API server ends it. It writes no files.
 """
@@ -19,21 +19,20 @@ import time
 import urllib.parse
 from pathlib import Path
 
-from gracepoint_operator import gc_schedule
+from gracepoint_operator import decision_queue
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.decisions.rate_limit import DEFAULT_LIKELY_GANGS_PER_MINUTE
-from gracepoint_operator.decisions.retention import Limits
+from gracepoint_operator.decisions.answers import Limits
+from gracepoint_operator.decisions.decide import DEFAULT_LIKELY_GANGS_PER_MINUTE
 from gracepoint_operator.kube.client import KubeClient, KubeError
 from gracepoint_operator.limited_port import ConnectionLimits
-from gracepoint_operator.observability.logs import about, configure
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.logs import about, configure
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.server import DEFAULT_REQUESTS_PER_NAMESPACE, Server
 from gracepoint_operator.signals import BUILT_IN, UserRowsError, read_user_rows
-from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.trust.keeper import TrustPlaces
-from gracepoint_operator.trust.rotation import OVERLAP_S
-from gracepoint_operator.watches.threads import Watches
+from gracepoint_operator.trust.bundle import OVERLAP_S
+from gracepoint_operator.trust.certificates import Certificates, TrustPlaces
+from gracepoint_operator.watches.kopf_run import Watches
 
 log = logging.getLogger("gracepoint_operator")
 
@@ -52,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one replica; returns the exit status."""
     given = _parser().parse_args(arguments)
     configure(given.log_format, given.log_level)
-    gc_schedule.restrain()
+    decision_queue.restrain()
     sys.setswitchinterval(_THREADS_TAKE_TURNS_S)
     metrics = Metrics(accounts=given.account_metrics == "true")
     try:
@@ -83,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         watches_devices=given.device_taints == "true",
         namespaces=[name for name in given.watch_namespaces.split(",") if name],
         namespace=given.namespace or "default",
-        on_ready=gc_schedule.spare_what_is_known,
+        on_ready=decision_queue.spare_what_is_known,
     )
     server = Server(
         core,

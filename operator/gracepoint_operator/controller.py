@@ -18,62 +18,149 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
   server's answer.
 
 ``run`` ends when it is cancelled. Its tasks are cancelled then, and pending writes get some seconds.
+
+Decides about one workload, and hands each decision to the part that carries it out.
+
+Everything runs on the controller's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 
 from gracepoint.wire import names
-from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.listing.relister import Relister
-from gracepoint_operator.cache.listing.resync import ALWAYS, Swept
-from gracepoint_operator.cache.listing.watch_state import WatchState
-from gracepoint_operator.cache.listing.workload_refresh import WorkloadRefresh
-from gracepoint_operator.cache.object_reader import ObjectReading
-from gracepoint_operator.cache.resource_versions import version_of
+from gracepoint_operator.cache.cluster_cache import ClusterCache, ObjectReading, UnreadableObjects
+from gracepoint_operator.cache.preemption_store import version_of
+from gracepoint_operator.cache.relister import ALWAYS, Relister, Swept
+from gracepoint_operator.cache.watch_state import WatchState, WorkloadRefresh
 from gracepoint_operator.channel.authentication import Authenticator
-from gracepoint_operator.channel.hints import HintNotifier
-from gracepoint_operator.channel.notifier import Notifier
+from gracepoint_operator.channel.canary import TrustNotifier
+from gracepoint_operator.channel.notifier import HintNotifier, Notifier
 from gracepoint_operator.channel.reports import ReportHandler
-from gracepoint_operator.channel.routes import Channel
+from gracepoint_operator.channel.service import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
-from gracepoint_operator.channel.trust_notifier import TrustNotifier
-from gracepoint_operator.decision_queue import DecisionQueue
-from gracepoint_operator.decisions import rate_limit
-from gracepoint_operator.decisions.retention import Limits
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.decision_queue import DecisionQueue, LoopLag
+from gracepoint_operator.decisions import decide as rate_limit
+from gracepoint_operator.decisions.answers import Answer, Limits
+from gracepoint_operator.decisions.decide import Check, Wait, decide, next_decision_at
+from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.observability.logs import about
-from gracepoint_operator.observability.loop_lag import LoopLag
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.reconciler import Reconciler
-from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
-from gracepoint_operator.recording.eviction_responder import EvictionResponder
-from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
-from gracepoint_operator.recording.garbage_collector import GarbageCollector
-from gracepoint_operator.recording.pod_protector import PodProtector
-from gracepoint_operator.recording.policies import connection_writer, missing_policies
-from gracepoint_operator.recording.policies.connection_writer import ConnectionWriter
-from gracepoint_operator.recording.policies.missing_policies import MissingPolicies
-from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
-from gracepoint_operator.recording.policies.stall_recorder import StallRecorder
-from gracepoint_operator.recording.policies.trouble_recorder import TroubleRecorder
-from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.preemption_record import PreemptionRecord
+from gracepoint_operator.recording import policy_writer, trouble_recorder
+from gracepoint_operator.recording.garbage_collector import AcknowledgementLog, GarbageCollector
+from gracepoint_operator.recording.pod_writer import EvictionResponder, FirstSeenWriter, PodProtector
+from gracepoint_operator.recording.policy_writer import ConnectionWriter, PolicyWriter
+from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.replica_lease import ReplicaLease
-from gracepoint_operator.recording.request_writer import RequestWriter
-from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.recording.trouble_recorder import MissingPolicies, StallRecorder, TroubleRecorder
+from gracepoint_operator.resources import CheckpointPolicy, PreemptionSpec
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.signals import BUILT_IN, Row
-from gracepoint_operator.unreadable_objects import UnreadableObjects
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
 from gracepoint_operator.workloads import BY_PLACE, Workload
 
 log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """See the module.
+
+    Args:
+        cache: What is known of the cluster.
+        notifier: Carries out decisions about preemptions.
+        hint_notifier: Tells hints.
+        workload_refresh: Asks the API server why pods were deleted.
+        request_writer: Writes answers to requests.
+        eviction_responder: Answers Evictions.
+        pod_protector: Protects pods from autoscalers.
+        preemption_writer: Knows which records this replica created.
+        clock: Seconds since the epoch.
+        observe: Called with each gang that is decided about. Returns when it wants to be called again; None: after an
+            event.
+        likely_gangs_per_minute: At most this number of gangs is told of signals that are not sure; see ``rate_limit``.
+        replicas: Number of replicas that share this limit.
+
+    Attributes:
+        held_back: UIDs of workloads with a preemption that has to wait. They are to be decided about each second.
+    """
+
+    def __init__(
+        self,
+        cache: ClusterCache,
+        notifier: Notifier,
+        hint_notifier: HintNotifier,
+        workload_refresh: WorkloadRefresh,
+        request_writer: RequestWriter,
+        eviction_responder: EvictionResponder,
+        pod_protector: PodProtector,
+        preemption_writer: PreemptionWriter,
+        clock: Callable[[], float],
+        observe: Callable[[GangSnapshot], float | None],
+        likely_gangs_per_minute: int,
+        replicas: int,
+    ) -> None:
+        self._cache = cache
+        self._notifier = notifier
+        self._hint_notifier = hint_notifier
+        self._workload_refresh = workload_refresh
+        self._request_writer = request_writer
+        self._eviction_responder = eviction_responder
+        self._pod_protector = pod_protector
+        self._preemption_writer = preemption_writer
+        self._clock = clock
+        self._observe = observe
+        self._likely_gangs_per_minute = likely_gangs_per_minute
+        self._replicas = replicas
+        self.held_back: set[str] = set()
+
+    def decide(self, uid: str) -> float | None:
+        """Decides about a workload.
+
+        Returns when that has to be done again without an event, in seconds since the epoch. None: only after an event.
+        """
+        now, waits = self._clock(), False
+        gang = self._cache.gang(uid)
+        self._hint_notifier.tell(gang)
+        for decision in decide(gang, now, self._is_held_back):
+            match decision:
+                case Check():
+                    self._workload_refresh.begin(decision.workload, decision.jobs, decision.pod_uids)
+                case Answer():
+                    self._request_writer.answer(decision)
+                case Wait():
+                    waits = True
+                case _:
+                    self._notifier.carry_out(decision)
+        if not waits:
+            self.held_back.discard(uid)
+        elif uid not in self.held_back:
+            self.held_back.add(uid)
+            log.warning(
+                "a gang is not told yet, as many were of signals that are not sure", extra=about(workload_uid=uid)
+            )
+        observe_at = self._observe(gang)  # last, so that no notice waits for it
+        decided = dataclasses.replace(gang, epochs=tuple(self._cache.preemptions.epochs_of(uid)))
+        answer_at = self._eviction_responder.respond(decided)
+        times = (next_decision_at(decided, now), observe_at, answer_at, self._pod_protector.protect(decided))
+        return min((at for at in times if at is not None), default=None)
+
+    def tell_hints(self, uid: str) -> None:
+        """Tells new subscribers of a workload the hints that they have missed."""
+        self._hint_notifier.tell(self._cache.gang(uid))
+
+    def _is_held_back(self, spec: PreemptionSpec) -> bool:
+        late = self._cache.latest_epochs(rate_limit.WINDOW_S)
+        return rate_limit.holds_back(
+            spec, late, self._preemption_writer.made, self._likely_gangs_per_minute, self._replicas
+        )
+
 
 TICK_S = 1.0
 _LAST_WRITES_S = 2.0
@@ -138,7 +225,7 @@ class Controller:
         self._tick_s = tick_s
         self._on_ready = on_ready
         self._metrics = metrics
-        self.watched = ALWAYS | kinds.DEVICES if watches_devices else ALWAYS
+        self.watched = ALWAYS | objects.DEVICES if watches_devices else ALWAYS
         self.cache = ClusterCache(clock, rows, UnreadableObjects(metrics.count_left_out), longest_hold_s)
         self.watches = WatchState(metrics, namespaces=namespaces)
         self.watches.on_gap = self._note_gap
@@ -187,7 +274,7 @@ class Controller:
             metrics,
             clock,
             replica,
-            lambda: self.watches.ages().get(kinds.POLICIES, 0.0),
+            lambda: self.watches.ages().get(objects.POLICIES, 0.0),
         )
         self.missing_policies = MissingPolicies(api, self.cache, metrics, clock, replica)
         self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, clock, write_interval_s)
@@ -243,7 +330,7 @@ class Controller:
             "install the CRDs of this version (crds.install of the chart)"
         )
 
-    def feed(self, kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
+    def feed(self, kind: objects.Kind, event: str | None, body: JsonObject) -> None:
         """Reads an object from a watch and hands over what was read. Callable from any thread.
 
         Args:
@@ -268,11 +355,9 @@ class Controller:
                 tasks.create_task(self._relister.run(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
                 tasks.create_task(self._garbage_collector.run(), name="garbage collector")
+                tasks.create_task(self._each(policy_writer.EVERY_S, self.connection_writer.look), name="connections")
                 tasks.create_task(
-                    self._each(connection_writer.EVERY_S, self.connection_writer.look), name="connections"
-                )
-                tasks.create_task(
-                    self._each(missing_policies.EVERY_S, self.missing_policies.look), name="missing policies"
+                    self._each(trouble_recorder.EVERY_S, self.missing_policies.look), name="missing policies"
                 )
                 tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
         finally:
@@ -285,7 +370,7 @@ class Controller:
             )
             await asyncio.gather(*(writer.close(_LAST_WRITES_S) for writer in writers))
 
-    def _take_body(self, kind: kinds.Kind, body: JsonObject) -> None:
+    def _take_body(self, kind: objects.Kind, body: JsonObject) -> None:
         """Like ``feed`` for an object that was modified, on the controller's loop."""
         if (found := self.cache.reader.read(kind, body)) is not None:
             self._take(found, "MODIFIED")
@@ -298,9 +383,9 @@ class Controller:
         affected = self.cache.store(found, listed=listed)
         if not self.ready:
             return
-        if found.kind in (kinds.CLUSTER_POLICIES, kinds.NAMESPACES):
+        if found.kind in (objects.CLUSTER_POLICIES, objects.NAMESPACES):
             self._follow_limits()
-        if found.kind is kinds.PREEMPTIONS and affected:
+        if found.kind is objects.PREEMPTIONS and affected:
             self._follow(found)
         self._note_policy(found, policy_before)
         self._decide_soon(affected)
@@ -308,7 +393,7 @@ class Controller:
     def _take_deletion(self, uid: str, version: int) -> None:
         place = self.cache.place(uid)
         affected = self._drop(uid, version)
-        if place is not None and place[0] is kinds.CLUSTER_POLICIES:
+        if place is not None and place[0] is objects.CLUSTER_POLICIES:
             self._follow_limits()
         self._decide_soon(affected)
 
@@ -323,7 +408,7 @@ class Controller:
         place = self.cache.place(uid)
         if place is not None and place[0] in BY_PLACE and (workload := self.cache.objects.workloads.get(uid)):
             self._policy_writer.touch(workload.namespace, workload.policy)
-        elif place is not None and place[0] is kinds.POLICIES:
+        elif place is not None and place[0] is objects.POLICIES:
             self._policy_writer.touch(*place[1:])
         # UIDs are unique across kinds, so this does nothing for an object of another kind.
         self.subscribers.forget(uid)  # a pod
@@ -332,10 +417,10 @@ class Controller:
         self._trouble_recorder.forget(uid)
         self._eviction_responder.forget(uid)
         self._pod_protector.forget(uid)
-        if place is not None and place[0] is kinds.PREEMPTIONS:
+        if place is not None and place[0] is objects.PREEMPTIONS:
             self._acknowledgements.forget(place[1:])
             self._preemption_writer.forget(place[1:])
-        if place is not None and place[0] in (kinds.PREEMPTIONS, kinds.REQUESTS):
+        if place is not None and place[0] in (objects.PREEMPTIONS, objects.REQUESTS):
             self._request_writer.forget(*place)
         return self.cache.drop(uid, version)
 
@@ -348,7 +433,7 @@ class Controller:
 
     def _readable_policy(self, found: ObjectReading) -> CheckpointPolicy | None:
         """The policy of that name as it was known before ``found``. None: it was not known, or could not be read."""
-        if found.kind is not kinds.POLICIES or found.key in self.cache.unreadable_policies():
+        if found.kind is not objects.POLICIES or found.key in self.cache.unreadable_policies():
             return None
         return self.cache.policies.get(found.key)
 
@@ -356,7 +441,7 @@ class Controller:
         if isinstance(found.value, CheckpointPolicy):
             self._stall_recorder.follow(found.value)
             self._trouble_recorder.follow(found.value)
-        if found.kind is kinds.POLICIES:
+        if found.kind is objects.POLICIES:
             # Replicas that answered each other's writes of a status would go on for ever.
             now = self._readable_policy(found)
             if before is None or now is None or (before.uid, before.generation) != (now.uid, now.generation):
@@ -412,7 +497,7 @@ class Controller:
             if epoch.status.phase is None or swept.rewound:
                 self._preemption_writer.touch(epoch)
 
-    def _note_gap(self, kind: kinds.Kind, any_event: bool) -> None:
+    def _note_gap(self, kind: objects.Kind, any_event: bool) -> None:
         """Lists the kind again, because events of it may have been missed. Callable from any thread.
 
         Without ``any_event``, only deletions may have been missed.

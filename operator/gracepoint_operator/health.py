@@ -26,13 +26,13 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from gracepoint_operator.cache.listing.watch_state import HANGS_AFTER_S
+from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
 from gracepoint_operator.channel.canary import SILENT_S, Canary
 from gracepoint_operator.controller import Controller
+from gracepoint_operator.decision_queue import LoopLag
 from gracepoint_operator.kube.client import KubeClient, KubeError
-from gracepoint_operator.observability.logs import seldom
-from gracepoint_operator.observability.loop_lag import LoopLag
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.logs import seldom
+from gracepoint_operator.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

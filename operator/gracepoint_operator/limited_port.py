@@ -41,7 +41,7 @@ from typing import Final
 
 from aiohttp import web
 
-from gracepoint_operator.observability.logs import about, seldom
+from gracepoint_operator.logs import about, seldom
 
 log = logging.getLogger(__name__)
 

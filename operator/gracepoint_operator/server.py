@@ -4,7 +4,7 @@ There are three ports: HTTPS for pods (the channel), HTTPS for the API server (t
 that a NetworkPolicy can separate the two), and plain HTTP for probes and metrics. If readers of the metrics must show
 who they are, these have a fourth port, with HTTPS. Each has limits for connections (``limited_port``). All but the
 channel are served on the controller's event loop. The channel has a thread and a loop of its own
-(``channel.server_thread``), because every pod can reach it: what pods do there does not delay an answer to the API
+(``channel.service``), because every pod can reach it: what pods do there does not delay an answer to the API
 server.
 
 ``Server`` is started and stopped from the main thread. Its own thread runs ``asyncio.run`` until ``stop`` cancels it,
@@ -28,19 +28,20 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
 
+from gracepoint_operator import workloads
 from gracepoint_operator.channel.canary import Canary
-from gracepoint_operator.channel.server_thread import ChannelThread
+from gracepoint_operator.channel.service import ChannelThread
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.gc_schedule import collect_in_portions
+from gracepoint_operator.decision_queue import collect_in_portions
 from gracepoint_operator.health import Health, MetricsPage, Readers
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import read_namespace
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.evictions import held_for_s
-from gracepoint_operator.model.requests import LABEL_ENDED_AT
-from gracepoint_operator.observability.logs import about
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import (
     CheckpointPolicy,
@@ -50,14 +51,12 @@ from gracepoint_operator.resources import (
     made_from,
     why_no_default,
 )
-from gracepoint_operator.trust.certificates import Certificates, follow, new_context
-from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
+from gracepoint_operator.trust.certificates import Certificates, TrustKeeper, TrustPlaces, follow, new_context
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
-from gracepoint_operator.webhooks.contracts.installed_api import CRD_NAME
-from gracepoint_operator.webhooks.releases import tell_of_others
-from gracepoint_operator.webhooks.updates.present_size import MemberPlace, SharedReads, of_workload
-from gracepoint_operator.workloads import POD_LABEL, registry
+from gracepoint_operator.webhooks.release_contract import CRD_NAME, tell_of_others
+from gracepoint_operator.webhooks.updates import MemberPlace, SharedReads, of_workload
+from gracepoint_operator.workloads import POD_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -129,12 +128,12 @@ class Admission:
         """Read live: a policy and its first workload are often applied together."""
         is_copy, original = False, None
         with contextlib.suppress(client.NotFound):
-            written = CheckpointPolicy.of(await self._api.get(kinds.POLICIES, namespace, name))
+            written = CheckpointPolicy.of(await self._api.get(objects.POLICIES, namespace, name))
             if not made_from(written):
                 return written
             is_copy = True
         with contextlib.suppress(client.NotFound):
-            original = ClusterCheckpointPolicy.of(await self._api.get(kinds.CLUSTER_POLICIES, None, name))
+            original = ClusterCheckpointPolicy.of(await self._api.get(objects.CLUSTER_POLICIES, None, name))
         why = why_no_default(name, original, {} if original is None else await self._labels(namespace))
         if why is None and original is not None:
             return original.as_policy(namespace)
@@ -147,28 +146,28 @@ class Admission:
 
     async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
         """Read live, too."""
-        found = (await self._api.list(kinds.CLUSTER_POLICIES)).items
+        found = (await self._api.list(objects.CLUSTER_POLICIES)).items
         if not any((body.get("spec") or {}).get("default") for body in found):
             return None
         original = default_of(map(ClusterCheckpointPolicy.of, found), await self._labels(namespace))
         return None if original is None else await self.policy(namespace, original.name)
 
     async def _labels(self, namespace: str) -> Mapping[str, str]:
-        return read_namespace(await self._api.get(kinds.NAMESPACES, None, namespace)).labels
+        return read_namespace(await self._api.get(objects.NAMESPACES, None, namespace)).labels
 
     async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
         """Reads again now and then, as the workload's API may be upgraded while the operator runs."""
         now = time.monotonic()
         if self._served is None or afresh or now >= self._served_until:
-            self._served = read_installed_api(await self._api.get(kinds.CRDS, None, CRD_NAME))
+            self._served = read_installed_api(await self._api.get(objects.CRDS, None, CRD_NAME))
             self._served_until = now + _WORKLOAD_API_S
         return self._served
 
     async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
-        kind, name = registry.place_in(labels)
+        kind, name = workloads.place_in(labels)
         return await self._places.get((kind, namespace, name))
 
-    async def _read_places(self, key: tuple[kinds.Kind, str, str]) -> dict[str, MemberPlace]:
+    async def _read_places(self, key: tuple[objects.Kind, str, str]) -> dict[str, MemberPlace]:
         try:
             return of_workload(await self._api.get(*key))
         except client.NotFound:
@@ -191,7 +190,7 @@ class Admission:
         return None
 
     async def _count_requests(self, namespace: str) -> _Counted:
-        return _Counted(await self._api.count(kinds.REQUESTS, namespace))
+        return _Counted(await self._api.count(objects.REQUESTS, namespace))
 
     def users_of(self, namespace: str, policy: str) -> list[str]:
         cache = self._core.cache
@@ -207,13 +206,13 @@ class Admission:
         return sorted(f"{item.kind} {where}{item.name}" for item, where in going_on)
 
     def answers_evictions(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        workload = self._core.cache.objects.workloads.get(registry.membership_of(labels).workload_uid)
+        workload = self._core.cache.objects.workloads.get(workloads.membership_of(labels).workload_uid)
         if workload is None:
             known = self._core.cache.policies.get((namespace, labels.get(POD_LABEL, "")))
         else:
             known = self._core.cache.policy_of(workload)
         holds = known is not None and known.spec.counts(SignalKind.EVICTION) and held_for_s(known.spec) is not None
-        return holds and self._core.watches.works(kinds.EVICTIONS)
+        return holds and self._core.watches.works(objects.EVICTIONS)
 
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset(self._core.cache.objects.disrupted_nodes)

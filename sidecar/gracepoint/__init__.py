@@ -51,7 +51,7 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from gracepoint.machine import leave_process_group
-    from gracepoint.session.attaching.attach import attach
+    from gracepoint.session.attach import attach
     from gracepoint.session.session import Session
 
 __all__ = [
@@ -86,7 +86,7 @@ __all__ = [
 
 _LAZY = {
     "Session": "gracepoint.session.session",
-    "attach": "gracepoint.session.attaching.attach",
+    "attach": "gracepoint.session.attach",
     "leave_process_group": "gracepoint.machine",
 }
 _PACKAGES = frozenset({"async_calls", "checkpoint", "elastic", "multihost"})

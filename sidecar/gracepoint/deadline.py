@@ -4,12 +4,25 @@ A deadline may move to an earlier time: a preemption's does when a nearer notice
 deadline. So work asks ``remaining_s`` again and again instead of keeping a number of seconds, and a wait for a
 condition goes through ``wait_for``, which checks the deadline every ``_LOOK_EVERY_S``. A deadline never moves to a
 later time: when a preemption is over, its ``left_s`` becomes infinite, and other threads may still work for it then.
+
+Chooses what to save in the time that is left once all processes are at the agreed sync point. Pure.
+
+Every process tells the others its ``Situation``. ``merged`` combines them, taking the worst of each figure, and
+``plan`` chooses by the result. All processes have the same input, so they make the same choice. docs/deadline.md has
+the rules and a table.
+
+Predictions are for all processes together. A save *fits* if its predicted duration times the margin is left.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Self, TypeVar
 
 from gracepoint.errors import SaveFailed
 
@@ -108,3 +121,238 @@ class Deadline:
                 return False
             condition.wait(min(left_s, _LOOK_EVERY_S))
         return True
+
+
+T = TypeVar("T", int, float)
+
+#: Assumed until a save was measured: the throughput of a slow network disk for one process, and the fixed part of a
+#: save. A cautious guess; the first periodic save replaces it.
+ASSUMED_BYTES_PER_S = 100e6
+ASSUMED_FIXED_S = 1.0
+
+
+class Choice(StrEnum):
+    """What the processes do."""
+
+    SAVE_NOW = "SaveNow"  # the current step is saved; nothing else is under way
+    FINISH_IN_FLIGHT = "FinishInFlight"  # the save under way is finished, then the current step is saved
+    CANCEL_AND_SAVE = "CancelAndSave"  # the save under way is stopped, and the current step is saved
+    PROMOTE = "Promote"  # the newest snapshot in host memory is committed in place of the current step
+    #: Nothing is predicted to be done in time. Done as FINISH_IN_FLIGHT, as nothing is lost by trying.
+    IMPOSSIBLE = "Impossible"
+
+
+class SnapshotState(StrEnum):
+    """How far the save of a snapshot is, as far as a process knows."""
+
+    WRITING = "writing"  # its save is under way
+    COMMITTED = "committed"  # its step, or a newer one
+    HELD = "held"  # its save failed or was stopped, and host memory still has the snapshot
+    GONE = "gone"  # its save failed or was stopped, and host memory does not have the snapshot any more
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NewestSnapshot:
+    """The newest snapshot in host memory.
+
+    Attributes:
+        step: The snapshot's step.
+        state: How far its save is.
+        done_bytes: Bytes of this process's part that are written.
+        left_bytes: Bytes of this process's part that are not yet written.
+        elapsed_s: Seconds since its save began.
+    """
+
+    step: int
+    state: SnapshotState
+    done_bytes: int
+    left_bytes: int
+    elapsed_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What one process, or all of them, know at the agreed sync point.
+
+    Attributes:
+        step: The current step.
+        left_s: Seconds until everything must be done. Infinite if no deadline is known.
+        state_bytes: Bytes of the state over all processes. None if that is not known yet.
+        process_count: How many processes write.
+        drain_s: Predicted seconds for the steps in flight.
+        streamed_bytes_per_s: Bytes per second of earlier emergency saves, over all processes. None if there was none.
+        snapshot_bytes_per_s: Bytes per second of earlier saves from a snapshot. None if there was none.
+        snapshot: The newest snapshot in host memory. None if there is none.
+        margin: Factor on predictions.
+    """
+
+    step: int
+    left_s: float
+    state_bytes: int | None
+    process_count: int
+    drain_s: float
+    streamed_bytes_per_s: float | None
+    snapshot_bytes_per_s: float | None
+    snapshot: NewestSnapshot | None
+    margin: float
+
+    @property
+    def save_s(self) -> float:
+        """Predicted seconds to write the current state from the devices."""
+        return self._writing_s(self.streamed_bytes_per_s or self.snapshot_bytes_per_s)
+
+    @property
+    def rewrite_s(self) -> float:
+        """Predicted seconds to write a whole snapshot."""
+        return self._writing_s(self.snapshot_bytes_per_s or self.streamed_bytes_per_s)
+
+    @property
+    def finish_s(self) -> float:
+        """Predicted seconds until the save under way ends: by earlier saves or by its own pace, whichever is longer."""
+        snapshot = self.snapshot
+        if snapshot is None or snapshot.state is not SnapshotState.WRITING:
+            return 0.0
+        total_bytes = snapshot.done_bytes + snapshot.left_bytes
+        if total_bytes == 0:
+            return 0.0
+        left = snapshot.left_bytes / total_bytes
+        # If a save has written nothing yet, all that is known is that it takes as long again.
+        by_itself = snapshot.left_bytes / snapshot.done_bytes if snapshot.done_bytes else 1.0
+        return max(self.rewrite_s * left, snapshot.elapsed_s * by_itself)
+
+    def _writing_s(self, bytes_per_s: float | None) -> float:
+        return 0.0 if self.state_bytes is None else writing_s(self.state_bytes, self.process_count, bytes_per_s)
+
+    def to_json(self) -> str:
+        """Returns one line of JSON. An infinite ``left_s`` is null."""
+        left_s = self.left_s if math.isfinite(self.left_s) else None
+        return json.dumps(dataclasses.asdict(self) | {"left_s": left_s})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads what ``to_json`` returned in another process, which has the same version of this library."""
+        found = json.loads(text)
+        if found["left_s"] is None:
+            found["left_s"] = math.inf
+        if found["snapshot"] is not None:
+            found["snapshot"] = NewestSnapshot(
+                **found["snapshot"] | {"state": SnapshotState(found["snapshot"]["state"])}
+            )
+        return cls(**found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the processes do at the agreed sync point.
+
+    Attributes:
+        choice: The choice of all processes.
+        step: The step that will be committed if the predictions hold.
+        steps_lost: How many completed steps that step lacks.
+        reason: Why, in one sentence.
+    """
+
+    choice: Choice
+    step: int
+    steps_lost: int
+    reason: str
+
+
+def writing_s(state_bytes: int, process_count: int, bytes_per_s: float | None) -> float:
+    """Returns the seconds to write a state at a rate over all processes. If the rate is None: at the assumed one."""
+    if bytes_per_s is None:
+        return ASSUMED_FIXED_S + state_bytes / (ASSUMED_BYTES_PER_S * process_count)
+    return state_bytes / bytes_per_s
+
+
+def must_choose(snapshot: NewestSnapshot | None) -> bool:
+    """Returns True if there is a choice: the snapshot could be saved in place of the current step, or before it."""
+    return snapshot is not None and snapshot.state in (SnapshotState.WRITING, SnapshotState.HELD)
+
+
+def merged(situations: Sequence[Situation]) -> Situation:
+    """Returns one situation for all processes: the worst of each figure."""
+    first = situations[0]
+    return dataclasses.replace(
+        first,
+        left_s=min(s.left_s for s in situations),
+        drain_s=max(s.drain_s for s in situations),
+        state_bytes=_of_known(max, [s.state_bytes for s in situations]),
+        streamed_bytes_per_s=_of_known(min, [s.streamed_bytes_per_s for s in situations]),
+        snapshot_bytes_per_s=_of_known(min, [s.snapshot_bytes_per_s for s in situations]),
+        snapshot=_merged_snapshot(situations),
+        margin=max(s.margin for s in situations),
+    )
+
+
+def plan(now: Situation) -> Plan:
+    """Chooses the current step if it fits, else an older one that does, else what may succeed without the margin."""
+    snapshot, left_s, margin = now.snapshot, now.left_s, now.margin
+    writing = snapshot is not None and snapshot.state is SnapshotState.WRITING
+    current_s, left = now.drain_s + now.save_s, f"{max(left_s, 0.0):.1f} s are left"
+    save_alone = Choice.CANCEL_AND_SAVE if writing else Choice.SAVE_NOW
+
+    def current(choice: Choice, reason: str) -> Plan:
+        return Plan(choice, now.step, 0, reason)
+
+    if now.state_bytes is None:
+        return current(Choice.SAVE_NOW, f"step {now.step} is saved: nothing was measured yet, {left}")
+    if snapshot is not None and snapshot.step == now.step:
+        if writing:
+            return current(Choice.FINISH_IN_FLIGHT, f"the save under way is of step {now.step} itself")
+        if snapshot.state is SnapshotState.COMMITTED:
+            return current(Choice.SAVE_NOW, f"step {now.step} is committed already")
+    needs = f"step {now.step} needs {current_s:.1f} s to drain and save"
+    if writing:
+        assert snapshot is not None
+        finish_s = now.finish_s
+        both_s = max(finish_s, now.drain_s) + now.save_s  # the devices finish their steps while the save goes on
+        flight = f"the save of step {snapshot.step} under way another {finish_s:.1f} s"
+        if margin * both_s <= left_s:
+            return current(Choice.FINISH_IN_FLIGHT, f"{needs} and {flight}: there is time for both, {left}")
+        if margin * current_s <= left_s:
+            return current(Choice.CANCEL_AND_SAVE, f"{needs} and {flight}: there is no time for both, {left}")
+        if margin * finish_s <= left_s and both_s <= left_s:
+            return current(
+                Choice.FINISH_IN_FLIGHT, f"{needs} and {flight}: both fit without margin, and that one is safe, {left}"
+            )
+        if margin * finish_s <= left_s:
+            lost = now.step - snapshot.step
+            return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {flight}, {left}")
+    elif margin * current_s <= left_s:
+        return current(Choice.SAVE_NOW, f"{needs}, {left}")
+    held = snapshot is not None and snapshot.state is SnapshotState.HELD and snapshot.step != now.step
+    if snapshot is not None and held and margin * now.rewrite_s <= left_s:
+        lost = now.step - snapshot.step
+        again = f"the snapshot of step {snapshot.step}, whose save failed, {now.rewrite_s:.1f} s"
+        return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {again}, {left}")
+    if current_s <= left_s:
+        return current(save_alone, f"{needs}, which fits without margin, {left}")
+    older_s = now.finish_s if writing else now.rewrite_s if held else math.inf
+    if snapshot is not None and older_s <= left_s:
+        lost, older = now.step - snapshot.step, f"the snapshot of step {snapshot.step} {older_s:.1f} s"
+        return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {older}, which fits without margin, {left}")
+    return current(Choice.IMPOSSIBLE, f"{needs}, and nothing older can be had in time, {left}; tried all the same")
+
+
+def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:
+    """Returns the newest snapshot as all processes together know it.
+
+    The save of a snapshot ends alike in all processes, so what one of them knows of its end is true for all. Where a
+    process could not take its snapshot, the newest ones are of different steps. Then none can be committed.
+    """
+    found = [situation.snapshot for situation in situations]
+    newest = max((each for each in found if each is not None), key=lambda each: each.step, default=None)
+    if newest is None or any(each is None or each.step != newest.step for each in found):
+        return None if newest is None else dataclasses.replace(newest, state=SnapshotState.GONE)
+    # GONE before HELD: a snapshot that one process no longer has cannot be committed.
+    for state in (SnapshotState.COMMITTED, SnapshotState.GONE, SnapshotState.HELD):
+        for situation in situations:
+            if situation.snapshot is not None and situation.snapshot.state is state:
+                return situation.snapshot
+    return max(situations, key=lambda s: s.finish_s).snapshot
+
+
+def _of_known(choose: Callable[[Sequence[T]], T], values: Sequence[T | None]) -> T | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None

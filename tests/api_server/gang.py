@@ -15,11 +15,11 @@ from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.messages import Acknowledgement, Phase, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.workloads import JOBSETS
 from tests.testcluster.api_server import ApiServer
 from tests.unit.operator.fakes.replica import report
 
@@ -28,7 +28,7 @@ Body = dict[str, Any]
 TAINT = "cloud.google.com/impending-node-termination"
 _WAIT_S = 60.0
 _LOOK_EVERY_S = 0.05
-_NAMESPACES = kinds.NAMESPACES
+_NAMESPACES = objects.NAMESPACES
 
 
 class Gang:
@@ -49,7 +49,7 @@ class Gang:
     async def make(self) -> None:
         """Everything that trains."""
         await self.make_namespace()
-        await self.api.create(kinds.POLICIES, self.name, self.policy())
+        await self.api.create(objects.POLICIES, self.name, self.policy())
         labels = {names.LABEL_POLICY: "careful"}
         jobset = await self.api.create(
             JOBSETS,
@@ -78,7 +78,7 @@ class Gang:
 
     async def make_nodes(self) -> None:
         for index in (0, 1):
-            await self.api.create(kinds.NODES, None, {"metadata": {"name": self.node(index)}})
+            await self.api.create(objects.NODES, None, {"metadata": {"name": self.node(index)}})
 
     def policy(self, **spec: object) -> Body:
         return {
@@ -110,7 +110,7 @@ class Gang:
         }
         pod_labels = {**labels, names.LABEL_POLICY: "careful"}
         job = await self.api.create(
-            kinds.JOBS,
+            objects.JOBS,
             self.name,
             {
                 "metadata": {"name": "train-workers-0", "labels": labels},
@@ -130,7 +130,7 @@ class Gang:
                 "batch.kubernetes.io/job-completion-index": str(index),
             }
             meta = {"name": self.pod(index), "labels": {**pod_labels, **of_job}}
-            await self.api.create(kinds.PODS, self.name, {"metadata": meta, "spec": self.pod_spec(index)})
+            await self.api.create(objects.PODS, self.name, {"metadata": meta, "spec": self.pod_spec(index)})
         await self.bind()
         for index in (0, 1):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -140,7 +140,7 @@ class Gang:
                     {"type": kind, "status": "True", "lastTransitionTime": at} for kind in ("PodScheduled", "Ready")
                 ],
             }
-            await self.api.merge_status(kinds.PODS, self.name, self.pod(index), {"status": status})
+            await self.api.merge_status(objects.PODS, self.name, self.pod(index), {"status": status})
 
     def pod_spec(self, index: int) -> Body:
         return _pod_spec() | {"nodeName": self.node(index)}
@@ -150,16 +150,16 @@ class Gang:
 
     async def taint(self, index: int, *, on: bool = True) -> None:
         taints = [{"key": TAINT, "effect": "NoSchedule"}] if on else None
-        await self.api.merge(kinds.NODES, None, self.node(index), {"spec": {"taints": taints}})
+        await self.api.merge(objects.NODES, None, self.node(index), {"spec": {"taints": taints}})
 
     def epoch(self, number: int) -> str:
         return f"train-{self.workload_uid[:8]}-{number}"
 
     async def records(self) -> list[JsonObject]:
-        return (await self.api.list(kinds.PREEMPTIONS, namespace=self.name)).items
+        return (await self.api.list(objects.PREEMPTIONS, namespace=self.name)).items
 
     async def requests(self) -> list[JsonObject]:
-        return (await self.api.list(kinds.REQUESTS, namespace=self.name)).items
+        return (await self.api.list(objects.REQUESTS, namespace=self.name)).items
 
     async def is_refused(self) -> bool:
         """True if the API server refuses to make a Preemption here."""
@@ -181,14 +181,14 @@ class Gang:
             },
         }
         try:
-            await self.api.delete(kinds.PREEMPTIONS, await self.api.create(kinds.PREEMPTIONS, self.name, body))
+            await self.api.delete(objects.PREEMPTIONS, await self.api.create(objects.PREEMPTIONS, self.name, body))
         except client.Refused:
             return True
         return False
 
     async def policy_condition(self, kind: str) -> JsonObject:
         """The condition of that type of the policy; empty where there is none."""
-        status = (await self.api.get(kinds.POLICIES, self.name, "careful")).get("status", {})
+        status = (await self.api.get(objects.POLICIES, self.name, "careful")).get("status", {})
         return next((item for item in status.get("conditions", []) if item["type"] == kind), {})
 
 
@@ -208,20 +208,28 @@ class Replica:
 
     async def watch(self) -> None:
         """Brings every object as it is now, and deletions of those that are gone."""
-        of_gang = (kinds.NODES, JOBSETS, kinds.JOBS, kinds.PODS, kinds.POLICIES, kinds.PREEMPTIONS, kinds.REQUESTS)
-        for kind in (kinds.NAMESPACES, kinds.CLUSTER_POLICIES, *of_gang):
+        of_gang = (
+            objects.NODES,
+            JOBSETS,
+            objects.JOBS,
+            objects.PODS,
+            objects.POLICIES,
+            objects.PREEMPTIONS,
+            objects.REQUESTS,
+        )
+        for kind in (objects.NAMESPACES, objects.CLUSTER_POLICIES, *of_gang):
             bodies = (await self.api.list(kind)).items
             for uid in self.core.cache.uids(kind) - {body["metadata"]["uid"] for body in bodies}:
                 self.core.feed(kind, "DELETED", {"metadata": {"uid": uid}})
             for body in bodies:
                 labels = body["metadata"].get("labels") or {}
-                if kind not in (kinds.JOBS, kinds.PODS) or names.JOBSET_LABEL_UID in labels:
+                if kind not in (objects.JOBS, objects.PODS) or names.JOBSET_LABEL_UID in labels:
                     self.core.feed(kind, "MODIFIED", body)
         await asyncio.sleep(0)
 
     async def connect(self, index: int) -> Subscriber:
         """A process that subscribes, as the channel admits it."""
-        pod = await self.api.get(kinds.PODS, self.gang.name, self.gang.pod(index))
+        pod = await self.api.get(objects.PODS, self.gang.name, self.gang.pod(index))
         subscriber = self.core.subscribers.add(
             Subscription(
                 namespace=self.gang.name,

@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.kube.kinds import Kind
+from gracepoint_operator.kube.objects import Kind
 from tests.api_server.gang import Body, Gang, until
 from tests.api_server.programs import running
 from tests.ports import held_ports
@@ -76,13 +76,13 @@ class KarpenterGang(Gang):
 
         pool = await until(hashed, "the pool's hash")
         for index in (0, 1):
-            body = _of("NodeClaim", kinds.NODE_CLAIMS, self.claim(index), _claim(self.grace, self.capacity))
+            body = _of("NodeClaim", objects.NODE_CLAIMS, self.claim(index), _claim(self.grace, self.capacity))
             known = pool["metadata"]["annotations"]
             body["metadata"] |= {
                 "labels": {"karpenter.sh/nodepool": _POOL},
                 "annotations": {name: known[name] for name in (digest, f"{digest}-version")},
             }
-            await self.api.create(kinds.NODE_CLAIMS, None, body)
+            await self.api.create(objects.NODE_CLAIMS, None, body)
         self._nodes = tuple([await self.becomes_ready(self.claim(index)) for index in (0, 1)])
 
     def claim(self, index: int) -> str:
@@ -92,27 +92,27 @@ class KarpenterGang(Gang):
         """Plays the kubelet of the node that Karpenter makes for a NodeClaim. Returns the node's name."""
 
         async def made() -> str:
-            found = (await self.api.get(kinds.NODE_CLAIMS, None, claim)).get("status", {})
+            found = (await self.api.get(objects.NODE_CLAIMS, None, claim)).get("status", {})
             provider = str(found.get("providerID", "")).removeprefix("kwok://")
-            return str((await self.api.get(kinds.NODES, None, provider))["metadata"]["name"]) if provider else ""
+            return str((await self.api.get(objects.NODES, None, provider))["metadata"]["name"]) if provider else ""
 
         name: str = await until(made, f"the node of {claim}")
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "played by the test"}
         sizes = {"cpu": "4", "memory": "8Gi", "pods": "110", "ephemeral-storage": "20Gi"}
         status = {"conditions": [ready], "capacity": sizes, "allocatable": sizes}
-        await self.api.merge(kinds.NODES, None, f"{name}/status", {"status": status})
+        await self.api.merge(objects.NODES, None, f"{name}/status", {"status": status})
 
         async def untainted() -> bool:
-            taints = (await self.api.get(kinds.NODES, None, name))["spec"].get("taints") or []
+            taints = (await self.api.get(objects.NODES, None, name))["spec"].get("taints") or []
             kept = [taint for taint in taints if not taint["key"].startswith("node.kubernetes.io/")]
             if kept != taints:  # as the controller of nodes does once they are ready
-                await self.api.merge(kinds.NODES, None, name, {"spec": {"taints": kept or None}})
+                await self.api.merge(objects.NODES, None, name, {"spec": {"taints": kept or None}})
             return not kept
 
         await until(untainted, f"the node of {claim} to be registered")
 
         async def initialized() -> bool:
-            found = (await self.api.get(kinds.NODE_CLAIMS, None, claim)).get("status", {}).get("conditions", [])
+            found = (await self.api.get(objects.NODE_CLAIMS, None, claim)).get("status", {}).get("conditions", [])
             return any(item["type"] == "Initialized" and item["status"] == "True" for item in found)
 
         await until(initialized, f"{claim} to be initialized")
@@ -120,7 +120,7 @@ class KarpenterGang(Gang):
 
     async def disrupted(self, index: int) -> bool:
         """Whether Karpenter has begun to disrupt a node."""
-        node = await self.api.get(kinds.NODES, None, self.node(index))
+        node = await self.api.get(objects.NODES, None, self.node(index))
         return any(taint["key"] == DISRUPTED for taint in node["spec"].get("taints") or ())
 
     async def drift(self, purpose: str = "something-else") -> None:
@@ -131,7 +131,7 @@ class KarpenterGang(Gang):
     async def replacements(self) -> list[JsonObject]:
         """The NodeClaims that Karpenter has made in the place of the gang's own."""
         own = {self.claim(index) for index in (0, 1)}
-        claims = (await self.api.list(kinds.NODE_CLAIMS)).items
+        claims = (await self.api.list(objects.NODE_CLAIMS)).items
         return [
             claim
             for claim in claims
@@ -140,22 +140,22 @@ class KarpenterGang(Gang):
 
     async def delete_claim(self, name: str) -> None:
         """Whatever Karpenter writes into it meanwhile."""
-        await asyncio.to_thread(self.server.kubectl, "delete", kinds.NODE_CLAIMS.plural, name, "--wait=false")
+        await asyncio.to_thread(self.server.kubectl, "delete", objects.NODE_CLAIMS.plural, name, "--wait=false")
 
     async def protect(self) -> None:
         """Asks Karpenter to evict none of the pods, as a user would in their template."""
         annotations = {"karpenter.sh/do-not-disrupt": "true"}
         for index in (0, 1):
-            await self.api.merge(kinds.PODS, self.name, self.pod(index), {"metadata": {"annotations": annotations}})
+            await self.api.merge(objects.PODS, self.name, self.pod(index), {"metadata": {"annotations": annotations}})
 
     async def clean(self) -> None:
         """Removes the pods, and the nodes through Karpenter, so that the next test begins without any."""
         self.server.kubectl("delete", "pods", "--all", f"--namespace={self.name}", "--force", "--wait=false")
-        for kind in (POOLS, kinds.NODE_CLAIMS):
+        for kind in (POOLS, objects.NODE_CLAIMS):
             self.server.kubectl("delete", kind.plural, "--all", "--wait=false")
 
         async def gone() -> bool:
-            return not (await self.api.list(kinds.NODE_CLAIMS)).items
+            return not (await self.api.list(objects.NODE_CLAIMS)).items
 
         await until(gone, "the NodeClaims to go", within_s=60)
         with contextlib.suppress(client.NotFound):

@@ -21,9 +21,8 @@ import pytest
 
 from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.trust.certificates import Certificates, TrustKeeper, TrustPlaces
 from tests.api_server.programs import running
 from tests.ports import held_ports
 from tests.testcluster import parts

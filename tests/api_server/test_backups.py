@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.model.requests import LABEL_ENDED_AT
+from gracepoint_operator.kube import objects
+from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT
 from tests.api_server.gang import Gang, Replica, running, told, until
 
 Json = dict[str, Any]
@@ -36,7 +36,7 @@ async def ended_record(gang: Gang, replica: Replica) -> Json:
         await replica.report(phase, notice.preemption)
 
     async def over() -> Json | None:
-        body = await gang.api.get(kinds.PREEMPTIONS, gang.name, notice.preemption)
+        body = await gang.api.get(objects.PREEMPTIONS, gang.name, notice.preemption)
         return body if body.get("status", {}).get("phase") == "Committed" else None
 
     found: Json = await until(over, "the record to say Committed")
@@ -49,7 +49,7 @@ async def test_restored_records_are_as_before_and_tell_nobody(gang: Gang) -> Non
     async with running(gang) as replica:
         before = await ended_record(gang, replica)
         backup = json.dumps(dumped(gang, "preemptions"))
-        await gang.api.delete(kinds.PREEMPTIONS, before)
+        await gang.api.delete(objects.PREEMPTIONS, before)
         await replica.watch()
         assert not replica.core.cache.preemptions.epochs
 
@@ -83,17 +83,17 @@ async def test_a_restored_request_that_was_over_is_not_carried_out_again(gang: G
     await gang.make()
     async with running(gang) as replica:
         request = {
-            "apiVersion": kinds.REQUESTS.api_version,
+            "apiVersion": objects.REQUESTS.api_version,
             "kind": "PreemptionRequest",
             "metadata": {"name": "leave"},
             "spec": {"jobSet": {"name": "nobody"}, "deadlineSeconds": 60},
         }
-        made = await gang.api.create(kinds.REQUESTS, gang.name, request)
-        await gang.api.merge_status(kinds.REQUESTS, gang.name, "leave", {"status": {"phase": "Superseded"}})
+        made = await gang.api.create(objects.REQUESTS, gang.name, request)
+        await gang.api.merge_status(objects.REQUESTS, gang.name, "leave", {"status": {"phase": "Superseded"}})
         await replica.watch()
         await replica.core._garbage_collector.retire_requests()
         backup = dumped(gang, "preemptionrequests")
-        await gang.api.delete(kinds.REQUESTS, await gang.api.get(kinds.REQUESTS, gang.name, "leave"))
+        await gang.api.delete(objects.REQUESTS, await gang.api.get(objects.REQUESTS, gang.name, "leave"))
         assert made["metadata"]["name"] in {body["metadata"]["name"] for body in backup["items"]}
 
         gang.server.kubectl("create", "-f", "-", stdin=json.dumps(backup))

@@ -8,11 +8,11 @@ import json
 
 import pytest
 
-from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.observability.logs import PlainFormatter
+from gracepoint_operator.kube import client, objects
+from gracepoint_operator.logs import PlainFormatter
 from tests.api_server.gang import Gang, running, told, until
 
-_CRDS = kinds.CRDS
+_CRDS = objects.CRDS
 DEEP = "[" * 50_000
 MAINTENANCE = "node.gke.io/upcoming-maintenance"
 
@@ -22,7 +22,7 @@ async def test_deeply_nested_node_annotation_does_not_block_notices(
 ) -> None:
     await gang.make()
     odd = f"{gang.name}-odd"
-    await gang.api.create(kinds.NODES, None, {"metadata": {"name": odd, "annotations": {MAINTENANCE: DEEP}}})
+    await gang.api.create(objects.NODES, None, {"metadata": {"name": odd, "annotations": {MAINTENANCE: DEEP}}})
     async with running(gang) as replica:
         subscriber = await replica.connect(0)
         await gang.taint(0)
@@ -50,7 +50,7 @@ async def test_policy_of_an_older_schema_is_not_ready_alone(gang: Gang) -> None:
 
     async def made() -> bool:
         with contextlib.suppress(client.Refused):
-            await gang.api.create(kinds.POLICIES, gang.name, old)
+            await gang.api.create(objects.POLICIES, gang.name, old)
             return True
         return False
 
@@ -59,7 +59,7 @@ async def test_policy_of_an_older_schema_is_not_ready_alone(gang: Gang) -> None:
     async with running(gang):
 
         async def ready(name: str) -> str:
-            status = (await gang.api.get(kinds.POLICIES, gang.name, name)).get("status", {})
+            status = (await gang.api.get(objects.POLICIES, gang.name, name)).get("status", {})
             found = (item for item in status.get("conditions", []) if item["type"] == "Ready")
             return next((f"{item['status']} {item['message']}" for item in found), "")
 
@@ -68,4 +68,4 @@ async def test_policy_of_an_older_schema_is_not_ready_alone(gang: Gang) -> None:
 
         await until(said, "Ready of both policies")
         assert "spec.deadline.margin" in await ready("old")
-    await gang.api.delete(kinds.POLICIES, await gang.api.get(kinds.POLICIES, gang.name, "old"))
+    await gang.api.delete(objects.POLICIES, await gang.api.get(objects.POLICIES, gang.name, "old"))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.trust import pem
+from gracepoint_operator.kube import objects
+from gracepoint_operator.trust import bundle as pem
 from tests.api_server.releases import CHART, NAMESPACE, PLACES, Release
 from tests.testcluster.api_server import ApiServer
 from tests.testcluster.shell import wait_until
@@ -135,7 +135,7 @@ def test_the_certificate_of_an_earlier_chart_is_kept_and_followed(release: Relea
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:gp-gracepoint"
 
 
-def refusal(server: ApiServer, kind: kinds.Kind, name: str, patch: object, user: str = ACCOUNT) -> str:
+def refusal(server: ApiServer, kind: objects.Kind, name: str, patch: object, user: str = ACCOUNT) -> str:
     """What the API server says of a JSON patch of the operator's account. Empty if it is accepted, in a dry run."""
     as_user = {"Impersonate-User": user} if user else {}
     request = urllib.request.Request(
@@ -176,8 +176,8 @@ def test_operator_changes_nothing_of_its_webhooks_but_the_authorities(release: R
     release.upgrade()
     server, why = release.server, "the operator changes nothing of its webhook configurations but caBundle"
     bundle = base64.b64encode(release.keep().ca.encode()).decode()
-    mutating = (kinds.MUTATING_WEBHOOKS, PLACES.mutating)
-    validating = (kinds.VALIDATING_WEBHOOKS, PLACES.validating)
+    mutating = (objects.MUTATING_WEBHOOKS, PLACES.mutating)
+    validating = (objects.VALIDATING_WEBHOOKS, PLACES.validating)
     first = replaced("/metadata/labels/mine", "yes")
     wait_until("the admission policy", lambda: why in refusal(server, *mutating, first), timeout_s=60)
     for kind in (mutating, validating):
@@ -225,5 +225,5 @@ def test_operator_may_not_touch_webhooks_whose_authorities_others_write(release:
     values = json.dumps({"tls": {"mode": "existingSecret", "existingSecret": "mine", "caCertificate": text}})
     release.upgrade(values=values)
     patch = replaced("/webhooks/0/clientConfig/caBundle", base64.b64encode(text.encode()).decode())
-    for kind, name in ((kinds.MUTATING_WEBHOOKS, PLACES.mutating), (kinds.VALIDATING_WEBHOOKS, PLACES.validating)):
+    for kind, name in ((objects.MUTATING_WEBHOOKS, PLACES.mutating), (objects.VALIDATING_WEBHOOKS, PLACES.validating)):
         assert "cannot patch resource" in refusal(release.server, kind, name, patch)

@@ -13,10 +13,10 @@ import pytest
 
 from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
-from gracepoint_cli.commands import drill
-from gracepoint_cli.doctor.checks import CheckState
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_cli import drill
+from gracepoint_cli.doctor import CheckState
+from gracepoint_operator.kube import objects
+from gracepoint_operator.workloads import JOBSETS
 from tests.api_server.gang import Gang, Replica, running, told, until
 from tests.command_line import Done, command
 from tests.ports import held_ports
@@ -185,7 +185,7 @@ async def test_doctors_pod_is_accepted_and_read(gang: Gang) -> None:
     waits = asyncio.create_task(ask(gang, "doctor", "train", "-o", "json"))
 
     async def made() -> dict[str, Any] | None:
-        pods = (await gang.api.list(kinds.PODS, namespace=gang.name)).items
+        pods = (await gang.api.list(objects.PODS, namespace=gang.name)).items
         return next((pod for pod in pods if "-doctor-" in pod["metadata"]["name"]), None)
 
     pod = await until(made, "the pod of the check")
@@ -193,7 +193,7 @@ async def test_doctors_pod_is_accepted_and_read(gang: Gang) -> None:
     message = json.dumps([{"name": "storage", "state": "FAILED", "message": "no right to write"}])
     terminated = {"exitCode": 1, "message": message}
     status = {"phase": "Failed", "containerStatuses": [_ended("doctor", terminated)]}
-    await gang.api.merge_status(kinds.PODS, gang.name, pod["metadata"]["name"], {"status": status})
+    await gang.api.merge_status(objects.PODS, gang.name, pod["metadata"]["name"], {"status": status})
     done = await waits
     assert ("pod: storage", "FAILED") in {(check["name"], check["state"]) for check in done.json}
     assert await until(lambda: _is_gone(gang, pod["metadata"]["name"]), "the pod to be deleted")
@@ -205,7 +205,7 @@ def _ended(name: str, terminated: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _is_gone(gang: Gang, name: str) -> bool:
-    pods = (await gang.api.list(kinds.PODS, namespace=gang.name)).items
+    pods = (await gang.api.list(objects.PODS, namespace=gang.name)).items
     return all(pod["metadata"]["name"] != name or "deletionTimestamp" in pod["metadata"] for pod in pods)
 
 

@@ -13,10 +13,8 @@ import yaml
 
 from gracepoint.wire import names
 from gracepoint_cli.completion import words
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.workloads import MAKERS
-from gracepoint_operator.workloads.job import LONE_JOBS
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import objects
+from gracepoint_operator.workloads import JOBSETS, LONE_JOBS, MAKERS
 from tests.api_server.gang import Gang
 from tests.command_line import Done, command
 from tests.testcluster.api_server import ApiServer
@@ -43,8 +41,8 @@ async def lone_job(gang: Gang, name: str = "alone") -> Body:
     labels = {**LABELS, "batch.kubernetes.io/job-name": name, "batch.kubernetes.io/controller-uid": uid}
     spec = {"restartPolicy": "Never", "containers": [{"name": "trainer", "image": "x"}]}
     pod = {"metadata": {"name": f"{name}-0-abcde", "labels": labels}, "spec": spec}
-    await gang.api.create(kinds.PODS, gang.name, pod)
-    await gang.api.merge_status(kinds.PODS, gang.name, f"{name}-0-abcde", {"status": {"phase": "Running"}})
+    await gang.api.create(objects.PODS, gang.name, pod)
+    await gang.api.merge_status(objects.PODS, gang.name, f"{name}-0-abcde", {"status": {"phase": "Running"}})
     return made
 
 
@@ -89,11 +87,11 @@ async def test_a_job_by_itself_is_shown_checked_and_rehearsed(gang: Gang) -> Non
 
     asked = await ask(gang, "drill", "job/alone", "--no-wait", "-o", "json")
     assert asked.code == 0, asked.err
-    request = await gang.api.get(kinds.REQUESTS, gang.name, asked.json["request"])
+    request = await gang.api.get(objects.REQUESTS, gang.name, asked.json["request"])
     assert request["spec"]["jobSet"] == {"kind": "Job", "name": "alone"}
 
     name = f"alone-{made['metadata']['uid'][:8]}-0"
-    await gang.api.create(kinds.PREEMPTIONS, gang.name, record(name, made["metadata"]["uid"]))
+    await gang.api.create(objects.PREEMPTIONS, gang.name, record(name, made["metadata"]["uid"]))
     drawn = await ask(gang, "timeline", name, "-o", "json")
     assert drawn.code == 0, drawn.err
     assert drawn.json["lanes"][-1] == "pod alone-0-abcde"
@@ -131,7 +129,7 @@ async def test_a_job_of_a_jobset_leads_to_its_jobset(gang: Gang) -> None:
     await gang.make()
     reference = {"apiVersion": JOBSETS.api_version, "kind": "JobSet", "name": "train", "uid": gang.workload_uid}
     owners = {"metadata": {"ownerReferences": [{**reference, "controller": True}]}}
-    await gang.api.merge(kinds.JOBS, gang.name, "train-workers-0", owners)
+    await gang.api.merge(objects.JOBS, gang.name, "train-workers-0", owners)
     done = await ask(gang, "drill", "train-workers-0")
     assert done.code == 2
     assert "the Job train-workers-0 belongs to the JobSet train" in done.err

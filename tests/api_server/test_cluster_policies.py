@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gracepoint.wire.names import LABEL_DEFAULT, LABEL_POLICY
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import KubeClient
 from tests.api_server.gang import Gang
 from tests.api_server.releases import Operator, Release

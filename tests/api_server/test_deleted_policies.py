@@ -14,13 +14,12 @@ import trustme
 from aiohttp import web
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.webhooks import add_routes
 from gracepoint_operator.webhooks.routes import PATH_JOBSETS, PATH_POLICIES, path_of
-from gracepoint_operator.workloads import CREATED_WITH
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import CREATED_WITH, JOBSETS
 from tests.api_server.gang import Body, Gang, Replica, running, told, until
 
 _TOKEN = "told-to-the-api-server-alone"
@@ -60,8 +59,8 @@ async def _with_webhooks(gang: Gang, replica: Replica, folder: Path) -> AsyncIte
 
     jobsets = configuration(PATH_JOBSETS, "jobset.x-k8s.io", "jobsets", "CREATE")
     policies = configuration(PATH_POLICIES, "gracepoint.dev", "checkpointpolicies", "DELETE")
-    await gang.api.create(kinds.MUTATING_WEBHOOKS, None, jobsets)
-    await gang.api.create(kinds.VALIDATING_WEBHOOKS, None, policies)
+    await gang.api.create(objects.MUTATING_WEBHOOKS, None, jobsets)
+    await gang.api.create(objects.VALIDATING_WEBHOOKS, None, policies)
     try:
         yield
     finally:
@@ -86,7 +85,7 @@ async def test_jobs_keep_their_protection_when_their_policy_is_deleted(gang: Gan
         for _ in range(2):
             await replica.core.missing_policies.look()
         assert replica.sample("gracepoint_workloads_without_policy") >= 1
-        events = (await gang.api.list(kinds.EVENTS, namespace=gang.name)).items
+        events = (await gang.api.list(objects.EVENTS, namespace=gang.name)).items
         assert [event["reason"] for event in events] == ["PolicyMissing"]
 
         subscriber = await replica.connect(0)

@@ -15,11 +15,11 @@ import pytest
 
 from gracepoint.wire.frames import Retraction
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.kinds import Kind
+from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.model.eviction_requests import PRIORITY, RESPONDER
-from gracepoint_operator.webhooks.pods.pod_responder import add_responder
+from gracepoint_operator.webhooks.injection import add_responder
 from tests.api_server.gang import Gang, Replica, running, told, until
 from tests.testcluster.api_server import ApiServer
 
@@ -47,11 +47,11 @@ class EvictionController:
     async def evict(self, index: int) -> str:
         """Somebody asks for the eviction of a pod. Returns the name of the Eviction, in which it is our turn."""
         name = self._gang.pod(index)
-        pod = await self._api.get(kinds.PODS, self._gang.name, name)
+        pod = await self._api.get(objects.PODS, self._gang.name, name)
         target = {"pod": {"name": name, "uid": pod["metadata"]["uid"]}}
         for kind, title, spec in (
             (REQUESTS, "EvictionRequest", {"requester": "example.com/drainer", "intent": "Eviction"}),
-            (kinds.EVICTIONS, "Eviction", {}),
+            (objects.EVICTIONS, "Eviction", {}),
         ):
             meta = {"name": name, "namespace": self._gang.name}
             body = {"apiVersion": kind.api_version, "kind": title, "metadata": meta, "spec": {"target": target, **spec}}
@@ -93,7 +93,7 @@ class EvictionController:
         )
 
     async def _write(self, name: str, **status: object) -> None:
-        await self._api.merge_status(kinds.EVICTIONS, self._gang.name, name, {"status": status})
+        await self._api.merge_status(objects.EVICTIONS, self._gang.name, name, {"status": status})
 
 
 def _turns(ours: str, last: str) -> list[JsonObject]:
@@ -109,21 +109,21 @@ def _now() -> str:
 
 async def entry(gang: Gang, name: str) -> JsonObject:
     """The operator's entry in an Eviction."""
-    stored = await gang.api.get(kinds.EVICTIONS, gang.name, name)
+    stored = await gang.api.get(objects.EVICTIONS, gang.name, name)
     return next(item for item in stored["status"]["responders"] if item["name"] == RESPONDER)
 
 
 async def watch(replica: Replica) -> None:
     """Brings every object as it is now, with the Evictions."""
     await replica.watch()
-    for body in (await replica.api.list(kinds.EVICTIONS)).items:
-        replica.core.feed(kinds.EVICTIONS, "MODIFIED", body)
+    for body in (await replica.api.list(objects.EVICTIONS)).items:
+        replica.core.feed(objects.EVICTIONS, "MODIFIED", body)
 
 
 async def completed(api: KubeClient) -> set[str]:
     """Namespaces of the Evictions in which the operator has said that its turn is over."""
     found = set()
-    for body in (await api.list(kinds.EVICTIONS)).items:
+    for body in (await api.list(objects.EVICTIONS)).items:
         entries = body["status"].get("responders", [])
         if any(item["name"] == RESPONDER and "completionTime" in item for item in entries):
             found.add(body["metadata"]["namespace"])
@@ -133,7 +133,7 @@ async def completed(api: KubeClient) -> set[str]:
 async def made(newest: ApiServer, api: KubeClient, name: str) -> Gang:
     gang = Gang(newest, api, name)
     await gang.make()
-    await api.merge(kinds.POLICIES, name, "careful", {"spec": {"evictionHold": {"boundSeconds": 3600}}})
+    await api.merge(objects.POLICIES, name, "careful", {"spec": {"evictionHold": {"boundSeconds": 3600}}})
     return gang
 
 
@@ -145,7 +145,7 @@ async def test_no_eviction_of_a_hundred_completes_before_its_commit(newest: ApiS
         await watch(replica)
 
         async def at_work() -> bool:
-            found = (await api.list(kinds.EVICTIONS)).items
+            found = (await api.list(objects.EVICTIONS)).items
             entries = [item for body in found for item in body["status"]["responders"] if item["name"] == RESPONDER]
             return sum("heartbeatTime" in item for item in entries) == 100
 
@@ -166,7 +166,7 @@ async def test_no_eviction_of_a_hundred_completes_before_its_commit(newest: ApiS
             await until(over, f"the Evictions of {gang.name} to be over")
             assert await completed(api) == committed
         await EvictionController(gangs[0]).pass_on(0)
-    for body in (await api.list(kinds.EVICTIONS)).items:
+    for body in (await api.list(objects.EVICTIONS)).items:
         assert body["status"]["responders"][0]["message"].startswith("step 40 is saved")
 
 
@@ -196,9 +196,9 @@ async def test_withdrawn_eviction_lets_the_gang_train_on(newest: ApiServer, api:
 
 
 async def test_pod_keeps_the_operator_among_its_responders(newest: ApiServer, api: KubeClient) -> None:
-    await api.create(kinds.NAMESPACES, None, {"metadata": {"name": "responders"}})
+    await api.create(objects.NAMESPACES, None, {"metadata": {"name": "responders"}})
     body = {"metadata": {"name": "pod"}, "spec": {"containers": [{"name": "train", "image": "train"}]}}
-    stored = await api.create(kinds.PODS, "responders", add_responder(body))
+    stored = await api.create(objects.PODS, "responders", add_responder(body))
     assert stored["spec"]["evictionResponders"] == [{"name": RESPONDER, "priority": PRIORITY}]
 
 

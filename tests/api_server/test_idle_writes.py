@@ -6,9 +6,9 @@ import asyncio
 import time
 
 from gracepoint.wire.messages import Forecast, Spent
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.recording.policies.connection_writer import EVERY_S
+from gracepoint_operator.recording.policy_writer import EVERY_S
 from gracepoint_operator.recording.replica_lease import LABEL
 from tests.api_server.gang import Gang, Replica, running, until
 
@@ -39,10 +39,10 @@ async def test_a_job_that_only_trains_leaves_its_policy_alone(gang: Gang) -> Non
             await _go_on(gang, clock, saves, first, second)
             versions.append(await _version(gang))
         assert len(set(versions)) == 1, "in 20 minutes, with 40 saves"
-        leases = await gang.api.list(kinds.LEASES, label_selector=LABEL, namespace="default")
+        leases = await gang.api.list(objects.LEASES, label_selector=LABEL, namespace="default")
         holders = {item["spec"]["holderIdentity"] for item in leases.items}
         assert holders == {"replica-a", "replica-b"}
-    left = await gang.api.list(kinds.LEASES, label_selector=LABEL, namespace="default")
+    left = await gang.api.list(objects.LEASES, label_selector=LABEL, namespace="default")
     assert left.items == []
 
 
@@ -82,7 +82,7 @@ async def _go_on(gang: Gang, clock: Clock, saves: int, first: Replica, second: R
 
 
 async def _policy(gang: Gang) -> JsonObject:
-    return await gang.api.get(kinds.POLICIES, gang.name, "careful")
+    return await gang.api.get(objects.POLICIES, gang.name, "careful")
 
 
 async def _version(gang: Gang) -> str:

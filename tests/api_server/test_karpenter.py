@@ -14,13 +14,13 @@ import trustme
 from aiohttp import web
 
 from gracepoint.wire.messages import Phase, Spent
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.kube.fields import parse_time
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.kube.objects import parse_time
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.watches.threads import Watches
+from gracepoint_operator.watches.kopf_run import Watches
 from gracepoint_operator.webhooks import add_routes
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
 from tests.api_server.gang import Replica, running, told, until
@@ -76,7 +76,7 @@ async def watching(gang: KarpenterGang, folder: Path) -> AsyncIterator[Replica]:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
         url = f"https://127.0.0.1:{runner.addresses[0][1]}{path_of(PATH_EVICTIONS, _TOKEN)}"
-        await gang.api.create(kinds.VALIDATING_WEBHOOKS, None, _configuration(url, authority.cert_pem.bytes()))
+        await gang.api.create(objects.VALIDATING_WEBHOOKS, None, _configuration(url, authority.cert_pem.bytes()))
         watches.start()
         try:
             yield replica
@@ -111,18 +111,18 @@ async def test_drain_waits_for_the_save_and_then_goes_on(gang: KarpenterGang, tm
         (record,) = await gang.records()
         assert record["spec"]["cause"] == "ScaleDown", record["spec"]
         assert record["spec"]["nodes"] == [gang.node(0)]
-        told = (await gang.api.get(kinds.NODE_CLAIMS, None, gang.claim(0)))["metadata"]["annotations"][TERMINATION]
+        told = (await gang.api.get(objects.NODE_CLAIMS, None, gang.claim(0)))["metadata"]["annotations"][TERMINATION]
         deadline_at, told_at = parse_time(record["spec"]["deadline"]), parse_time(told)
         assert deadline_at is not None
         assert told_at is not None
         assert deadline_at <= told_at + 1, "the bound of the hold is nearer than the end of the NodeClaim"
         await asyncio.sleep(5)  # Karpenter tries again meanwhile
-        pod = await gang.api.get(kinds.PODS, gang.name, gang.pod(0))
+        pod = await gang.api.get(objects.PODS, gang.name, gang.pod(0))
         assert "deletionTimestamp" not in pod["metadata"], "the eviction waits"
         await replica.report(Phase.COMMITTED, record["metadata"]["name"])
 
         async def evicted() -> bool:
-            found = await gang.api.get(kinds.PODS, gang.name, gang.pod(0))
+            found = await gang.api.get(objects.PODS, gang.name, gang.pod(0))
             return "deletionTimestamp" in found["metadata"]
 
         await until(evicted, "the eviction after the commit", within_s=60)
@@ -145,7 +145,7 @@ async def test_gang_trains_on_when_a_drifted_nodes_replacement_fails(gang: Karpe
         await until(taken_back, "Karpenter to take its taint back", within_s=90)
         await until(lambda: not any(process.hinted for process in processes), "the hint to be over")
         assert await gang.records() == [], "nobody has left"
-        node = await gang.api.get(kinds.NODES, None, gang.node(index))
+        node = await gang.api.get(objects.NODES, None, gang.node(index))
         assert "deletionTimestamp" not in node["metadata"]
 
 
@@ -173,42 +173,42 @@ async def test_deleted_claim_is_told_at_once_to_pods_that_nobody_evicts(gang: Ka
         processes = [await replica.connect(index) for index in (0, 1)]
         await gang.delete_claim(gang.claim(0))  # as Karpenter does when EC2 takes a Spot machine back
         notices = [await told(process) for process in processes]
-        deleted = (await gang.api.get(kinds.NODE_CLAIMS, None, gang.claim(0)))["metadata"]
+        deleted = (await gang.api.get(objects.NODE_CLAIMS, None, gang.claim(0)))["metadata"]
         ends_at = parse_time(deleted["deletionTimestamp"])
         assert ends_at is not None
         deadlines = [parse_time(notice.deadline) for notice in notices]
         assert all(at is not None and at <= ends_at + 130 for at in deadlines), notices
 
         async def drains() -> bool:
-            found = (await gang.api.get(kinds.NODE_CLAIMS, None, gang.claim(0)))["metadata"]
+            found = (await gang.api.get(objects.NODE_CLAIMS, None, gang.claim(0)))["metadata"]
             return await gang.disrupted(0) and TERMINATION in found["annotations"]
 
         await until(drains, "Karpenter to drain the node")
         (record,) = await until(gang.records, "the Preemption")
         assert (record["spec"]["cause"], record["spec"]["nodes"]) == ("SpotTermination", [gang.node(0)])
         assert "evictionAttemptedAt" not in record["spec"]
-        pod = await gang.api.get(kinds.PODS, gang.name, gang.pod(0))
+        pod = await gang.api.get(objects.PODS, gang.name, gang.pod(0))
         assert "deletionTimestamp" not in pod["metadata"], "Karpenter evicts it in eight hours"
 
 
 @pytest.mark.parametrize("gang", [pytest.param({"grace": None}, id="no terminationGracePeriod")], indirect=True)
 async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGang, tmp_path: Path) -> None:
     young = {"voluntaryDisruption": {"checkpointYoungerThanSeconds": 3600}}
-    await gang.api.merge(kinds.POLICIES, gang.name, "careful", {"spec": young})
+    await gang.api.merge(objects.POLICIES, gang.name, "careful", {"spec": young})
     async with watching(gang, tmp_path) as replica:
         known = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
         assert known is not None
         replica.core._policy_writer.goodput.hear(known, "s-0", Spent(now_s=2.0, joined_s=1.0))
 
         async def protected() -> bool:
-            pods = [await gang.api.get(kinds.PODS, gang.name, gang.pod(index)) for index in (0, 1)]
+            pods = [await gang.api.get(objects.PODS, gang.name, gang.pod(index)) for index in (0, 1)]
             return all("karpenter.sh/do-not-disrupt" in (pod["metadata"].get("annotations") or {}) for pod in pods)
 
         await until(protected, "the pods to be protected")
         await gang.drift()
 
         async def drifted() -> bool:
-            found = (await gang.api.get(kinds.NODE_CLAIMS, None, gang.claim(0)))["status"]["conditions"]
+            found = (await gang.api.get(objects.NODE_CLAIMS, None, gang.claim(0)))["status"]["conditions"]
             return any(item["type"] == "Drifted" and item["status"] == "True" for item in found)
 
         await until(drifted, "Karpenter to find that the nodes have drifted", within_s=90)

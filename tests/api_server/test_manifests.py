@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_cli.lint.manifest_files import objects, of_kind
-from gracepoint_cli.lint.workloads import check
+from gracepoint_cli.lint.job_checks import check
+from gracepoint_cli.lint.manifests import objects, of_kind
 from gracepoint_operator.resources import CheckpointPolicy
 from tests.chart.__main__ import NAMESPACE, write_manifests
 from tests.testcluster.api_server import ApiServer

@@ -16,11 +16,11 @@ import pytest
 from benchmarks import operator_scale_etcd
 from benchmarks.operator_scale_objects import Gang, Size, gangs, stored
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.watches.threads import Watches
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.watches.kopf_run import Watches
+from gracepoint_operator.workloads import JOBSETS
 from tests.testcluster import parts
 from tests.testcluster.api_server import ApiServer, open_api_server, why_not
 from tests.testcluster.shell import wait_until
@@ -61,7 +61,7 @@ class CountingClient(KubeClient):
 
         return await super()._call(method, path, query=query, read=read_and_note, **others)
 
-    def lists(self, kind: kinds.Kind) -> list[Call]:
+    def lists(self, kind: objects.Kind) -> list[Call]:
         return [call for call in self.calls if call.is_list and call.path == kind.path()]
 
 
@@ -71,7 +71,7 @@ class Replica:
     def __init__(self, api: CountingClient) -> None:
         self.api = api
         self.decided: list[str] = []
-        self.fed: list[tuple[kinds.Kind, str | None]] = []
+        self.fed: list[tuple[objects.Kind, str | None]] = []
         metrics = Metrics()
         self.core = Controller(api, metrics, time.time, "replica-a")
         decide, feed = self.core._reconciler.decide, self.core.feed
@@ -80,7 +80,7 @@ class Replica:
             self.decided.append(uid)
             return decide(uid)
 
-        def note_event(kind: kinds.Kind, event: str | None, body: JsonObject) -> None:
+        def note_event(kind: objects.Kind, event: str | None, body: JsonObject) -> None:
             self.fed.append((kind, event))
             feed(kind, event, body)
 
@@ -151,21 +151,21 @@ async def until(holds: Callable[[], object], what: str) -> None:
 
 async def taint(api: KubeClient, gang: Gang) -> None:
     taints = [{"key": TAINT, "value": "1", "effect": "NoSchedule"}]
-    await api.merge(kinds.NODES, None, gang.node(0), {"spec": {"taints": taints}})
+    await api.merge(objects.NODES, None, gang.node(0), {"spec": {"taints": taints}})
 
 
 async def test_replica_lists_each_kind_once_in_small_pages_and_keeps_only_gangs(api: CountingClient) -> None:
     async with running(api) as replica:
         await asyncio.sleep(2.0)  # a list that follows would have begun
         cache = replica.core.cache
-        held = {kind: len(cache.uids(kind)) for kind in (kinds.NODES, kinds.PODS, JOBSETS, kinds.PREEMPTIONS)}
-        assert held == {kinds.NODES: 200, kinds.PODS: 800, JOBSETS: 20, kinds.PREEMPTIONS: 200}
+        held = {kind: len(cache.uids(kind)) for kind in (objects.NODES, objects.PODS, JOBSETS, objects.PREEMPTIONS)}
+        assert held == {objects.NODES: 200, objects.PODS: 800, JOBSETS: 20, objects.PREEMPTIONS: 200}
         assert [event for _, event in replica.fed if event is None] == [], "kopf lists nothing"
-        pages = api.lists(kinds.PODS)
+        pages = api.lists(objects.PODS)
         assert max(page.number_of_bytes for page in pages) < 1.2 * _PAGE_BYTES
         assert sum(page.number_of_bytes for page in pages) < 1.05 * 800 * 20_400, "each pod was listed once"
         assert len(pages) <= 18
-        assert sum(page.number_of_bytes for page in api.lists(kinds.NODES)) < 1.1 * 200 * 17_000
+        assert sum(page.number_of_bytes for page in api.lists(objects.NODES)) < 1.1 * 200 * 17_000
 
 
 async def test_event_of_a_node_brings_decisions_about_its_gang_alone(api: CountingClient) -> None:
@@ -188,11 +188,11 @@ async def test_event_of_a_node_brings_decisions_about_its_gang_alone(api: Counti
 
 async def test_later_list_compares_versions_without_whole_objects(api: CountingClient) -> None:
     async with running(api) as replica:
-        in_full = sum(page.number_of_bytes for page in api.lists(kinds.PODS))
+        in_full = sum(page.number_of_bytes for page in api.lists(objects.PODS))
         api.calls.clear()
-        replica.core._relister.look_again(kinds.PODS, in_full=False)
-        await until(lambda: sum(page.number_of_bytes for page in api.lists(kinds.PODS)) > 800 * 1000, "the list")
+        replica.core._relister.look_again(objects.PODS, in_full=False)
+        await until(lambda: sum(page.number_of_bytes for page in api.lists(objects.PODS)) > 800 * 1000, "the list")
         await asyncio.sleep(2.0)
-        compared = sum(page.number_of_bytes for page in api.lists(kinds.PODS))
+        compared = sum(page.number_of_bytes for page in api.lists(objects.PODS))
         assert compared < 0.6 * in_full
-        assert len(api.lists(kinds.PODS)) <= 12
+        assert len(api.lists(objects.PODS)) <= 12

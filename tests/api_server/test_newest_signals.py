@@ -10,12 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.fields import parse_time
-from gracepoint_operator.kube.kinds import Kind
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.watches.threads import Watches
+from gracepoint_operator.kube.objects import Kind, parse_time
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.watches.kopf_run import Watches
 from tests.api_server.components import component
 from tests.api_server.gang import Body, Gang, Replica, running, until
 from tests.testcluster.api_server import ApiServer
@@ -50,11 +49,11 @@ class ScheduledGang(Gang):
         for index in (0, 1):
             name = self.node(index)
             labels = {"kubernetes.io/hostname": name, "gang": self.name}
-            await self.api.create(kinds.NODES, None, {"metadata": {"name": name, "labels": labels}})
+            await self.api.create(objects.NODES, None, {"metadata": {"name": name, "labels": labels}})
             size = {"cpu": "1", "memory": "1Gi", "pods": "10"}
             status = {"capacity": size, "allocatable": size}
-            await self.api.merge(kinds.NODES, None, name, {"spec": {"taints": None}})  # that it is not ready
-            await self.api.merge_status(kinds.NODES, None, name, {"status": status})
+            await self.api.merge(objects.NODES, None, name, {"spec": {"taints": None}})  # that it is not ready
+            await self.api.merge_status(objects.NODES, None, name, {"status": status})
 
     def pod_spec(self, index: int) -> Body:
         spec = super().pod_spec(index)
@@ -67,12 +66,12 @@ class ScheduledGang(Gang):
         for index in (0, 1):
 
             async def bound(name: str = self.pod(index)) -> bool:
-                return bool((await self.api.get(kinds.PODS, self.name, name))["spec"].get("nodeName"))
+                return bool((await self.api.get(objects.PODS, self.name, name))["spec"].get("nodeName"))
 
             await until(bound, f"the scheduler to bind {self.pod(index)}")
 
     async def pod_now(self, index: int) -> JsonObject:
-        return await self.api.get(kinds.PODS, self.name, self.pod(index))
+        return await self.api.get(objects.PODS, self.name, self.pod(index))
 
     async def deletion_of(self, index: int) -> tuple[str, str, float]:
         """Waits until Kubernetes deletes a pod. Returns reason and message of its mark, and when it will be gone."""
@@ -103,9 +102,9 @@ class DeviceGang(ScheduledGang):
             exactly = {"deviceClassName": DRIVER, "tolerations": list(self.tolerations)}
             spec = {"devices": {"requests": [{"name": "tpu", "exactly": exactly}]}}
             await self.api.create(
-                kinds.RESOURCE_CLAIMS, self.name, {"metadata": {"name": f"tpu-{index}"}, "spec": spec}
+                objects.RESOURCE_CLAIMS, self.name, {"metadata": {"name": f"tpu-{index}"}, "spec": spec}
             )
-            await self.api.create(kinds.RESOURCE_SLICES, None, self.devices(index))
+            await self.api.create(objects.RESOURCE_SLICES, None, self.devices(index))
 
     def devices(self, index: int) -> Body:
         """As the driver says what the node has."""
@@ -125,13 +124,13 @@ class DeviceGang(ScheduledGang):
         selector = {"driver": DRIVER, "pool": self.node(0)}
         spec = {"deviceSelector": selector, "taint": {"key": BROKEN, "effect": "NoExecute"}}
         body = {"metadata": {"name": f"{self.name}-repair"}, "spec": spec}
-        return await self.api.create(kinds.DEVICE_TAINT_RULES, None, body)
+        return await self.api.create(objects.DEVICE_TAINT_RULES, None, body)
 
     async def break_device(self) -> None:
         """The driver taints the device of the first node."""
         taints = [{"key": BROKEN, "effect": "NoExecute"}]
         spec = {"devices": [{"name": "tpu-0", "taints": taints}]}
-        await self.api.merge(kinds.RESOURCE_SLICES, None, f"{self.node(0)}-tpus", {"spec": spec})
+        await self.api.merge(objects.RESOURCE_SLICES, None, f"{self.node(0)}-tpus", {"spec": spec})
 
 
 class GroupGang(ScheduledGang):
@@ -150,7 +149,7 @@ class GroupGang(ScheduledGang):
         await self.api.create(GROUPS, self.name, _group("urgent", 1, priorityClassName=self.name))
         spec = super().pod_spec(0) | {"nodeSelector": {"gang": self.name}}
         spec |= {"schedulingGroup": {"podGroupName": "urgent"}, "priorityClassName": self.name}
-        await self.api.create(kinds.PODS, self.name, {"metadata": {"name": "urgent-0"}, "spec": spec})
+        await self.api.create(objects.PODS, self.name, {"metadata": {"name": "urgent-0"}, "spec": spec})
 
 
 @contextlib.asynccontextmanager

@@ -10,8 +10,8 @@ import pytest
 
 from gracepoint.wire.messages import Spent
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.autoscaler_annotations import PROTECTING, SET_BY_US
+from gracepoint_operator.kube import objects
+from gracepoint_operator.kube.objects import PROTECTING, SET_BY_US
 from gracepoint_operator.recording.replica_lease import LABEL
 from tests.api_server.gang import Gang, Replica, running, until
 from tests.testcluster import parts
@@ -25,7 +25,7 @@ OPERATOR = "system:serviceaccount:gp-system:gp-gracepoint"
 
 
 async def annotations_of(gang: Gang, index: int) -> dict[str, str]:
-    pod = await gang.api.get(kinds.PODS, gang.name, gang.pod(index))
+    pod = await gang.api.get(objects.PODS, gang.name, gang.pod(index))
     return dict(pod["metadata"].get("annotations") or {})
 
 
@@ -41,7 +41,7 @@ async def protected(gang: Gang, replica: Replica, expected: bool) -> None:
 async def test_pods_are_protected_until_a_checkpoint_is_young(gang: Gang) -> None:
     await gang.make()
     young = {"voluntaryDisruption": {"checkpointYoungerThanSeconds": 3}}
-    await gang.api.merge(kinds.POLICIES, gang.name, "careful", {"spec": young})
+    await gang.api.merge(objects.POLICIES, gang.name, "careful", {"spec": young})
     async with running(gang) as replica:
         pod = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
         assert pod is not None

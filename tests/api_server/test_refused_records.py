@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.kube.kinds import Kind
+from gracepoint_operator.kube.objects import Kind
 from tests.api_server.gang import Body, Gang, running, told, until
 
 _VALIDATING = Kind("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies")

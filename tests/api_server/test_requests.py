@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
@@ -16,7 +16,7 @@ _MANY = 600
 
 def request(number: int) -> JsonObject:
     return {
-        "apiVersion": kinds.REQUESTS.api_version,
+        "apiVersion": objects.REQUESTS.api_version,
         "kind": "PreemptionRequest",
         "metadata": {"name": f"r-{number}"},
         "spec": {"jobSet": {"name": "nobody"}, "deadlineSeconds": 60},
@@ -24,7 +24,7 @@ def request(number: int) -> JsonObject:
 
 
 async def create(gang: Gang, numbers: range) -> None:
-    bodies = [gang.api.create(kinds.REQUESTS, gang.name, request(number)) for number in numbers]
+    bodies = [gang.api.create(objects.REQUESTS, gang.name, request(number)) for number in numbers]
     await asyncio.gather(*bodies)
 
 
@@ -38,7 +38,7 @@ async def test_the_request_beyond_the_limit_is_refused_with_the_numbers(gang: Ga
         asked = admission(replica, 55)
         assert await asked.why_requests_are_too_many(gang.name) is None
         await create(gang, range(54))
-        assert await gang.api.count(kinds.REQUESTS, gang.name) == 54
+        assert await gang.api.count(objects.REQUESTS, gang.name) == 54
         assert await asked.why_requests_are_too_many(gang.name) is None
         await create(gang, range(54, 55))
         why = await asked.why_requests_are_too_many(gang.name)
@@ -46,7 +46,7 @@ async def test_the_request_beyond_the_limit_is_refused_with_the_numbers(gang: Ga
         assert f"found 55 PreemptionRequests in the namespace {gang.name}, expected fewer than 55" in why
         assert f"kubectl delete preemptionrequests -n {gang.name} -l gracepoint.dev/ended-at" in why
         gang.server.kubectl(*("delete", "preemptionrequests", "-n", gang.name, "-l", "gracepoint.dev/ended-at"))
-        assert await gang.api.count(kinds.REQUESTS, gang.name) == 55, "none of them is over"
+        assert await gang.api.count(objects.REQUESTS, gang.name) == 55, "none of them is over"
         together = await asyncio.gather(*(asked.why_requests_are_too_many(gang.name) for _ in range(5)))
         assert None not in together
         gang.server.kubectl("delete", "preemptionrequests", "--all", "-n", gang.name)
@@ -64,7 +64,7 @@ async def test_requests_that_are_over_are_not_held_and_are_deleted_in_time(gang:
     await gang.make()
     await create(gang, range(_MANY))
     for number in range(_MANY):
-        await gang.api.merge_status(kinds.REQUESTS, gang.name, f"r-{number}", {"status": {"phase": "Superseded"}})
+        await gang.api.merge_status(objects.REQUESTS, gang.name, f"r-{number}", {"status": {"phase": "Superseded"}})
     async with running(gang) as replica:
         preemptions = replica.core.cache.preemptions
         held = [item for item in preemptions.requests.values() if item.namespace == gang.name]
@@ -72,22 +72,24 @@ async def test_requests_that_are_over_are_not_held_and_are_deleted_in_time(gang:
 
         async def labelled() -> bool:
             await replica.core._garbage_collector.retire_requests()
-            listed = await gang.api.list(kinds.REQUESTS, label_selector="!gracepoint.dev/ended-at", namespace=gang.name)
+            listed = await gang.api.list(
+                objects.REQUESTS, label_selector="!gracepoint.dev/ended-at", namespace=gang.name
+            )
             return not listed.items
 
         await until(labelled, "all to have the label")
     async with running(gang, "replica-b") as replica:
         cache = replica.core.cache
         assert gang.name not in {item.namespace for item in cache.preemptions.requests.values()}
-        assert not cache.uids(kinds.REQUESTS) & {item.uid for item in held}, "nothing is kept for them"
+        assert not cache.uids(objects.REQUESTS) & {item.uid for item in held}, "nothing is kept for them"
         collector = replica.core._garbage_collector
         await collector.prune_requests()
-        assert await gang.api.count(kinds.REQUESTS, gang.name) == _MANY, "not before their time"
+        assert await gang.api.count(objects.REQUESTS, gang.name) == _MANY, "not before their time"
         collector._limits = type(collector._limits)(request_ttl_s=-1.0)
 
         async def gone() -> bool:
             await collector.prune_requests()
-            return await gang.api.count(kinds.REQUESTS, gang.name) == 0
+            return await gang.api.count(objects.REQUESTS, gang.name) == 0
 
         await until(gone, "all to be deleted")
 
@@ -95,7 +97,7 @@ async def test_requests_that_are_over_are_not_held_and_are_deleted_in_time(gang:
 async def test_a_count_that_fails_is_an_error_and_no_zero(gang: Gang) -> None:
     async with running(gang) as replica:
 
-        async def unavailable(kind: kinds.Kind, namespace: str) -> int:
+        async def unavailable(kind: objects.Kind, namespace: str) -> int:
             raise client.Unavailable("HTTP 503")
 
         asked = admission(replica, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gracepoint.wire.messages import Resumption, SavedFor, Spent
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject
 from tests.api_server.gang import Gang, Replica, running, told, until
 
@@ -59,5 +59,5 @@ async def test_the_next_start_proves_a_commit_that_no_replica_heard_of(gang: Gan
 
 async def _phase(gang: Gang, name: str, phase: str) -> JsonObject | None:
     """The record, if it has the phase."""
-    body = await gang.api.get(kinds.PREEMPTIONS, gang.name, name)
+    body = await gang.api.get(objects.PREEMPTIONS, gang.name, name)
     return body if body.get("status", {}).get("phase") == phase else None

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from gracepoint.wire.names import JOBSET_LABEL_UID, LABEL_DEFAULT, LABEL_POLICY
-from gracepoint_cli.doctor import installation
-from gracepoint_operator.cache.listing.resync import SELECTORS
-from gracepoint_operator.kube.kinds import Kind
+from gracepoint_cli import doctor
+from gracepoint_operator.cache.relister import SELECTORS
+from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.recording.replica_lease import LABEL
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.eviction_hold import LOOK_WITHIN_S
@@ -871,7 +871,7 @@ def test_replicas_avoid_the_machines_that_go_away(render: Render) -> None:
     }
     (preferred,) = pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     keys = {each["key"] for each in preferred["preference"]["matchExpressions"]}
-    assert keys == installation.GOING_AWAY.keys(), "those that doctor warns of"
+    assert keys == doctor.GOING_AWAY.keys(), "those that doctor warns of"
     assert {"cloud.google.com/gke-spot", "eks.amazonaws.com/capacityType", "karpenter.sh/capacity-type"} <= keys
 
 

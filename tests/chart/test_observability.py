@@ -11,7 +11,7 @@ import promql_parser
 import pytest
 import yaml
 
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.metrics import Metrics
 from tests.chart.conftest import Helm, Render
 from tests.chart.helm import CHART
 from tests.chart.objects import Json, of_kind, one

@@ -12,7 +12,7 @@ import runpy
 import sys
 from typing import Any
 
-from gracepoint.preemption.reporting.progress import EpochProgress
+from gracepoint.preemption.reporter import EpochProgress
 
 EXAMPLE = "/app"
 #: The state has about a megabyte.

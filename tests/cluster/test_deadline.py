@@ -11,7 +11,7 @@ import pytest
 from demo import install, nodes
 from demo.snapshot import PROCESSES, Json
 from demo.training import apply_policy
-from gracepoint.deadline_plan import Choice
+from gracepoint.deadline import Choice
 from gracepoint.wire.messages import Phase
 from gracepoint.wire.names import GROUP
 from tests import slow_storage

@@ -16,8 +16,8 @@ from demo import nodes
 from demo.install import Images
 from demo.snapshot import Json
 from gracepoint.wire.names import API_VERSION, GROUP, JOBSET_LABEL_NAME
-from gracepoint_operator.decisions.rate_limit import DEFAULT_LIKELY_GANGS_PER_MINUTE as LIMIT
-from gracepoint_operator.decisions.rate_limit import WINDOW_S
+from gracepoint_operator.decisions.decide import DEFAULT_LIKELY_GANGS_PER_MINUTE as LIMIT
+from gracepoint_operator.decisions.decide import WINDOW_S
 from tests.cluster.asking import RESOURCE, schedule
 from tests.cluster.conftest import MARK, NAMESPACE, POLICY
 from tests.cluster.small import JOBSETS, SLEEP, container, get, jobset, replicated_job

@@ -15,7 +15,7 @@ import jax
 import pytest
 import trustme
 
-from gracepoint.checkpoint.transfer import device_to_host, host_snapshot
+from gracepoint.checkpoint.saving import device_copy, host_snapshot
 from tests.contract.fakes.replicas import Replica, bound_cluster, replicas
 from tests.jax_settings import CONTRACT_MESHES, mesh_of_states
 from tests.unit.operator.fakes.api import MemoryApi
@@ -48,7 +48,7 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
     if mesh not in CONTRACT_MESHES:
         pytest.exit(f"CONTRACT_MESH is {mesh!r}; expected one of {', '.join(CONTRACT_MESHES)}", returncode=2)
     with pytest.MonkeyPatch.context() as patched, jax.set_mesh(mesh_of_states()):
-        for module in (device_to_host, host_snapshot):
+        for module in (device_copy, host_snapshot):
             patched.setattr(module, "is_far", lambda data, options: isinstance(data, jax.Array))
-        patched.setattr(device_to_host, "_WHOLE_BYTES", 0)
+        patched.setattr(device_copy, "_WHOLE_BYTES", 0)
         return (yield)

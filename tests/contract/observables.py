@@ -23,7 +23,7 @@ import typer
 from gracepoint import checkpoint
 from gracepoint.wire.names import Env
 from gracepoint_cli.app import app
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "observables"

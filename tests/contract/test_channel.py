@@ -23,24 +23,23 @@ from typing import Any
 import pytest
 import trustme
 
-from gracepoint.preemption.reporting.reporter import Reporter
-from gracepoint.preemption.reporting.time_spent import TimeSpent
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import SingleProcess
-from gracepoint.receivers.channel import ChannelError
+from gracepoint.receivers.channel import ChannelError, OperatorSubscriber
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.sender import Sender
-from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.settings import Settings
 from gracepoint.wire.frames import Hello, Ping
 from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent, Stall, TroubleKind
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_STALL, PATH_SUBSCRIBE
-from gracepoint_operator.channel import heartbeat, routes, subscribers
+from gracepoint_operator.channel import canary, service, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
-from gracepoint_operator.goodput import status_codec
-from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import GoodputLedger
-from gracepoint_operator.goodput.save_interval import daly_s
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.goodput import accounts
+from gracepoint_operator.goodput.accounts import GoodputLedger, daly_s
+from gracepoint_operator.goodput.life import Category
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.workloads import ANY_PLURAL, WorkloadIdentity
 from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream
@@ -265,8 +264,8 @@ def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> N
 
 
 def test_pod_that_never_reads_is_disconnected_alone(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.05)
-    monkeypatch.setattr(routes, "_UNACKNOWLEDGED_MS", 600_000)  # the kernel would notice it as well
+    monkeypatch.setattr(canary, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(service, "_UNACKNOWLEDGED_MS", 600_000)  # the kernel would notice it as well
     monkeypatch.setattr(subscribers.Subscriber, "next", _much)
     stuck = _that_never_reads(replica)
     stream = replica.stream(1, "s-1")
@@ -454,9 +453,7 @@ def test_a_forecast_is_answered_with_the_interval_of_saves(
 ) -> None:
     begun_ms = round((objects.NOW - 4000) * 1000)
     ledger = GoodputLedger(since_ms=begun_ms, settled={Category.TRAINING: 3_600_000}, disruptions=disruptions)
-    entry = status_codec.written(
-        ledger, WorkloadIdentity("JobSet", NAMESPACE, "train", JOBSET_UID), begun_ms + 3_600_000
-    )
+    entry = accounts.written(ledger, WorkloadIdentity("JobSet", NAMESPACE, "train", JOBSET_UID), begun_ms + 3_600_000)
     api.add(kinds.POLICIES, {**objects.policy(), "status": {"goodput": [entry.to_json()]}})
     replica = start(api)
     stream = replica.stream(0)

@@ -20,9 +20,9 @@ from gracepoint.receivers.channel import ChannelError
 from gracepoint.wire.frames import Frame, Hello, Notice
 from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
 from gracepoint_operator import server
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.limited_port import ConnectionLimits
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
 from tests.contract.fakes.evictions import evict
 from tests.contract.fakes.replicas import NAME, WAIT_S, WEBHOOK_TOKEN, Replica

@@ -14,7 +14,7 @@ import pytest
 
 from gracepoint_operator import health
 from gracepoint_operator.channel import canary
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from tests.contract.fakes.replicas import WAIT_S, Replica
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.waiting import until
@@ -66,7 +66,7 @@ def test_the_canary_is_told_over_the_real_channel(start: Callable[..., Replica],
     assert sample(replica, "gracepoint_canary_failures_total") == 0
     assert probe(replica, "/readyz")[0] == 200
     assert sample(replica, "gracepoint_subscriptions_open") == 0, "it is no pod"
-    assert api.of(kinds.PREEMPTIONS) == []
+    assert api.of(objects.PREEMPTIONS) == []
 
 
 def test_nobody_else_can_be_the_canary(start: Callable[..., Replica], api: MemoryApi) -> None:
@@ -123,5 +123,5 @@ def test_streams_end_before_the_cluster_is_no_longer_watched(start: Callable[...
         stream.notice()
     stream.close()
     replica.taint()
-    until(lambda: api.of(kinds.PREEMPTIONS), "a decision, as the rest of the replica still works")
+    until(lambda: api.of(objects.PREEMPTIONS), "a decision, as the rest of the replica still works")
     assert probe(replica, "/healthz")[0] == 200

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gracepoint.receivers import Hints, OperatorConnection, OperatorSubscriber
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from tests.contract.fakes.replicas import WAIT_S, Replica
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi

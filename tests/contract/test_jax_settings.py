@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gracepoint import checkpoint
 from gracepoint.checkpoint import AsyncCheckpointer, RestoreArgs, WriteOptions
-from gracepoint.checkpoint.transfer import device_to_host
+from gracepoint.checkpoint.saving import device_copy
 from gracepoint.multihost import broadcast_one_to_all
 from tests.contract.fakes.states import nnx_states, train_state
 from tests.jax_settings import SETTINGS, mesh_of_all
@@ -80,7 +80,7 @@ PLACES: dict[str, Callable[[], Any]] = {
 def test_what_was_saved_is_restored_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
 ) -> None:
-    monkeypatch.setattr(device_to_host, "_WHOLE_BYTES", 4 << 10)
+    monkeypatch.setattr(device_copy, "_WHOLE_BYTES", 4 << 10)
     state = PLACES[place]()
     like, keys = abstract(state), {"one": moved(jax.random.key(3), jax.devices()[2])}
     with AsyncCheckpointer(options=AS_ON_ACCELERATORS) as checkpointer, SETTINGS[name]():

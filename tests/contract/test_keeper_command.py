@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import gracepoint
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
-from gracepoint_operator.webhooks.contracts.release_contract import Patched, release_contract
-from gracepoint_operator.webhooks.pods.injection import inject_workload
+from gracepoint_operator.webhooks.injection import inject_workload
+from gracepoint_operator.webhooks.release_contract import Patched, release_contract
 from tests.unit.operator.fakes.samples import SETTINGS, Json, jobset, pod_of, policy_spec
 
 

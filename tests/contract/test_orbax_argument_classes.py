@@ -29,7 +29,7 @@ from gracepoint.checkpoint import (
     SingleReplicaArrayHandler,
     StringHandler,
 )
-from gracepoint.checkpoint.loading import reader_choice
+from gracepoint.checkpoint.restoring import readers
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import CheckpointMismatch, CheckpointRefused
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
@@ -280,7 +280,7 @@ def test_replicas_take_no_turns_where_the_arguments_name_one_that_reads(
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     gang, options = StoreProcessGroup(InMemoryStore(), 0, 2), RestoreOptions(read_once=True)
     for args, expected in ((of.SingleReplicaArrayRestoreArgs(), False), (of.ArrayRestoreArgs(), True)):
-        assert reader_choice.may_be_taken(gang, storage_path(saved), {"w": args}, options) == expected
+        assert readers.may_be_taken(gang, storage_path(saved), {"w": args}, options) == expected
 
 
 def written(handler: Any, folder: Path, value: Any, args: Any = None) -> list[ParamInfo]:

@@ -20,9 +20,9 @@ import pytest
 from orbax.checkpoint import type_handlers
 from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadataOptions
 
-from gracepoint.checkpoint.loading.restore_tree import read_tree
 from gracepoint.checkpoint.metadata import metadata_of
 from gracepoint.checkpoint.options import RestoreArgs, RestoreOptions
+from gracepoint.checkpoint.restoring.restore_tree import read_tree
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt

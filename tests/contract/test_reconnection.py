@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.receivers import OperatorConnection, OperatorSubscriber, Sender, subscription
-from gracepoint.receivers.backoff import Backoff
+from gracepoint.receivers import OperatorConnection, OperatorSubscriber, Sender, channel
+from gracepoint.receivers.channel import Backoff
 from gracepoint.wire.messages import Acknowledgement
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from tests.contract.fakes.replicas import NAME, WAIT_S, Replica
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -108,7 +108,7 @@ class Pod:
 def service(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Replica]) -> Iterator[Service]:
     """Ends before the replicas (``start``) do, so that they see every connection end, half-made ones too."""
     monkeypatch.setattr(Backoff, "next_s", lambda self: 0.02)
-    monkeypatch.setattr(subscription, "_JOIN_S", WAIT_S)
+    monkeypatch.setattr(channel, "_JOIN_S", WAIT_S)
     service = Service()
     yield service
     service.close()

@@ -14,16 +14,14 @@ import yaml
 
 from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
-from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.object_reader import CacheReader
-from gracepoint_operator.decisions.request_answers import Answer
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.cache.cluster_cache import CacheReader, ClusterCache
+from gracepoint_operator.decisions.answers import Answer
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import RequestRecord
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
-from gracepoint_operator.recording.request_writer import RequestWriter
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
+from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.recording.preemption_writer import RequestWriter
 from gracepoint_operator.resources import CheckpointPolicy, RequestPhase, RequestStatus, SignalKind
 from gracepoint_operator.resources.crds import definitions
 from tests.testcluster.api_server import open_api_server, why_not
@@ -32,10 +30,10 @@ pytestmark = pytest.mark.timeout(240)
 
 Json = dict[str, Any]
 NAMESPACE = "default"
-CRDS = kinds.CRDS
+CRDS = objects.CRDS
 OLD_CRDS = Path(__file__).parent / "stored" / "0.2"
-OLD_POLICIES = kinds.POLICIES.of_version(f"{names.GROUP}/{names.OLD_API_VERSION}")
-OLD_PREEMPTIONS = kinds.PREEMPTIONS.of_version(f"{names.GROUP}/{names.OLD_API_VERSION}")
+OLD_POLICIES = objects.POLICIES.of_version(f"{names.GROUP}/{names.OLD_API_VERSION}")
+OLD_PREEMPTIONS = objects.PREEMPTIONS.of_version(f"{names.GROUP}/{names.OLD_API_VERSION}")
 WAIT_S = 30.0
 
 
@@ -130,7 +128,7 @@ def record(name: str, **spec: Any) -> Json:
     }
 
 
-async def created(api: KubeClient, kind: kinds.Kind, body: Json) -> bool:
+async def created(api: KubeClient, kind: objects.Kind, body: Json) -> bool:
     try:
         await api.create(kind, NAMESPACE, body)
     except (client.Refused, client.NotFound):
@@ -151,17 +149,17 @@ async def _from_0_2_and_back(api: KubeClient) -> None:
     assert await created(api, OLD_PREEMPTIONS, request_of_02("asked"))
 
     await install(api, definitions())
-    await until_true(lambda: served(api, kinds.PREEMPTIONS), "v1beta1 to be served")
-    assert CheckpointPolicy.of(await api.get(kinds.POLICIES, NAMESPACE, "of-02")).unknown == ()
-    await api.merge(kinds.PREEMPTIONS, NAMESPACE, "of-02", {"spec": {"signal": "another taint", "moves": 1}})
-    await api.merge_status(kinds.PREEMPTIONS, NAMESPACE, "of-02", {"status": {"phase": "Committed"}})
-    assert PreemptionRecord.of(await api.get(kinds.PREEMPTIONS, NAMESPACE, "of-02")).phase is Phase.COMMITTED
-    assert await created(api, kinds.POLICIES, policy("after"))
+    await until_true(lambda: served(api, objects.PREEMPTIONS), "v1beta1 to be served")
+    assert CheckpointPolicy.of(await api.get(objects.POLICIES, NAMESPACE, "of-02")).unknown == ()
+    await api.merge(objects.PREEMPTIONS, NAMESPACE, "of-02", {"spec": {"signal": "another taint", "moves": 1}})
+    await api.merge_status(objects.PREEMPTIONS, NAMESPACE, "of-02", {"status": {"phase": "Committed"}})
+    assert PreemptionRecord.of(await api.get(objects.PREEMPTIONS, NAMESPACE, "of-02")).phase is Phase.COMMITTED
+    assert await created(api, objects.POLICIES, policy("after"))
     await _request_of_02_is_answered_and_withdrawn(api)
 
     # A rollback takes v1beta1 away. The API server lets it go only if nothing was stored in it.
     await install(api, of_02())
-    await until_true(lambda: unserved(api, kinds.PREEMPTIONS), "v1beta1 not to be served any more")
+    await until_true(lambda: unserved(api, objects.PREEMPTIONS), "v1beta1 not to be served any more")
     found = await api.get(OLD_PREEMPTIONS, NAMESPACE, "of-02")
     assert (found["spec"]["signal"], found["status"]["phase"]) == ("another taint", "Committed")
     assert (await api.get(OLD_POLICIES, NAMESPACE, "after"))["apiVersion"] == OLD_POLICIES.api_version
@@ -177,26 +175,26 @@ def request_of_02(name: str) -> Json:
 
 async def _request_of_02_is_answered_and_withdrawn(api: KubeClient) -> None:
     """One that is stored counts as before. None is made any more, in no version."""
-    found = CacheReader(()).read(kinds.PREEMPTIONS, await api.get(kinds.PREEMPTIONS, NAMESPACE, "asked"))
+    found = CacheReader(()).read(objects.PREEMPTIONS, await api.get(objects.PREEMPTIONS, NAMESPACE, "asked"))
     assert found is not None
     assert isinstance(found.value, RequestRecord)
     assert (found.value.spec.deadline_seconds, found.value.spec.mode) == (3600, Mode.DRILL)
     writer = RequestWriter(api, Metrics(), 0.05)
     writer.answer(Answer(found.value, RequestStatus(phase=RequestPhase.SUPERSEDED, message="no pod runs")))
     await writer.close(5.0)
-    body = await api.get(kinds.PREEMPTIONS, NAMESPACE, "asked")
+    body = await api.get(objects.PREEMPTIONS, NAMESPACE, "asked")
     assert body["status"]["phase"] == "Superseded"
-    await api.merge(kinds.PREEMPTIONS, NAMESPACE, "asked", {"spec": {"retracted": True}})
-    for kind, spec in ((OLD_PREEMPTIONS, {}), (kinds.PREEMPTIONS, {"signal": "half a record"})):
+    await api.merge(objects.PREEMPTIONS, NAMESPACE, "asked", {"spec": {"retracted": True}})
+    for kind, spec in ((OLD_PREEMPTIONS, {}), (objects.PREEMPTIONS, {"signal": "half a record"})):
         body = request_of_02("again") | {"apiVersion": kind.api_version}
         body["spec"] |= spec
         with pytest.raises(client.Refused, match=r"create a PreemptionRequest \(gracepoint.dev/v1beta1\)"):
             await api.create(kind, NAMESPACE, body)
     with pytest.raises(client.Refused, match="epoch"):
-        await api.merge(kinds.PREEMPTIONS, NAMESPACE, "asked", {"spec": record("x")["spec"]})
+        await api.merge(objects.PREEMPTIONS, NAMESPACE, "asked", {"spec": record("x")["spec"]})
 
 
-async def served(api: KubeClient, kind: kinds.Kind) -> bool:
+async def served(api: KubeClient, kind: objects.Kind) -> bool:
     try:
         await api.list(kind)
     except client.NotFound:
@@ -204,7 +202,7 @@ async def served(api: KubeClient, kind: kinds.Kind) -> bool:
     return True
 
 
-async def unserved(api: KubeClient, kind: kinds.Kind) -> bool:
+async def unserved(api: KubeClient, kind: objects.Kind) -> bool:
     return not await served(api, kind)
 
 
@@ -222,10 +220,10 @@ def test_after_a_rollback_objects_of_both_versions_are_read_and_written(api: Kub
 def test_what_the_operator_writes_is_known_to_be_its_own(api: KubeClient) -> None:
     async def managers() -> set[str]:
         await install(api, definitions())
-        await until_true(lambda: created(api, kinds.POLICIES, policy("owned")), "the CRD of policies")
-        await api.merge_status(kinds.POLICIES, NAMESPACE, "owned", {"status": {"observedGeneration": 1}})
-        body = await api.get(kinds.POLICIES, NAMESPACE, "owned")
-        await api.delete(kinds.POLICIES, body)
+        await until_true(lambda: created(api, objects.POLICIES, policy("owned")), "the CRD of policies")
+        await api.merge_status(objects.POLICIES, NAMESPACE, "owned", {"status": {"observedGeneration": 1}})
+        body = await api.get(objects.POLICIES, NAMESPACE, "owned")
+        await api.delete(objects.POLICIES, body)
         return {entry["manager"] for entry in body["metadata"]["managedFields"]}
 
     assert asyncio.run(managers()) == {"gracepoint-operator"}
@@ -233,38 +231,38 @@ def test_what_the_operator_writes_is_known_to_be_its_own(api: KubeClient) -> Non
 
 async def _install_upgrade_and_roll_back(api: KubeClient) -> None:
     await install(api, definitions())
-    await until_true(lambda: created(api, kinds.POLICIES, policy("old")), "the CRD of policies")
-    await until_true(lambda: created(api, kinds.PREEMPTIONS, record("old")), "the CRD of Preemptions")
+    await until_true(lambda: created(api, objects.POLICIES, policy("old")), "the CRD of policies")
+    await until_true(lambda: created(api, objects.PREEMPTIONS, record("old")), "the CRD of Preemptions")
 
     # Nothing names kinds of signals for a user who did not.
-    stored = await api.get(kinds.POLICIES, NAMESPACE, "old")
+    stored = await api.get(objects.POLICIES, NAMESPACE, "old")
     assert "signals" not in stored["spec"]
     for wrong in ({"mode": "OfTomorrow"}, {"signals": ["OfTomorrow"]}, {"cloudMetadata": ["OfTomorrow"]}):
         with pytest.raises(client.Refused, match="Unsupported value"):
-            await api.create(kinds.POLICIES, NAMESPACE, policy("wrong", **wrong))
+            await api.create(objects.POLICIES, NAMESPACE, policy("wrong", **wrong))
 
     await install(api, newer())
     tomorrow = policy("new", mode="OfTomorrow", signals=["NodeTaint", "OfTomorrow"], ofTomorrow="x")
-    await until_true(lambda: created(api, kinds.POLICIES, tomorrow), "the newer CRD of policies")
+    await until_true(lambda: created(api, objects.POLICIES, tomorrow), "the newer CRD of policies")
     later = record("new", mode="OfTomorrow", confidence="OfTomorrow", ofTomorrow="x")
-    await until_true(lambda: created(api, kinds.PREEMPTIONS, later), "the newer CRD of Preemptions")
-    await api.merge_status(kinds.PREEMPTIONS, NAMESPACE, "new", {"status": {"phase": "OfTomorrow"}})
+    await until_true(lambda: created(api, objects.PREEMPTIONS, later), "the newer CRD of Preemptions")
+    await api.merge_status(objects.PREEMPTIONS, NAMESPACE, "new", {"status": {"phase": "OfTomorrow"}})
 
     # The operator before the CRDs, as whoever rolls back the Deployment alone has it; then both.
     await _read_and_written(api, {"spec.mode: 'OfTomorrow'", "spec.signals: 'OfTomorrow'", "spec.ofTomorrow"})
     await install(api, definitions())
 
     async def pruned() -> bool:
-        return "ofTomorrow" not in (await api.get(kinds.POLICIES, NAMESPACE, "new"))["spec"]
+        return "ofTomorrow" not in (await api.get(objects.POLICIES, NAMESPACE, "new"))["spec"]
 
     await until_true(pruned, "the older CRD")
     await _read_and_written(api, {"spec.mode: 'OfTomorrow'", "spec.signals: 'OfTomorrow'"})
     with pytest.raises(client.Refused, match="Unsupported value"):
-        await api.create(kinds.POLICIES, NAMESPACE, policy("wrong", mode="OfTomorrow"))
+        await api.create(objects.POLICIES, NAMESPACE, policy("wrong", mode="OfTomorrow"))
 
 
 async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
-    policies = {body["metadata"]["name"]: body for body in (await api.list(kinds.POLICIES)).items}
+    policies = {body["metadata"]["name"]: body for body in (await api.list(objects.POLICIES)).items}
     read = {name: CheckpointPolicy.of(body) for name, body in policies.items()}
     assert set(read) == {"old", "new"}
     assert all(read["old"].spec.counts(kind) for kind in SignalKind)
@@ -273,7 +271,7 @@ async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
     assert (read["new"].spec.mode, read["new"].spec.signals) == (Mode.ENFORCE, [SignalKind.NODE_TAINT])
 
     records = {
-        body["metadata"]["name"]: PreemptionRecord.of(body) for body in (await api.list(kinds.PREEMPTIONS)).items
+        body["metadata"]["name"]: PreemptionRecord.of(body) for body in (await api.list(objects.PREEMPTIONS)).items
     }
     assert set(records) == {"old", "new"}
     assert (records["new"].spec.mode, records["new"].phase) == (Mode.OBSERVE, Phase.FAILED)
@@ -281,17 +279,17 @@ async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
     # Written, too: the API server lets pass what is wrong in a stored object and does not change.
     cache = ClusterCache(time.time)
     for body in policies.values():
-        cache.put(kinds.POLICIES, body, listed=True)
+        cache.put(objects.POLICIES, body, listed=True)
     recorder = PolicyWriter(api, cache, Metrics(), time.time, "replica-a", 0.05, lambda *_: True)
     for name in policies:
         recorder.touch(NAMESPACE, name)
 
     async def said() -> bool:
-        body = await api.get(kinds.POLICIES, NAMESPACE, "new")
+        body = await api.get(objects.POLICIES, NAMESPACE, "new")
         ready = [item for item in body.get("status", {}).get("conditions", []) if item["type"] == "Ready"]
         return bool(ready) and ready[0]["status"] == "True" and all(item in ready[0]["message"] for item in unknown)
 
     await until_true(said, "Ready to name what is not understood")
     await recorder.close(5.0)
-    await api.merge_status(kinds.PREEMPTIONS, NAMESPACE, "new", {"status": {"message": "read by an older operator"}})
-    assert (await api.get(kinds.PREEMPTIONS, NAMESPACE, "new"))["status"]["phase"] == "OfTomorrow"
+    await api.merge_status(objects.PREEMPTIONS, NAMESPACE, "new", {"status": {"message": "read by an older operator"}})
+    assert (await api.get(objects.PREEMPTIONS, NAMESPACE, "new"))["status"]["phase"] == "OfTomorrow"

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gracepoint.preemption.stall_detection.process_inspection import ProcessAt
-from gracepoint.preemption.stall_detection.shared_heartbeat import SharedHeartbeat
-from gracepoint.preemption.stall_detection.trainer_watch import TrainerWatch, Watched
+from gracepoint.preemption.stall_detector import ProcessAt
+from gracepoint.preemption.trainer_watch import SharedHeartbeat, TrainerWatch, Watched
 from gracepoint.receivers import Operator
 from tests.contract.fakes.replicas import Replica
 from tests.unit.operator.fakes.api import MemoryApi

@@ -11,10 +11,10 @@ import pytest
 
 from gracepoint.wire import names
 from gracepoint.wire.names import Env
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import LABEL_JOB_NAME
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, PATH_PODS, path_of
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import JOBSETS
 from tests.contract.fakes.evictions import evict, review
 from tests.contract.fakes.replicas import WEBHOOK_TOKEN, Replica
 from tests.unit.operator.fakes import objects

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gracepoint.wire import frames, messages
-from gracepoint.wire.codec import VERSION, Message, json_key
 from gracepoint.wire.frames import Frame
+from gracepoint.wire.messages import VERSION, Message, json_key
 
 GOLDEN = Path(__file__).parent / "wire"
 FILES = sorted(GOLDEN.glob("v*/*.json"))

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gracepoint.wire.messages import Mode, Phase, TroubleKind
-from gracepoint_operator.cache.listing.resync import ALWAYS
+from gracepoint_operator.cache.relister import ALWAYS
 from gracepoint_operator.channel.authentication import AuthenticationFailure
 from gracepoint_operator.limited_port import CloseReason
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording import outcome_metrics
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.recording import preemption_writer
 from gracepoint_operator.signals import Cause
 
 #: When the recording begins, in seconds since the epoch. A fixed time, so that the pictures are comparable.
@@ -72,7 +72,7 @@ class _Replica:
         self.name = name
         self._chance = chance
         self._metrics = Metrics()
-        outcome_metrics.begin(self._metrics)
+        preemption_writer.begin(self._metrics)
 
     def live(self, at_s: int, *, alone: bool) -> None:
         """What happens between two scrapes.
@@ -145,7 +145,7 @@ class _Replica:
         metrics, chance = self._metrics, self._chance
         metrics.phases.labels(phase=found.end, cause=found.cause, mode=Mode.ENFORCE).inc()
         if found.end in (Phase.COMMITTED, Phase.PROMOTED):
-            for part, seconds in zip(outcome_metrics.PARTS, (0.3, 0.8, 9.0, 0.2), strict=True):
+            for part, seconds in zip(preemption_writer.PARTS, (0.3, 0.8, 9.0, 0.2), strict=True):
                 metrics.emergency_s.labels(part=part).observe(seconds * chance.uniform(0.5, 1.5))
             metrics.spare_s.observe(found.spare_s)
         if found.end is Phase.PROMOTED:

@@ -76,7 +76,7 @@ class Observer:
         self.retracted = 0
 
     def heard(self, event: object) -> None:
-        from gracepoint.multihost.sync_point.ledger import Broken, Closed, Noticed, Opened, Retracted
+        from gracepoint.multihost.ledger import Broken, Closed, Noticed, Opened, Retracted
 
         match event:
             case Noticed(notice):

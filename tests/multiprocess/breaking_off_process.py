@@ -94,9 +94,9 @@ def main() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
-    from gracepoint.session import last_state
+    from gracepoint.session import sync_points
 
-    last_state._LINGER_S = last_state._MOST_S = WAIT_S  # however slow the machine is
+    sync_points._LINGER_S = sync_points._MOST_S = WAIT_S  # however slow the machine is
     me = place.process_index
     match OPTIONS["handler"]:
         case "exit":

@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
-from gracepoint.checkpoint.saving.operation import save_operation
+from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.saving import operation
 from gracepoint.checkpoint.steps import commit, listing, recovery
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.checkpoint.writing import chunk_writer, file_writer
+from gracepoint.checkpoint.writing import chunk_writer, files
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
 from gracepoint.multihost import StoreProcessGroup
@@ -135,7 +135,7 @@ def is_third_chunk() -> Callable[..., bool]:
 
 POINTS: dict[str, Callable[[], None]] = {
     "before any file": lambda: around(chunk_writer.ChunkWriter, "write", before=lambda *_: True),
-    "in the middle of the files": lambda: around(file_writer, "_write_chunk", before=is_third_chunk()),
+    "in the middle of the files": lambda: around(files, "_write_chunk", before=is_third_chunk()),
     "after the files": lambda: around(chunk_writer.ChunkWriter, "write", after=lambda *_: True),
     "before the done-record": lambda: around(StoragePath, "put", before=is_done_record),
     "after the done-record": lambda: around(StoragePath, "put", after=is_done_record),
@@ -143,7 +143,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "after the manifest": lambda: around(StoragePath, "put", after=lambda path, _: path.name == "_GRACEPOINT"),
     "before the rename": lambda: around(os, "rename", before=is_commit),
     "after the rename": lambda: around(os, "rename", after=is_commit),
-    "after the commit": lambda: around(save_operation.SaveOperation, "_commit", after=lambda *_: True),
+    "after the commit": lambda: around(operation.SaveOperation, "_commit", after=lambda *_: True),
 }
 
 
@@ -183,7 +183,7 @@ def let_process_1_die_first(gang: StoreProcessGroup) -> None:
 
 
 def do_last(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: str) -> None:
-    def wait(each: save_operation.SaveOperation, *_: Any) -> bool:
+    def wait(each: operation.SaveOperation, *_: Any) -> bool:
         assert isinstance(gang, StoreProcessGroup)
         # One counter for up to 31 processes, with a bit for each that has arrived.
         while (
@@ -193,7 +193,7 @@ def do_last(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: st
         return False
 
     if gang.process_index == int(process):
-        around(save_operation.SaveOperation, "_commit", before=wait)
+        around(operation.SaveOperation, "_commit", before=wait)
 
 
 def do_hold(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: str, file: str) -> None:

@@ -25,9 +25,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import AsyncCheckpointer
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.saving.operation import save_operation, save_planner
+from gracepoint.checkpoint.saving import operation, planner
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here
@@ -64,7 +64,7 @@ def main(form: str, root: str, attempt: str, *actions: str) -> None:
         return
     options = WriteOptions(use_ocdbt=form == "ocdbt")
     if form == "parts":
-        save_planner.MANY_CHUNKS = 1
+        planner.MANY_CHUNKS = 1
     if form == "direct":
         assert direct_io.has_direct_io(Path(root))
         direct_io._SMALL_BYTES = 0
@@ -78,16 +78,16 @@ def main(form: str, root: str, attempt: str, *actions: str) -> None:
 
 def replace(checkpointer: AsyncCheckpointer, path: Path, verb: str, step: int) -> None:
     mark(f"begun {step}")
-    commit = save_operation.SaveOperation._commit
+    commit = operation.SaveOperation._commit
 
     def durable(*arguments: Any) -> None:
-        save_operation.SaveOperation._commit = commit  # type: ignore[method-assign]
+        operation.SaveOperation._commit = commit  # type: ignore[method-assign]
         mark(f"durable {step} {here().process_index}")
         if verb == "die-before-commit":
             die(step)
         commit(*arguments)
 
-    save_operation.SaveOperation._commit = durable  # type: ignore[assignment, method-assign]
+    operation.SaveOperation._commit = durable  # type: ignore[assignment, method-assign]
     if verb == "background":
         checkpointer.save(path, make_state(step), force=True)
         checkpointer.wait_until_finished()

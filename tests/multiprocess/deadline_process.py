@@ -41,8 +41,8 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
 
     import gracepoint
     from gracepoint.checkpoint.storage.storage_path import storage_path
-    from gracepoint.deadline_plan import SnapshotState
-    from gracepoint.preemption.reporting.progress import EpochProgress
+    from gracepoint.deadline import SnapshotState
+    from gracepoint.preemption.reporter import EpochProgress
 
     epochs: list[EpochProgress] = []
     make_epoch = EpochProgress.__init__

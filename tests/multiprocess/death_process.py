@@ -63,8 +63,8 @@ def wait_until_durable_everywhere() -> None:
 
 def die_at(point: str) -> None:
     """Puts the death where it belongs; "training" is the loop's."""
-    from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
-    from gracepoint.multihost.sync_point.protocol import Member
+    from gracepoint.checkpoint.engine import StepCheckpointer
+    from gracepoint.multihost.protocol import Member
     from gracepoint.preemption.emergency_save import EmergencySave
 
     save: Any = StepCheckpointer.save
@@ -111,7 +111,7 @@ def main() -> None:
 
     import gracepoint
     from gracepoint import multihost
-    from gracepoint.preemption import process_exit
+    from gracepoint.preemption import exit
 
     multihost.initialize(
         place.coordinator,
@@ -121,7 +121,7 @@ def main() -> None:
         recoverable=OPTIONS["recoverable"],
     )
     if OPTIONS["failed_s"] is not None:
-        process_exit.FAILED_S = OPTIONS["failed_s"]
+        exit.FAILED_S = OPTIONS["failed_s"]
     dying = OPTIONS["who"] == place.process_index
     if dying:
         die_at(OPTIONS["when"])

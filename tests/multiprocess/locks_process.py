@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gracepoint
 from gracepoint import checkpoint
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.verification import verify
 from gracepoint.deadline import Deadline

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from gracepoint.checkpoint import WriteOptions, verify
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 from tests.multiprocess.launcher import here

@@ -28,7 +28,7 @@ from gracepoint.errors import (
     CheckpointError,
     ClusterError,
 )
-from gracepoint.multihost.all_processes import joined_cluster
+from gracepoint.multihost.utilities import joined_cluster
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 from tests.multiprocess.launcher import here

@@ -30,10 +30,9 @@ from gracepoint.checkpoint import (
     TypeHandler,
     WriteOptions,
 )
-from gracepoint.checkpoint.saving.operation import save_planner
+from gracepoint.checkpoint.saving import device_copy, planner
 from gracepoint.checkpoint.steps.records import done_records, read_manifest
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.transfer import device_pipeline, device_to_host
 from gracepoint.errors import CheckpointError, SettingsError
 from tests.multiprocess.checkpoint_process import assert_same_here
 from tests.multiprocess.launcher import here
@@ -74,7 +73,7 @@ def check_formats(folder: Path) -> None:
         with ocp.StandardCheckpointer() as orbax:
             assert_same_here(orbax.restore(folder / name, state), state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(save_planner, "MANY_CHUNKS", 1)  # the manifest is in parts
+        patch.setattr(planner, "MANY_CHUNKS", 1)  # the manifest is in parts
         for name in ("files", "zarr3", "tree"):
             with AsyncCheckpointer(options=FORMATS[name]) as checkpointer:
                 checkpointer.save(folder / f"{name} in parts", state)
@@ -97,14 +96,14 @@ def check_formats(folder: Path) -> None:
 def check_slices(folder: Path) -> None:
     """From devices each process takes its part of a replicated array, and no more."""
     taken: list[tuple[int, int]] = []
-    start = device_to_host.start
+    start = device_copy.start
 
     def noting(pull: Any, data: Any, options: Any) -> Any:
         taken.append((pull.bytes, data.nbytes))
         return start(pull, data, options)
 
     with pytest.MonkeyPatch.context() as patch, AsyncCheckpointer(options=FORMATS["devices"]) as checkpointer:
-        patch.setattr(device_pipeline, "start", noting)
+        patch.setattr(device_copy, "start", noting)
         checkpointer.save(folder, {"replicated": make_state()["replicated"]})
         checkpointer.wait_until_finished()
     assert taken == [(2048, 4096)], taken

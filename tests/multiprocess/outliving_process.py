@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
-from gracepoint.checkpoint.saving.process_part import save_worker, worker_side
+from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.saving import save_worker
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
 from tests import leftovers
@@ -40,7 +40,7 @@ def main(root: str, attempt: str, kind: str, seconds: str, writer: str) -> None:
     engine.executor.background.wait_until_finished(60)
     if where := os.environ.get(worker_points.WHERE):
         tell_handed(Path(where) / f"handed.{gang.process_index}")
-        worker_side.write_handed = worker_points.write_handed  # type: ignore[assignment]
+        save_worker.write_handed = worker_points.write_handed  # type: ignore[assignment]
     state = with_keys(make_state(2), 2)
     print("saves 2", flush=True)
     try:

@@ -21,7 +21,7 @@ import gracepoint
 from gracepoint.checkpoint import AsyncCheckpointer
 from gracepoint.checkpoint.api import restore, save
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import get_barrier_sync_fn
 from tests.multiprocess.launcher import here

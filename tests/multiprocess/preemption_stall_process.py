@@ -40,9 +40,9 @@ def main() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
-    from gracepoint.multihost.sync_point.ledger import Event, Opened
+    from gracepoint.multihost.ledger import Event, Opened
     from gracepoint.preemption.observer import PreemptionObserver
-    from gracepoint.preemption.reporting.progress import Stages
+    from gracepoint.preemption.reporter import Stages
 
     mark = Stages.mark
 

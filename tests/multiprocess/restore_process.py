@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.groups import GroupFactory
 from gracepoint.checkpoint.handler_registry import ParamInfo
-from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
-from gracepoint.checkpoint.loading.replicas.replica_agreement import ReplicaAgreement
-from gracepoint.checkpoint.loading.restore_tree import read_tree
+from gracepoint.checkpoint.handlers import SingleReplicaArrayHandler
 from gracepoint.checkpoint.options import RestoreOptions, SingleReplica, SingleReplicaArrayRestoreArgs, WriteOptions
-from gracepoint.checkpoint.reading import array_source, stored_tree
+from gracepoint.checkpoint.reading import stored_arrays, stored_tree
+from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement
+from gracepoint.checkpoint.restoring.restore_tree import read_tree
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
@@ -152,7 +152,7 @@ class Job:
             opened.append(str(path))
             read_checked(path, *rest)
 
-        setattr(array_source, "read_checked", noted)  # noqa: B010 - it is imported there
+        setattr(stored_arrays, "read_checked", noted)  # noqa: B010 - it is imported there
         like = {"replicated": replicated_state()}
         args = jax.tree.map(lambda leaf: SingleReplicaArrayRestoreArgs(sharding=leaf.sharding), like)
         try:
@@ -165,7 +165,7 @@ class Job:
                 together=self.together(),
             )
         finally:
-            setattr(array_source, "read_checked", read_checked)  # noqa: B010
+            setattr(stored_arrays, "read_checked", read_checked)  # noqa: B010
         assert_same_here(found, like)
         chunks = [path for path in opened if "/default/replicated." in path]
         assert len(set(chunks)) == len(chunks)
@@ -173,7 +173,7 @@ class Job:
 
     def damaged_for_one(self, step: str, what: str, process: str) -> None:
         """One process finds damage: all say so, and none waits for the devices of the others."""
-        module = array_source if what == "chunk" else stored_tree
+        module = stored_arrays if what == "chunk" else stored_tree
 
         def damaged(path: StoragePath, *rest: Any) -> None:
             raise CheckpointCorrupt(f"{path} is damaged")

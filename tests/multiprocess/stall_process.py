@@ -49,7 +49,7 @@ def stop_the_worker_with_a_save() -> None:
 
     The first save of a worker takes longer on a busy machine: it loads modules.
     """
-    from gracepoint.checkpoint.saving.process_part.save_worker import SaveWorker
+    from gracepoint.checkpoint.saving.save_worker import SaveWorker
 
     hand_over, saves = SaveWorker.hand_over, itertools.count(1)
 
@@ -68,7 +68,7 @@ def stop_the_worker_with_a_save() -> None:
 
 def keep_what_the_worker_is_told() -> list[str]:
     """Has each beat of the heartbeat keep its stage. Returns where, the newest last."""
-    from gracepoint.preemption.stall_detection.shared_heartbeat import SharedHeartbeat
+    from gracepoint.preemption.trainer_watch import SharedHeartbeat
 
     stages, beat = [""], SharedHeartbeat.beat
 
@@ -88,10 +88,10 @@ def train() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
-    from gracepoint.checkpoint.loading import restore_step
-    from gracepoint.preemption.stall_detection import stall_reports, stall_watch
+    from gracepoint.checkpoint.restoring import restore_step
+    from gracepoint.preemption import stall_watch
 
-    watching: Any = stall_reports
+    watching: Any = stall_watch
     watching.StallWatch = functools.partial(stall_watch.StallWatch, others_s=_OTHERS_S)
     stall_watch._STORE_S = _STORE_S
     module: Any = restore_step

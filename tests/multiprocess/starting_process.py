@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gracepoint
 from gracepoint.checkpoint.format.array_spec import Index
-from gracepoint.checkpoint.reading.read_group import ReadGroup
+from gracepoint.checkpoint.reading.parallel_reader import ReadGroup
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierFailed, CheckpointError, GracepointError
 from tests.multiprocess.launcher import here

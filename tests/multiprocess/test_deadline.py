@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gracepoint.deadline_plan import Choice
+from gracepoint.deadline import Choice
 from gracepoint.wire.messages import Mode, Phase, Report
 from tests import limits
 from tests.multiprocess.launcher import Processes

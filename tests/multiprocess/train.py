@@ -47,10 +47,10 @@ def main() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
-    from gracepoint.preemption import process_exit
+    from gracepoint.preemption import exit
 
     if OPTIONS["failed_s"] is not None:
-        process_exit.FAILED_S = OPTIONS["failed_s"]
+        exit.FAILED_S = OPTIONS["failed_s"]
     directory = sys.argv[1]
     session = gracepoint.attach(
         directory,

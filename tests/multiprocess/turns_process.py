@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
-from gracepoint.checkpoint.loading import reader_choice
+from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.groups import GroupFactory
 from gracepoint.checkpoint.options import RestoreOptions
-from gracepoint.checkpoint.reading import array_source
+from gracepoint.checkpoint.reading import stored_arrays
+from gracepoint.checkpoint.restoring import readers
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
@@ -28,7 +28,7 @@ from tests.multiprocess.restore_process import RAW, TIMEOUT_S, assert_same_here,
 
 def main(uri: str) -> None:
     here().initialize_jax(shutdown_timeout_s=10)
-    reader_choice.LEAST_BYTES = reader_choice.WORTH_BYTES = 0
+    readers.LEAST_BYTES = readers.WORTH_BYTES = 0
     joined = GroupFactory().join(timeout_s=TIMEOUT_S)
     engine = StepCheckpointer(f"{uri}/run", gang=joined.gang, attempt=joined.attempt, options=RAW)
     state = {"replicated": replicated_state(), "sharded": place(np.arange(8.0), sharded("x"))}
@@ -42,7 +42,7 @@ def main(uri: str) -> None:
             raise CheckpointCorrupt(f"{path} is damaged")
         read_checked(path, *rest)
 
-    setattr(array_source, "read_checked", noted)  # noqa: B010 - it is imported there
+    setattr(stored_arrays, "read_checked", noted)  # noqa: B010 - it is imported there
     for options in (RestoreOptions(), RestoreOptions(read_once=False)):
         found = engine.restorer.restore(state, timeout_s=TIMEOUT_S, options=options)
         assert found is not None

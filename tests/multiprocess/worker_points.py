@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gracepoint.checkpoint.saving.process_part import worker_side
-from gracepoint.checkpoint.saving.process_part.save_part import SavePart
+from gracepoint.checkpoint.saving import save_worker
+from gracepoint.checkpoint.saving.part import SavePart
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.writing import file_writer
+from gracepoint.checkpoint.writing import files
 
 POINT, WHERE = "TEST_POINT", "TEST_WHERE"
 _PATIENCE_S = 120.0
-_real = worker_side.write_handed
+_real = save_worker.write_handed
 
 
 def write_handed(part: SavePart, *arguments: Any) -> None:
@@ -71,7 +71,7 @@ def _is_written_here(_: Any, __: Any, chunk: Any, *___: Any) -> bool:
 
 POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "before any file": lambda stop: stop(),
-    "in the middle of the files": lambda stop: _around(file_writer, "_write_chunk", _is_written_here, stop, after=True),
+    "in the middle of the files": lambda stop: _around(files, "_write_chunk", _is_written_here, stop, after=True),
     "before the done-record": lambda stop: _around(commit, "record", _always, stop, after=False),
     "after the done-record": lambda stop: _around(commit, "record", _always, stop, after=True),
 }

@@ -16,6 +16,7 @@ from tests.mutants.trials import NotJudged, Outcome, trials
 
 ROOT = Path(__file__).resolve().parents[2]
 JUDGES = Path(__file__).with_name("judges.toml")
+TABLE = ROOT / "build" / "mutants.txt"
 WANTED_PERCENT = 95.0
 
 
@@ -138,10 +139,13 @@ def _main() -> int:
                 print(error, file=sys.stderr)
                 return 2
             print(_row(name, results[name]), flush=True)
-    print()
-    print(f"{'module':48} {'tried':>6} {'detected':>8} {'late':>5} {'':>6}")
-    for name, outcomes in results.items():
-        print(_row(name, outcomes))
+    lines = [
+        f"{'module':48} {'tried':>6} {'detected':>8} {'late':>5} {'':>6}",
+        *(_row(*item) for item in results.items()),
+    ]
+    print("", *lines, sep="\n")
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text("\n".join(lines) + "\n")
     return 0 if all(percent(outcomes) >= WANTED_PERCENT for outcomes in results.values()) else 1
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
-from gracepoint_operator.watches.threads import Watches
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.watches.event_handlers import REQUEST_BACKOFFS
+from gracepoint_operator.watches.kopf_run import Watches
 from tests.testcluster.shell import wait_until
 
 WAIT_S = 30.0

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects
 from tests.outages.fault_proxy import FaultProxy, How
 from tests.outages.kinds import node_claims
 from tests.outages.replica import replica
 from tests.testcluster.api_server import ApiServer
 
 CRD = "nodeclaims.karpenter.sh"
-PATH = kinds.NODE_CLAIMS.path()
+PATH = objects.NODE_CLAIMS.path()
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint_operator.cache.listing import relister, watch_state
-from gracepoint_operator.kube.retry_pauses import RetryPauses
-from gracepoint_operator.watches.handlers import REQUEST_BACKOFFS
+from gracepoint_operator.cache import relister, watch_state
+from gracepoint_operator.kube.client import RetryPauses
+from gracepoint_operator.watches.event_handlers import REQUEST_BACKOFFS
 from tests.outages.fault_proxy import FaultProxy, How
 from tests.outages.kinds import node
 from tests.outages.replica import replica
@@ -94,7 +94,7 @@ def test_failing_optional_kind_blocks_nothing_and_is_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("gracepoint_operator.kube.client._LIST_TIMEOUT_S", 3.0)
-    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._UNLISTED_AGAIN_S", 0.5)
+    monkeypatch.setattr("gracepoint_operator.cache.relister._UNLISTED_AGAIN_S", 0.5)
     plural = {"kueue.x-k8s.io": "workloads", "karpenter.sh": "nodeclaims"}[kind]
     api_server.create(node("before"))
     with proxy.fault(how, kind), replica(kubeconfig) as running:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from demo.training import TrainingRun
-from gracepoint.checkpoint.steps.cleanup import OVERTAKEN_KEPT_S
+from gracepoint.checkpoint.steps.retention import OVERTAKEN_KEPT_S
 from gracepoint.wire.names import GROUP, Env
 from tests import leftovers
 from tests.soak.pod_watch import label

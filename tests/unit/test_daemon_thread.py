@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import gracepoint
-from gracepoint import daemon_thread
+from gracepoint import threads
 from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.background_thread import BackgroundThread
-from gracepoint.daemon_thread import DaemonThread
 from gracepoint.errors import SaveFailed
+from gracepoint.threads import DaemonThread
 from tests.forked import forked
 from tests.interrupts import interrupt, interrupt_at
 from tests.waiting import until
@@ -59,7 +59,7 @@ def test_wherever_a_start_is_interrupted_the_thread_runs_to_its_end_or_never() -
     for number in itertools.count():
         work, thread = Work(), BackgroundThread()
         start = functools.partial(thread.start, "a save", work)
-        if not interrupt_at(start, number, [daemon_thread, background_thread]):
+        if not interrupt_at(start, number, [threads, background_thread]):
             break
         busy = thread.busy
         work.may_go_on.set()
@@ -80,7 +80,7 @@ def test_wherever_a_wait_is_interrupted_the_thread_is_busy_until_it_has_ended() 
         assert work.begun.wait(_TIMEOUT_S)
         try:
             wait = functools.partial(thread.wait, 0.0)
-            reached = interrupt_at(wait, number, [daemon_thread, background_thread])
+            reached = interrupt_at(wait, number, [threads, background_thread])
         except SaveFailed:
             reached = False
         assert thread.busy, f"bytecode {number}"
@@ -139,9 +139,9 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 _ENTERED_IN_PYTHON = {"BoundedSemaphore", "Condition", "Semaphore"}
 #: Locks that are taken by ``acquire`` without a ``finally`` around it, and why that is no harm.
 _TAKEN_OTHERWISE = {
-    "daemon_thread.py": ["self._running"],  # held by whoever makes the thread, until the thread has ended
-    "checkpoint/storage/objects/http/persistence.py": ["self._slots"],  # not in the main thread; a slot, not a lock
-    "checkpoint/storage/objects/object_reader.py": ["self._slots"],  # a slot that is lost is one helper less
+    "threads.py": ["self._running"],  # held by whoever makes the thread, until the thread has ended
+    "checkpoint/storage/objects/persistence.py": ["self._slots"],  # not in the main thread; a slot, not a lock
+    "checkpoint/storage/objects/requests.py": ["self._slots"],  # a slot that is lost is one helper less
 }
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import itertools
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import grimp
 import pytest
 import yaml
 
@@ -21,9 +19,8 @@ from gracepoint.settings import VARIABLES, Settings
 from gracepoint.wire.names import ENV_PREFIX, LABEL_POLICY, Env
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.resources.crds import definitions
-from gracepoint_operator.resources.policy import CheckpointPolicySpec
-from gracepoint_operator.resources.policy_checkpoint import Checkpoint
-from gracepoint_operator.webhooks.contracts.release_contract import ContractViolation, release_contract
+from gracepoint_operator.resources.policy import Checkpoint, CheckpointPolicySpec
+from gracepoint_operator.webhooks.release_contract import ContractViolation, release_contract
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -98,18 +95,18 @@ def test_paths_that_pages_mention_exist(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_the_rooms_that_the_architecture_names_are_the_packages() -> None:
+def test_the_packages_that_the_architecture_names_are_those_of_the_code() -> None:
     page = text(Path("ARCHITECTURE.md"))
     for heading, folder in (
-        ("room of the library", "sidecar/gracepoint"),
-        ("room of `checkpoint`", "sidecar/gracepoint/checkpoint"),
-        ("room of the operator", "operator/gracepoint_operator"),
-        ("room of the command line", "operator/gracepoint_cli"),
+        ("package of the library", "sidecar/gracepoint"),
+        ("package of `checkpoint`", "sidecar/gracepoint/checkpoint"),
+        ("package of the operator", "operator/gracepoint_operator"),
+        ("module of the command line", "operator/gracepoint_cli"),
     ):
         table = page.partition(f"| {heading}")[2].partition("\n\n")[0]
         named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-        rooms = {init.parent.name for init in (ROOT / folder).glob("*/__init__.py")}
-        assert rooms <= named, rooms - named
+        packages = {init.parent.name for init in (ROOT / folder).glob("*/__init__.py")}
+        assert packages <= named, packages - named
         for name in named:
             assert (ROOT / folder / name).is_dir() or (ROOT / folder / f"{name}.py").is_file(), name
 
@@ -126,39 +123,6 @@ def test_variables_with_the_library_s_prefix_are_settings_of_the_library() -> No
         if name not in known
     }
     assert not unknown - {"CHANGELOG.md: GRACEPOINT_CACHE"}
-
-
-@pytest.mark.parametrize(
-    ("box", "package", "folder"),
-    [("operator", "gracepoint_operator", "operator"), ("library", "gracepoint", "sidecar")],
-    ids=["operator", "library"],
-)
-def test_the_picture_has_the_imports_between_rooms(box: str, package: str, folder: str) -> None:
-    drawn = text(Path("ARCHITECTURE.md")).partition(f"subgraph {box}[")[2].partition("\n  end\n")[0]
-    arrows = {
-        (importer, imported)
-        for importer, several in re.findall(r"^ +(\w+) --> (.+)$", drawn, re.MULTILINE)
-        for imported in several.split(" & ")
-    }
-    rooms = {room for arrow in arrows for room in arrow}
-    packages = {init.parent.name for init in (ROOT / folder / package).glob("*/__init__.py")}
-    assert packages - {"observability"} <= rooms, "observability is left out, as most rooms use it"
-    imports = _imports(package, rooms)
-    assert arrows == {
-        (importer, imported)
-        for importer, imported in imports
-        if not any((importer, between) in imports and (between, imported) in imports for between in rooms)
-    }
-
-
-def _imports(package: str, rooms: set[str]) -> set[tuple[str, str]]:
-    """The pairs of rooms of which the first imports the second, itself or by other modules."""
-    graph = grimp.build_graph(package, cache_dir=None)
-    return {
-        (importer, imported)
-        for importer, imported in itertools.permutations(sorted(rooms), 2)
-        if graph.find_shortest_chains(f"{package}.{importer}", f"{package}.{imported}", as_packages=True)
-    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

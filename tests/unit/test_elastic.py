@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracepoint.checkpoint.loading.saved_form import Form
+from gracepoint.checkpoint.restoring.restore_tree import Form
 from gracepoint.elastic import ElasticData, Share, dealt_out, same_in_all
 from gracepoint.errors import CheckpointMismatch, SettingsError
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gracepoint_cli.lint.workloads import check
+from gracepoint_cli.lint.job_checks import check
 from gracepoint_operator.resources import CheckpointPolicy
 
 Json = dict[str, Any]

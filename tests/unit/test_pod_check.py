@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from gracepoint.__main__ import main
-from gracepoint.checkpoint.storage.objects import probe
+from gracepoint.checkpoint.storage.objects import object_store
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.pod_check import check_pod
 from gracepoint.wire.names import PATH_SUBSCRIBE, Env
@@ -117,7 +117,7 @@ def test_a_bucket_that_refuses_writes_needs_a_right(
 def test_what_cannot_be_deleted_either_is_not_waited_for(
     environment: dict[str, str], far: Bucket, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "_CLEANUP_S", 0.5)
+    monkeypatch.setattr(object_store, "_CLEANUP_S", 0.5)
     with store_proxy.rules(
         Rule(Fault(How.ANSWER, status=403), kinds=("write",)), Rule(Fault(How.REFUSE), kinds=("delete",))
     ):

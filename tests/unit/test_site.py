@@ -16,7 +16,7 @@ import pytest
 
 from gracepoint.settings import Settings
 from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.metrics import Metrics
 from website import reference
 
 pytestmark = pytest.mark.integration

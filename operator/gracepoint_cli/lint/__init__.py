@@ -9,5 +9,5 @@
 * ``effects``: what a preemption would do to the workload, in sentences;
 * ``manifest_files``: the objects of a file.
 
-Only ``commands.lint`` calls it.
+Only ``lint_command`` calls it.
 """

@@ -7,6 +7,6 @@
 * ``picture``: the timeline as Vega-Lite charts, and as SVG;
 * ``page``: the charts and all events in a page that needs nothing else.
 
-``commands.timeline`` calls it, and ``commands.drill`` uses the words of ``stages``. The demo draws its run with the
+``timeline_command`` calls it, and ``drill`` uses the words of ``stages``. The demo draws its run with the
 same modules, and adds what it has measured itself.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from gracepoint.wire.codec import one_line
+from gracepoint.wire.messages import one_line
 from gracepoint_cli.timeline.model import SpanKind, Timeline
 
 _COLOURS = {

@@ -6,38 +6,250 @@ handlers run in other threads and only hand objects over (``Controller.feed``).
 The nodes, pods, Jobs and workloads are in ``objects``. The cache also keeps when possible signals were first seen
 (``first_seen``), the version of each object (``versions``), the preemptions and requests (``preemptions``), and what
 cannot be read (``unreadable_objects``). Callers use these parts themselves.
+
+Reads objects of the API server into what the cache keeps of them.
+
+An object of 20 kB becomes a record of some hundred bytes. It is read where it arrives: in the threads of
+``KubeClient`` for lists, in the threads that watch for events. So the controller's event loop neither decodes nor holds
+whole objects. A reader has no state but the catalogue, and any thread may use it.
+
+Which objects, and which parts of objects, this replica cannot read. No locks: see ``cache.cluster_cache``.
+
+Each is logged once, and again only if the reason changes. A metric counts them by kind. The last version of an object
+that could be read stays in use: if the operator forgot a node's taint or a gang's policy because of another error in
+the object, the gang would get no notice. A deletion of the object takes effect as usual. If only a part of an object
+cannot be read, the rest is used.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from gracepoint_operator import signals
-from gracepoint_operator.cache.indexes.device_index import DeviceIndex
-from gracepoint_operator.cache.indexes.eviction_index import EvictionIndex
-from gracepoint_operator.cache.indexes.first_seen import FirstSeen
-from gracepoint_operator.cache.indexes.gang_objects import GangObjects
-from gracepoint_operator.cache.indexes.signal_index import SignalIndex
-from gracepoint_operator.cache.object_reader import CacheReader, ObjectReading
+from gracepoint_operator.cache.indexes import DeviceIndex, EvictionIndex, FirstSeen, GangObjects, SignalIndex
 from gracepoint_operator.cache.policy_store import PolicyStore
-from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
-from gracepoint_operator.cache.resource_versions import ResourceVersions
-from gracepoint_operator.cache.snapshots import Snapshots
-from gracepoint_operator.cache.suspensions import Suspensions
-from gracepoint_operator.cache.undated_marks import undated_since
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.objects import Namespace, Node, Pod
-from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints
-from gracepoint_operator.model.eviction_requests import EvictionAsked
+from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, ResourceVersions, version_of
+from gracepoint_operator.cache.snapshots import Snapshots, Suspensions, undated_since
+from gracepoint_operator.kube import objects
+from gracepoint_operator.kube.objects import LONGEST_NAME, Kind, Namespace, Node, Pod, read_namespace, read_node
+from gracepoint_operator.logs import about
+from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints, read_claim, read_rule, read_slice
+from gracepoint_operator.model.eviction_requests import EvictionAsked, read_eviction
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import RequestRecord
-from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy
+from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
+from gracepoint_operator.read_errors import Unreadable, reading
+from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, PreemptionRequest
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
-from gracepoint_operator.signals import BUILT_IN, Row
-from gracepoint_operator.unreadable_objects import UnreadableObjects
-from gracepoint_operator.workloads import BY_PLACE, Job, Workload
+from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
+from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
+
+#: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
+#: of a NodeClaim, the UID of the owner of a Kueue workload.
+Value = (Namespace | Node | Pod | Job | Workload | ClaimedDevices | DeviceTaints) | (
+    CheckpointPolicy | ClusterCheckpointPolicy | PreemptionRecord | RequestRecord | EvictionAsked | str
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ObjectReading:
+    """What was read of one object.
+
+    Attributes:
+        version: Its resourceVersion. 0 if it is not a number.
+        value: None if the object cannot be read.
+        marks: The marks of the catalogue on it.
+        unreadable_parts: The parts that could not be read.
+        error: Why the object cannot be read. None if it can.
+    """
+
+    kind: objects.Kind
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    value: Value | None
+    marks: tuple[Mark, ...] = ()
+    unreadable_parts: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return (self.namespace, self.name)
+
+
+class CacheReader:
+    """Reads objects.
+
+    Args:
+        rows: The disruption catalogue, in the order in which its rows are tried.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
+        self._marked = {
+            objects.NODES: On.NODE,
+            objects.NODE_CLAIMS: On.NODE_CLAIM,
+            objects.KUEUE_WORKLOADS: On.WORKLOAD,
+            objects.PODS: On.POD,
+            objects.JOBS: On.JOB,
+            **{place: On(known.name) for place, known in BY_PLACE.items()},
+        }
+        self._values: dict[objects.Kind, Callable[[Mapping[str, Any]], Value]] = {
+            objects.NAMESPACES: read_namespace,
+            objects.NODES: read_node,
+            objects.NODE_CLAIMS: _node_of_claim,
+            objects.KUEUE_WORKLOADS: _owner_of_kueue_workload,
+            objects.EVICTIONS: read_eviction,
+            objects.RESOURCE_CLAIMS: read_claim,
+            objects.PODS: read_pod,
+            objects.JOBS: read_job,
+            **{place: _reader_of(known) for place, known in BY_PLACE.items()},
+            objects.CLUSTER_POLICIES: ClusterCheckpointPolicy.of,
+            objects.POLICIES: CheckpointPolicy.of,
+            objects.PREEMPTIONS: _read_preemption,
+            objects.REQUESTS: RequestRecord.of,
+        }
+        self._with_taints = {objects.RESOURCE_SLICES: read_slice, objects.DEVICE_TAINT_RULES: read_rule}
+
+    @property
+    def readable(self) -> Iterable[objects.Kind]:
+        """The kinds that can be read."""
+        return (*self._values, *self._with_taints)
+
+    def read(self, kind: objects.Kind, body: Mapping[str, Any]) -> ObjectReading | None:
+        """Reads an object. Returns None if it has no name under which it could be reported.
+
+        Args:
+            kind: One of the kinds that are watched (``resync.SELECTORS``).
+            body: The object as the API server returned it.
+        """
+        try:
+            with reading("metadata"):
+                meta = body["metadata"]
+                uid, name, namespace = (meta.get(field, "") for field in ("uid", "name", "namespace"))
+                if not (uid and name and all(map(_is_short, (uid, name, namespace)))):
+                    return None
+                version = version_of(meta)
+        except Unreadable:
+            return None
+        unreadable_parts: dict[str, None] = {}
+        try:
+            with reading(f"{namespace}/{name}".removeprefix("/")):
+                value = self._value(kind, body, unreadable_parts)
+                on = self._marked.get(kind)
+                marks = () if on is None else signals.marks(self._rows[on], on, body, unreadable_parts)
+        except Unreadable as error:
+            return ObjectReading(kind, namespace, name, uid, version, None, error=str(error))
+        return ObjectReading(kind, namespace, name, uid, version, value, marks, tuple(unreadable_parts))
+
+    def _value(self, kind: objects.Kind, body: Mapping[str, Any], unreadable_parts: dict[str, None]) -> Value:
+        if (read_taints := self._with_taints.get(kind)) is None:
+            return self._values[kind](body)
+        of_device = functools.partial(
+            signals.marks, self._rows[On.DEVICE], On.DEVICE, unreadable_parts=unreadable_parts
+        )
+        return read_taints(body, of_device)
+
+
+def _is_short(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= LONGEST_NAME
+
+
+def _reader_of(known: WorkloadType) -> Callable[[Mapping[str, Any]], Workload]:
+    return known.read
+
+
+def _node_of_claim(body: Mapping[str, Any]) -> str:
+    return str((body.get("status") or {}).get("nodeName") or "")
+
+
+def _owner_of_kueue_workload(body: Mapping[str, Any]) -> str:
+    # A workload of ours, or what made it (``Workload.queued_as``).
+    owners = body["metadata"].get("ownerReferences") or ()
+    return next((str(owner["uid"]) for owner in owners), "")
+
+
+def _read_preemption(body: Mapping[str, Any]) -> PreemptionRecord | RequestRecord:
+    if PreemptionRequest.is_one(body["spec"]):
+        return RequestRecord.of(body)
+    return PreemptionRecord.of(body)
+
+
+log = logging.getLogger(__name__)
+
+#: At most this number of parts of one object is named.
+_AT_MOST_PARTS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    kind: Kind
+    whole: bool
+    why: str
+
+
+class UnreadableObjects:
+    """See the module.
+
+    Args:
+        count: Called with the kind's plural, ``object`` or ``part``, and the current number.
+    """
+
+    def __init__(self, count: Callable[[str, str, int], None] = lambda kind, extent, number: None) -> None:
+        self._count = count
+        self._entries: dict[str, _Entry] = {}  # by UID
+        self._numbers: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def object(self, kind: Kind, uid: str, where: str, why: str) -> None:
+        """Records that an object cannot be read. ``where`` is its namespace and name."""
+        self._note(uid, _Entry(kind, True, why), where)
+
+    def parts(self, kind: Kind, uid: str, where: str, why: Iterable[str]) -> None:
+        """Records that these parts of an object cannot be read. Empty: the whole object can be read."""
+        found = list(why)
+        if found:
+            self._note(uid, _Entry(kind, False, "; ".join(found[:_AT_MOST_PARTS])), where)
+        else:
+            self.forget(uid)
+
+    def forget(self, uid: str) -> None:
+        """Forgets an object that was deleted, or can be read again."""
+        entry = self._entries.pop(uid, None)
+        if entry is not None:
+            self._add(entry, -1)
+
+    def why(self, uid: str) -> str | None:
+        """Returns why the newest version of an object cannot be read. None if it can be read, at least in part."""
+        entry = self._entries.get(uid)
+        return entry.why if entry is not None and entry.whole else None
+
+    def objects(self, kind: Kind) -> dict[str, str]:
+        """Returns the objects of a kind whose newest version cannot be read: UID -> reason."""
+        return {uid: entry.why for uid, entry in self._entries.items() if entry.whole and entry.kind == kind}
+
+    def _note(self, uid: str, entry: _Entry, where: str) -> None:
+        before = self._entries.get(uid)
+        if entry == before:
+            return
+        self._entries[uid] = entry
+        if before is not None:
+            self._add(before, -1)
+        self._add(entry, 1)
+        said = (
+            "object left out, it cannot be read" if entry.whole else "a part of an object left out, it cannot be read"
+        )
+        log.error(said, extra=about(kind=entry.kind.title, object=where, error=entry.why))
+
+    def _add(self, entry: _Entry, number: int) -> None:
+        what = (entry.kind.title, "object" if entry.whole else "part")
+        self._numbers[what] += number
+        self._count(*what, self._numbers[what])
 
 
 class ClusterCache:
@@ -76,7 +288,7 @@ class ClusterCache:
         self.versions = ResourceVersions(clock)
         self._checked: set[str] = set()
         self.suspensions = Suspensions(self.objects, self._signal_index, self.first_seen, self.place)
-        self._places: dict[kinds.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.readable}  # UID -> place
+        self._places: dict[objects.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.readable}  # UID -> place
         self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
         self._snapshots = Snapshots(
             objects=self.objects,
@@ -93,7 +305,7 @@ class ClusterCache:
             doomed=self._doomed,
         )
 
-    def put(self, kind: kinds.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
+    def put(self, kind: objects.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
         """Reads an object and stores it. Returns the UIDs of the workloads that it may matter to.
 
         Args:
@@ -124,7 +336,7 @@ class ClusterCache:
         where = f"{found.namespace}/{found.name}".removeprefix("/")
         if found.error is not None:
             self.unreadable_objects.object(kind, uid, where, found.error)
-            if kind is kinds.POLICIES:
+            if kind is objects.POLICIES:
                 self.policies.put_unreadable(found.key)
             return set()
         self.unreadable_objects.parts(kind, uid, where, found.unreadable_parts)
@@ -158,10 +370,10 @@ class ClusterCache:
 
     def unreadable_policies(self) -> dict[Key, str]:
         """The policies whose newest version cannot be read, with the reason."""
-        places = self._places[kinds.POLICIES]
-        return {places[uid]: why for uid, why in self.unreadable_objects.objects(kinds.POLICIES).items()}
+        places = self._places[objects.POLICIES]
+        return {places[uid]: why for uid, why in self.unreadable_objects.objects(objects.POLICIES).items()}
 
-    def place(self, uid: str) -> tuple[kinds.Kind, str, str] | None:
+    def place(self, uid: str) -> tuple[objects.Kind, str, str] | None:
         """Kind, namespace and name of a known object."""
         return next(((kind, *places[uid]) for kind, places in self._places.items() if uid in places), None)
 
@@ -183,21 +395,21 @@ class ClusterCache:
             return set()
         kind, namespace, name = place
         del self._places[kind][uid]
-        if kind is kinds.NODES:
+        if kind is objects.NODES:
             self.objects.drop_node(name, uid)
             return self.objects.workloads_on(name)
-        if kind is kinds.NODE_CLAIMS:
+        if kind is objects.NODE_CLAIMS:
             return self.objects.workloads_on(attached_to)
-        if kind is kinds.KUEUE_WORKLOADS:
+        if kind is objects.KUEUE_WORKLOADS:
             return self.objects.queued_as(attached_to)
-        if kind is kinds.EVICTIONS:
+        if kind is objects.EVICTIONS:
             return self.objects.workloads_of_pods([self.evictions.drop(uid)])
-        if kind in kinds.DEVICES:
+        if kind in objects.DEVICES:
             return self.objects.workloads_of_pods(self._devices.drop(uid))
-        if kind is kinds.PODS:
+        if kind is objects.PODS:
             self._checked.discard(uid)
             return self.objects.drop_pod(uid)
-        if kind is kinds.JOBS:
+        if kind is objects.JOBS:
             return self.objects.drop_job(uid)
         if kind in BY_PLACE:
             self.objects.drop_workload(uid)
@@ -206,13 +418,13 @@ class ClusterCache:
             return self.objects.workloads_named(wanted)
         if (namespace, name) in self._places[kind].values():
             return set()  # a new object of this name came before the deletion of the old one
-        if kind is kinds.CLUSTER_POLICIES:
+        if kind is objects.CLUSTER_POLICIES:
             self.policies.drop_cluster(name)
             return set(self.objects.workloads)
-        if kind is kinds.NAMESPACES:
+        if kind is objects.NAMESPACES:
             self.policies.drop_namespace(name)
             return set()
-        if kind is kinds.POLICIES:
+        if kind is objects.POLICIES:
             self.policies.drop((namespace, name))
             return self.objects.workloads_with_policy((namespace, name))
         workload_uid = self.preemptions.drop((namespace, name))
@@ -222,11 +434,11 @@ class ClusterCache:
         """When the marks were first seen whose time the API does not tell. ``of_pods``: only marks about pods."""
         return undated_since(self._signal_index, self.objects, self.first_seen, of_pods=of_pods)
 
-    def uids(self, kind: kinds.Kind) -> Set[str]:
+    def uids(self, kind: objects.Kind) -> Set[str]:
         """UIDs of the known objects of a kind."""
         return self._places[kind].keys()
 
-    def versions_of(self, kind: kinds.Kind) -> dict[str, int]:
+    def versions_of(self, kind: objects.Kind) -> dict[str, int]:
         """The resourceVersions of the known objects of a kind, by UID. 0 if a version is not known."""
         return {uid: self.versions.of(uid) for uid in self._places[kind]}
 
@@ -305,6 +517,6 @@ class ClusterCache:
         """Stores a NodeClaim or a Kueue workload. ``owner``: the node's name, or the workload's UID."""
         self._signal_index.see(found.uid, found.marks, listed=listed)
         before = self._signal_index.attach(found.uid, owner)
-        if found.kind is kinds.NODE_CLAIMS:
+        if found.kind is objects.NODE_CLAIMS:
             return self.objects.workloads_on(owner) | self.objects.workloads_on(before)
         return self.objects.queued_as(owner)

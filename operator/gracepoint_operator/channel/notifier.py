@@ -4,6 +4,12 @@ Everything here runs on the controller's event loop. To tell a subscriber means 
 never waits, neither for a pod nor for the API server. The preemption writer's tasks write later. Telling is
 level-based: ``tell`` looks at a preemption and sends every subscriber what it was not told yet. So a decision of this
 replica, one of the other replica that the watch brings, and one from before a restart take the same path.
+
+Tells gangs of hints: signs that a disruption may be near. Hints are not recorded.
+
+Runs on the controller's event loop. It is level-based like the notifier: whenever a gang is decided about, each of its
+subscribers is told what it was not told yet, in one frame. It does not matter which replica tells a hint, or how often
+a stream was lost in between: the library recognizes a hint by its name, which is the same in all replicas.
 """
 
 from __future__ import annotations
@@ -11,23 +17,26 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from gracepoint.wire.frames import Frame, Notice, Retraction
-from gracepoint.wire.messages import Mode, Phase
+from gracepoint.wire.frames import Frame, Hint, Notice, Retraction
+from gracepoint.wire.messages import Confidence, Mode, Phase
+from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
+from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption, is_late
-from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
-from gracepoint_operator.decisions.statuses import preemption_status
-from gracepoint_operator.kube.fields import format_time
-from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.observability.logs import decided
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
+from gracepoint_operator.decisions.effective_signals import DEADLINE_TOLERANCE_S
+from gracepoint_operator.kube.objects import Pod, format_time
+from gracepoint_operator.logs import about, decided
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.preemption_record import PreemptionRecord
+from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -241,4 +250,66 @@ def _retraction(subscriber: Subscriber, epoch: PreemptionRecord) -> Frame:
         pod_uid=subscriber.hello.pod_uid,
         session=subscriber.hello.session,
         reason=epoch.status.message or "",
+    )
+
+
+#: At most this number of hints is in one frame. More hints of the same moment would add no information.
+_MOST = 64
+
+
+def hints_for(gang: GangSnapshot) -> list[Signal]:
+    """The hints for a gang: of kinds that its policy names, and first seen after its pods were bound."""
+    if gang.policy is None or gang.policy.spec.mode is Mode.OBSERVE:
+        return []
+    found = []
+    for pod in gang.suspects if gang.marks else ():
+        bound_at = gang.bound_at.get(pod.uid)
+        for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ())):
+            if signal.confidence is not Confidence.HINT or not gang.policy.spec.counts(signal.kind):
+                continue
+            if bound_at is not None and gang.since[signal.mark] >= bound_at:
+                found.append(signal)
+    return found
+
+
+class HintNotifier:
+    """Sends hints.
+
+    Args:
+        subscribers: The pods that are connected to this replica.
+    """
+
+    def __init__(self, subscribers: Subscribers) -> None:
+        self._subscribers = subscribers
+        self._hinted: set[str] = set()  # UIDs of the workloads that had hints at the last look
+
+    def tell(self, gang: GangSnapshot) -> None:
+        """Sends every subscriber of the gang the hints that it was not told yet."""
+        found = hints_for(gang)
+        if not found and gang.workload_uid not in self._hinted:
+            return  # as for nearly all gangs
+        if found:
+            self._hinted.add(gang.workload_uid)
+        else:
+            self._hinted.discard(gang.workload_uid)
+        marks = {signal.mark for signal in found}
+        uids = {pod.uid for pod in gang.members}
+        for subscriber in self._subscribers.of_workload(gang.workload_uid):
+            subscriber.hinted &= marks  # a sign that goes away and comes again is told again
+            new = [signal for signal in found if signal.mark not in subscriber.hinted]
+            if new and subscriber.hello.takes_hints and subscriber.hello.pod_uid in uids:
+                subscriber.hinted |= {signal.mark for signal in new}
+                subscriber.send(Outgoing(functools.partial(_frame, subscriber, new[:_MOST])))
+                log.info("hint", extra=about(pod=subscriber.hello.pod_name, signal=new[0].text, hints=len(new)))
+
+
+def _frame(subscriber: Subscriber, new: Sequence[Signal]) -> Hint:
+    return Hint(
+        hints=sorted({hashlib.sha256(signal.mark.encode()).hexdigest()[:16] for signal in new}),
+        pod_uid=subscriber.hello.pod_uid,
+        session=subscriber.hello.session,
+        workload_uid=subscriber.hello.workload_uid,
+        cause=new[0].cause,
+        signal=new[0].text,
+        nodes=sorted({signal.node for signal in new if signal.node}),
     )

@@ -27,23 +27,21 @@ from gracepoint.wire.messages import (
 )
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.listing.workload_refresh import look_afresh
+from gracepoint_operator.cache.watch_state import look_afresh
 from gracepoint_operator.channel.notifier import Notifier
-from gracepoint_operator.decisions import preemption_spec
+from gracepoint_operator.decisions import effective_signals, preemption_status
 from gracepoint_operator.decisions.effective_signals import Timed
-from gracepoint_operator.decisions.statuses import preemption_status, progress
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.logs import about, seldom
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
-from gracepoint_operator.observability.logs import about, seldom
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
-from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
-from gracepoint_operator.recording.policies.stall_recorder import StallRecorder
-from gracepoint_operator.recording.policies.trouble_recorder import TroubleRecorder
+from gracepoint_operator.model.preemption_record import PreemptionRecord, epoch_name
+from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
+from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.recording.trouble_recorder import StallRecorder, TroubleRecorder
 from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)
@@ -168,7 +166,7 @@ class ReportHandler:
     def _stalled(self, pod: Pod, message: Stall) -> None:
         stalled = self._stalls.take(pod, message)
         for epoch in self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace):
-            status = progress.of_preemption(epoch.status, stalled, message.stage, self._clock())
+            status = preemption_status.of_preemption(epoch.status, stalled, message.stage, self._clock())
             if epoch.includes(pod) and status != epoch.status:
                 self._notifier.changed(dataclasses.replace(epoch, status=status))
 
@@ -246,8 +244,8 @@ class ReportHandler:
 
     async def _fetch(self, key: tuple[str, str]) -> PreemptionRecord:
         if key not in self._cache.preemptions.epochs:
-            body = await self._api.get(kinds.PREEMPTIONS, *key)
-            self._cache.put(kinds.PREEMPTIONS, body, listed=True)
+            body = await self._api.get(objects.PREEMPTIONS, *key)
+            self._cache.put(objects.PREEMPTIONS, body, listed=True)
             if (why := self._cache.unreadable_objects.why(body["metadata"]["uid"])) is not None:
                 raise UnknownPreemption(f"preemption: found {key[1]!r}, which cannot be read ({why})")
         if key not in self._cache.preemptions.epochs:
@@ -285,7 +283,7 @@ class ReportHandler:
         told_at = max(told_at, pod.created_at)
         signal = signals.told_by_gang(pod, report.cause, text)
         timed = [Timed(signal, told_at)]
-        spec = preemption_spec.begun(gang.workload, gang.policy, gang.epochs, gang.pods, timed, self._clock())
+        spec = effective_signals.begun(gang.workload, gang.policy, gang.epochs, gang.pods, timed, self._clock())
         name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
         return PreemptionRecord(pod.namespace, name, None, spec, preemption_status.noticed(len(gang.processes), spec))
 

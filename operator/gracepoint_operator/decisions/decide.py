@@ -17,19 +17,39 @@ after a restart of the operator, and in each replica. The rules, in order:
 * An epoch of signals that are not sure may have to wait (``rate_limit``).
 * An epoch that is not ended by a report expires some time after its deadline, or when the restarted gang is disrupted.
 * Requests are answered (``request_answers``).
+
+When time alone may change what is decided about a workload. Pure.
+
+A decision follows from the objects and the time (``decide``). A change of an object is an event. These changes come
+without an event:
+
+* an epoch under way expires some time after its deadline;
+* a signal that is too far ahead comes nearer than the horizon;
+* the exit breaker closes again, so that a gang which only saves may be asked to exit.
+
+Limits how many gangs per minute get a notice for signals that are not sure. Pure.
+
+For example, a network partition makes many nodes unreachable at once, and most of them come back. Without a limit every
+gang in the cluster would save and exit.
+
+All replicas see the records, but with a delay. Without a further rule, each of two replicas could use the whole limit
+at the same moment for different gangs. So each replica has a share of the limit, against which only the records count
+that it created or is about to create. Each record is created by one replica, so all replicas together stay within the
+limit.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-from gracepoint.wire.messages import Mode, Phase
-from gracepoint_operator.decisions import preemption_spec
+from gracepoint.wire.messages import Confidence, Mode, Phase
+from gracepoint_operator import signals
+from gracepoint_operator.decisions import effective_signals
+from gracepoint_operator.decisions.answers import Answer, answers
 from gracepoint_operator.decisions.effective_signals import Timed, believed, counting, relevant
-from gracepoint_operator.decisions.request_answers import Answer, answers
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.preemption import EndReason, PreemptionRecord, epoch_name
+from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PreemptionSpec, RequestReference
 from gracepoint_operator.workloads import WorkloadIdentity
 
@@ -228,7 +248,7 @@ def _started(
         return [Check(gang.workload, jobs, tuple(sorted({pod.uid for pod in pods})))]
     if drill and gang.policy.spec.mode is Mode.OBSERVE:
         return []
-    spec = preemption_spec.begun(gang.workload, gang.policy, gang.epochs, gang.pods, sound, now, drill=drill)
+    spec = effective_signals.begun(gang.workload, gang.policy, gang.epochs, gang.pods, sound, now, drill=drill)
     if holds_back(spec):
         return [Wait()]
     name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
@@ -236,11 +256,11 @@ def _started(
 
 
 def _gives_way(gang: GangSnapshot, current: PreemptionRecord, timed: Sequence[Timed], now: float) -> bool:
-    return gang.policy is not None and preemption_spec.gives_way(current, gang.policy.spec, gang.epochs, timed, now)
+    return gang.policy is not None and effective_signals.gives_way(current, gang.policy.spec, gang.epochs, timed, now)
 
 
 def _moved(current: PreemptionRecord, timed: Sequence[Timed]) -> list[Decision]:
-    spec = preemption_spec.moved(current, timed)
+    spec = effective_signals.moved(current, timed)
     return [] if spec is None else [Move(current, spec)]
 
 
@@ -300,3 +320,62 @@ def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
         if running >= acknowledgements.expected:
             reached.append(Reached(latest, "podsBack"))
     return reached
+
+
+#: Times are compared with "later than", so the decision comes this much later.
+_AFTER_S = 0.001
+
+
+def next_decision_at(gang: GangSnapshot, now: float) -> float | None:
+    """Returns when to decide again without an event, in seconds since the epoch. None: not before an event.
+
+    Args:
+        gang: What the last decisions were based on.
+        now: When they were made, in seconds since the epoch.
+    """
+    return min((at + _AFTER_S for at in _times(gang) if at + _AFTER_S > now), default=None)
+
+
+def _times(gang: GangSnapshot) -> Iterator[float]:
+    under_way = [epoch for epoch in gang.epochs if not epoch.phase.ended]
+    for epoch in under_way:
+        yield epoch.spec.deadline.timestamp() + EXPIRE_AFTER_S
+    for pod in gang.pods:
+        marks = gang.marks.get(pod.uid, ())
+        for signal in signals.of_pod(pod, marks) if marks else ():
+            yield signal.near_at(gang.since[signal.mark])
+    if gang.policy is not None and any(not epoch.asks_to_leave for epoch in under_way):
+        for epoch in gang.epochs:
+            if (ended_at := epoch.ended_at) is not None:
+                yield ended_at + gang.policy.spec.exit_breaker.within_seconds
+
+
+WINDOW_S = 60.0
+DEFAULT_LIKELY_GANGS_PER_MINUTE = 10
+
+
+def holds_back(
+    spec: PreemptionSpec, epochs: Iterable[PreemptionRecord], own: Container[tuple[str, str]], limit: int, replicas: int
+) -> bool:
+    """Returns True if an epoch must wait because the limit was reached within the last ``WINDOW_S`` seconds.
+
+    Args:
+        spec: Spec of the epoch that would begin.
+        epochs: The epochs that were created within that time, or are not created yet.
+        own: Namespaces and names of the records that this replica created.
+        limit: Number of gangs a minute, for all replicas together.
+        replicas: Number of replicas. Each may begin at least one epoch, even if ``limit`` is smaller than this number.
+    """
+
+    def counts(of: PreemptionSpec) -> bool:
+        return of.confidence is not Confidence.SURE and of.mode is not Mode.OBSERVE
+
+    if not counts(spec):
+        return False
+    told = [epoch for epoch in epochs if counts(epoch.spec)]
+    ours = [epoch for epoch in told if epoch.created_at is None or epoch.key in own]
+    return _gangs(told) >= limit or _gangs(ours) >= max(1, limit // replicas)
+
+
+def _gangs(epochs: Iterable[PreemptionRecord]) -> int:
+    return len({epoch.spec.workload.uid for epoch in epochs})

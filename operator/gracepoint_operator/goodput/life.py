@@ -2,14 +2,78 @@
 
 A life keeps the times at which its stages were reached. Its account is computed from these, so a time that becomes
 known late only moves time from one category to another: the categories of a life always add up to its length.
+
+What becomes of a life when a process tells of it. Pure.
+
+What becomes known of a life of a gang: what the operator sees, and what a process says. Immutable values. Pure.
+
+What a process says of its time, on the clock of the operator. Pure.
+
+What the time of a workload can go into, and sums of it. Pure.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 
-from gracepoint_operator.goodput.categories import Category, Spent
+from gracepoint.wire.messages import Spent
+from gracepoint_operator.kube.objects import Pod
+
+
+class Category(StrEnum):
+    """What the time of a workload goes into. At any moment it is exactly one of these."""
+
+    TRAINING = "training"  # steps whose results were kept
+    SAVING = "saving"  # training was stopped by a save: periodic, at a preemption, or at a drill
+    RECOMPUTATION = "recomputation"  # steps whose results were lost, so that they had to be computed again
+    LEAVING = "leaving"  # from the end of training until the last process has ended
+    WAITING = "waiting"  # there are no pods: the workload is queued, suspended, or about to be created again
+    SCHEDULING = "scheduling"  # pods exist, and some are not bound to a node
+    IMAGE = "image"  # all pods are bound, and some containers do not run: images, volumes, init containers
+    JOIN = "join"  # all containers run, and the processes have not all joined: imports, and waiting for each other
+    RESTORE = "restore"  # the processes have joined, and the state is not there
+    COMPILE = "compile"  # the state is there, and the first step is not done
+    UNKNOWN = "unknown"  # containers run, and no process has said what it does
+
+
+#: The parts of a restart, in their order.
+RESTART = (
+    Category.LEAVING,
+    Category.WAITING,
+    Category.SCHEDULING,
+    Category.IMAGE,
+    Category.JOIN,
+    Category.RESTORE,
+    Category.COMPILE,
+)
+#: While these last, processes run, so that they can be disrupted.
+RUNNING = (
+    Category.TRAINING,
+    Category.SAVING,
+    Category.RECOMPUTATION,
+    Category.JOIN,
+    Category.RESTORE,
+    Category.COMPILE,
+    Category.UNKNOWN,
+)
+
+#: Milliseconds by category. A category without an entry has none.
+TimeSpent = Mapping[Category, int]
+
+
+def added(one: TimeSpent, other: TimeSpent) -> TimeSpent:
+    """Returns the sums by category."""
+    sums = {category: one.get(category, 0) + other.get(category, 0) for category in Category}
+    return {category: sum_ms for category, sum_ms in sums.items() if sum_ms}
+
+
+def total_ms(spent: TimeSpent, categories: tuple[Category, ...] = tuple(Category)) -> int:
+    """Returns the milliseconds of some categories together."""
+    return sum(spent.get(category, 0) for category in categories)
+
 
 #: At most this number of marks is kept: a restart restores one of the newest checkpoints.
 MARKS = 8
@@ -104,7 +168,7 @@ class Life:
             ended.append(self.stalled_ms)
         return min(ended, default=None)
 
-    def spent(self, now_ms: int) -> Spent:
+    def spent(self, now_ms: int) -> TimeSpent:
         """Returns where the time from ``began_ms`` to its end went, or to now if it has not ended.
 
         Steps count as kept; see ``lost_ms``.
@@ -240,3 +304,208 @@ class Life:
         """What comes after the last stage that is known."""
         following = (Category.SCHEDULING, Category.IMAGE, Category.UNKNOWN, Category.RESTORE, Category.COMPILE)
         return Category.WAITING if known < 0 else following[known]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When something happened.
+
+    Attributes:
+        stamp_ms: As the API server or the kubelet wrote it, in whole seconds.
+        at_ms: The best guess.
+    """
+
+    stamp_ms: int
+    at_ms: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PodsObservation:
+    """What the operator sees of the pods of one life. None: not yet.
+
+    Attributes:
+        attempt: Number of the workload's restarts when the pods were made.
+        created: When the first pod was created.
+        bound: When the last pod was bound, if all are that were created so far.
+        pods: How many pods these are.
+        started: When the last container was started, if all are.
+        broke_ms: When the first process ended.
+        gone_ms: When the last process had ended, if all have.
+    """
+
+    attempt: int
+    created: Moment
+    bound: Moment | None = None
+    pods: int = 0
+    started: Moment | None = None
+    broke_ms: int | None = None
+    gone_ms: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StallTimes:
+    """What a process says when its training stalls. Any process of a life may say it.
+
+    Attributes:
+        attempt: Number of the workload's restarts when its pod was made.
+        created_ms: When its pod was created.
+        stalled_ms: When the newest step was passed.
+    """
+
+    attempt: int
+    created_ms: int
+    stalled_ms: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessTimes:
+    """What the primary process of a life says. None: not yet.
+
+    Attributes:
+        session: Its session.
+        attempt: Number of the workload's restarts when its pod was made.
+        created_ms: When its pod was created.
+        attached_ms: When it began to join the others.
+        started_ms: When the last of the processes was started.
+        joined_ms: As in ``Life``. So are the fields that are not described here.
+        of_former: True if a later start tells it. ``attempt`` and ``created_ms`` are those of that start then, and only
+            the session says of which life it is.
+    """
+
+    session: str
+    attempt: int
+    created_ms: int
+    attached_ms: int
+    joined_ms: int
+    started_ms: int | None = None
+    restored_ms: int | None = None
+    first_step: int = 0
+    trained_ms: int | None = None
+    left_ms: int | None = None
+    saving_ms: int = 0
+    saves: int = 0
+    saves_ms: int = 0
+    saved_ms: int | None = None
+    marks: tuple[StepMark, ...] = ()
+    of_former: bool = False
+
+
+def joined(life: Life, told: ProcessTimes) -> Life:
+    """Returns the life with what its process says. What is known already stays, except for sums such as ``saves``.
+
+    Messages take different times to arrive. So all times of a process are placed by the message that took least time.
+    """
+    before = told.attached_ms if life.attached_ms is None else life.attached_ms
+    attached = min(before, told.attached_ms)
+    late, early = told.attached_ms - attached, before - attached
+    first_step = told.first_step
+    if life.restored_ms is not None or life.trained_ms is not None:
+        first_step = life.first_step
+    goes_on = any(life.goes_on(mark, told.saving_ms) for mark in told.marks)
+    started = life.started_ms
+    if told.started_ms is not None:  # better than the time that kubelets write, in whole seconds
+        started = max(life.created_ms, told.started_ms - late)
+    elif started is not None and started == life.attached_ms:  # no more was known of it
+        started = attached
+    return dataclasses.replace(
+        life,
+        session=told.session,
+        attached_ms=attached,
+        started_ms=attached if started is None and life.bound_ms is not None else started,
+        joined_ms=_known(life.joined_ms, told.joined_ms, late, early),
+        restored_ms=_known(life.restored_ms, told.restored_ms, late, early),
+        first_step=first_step,
+        trained_ms=_known(life.trained_ms, told.trained_ms, late, early),
+        left_ms=_known(life.left_ms, told.left_ms, late, early),
+        saving_ms=max(life.saving_ms, told.saving_ms),
+        saves=max(life.saves, told.saves),
+        saves_ms=max(life.saves_ms, told.saves_ms),
+        saved_ms=_newest(life.saved_ms, None if told.saved_ms is None else told.saved_ms - late),
+        stalled_ms=None if goes_on else life.stalled_ms,
+        marks=life.with_marks(told.marks),
+    )
+
+
+def _known(first: int | None, told: int | None, late: int, early: int) -> int | None:
+    if first is not None:
+        return first - early
+    return None if told is None else told - late
+
+
+def _newest(known: int | None, told: int | None) -> int | None:
+    return max((moment for moment in (known, told) if moment is not None), default=None)
+
+
+#: A process that says it runs for longer is not believed: ten years.
+_LONGEST_S = 3e8
+_MOST_STEPS = 2**53
+_MOST_DIGITS = 16
+_LONGEST_SESSION = 64
+
+
+def process_times(spent: Spent, session: str, pod: Pod, now: float, *, of_former: bool = False) -> ProcessTimes | None:
+    """Reads what a process says. None if the figures contradict each other: a process may say anything.
+
+    Args:
+        spent: What it says.
+        session: Its session.
+        pod: Its pod.
+        now: The time, in seconds since the epoch.
+        of_former: As in ``ProcessTimes``.
+    """
+    if not _is_sound(spent) or not 0 < len(session) <= _LONGEST_SESSION:
+        return None
+
+    def at_ms(offset_s: float) -> int:
+        return round((now - spent.now_s + offset_s) * 1000)
+
+    return ProcessTimes(
+        session=session,
+        attempt=pod.restart_attempt,
+        created_ms=_ms(pod.created_at),
+        attached_ms=at_ms(0.0),
+        joined_ms=at_ms(spent.joined_s),
+        # Clocks of machines differ, but none of the processes is started after all have joined.
+        started_ms=None if spent.last_started_s is None else at_ms(min(spent.last_started_s, spent.joined_s)),
+        restored_ms=None if spent.restored_s is None else at_ms(spent.restored_s),
+        first_step=spent.first_step,
+        trained_ms=None if spent.trained_s is None else at_ms(spent.trained_s),
+        left_ms=None if spent.left_s is None else at_ms(spent.left_s),
+        saving_ms=_ms(spent.saving_s),
+        saves=spent.saves,
+        saves_ms=_ms(spent.saves_s),
+        saved_ms=None if spent.saved_s is None else at_ms(spent.saved_s),
+        marks=tuple(sorted(StepMark(int(step), _ms(trained_s)) for step, trained_s in (spent.passed or {}).items())),
+        of_former=of_former,
+    )
+
+
+def stall_times(stalled_s: float, pod: Pod, now: float) -> StallTimes | None:
+    """Reads that training has stalled for so many seconds. None if that cannot be."""
+    if not 0 <= stalled_s <= _LONGEST_S:
+        return None
+    return StallTimes(
+        attempt=pod.restart_attempt, created_ms=_ms(pod.created_at), stalled_ms=round((now - stalled_s) * 1000)
+    )
+
+
+def _is_sound(spent: Spent) -> bool:
+    offsets = [spent.joined_s, spent.restored_s, spent.trained_s, spent.left_s]
+    known = [0.0, *(offset for offset in offsets if offset is not None), spent.now_s, _LONGEST_S]
+    passed = spent.passed or {}
+    durations = [spent.saving_s, spent.saves_s, spent.saved_s or 0.0, *passed.values()]
+    if len(passed) > MARKS or not all(step.isdecimal() and len(step) <= _MOST_DIGITS for step in passed):
+        return False
+    started_s = 0.0 if spent.last_started_s is None else spent.last_started_s
+    numbers = [spent.first_step, spent.saves, *map(int, passed)]
+    return (
+        all(math.isfinite(value) for value in (*known, *durations))
+        and abs(started_s) <= _LONGEST_S
+        and known == sorted(known)
+        and all(0 <= duration <= spent.now_s for duration in durations)
+        and all(0 <= number < _MOST_STEPS for number in numbers)
+    )
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

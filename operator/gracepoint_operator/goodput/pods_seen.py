@@ -5,6 +5,12 @@ the moment at which it is seen is the better guess. A kubelet looks at its conta
 has found afterwards. So it has happened in the written second, and in the second before the kubelet wrote it: the
 middle of what both have in common is right on average. That a pod has ended (its phase) the kubelet writes another
 second later. So what counts is when the end of its containers was first seen.
+
+Whether a gang has a checkpoint that is young enough for a voluntary disruption. Pure.
+
+A disruption costs a gang what it has trained since its newest checkpoint, or since it was restored: right after a
+restore nothing can be lost, however old the checkpoint is. A gang is not protected if none of its processes reports its
+times, because then no report would end the protection.
 """
 
 from __future__ import annotations
@@ -15,9 +21,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
-from gracepoint_operator.goodput.life import Life
-from gracepoint_operator.goodput.observations import Moment, PodsObservation
+from gracepoint_operator.goodput.accounts import GoodputLedger, is_later
+from gracepoint_operator.goodput.life import Life, Moment, PodsObservation
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 
@@ -264,3 +269,32 @@ def _moment_of_kubelet(stamp: float, now_ms: int) -> Moment:
 
 def _ms(at: float) -> int:
     return round(at * 1000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exposure:
+    """See the module.
+
+    Attributes:
+        protect: Whether the gang is to be protected from voluntary disruptions now.
+        until_ms: When the protection has to begin if no newer checkpoint comes. None if the gang is protected already,
+            or if only an event can change that.
+    """
+
+    protect: bool
+    until_ms: int | None = None
+
+
+def exposure(life: Life | None, younger_than_ms: int, now_ms: int) -> Exposure:
+    """Returns whether a gang is to be protected.
+
+    Args:
+        life: The current life of the gang. None if there is no account of it.
+        younger_than_ms: The gang may be disrupted while its newest checkpoint is younger than this.
+        now_ms: The time.
+    """
+    if life is None or not life.session or life.gone_ms is not None:
+        return Exposure(False)
+    known = [moment for moment in (life.restored_ms, life.saved_ms) if moment is not None]
+    until_ms = max(known, default=now_ms - younger_than_ms) + younger_than_ms
+    return Exposure(True) if now_ms >= until_ms else Exposure(False, until_ms)

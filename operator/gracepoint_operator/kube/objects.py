@@ -2,27 +2,126 @@
 
 Decisions use these records, so that no rule depends on the shape of API objects. Times are seconds since the epoch
 (``_at``), durations are seconds (``_s``). Workloads and their Jobs are read in ``workloads``.
+
+Reads single fields of API objects: texts, numbers, labels, conditions and times. Pure.
+
+If a field has a wrong type, each function raises ``Unreadable``, or an error that ``read_errors.reading`` turns into
+it.
+
+The kinds of objects that the operator uses, and their paths in the API. Pure.
+
+The annotations by which pods are protected from autoscalers, and who has set them. Pure.
+
+Users may set these annotations themselves. So the operator notes in an annotation of its own which ones it has set, and
+changes no others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import datetime
+import functools
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from gracepoint.wire import names
-from gracepoint_operator.kube import autoscaler_annotations
-from gracepoint_operator.kube.fields import (
-    label_number,
-    object_name,
-    optional_number,
-    parse_time,
-    read_labels,
-    shared,
-    text,
-    true_conditions,
-)
-from gracepoint_operator.read_errors import reading
+from gracepoint.wire.names import GROUP
+from gracepoint_operator.read_errors import Unreadable, reading
+
+#: Characters in the name of an object.
+LONGEST_NAME = 253
+
+_Shared = TypeVar("_Shared", bound=Hashable)
+
+
+def parse_time(text: str | None) -> float | None:
+    """Returns the seconds since the epoch of an RFC 3339 time. None if there is no time."""
+    return None if not text else datetime.datetime.fromisoformat(text).timestamp()
+
+
+def format_time(at: float) -> str:
+    """Returns a time as RFC 3339 in UTC with microseconds, as the API's MicroTime."""
+    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def true_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns the conditions that are True, by type."""
+    return {text(item["type"]): item for item in status.get("conditions") or () if item.get("status") == "True"}
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Unreadable(f"expected a text, found {value!r:.80}")
+    # JSON can hold half of a surrogate pair, which cannot be written to another object.
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise Unreadable(f"expected Unicode text, found {value!r:.80}")
+    return value
+
+
+def object_name(value: Any) -> str:
+    """Returns the name of an object, which may be empty. A longer one than objects can have fits into no record."""
+    if len(name := text(value)) > LONGEST_NAME:
+        raise Unreadable(f"expected at most {LONGEST_NAME} characters, found {len(name)}: {name:.80}")
+    return name
+
+
+@functools.lru_cache(maxsize=65536)
+def shared(value: _Shared) -> _Shared:
+    """Returns an equal value that was seen before, if there is one, so that equal values are in memory once."""
+    return value
+
+
+def read_labels(meta: Mapping[str, Any]) -> dict[str, str]:
+    return {shared(text(key)): shared(text(value)) for key, value in (meta.get("labels") or {}).items()}
+
+
+def owner_uid(meta: Mapping[str, Any]) -> str:
+    """Returns the UID of the object that controls this one. Empty if there is none."""
+    owners = (owner for owner in meta.get("ownerReferences") or () if owner.get("controller") is True)
+    return next((text(owner["uid"]) for owner in owners), "")
+
+
+def optional_number(value: Any, default: Any) -> Any:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(number := float(value)):
+        raise Unreadable(f"expected a number, found {value!r:.80}")
+    return number
+
+
+def label_number(label: str, default: int) -> int:
+    """Returns the number in a label, which has at most 63 characters."""
+    return int(label) if label.isdecimal() and len(label) < 64 else default
+
+
+#: What Karpenter and the cluster autoscaler look for before they remove a node for reasons of their own.
+PROTECTING = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+#: Its value lists those that the operator has set, separated by commas.
+SET_BY_US = f"{GROUP}/protected-by"
+#: All that is read of a pod's annotations.
+READ = (*PROTECTING, SET_BY_US)
+
+
+def changes(present: Mapping[str, str], *, protect: bool) -> dict[str, str | None]:
+    """Returns the annotations that have to change. A value of None removes the annotation. Empty if nothing has to.
+
+    Args:
+        present: Those of ``READ`` that the pod has.
+        protect: Whether the pod is to be protected.
+    """
+    ours = {key for key in present.get(SET_BY_US, "").split(",") if key in PROTECTING}
+    if not protect:
+        return dict.fromkeys([*sorted(ours & present.keys()), SET_BY_US]) if SET_BY_US in present else {}
+    missing = {key: value for key, value in PROTECTING.items() if key not in present}
+    if not missing:
+        return {}
+    return {**missing, SET_BY_US: ",".join(sorted(ours | missing.keys()))}
+
 
 #: The label that the API server gives to every namespace: its name.
 LABEL_NAMESPACE_NAME = "kubernetes.io/metadata.name"
@@ -276,7 +375,7 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
 
 
 def _protection(annotations: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    present = [key for key in autoscaler_annotations.READ if key in annotations]
+    present = [key for key in READ if key in annotations]
     found: tuple[tuple[str, str], ...] = shared(tuple((key, text(annotations[key])) for key in present))
     return found
 
@@ -290,3 +389,78 @@ def _last(times: Sequence[float | None]) -> float | None:
     """Returns the latest time. None if there are none, or one of them has not come."""
     known = [at for at in times if at is not None]
     return max(known) if known and len(known) == len(times) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """The place of one kind of objects in the API."""
+
+    prefix: str  # "/api/v1" or "/apis/<group>/<version>"; without the version if any version will do
+    plural: str
+    any_version: bool = False  # True: the version that the cluster prefers is read
+    subset: str = ""  # distinguishes kinds at the same place that are watched with different label selectors
+    namespaced: bool = True
+
+    @property
+    def title(self) -> str:
+        """The plural, with the subset if there is one. Different for all kinds that are watched."""
+        return f"{self.plural}-{self.subset}" if self.subset else self.plural
+
+    @property
+    def group(self) -> str:
+        """The API group. Empty for the core group."""
+        return self.prefix.split("/")[2] if self.prefix.startswith("/apis/") else ""
+
+    @property
+    def version(self) -> str | None:
+        """The version in its group. None if any will do."""
+        return None if self.any_version else self.prefix.rpartition("/")[2]
+
+    @property
+    def api_version(self) -> str:
+        """Group and version, as in ``apiVersion`` of objects and references."""
+        return self.prefix.removeprefix("/apis/").removeprefix("/api/")
+
+    def of_version(self, group_version: str) -> Kind:
+        """Returns the same kind in a version of its group."""
+        return dataclasses.replace(self, prefix=f"/apis/{group_version}", any_version=False)
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
+        parts = [self.prefix]
+        if namespace is not None:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part]
+        return "/".join(parts)
+
+
+_GRACEPOINT = f"/apis/{names.GROUP}/{names.API_VERSION}"
+NAMESPACES = Kind("/api/v1", "namespaces", namespaced=False)
+CONFIG_MAPS = Kind("/api/v1", "configmaps")
+SECRETS = Kind("/api/v1", "secrets")
+MUTATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", namespaced=False)
+VALIDATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
+NODES = Kind("/api/v1", "nodes", namespaced=False)
+PODS = Kind("/api/v1", "pods")
+JOBS = Kind("/apis/batch/v1", "jobs")
+CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
+POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")
+#: Kinds of Karpenter and Kueue. A cluster may lack them, or get them later. The fields that are read from Kueue's kind
+#: are the same in v1beta1 and v1beta2 except for one name.
+NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims", namespaced=False)
+KUEUE_WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
+#: Evictions that responders take part in (KEP-4563). Served only if the cluster's gate EvictionRequestAPI is on.
+EVICTIONS = Kind("/apis/lifecycle.k8s.io/v1alpha1", "evictions")
+#: Dynamic resource allocation: which pods use which devices, and the taints of devices. Watched only if configured.
+RESOURCE_CLAIMS = Kind("/apis/resource.k8s.io/v1", "resourceclaims")
+RESOURCE_SLICES = Kind("/apis/resource.k8s.io/v1", "resourceslices", namespaced=False)
+DEVICE_TAINT_RULES = Kind("/apis/resource.k8s.io/v1", "devicetaintrules", namespaced=False)
+DEVICES = frozenset({RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_TAINT_RULES})
+POLICIES = Kind(_GRACEPOINT, "checkpointpolicies")
+CLUSTER_POLICIES = Kind(_GRACEPOINT, "clustercheckpointpolicies", namespaced=False)
+PREEMPTIONS = Kind(_GRACEPOINT, "preemptions")
+REQUESTS = Kind(_GRACEPOINT, "preemptionrequests")
+EVENTS = Kind("/apis/events.k8s.io/v1", "events")
+SUBJECT_ACCESS_REVIEWS = Kind("/apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
+TOKEN_REVIEWS = Kind("/apis/authentication.k8s.io/v1", "tokenreviews", namespaced=False)
+LEASES = Kind("/apis/coordination.k8s.io/v1", "leases")

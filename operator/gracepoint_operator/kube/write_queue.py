@@ -22,8 +22,8 @@ from enum import Enum
 import tenacity
 
 from gracepoint_operator.kube import client
-from gracepoint_operator.observability.logs import about
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.read_errors import Unreadable
 
 log = logging.getLogger(__name__)

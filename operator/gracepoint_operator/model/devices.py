@@ -11,8 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gracepoint_operator.kube.fields import object_name, optional_number, shared, text
-from gracepoint_operator.kube.objects import Toleration
+from gracepoint_operator.kube.objects import Toleration, object_name, optional_number, shared, text
 from gracepoint_operator.read_errors import reading
 from gracepoint_operator.signals import Mark
 

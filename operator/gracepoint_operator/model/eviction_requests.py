@@ -15,11 +15,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gracepoint.wire.codec import one_line
-from gracepoint_operator.kube.fields import parse_time, text
-from gracepoint_operator.kube.objects import Pod
+from gracepoint.wire.messages import one_line
+from gracepoint_operator.kube.objects import Pod, parse_time, text
 from gracepoint_operator.model import evictions
-from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.read_errors import reading
 from gracepoint_operator.resources import PolicyInForce
 from gracepoint_operator.signals import Signal
@@ -67,7 +66,7 @@ class EvictionAsked:
 
     @property
     def mark(self) -> str:
-        """The key under which ``cache.indexes.first_seen`` remembers when the operator's turn began."""
+        """The key under which ``cache.indexes`` remembers when the operator's turn began."""
         return f"{self.uid}/eviction-request"
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.kube.objects import Node, Pod
-from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.signals import Cause, Signal
 
@@ -59,7 +59,7 @@ QUIET_S = 3600.0
 
 
 def mark(pod_uid: str) -> str:
-    """Returns the key under which ``cache.indexes.first_seen`` remembers the first attempt."""
+    """Returns the key under which ``cache.indexes`` remembers the first attempt."""
     return pod_uid + _MARK
 
 
@@ -67,7 +67,7 @@ def attempted(marks: Iterable[str]) -> set[str]:
     """Returns the UIDs of the pods that somebody has tried to evict.
 
     Args:
-        marks: Keys of ``cache.indexes.first_seen``.
+        marks: Keys of ``cache.indexes``.
     """
     return {key.removesuffix(_MARK) for key in marks if key.endswith(_MARK)}
 

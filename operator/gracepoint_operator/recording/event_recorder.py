@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable
 
 from gracepoint.wire import names
-from gracepoint.wire.codec import one_line
-from gracepoint_operator.decisions.statuses.event_notes import EVENT_CONTROLLER, STORY, Note
-from gracepoint_operator.kube import client, kinds
+from gracepoint.wire.messages import one_line
+from gracepoint_operator.decisions.preemption_status import EVENT_CONTROLLER, STORY, Note
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.fields import format_time
-from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.observability.logs import about
+from gracepoint_operator.kube.objects import format_time
+from gracepoint_operator.logs import about
+from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.resources import Preemption
 from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
@@ -56,7 +56,7 @@ class EventRecorder:
         api_version = BY_NAME[workload.kind].kind.api_version
         for regarding in ((api_version, workload.kind, workload.name, workload.uid), preemption):
             try:
-                await self._api.create(kinds.EVENTS, epoch.namespace, self._event(epoch, note, *regarding))
+                await self._api.create(objects.EVENTS, epoch.namespace, self._event(epoch, note, *regarding))
             except client.AlreadyExists:
                 continue
             except client.KubeError as error:
@@ -82,7 +82,7 @@ class EventRecorder:
         name = f"{workload.name}.{note.reason.lower()}-{said}"
         try:
             await self._api.create(
-                kinds.EVENTS, workload.namespace, self._body(workload.namespace, name, note, regarding)
+                objects.EVENTS, workload.namespace, self._body(workload.namespace, name, note, regarding)
             )
         except client.AlreadyExists:
             return

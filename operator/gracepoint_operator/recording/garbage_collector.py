@@ -8,28 +8,35 @@ delays nothing else. The task ends when it is cancelled.
 
 A request that is over for good gets a label (``LABEL_ENDED_AT``), and is not watched any more. Now and then those with
 the label are listed, page by page, and the old ones are deleted. So nothing here is kept for them.
+
+What only this replica knows of its notices: when it told each pod, and which pods acknowledged to it.
+
+It is kept in the form in which it is written, because a gang of thousands of pods has an event for each of them. The
+controller's event loop owns it; there are no locks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import datetime
 import logging
 import re
 from collections.abc import Callable, Collection
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.resource_versions import version_of
-from gracepoint_operator.decisions.retention import Due, Key, Limits, due, over
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.cache.preemption_store import version_of
+from gracepoint_operator.decisions.answers import Due, Key, Limits, due, over
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.fields import parse_time
-from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import LABEL_ENDED_AT, RequestRecord
-from gracepoint_operator.observability.logs import about, decided
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.kube.objects import Pod, parse_time
+from gracepoint_operator.logs import about, decided
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.gang_snapshot import Places, place_of
+from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT, PreemptionRecord, RequestRecord
 from gracepoint_operator.read_errors import Unreadable
-from gracepoint_operator.resources import Preemption
+from gracepoint_operator.resources import Preemption, Replica
 from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
 log = logging.getLogger(__name__)
@@ -137,7 +144,7 @@ class GarbageCollector:
                 return
 
     async def _retire(self, request: RequestRecord, now: float) -> None:
-        if request.kind is kinds.REQUESTS:
+        if request.kind is objects.REQUESTS:
             metadata = {"uid": request.uid, "labels": {LABEL_ENDED_AT: str(int(now))}}
             body = await self._api.merge(request.kind, request.namespace, request.name, {"metadata": metadata})
             self._drop(request.uid, version_of(body["metadata"]))
@@ -155,21 +162,21 @@ class GarbageCollector:
             except client.NotFound:
                 continue  # the definition of requests is not there
             except client.KubeError as error:
-                self._say_failed(kinds.REQUESTS.plural, namespace or "", "", error)
+                self._say_failed(objects.REQUESTS.plural, namespace or "", "", error)
         if deleted:
             log.info("requests deleted", extra=about(number=deleted))
 
     async def _prune_requests_in(self, namespace: str | None, at_most: int) -> int:
         """Returns how many were deleted. ``namespace``: None for all."""
         deleted = 0
-        pages = self._api.pages(kinds.REQUESTS, _ended_request, label_selector=LABEL_ENDED_AT, namespace=namespace)
+        pages = self._api.pages(objects.REQUESTS, _ended_request, label_selector=LABEL_ENDED_AT, namespace=namespace)
         async for page in pages:
             for metadata, ended_at in page.items:
                 if deleted >= at_most:
                     return deleted
                 if self._clock() - ended_at > self._limits.request_ttl_s:
                     with contextlib.suppress(client.NotFound, client.Conflict):
-                        await self._api.delete(kinds.REQUESTS, {"metadata": metadata})
+                        await self._api.delete(objects.REQUESTS, {"metadata": metadata})
                         deleted += 1
         return deleted
 
@@ -193,10 +200,10 @@ class GarbageCollector:
         """Returns False if it must not be deleted any more, or the other replica deleted it first."""
         namespace, name = item.key
         try:
-            body = await self._api.get(kinds.PREEMPTIONS, namespace, name)
+            body = await self._api.get(objects.PREEMPTIONS, namespace, name)
             if not _has_ended(body) or (item.unless_lives is not None and await self._lives(item.unless_lives)):
                 return False
-            await self._api.delete(kinds.PREEMPTIONS, body)
+            await self._api.delete(objects.PREEMPTIONS, body)
         except client.NotFound:
             self._cache.preemptions.drop_unmade(item.key)
             return False
@@ -228,3 +235,90 @@ def _ended_request(body: JsonObject) -> tuple[JsonObject, float]:
 def _has_ended(body: JsonObject) -> bool:
     # A phase that only a newer version knows is read as an end, which may be wrong. That version deletes it.
     return PreemptionRecord.of(body).phase.ended and not Preemption.of(body).unknown
+
+
+ReceiptKey = tuple[str, str]
+
+
+@dataclasses.dataclass
+class _Heard:
+    """Which pods something has happened to.
+
+    Attributes:
+        at: When it happened first, by UID of the pod, in seconds since the epoch.
+        first_at: When it happened to the first pod. None if it has not happened.
+        last_at: The same for the last pod.
+        places: The places of these pods.
+    """
+
+    at: dict[str, float] = dataclasses.field(default_factory=dict)
+    first_at: float | None = None
+    last_at: float | None = None
+    places: Places = dataclasses.field(default_factory=Places)
+
+    def add(self, pod: Pod, at: float) -> bool:
+        """True if it is the first time for the pod."""
+        if pod.uid in self.at:
+            return False
+        self.at[pod.uid] = at
+        self.first_at = at if self.first_at is None else min(self.first_at, at)
+        self.last_at = at if self.last_at is None else max(self.last_at, at)
+        self.places.add(place_of(pod))
+        return True
+
+
+@dataclasses.dataclass
+class _Receipts:
+    """What is known of one preemption."""
+
+    told: _Heard = dataclasses.field(default_factory=_Heard)
+    acknowledged: _Heard = dataclasses.field(default_factory=_Heard)
+
+
+class AcknowledgementLog:
+    """By preemption (namespace, name) and pod UID. The first notice and the first acknowledgement count."""
+
+    def __init__(self) -> None:
+        self._receipts: dict[ReceiptKey, _Receipts] = {}
+
+    def told(self, key: ReceiptKey, pod: Pod, at: float) -> bool:
+        """True if the pod is told for the first time."""
+        return self._of(key).told.add(pod, at)
+
+    def acknowledged(self, key: ReceiptKey, pod: Pod, at: float) -> bool:
+        """True if the pod acknowledges for the first time."""
+        return self._of(key).acknowledged.add(pod, at)
+
+    def told_at(self, key: ReceiptKey, pod_uid: str) -> float | None:
+        """When the pod was told first, in seconds since the epoch. None if this replica has not told it."""
+        receipts = self._receipts.get(key)
+        return None if receipts is None else receipts.told.at.get(pod_uid)
+
+    def replica(self, key: ReceiptKey, name: str) -> Replica:
+        """This replica's entry in the Preemption's status."""
+        receipts = self._receipts.get(key, _Receipts())
+        told, acknowledged = receipts.told, receipts.acknowledged
+        return Replica(
+            name=name,
+            told=len(told.at),
+            acknowledged=len(acknowledged.at),
+            told_at=_time(told.last_at),
+            acknowledged_at=_time(acknowledged.last_at),
+            told_pods=told.places.lines(),
+            acknowledged_pods=acknowledged.places.lines(),
+        )
+
+    def first_acknowledged_at(self, key: ReceiptKey) -> float | None:
+        """When the first pod acknowledged, in seconds since the epoch. None if none has."""
+        receipts = self._receipts.get(key)
+        return None if receipts is None else receipts.acknowledged.first_at
+
+    def forget(self, key: ReceiptKey) -> None:
+        self._receipts.pop(key, None)
+
+    def _of(self, key: ReceiptKey) -> _Receipts:
+        return self._receipts.setdefault(key, _Receipts())
+
+
+def _time(at: float | None) -> datetime.datetime | None:
+    return None if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC)

@@ -4,31 +4,132 @@ Runs as tasks of a write queue on the controller's event loop. Each write first 
 object. Then it joins what it reads there with what is known here (``preemption.joined_status`` only adds), and writes
 the result under the version that was read. So no replica undoes what another wrote. The replica whose write changes a
 phase posts the Event, once. The last replica to write has seen the entries of all.
+
+Writes the answers to requests into their statuses.
+
+Runs as tasks of a write queue on the controller's event loop. Both replicas decide the same answer and write it. The
+second write changes nothing. A replica whose view is older may find that nothing comes of a request which the other
+one has adopted. So Superseded is written only over the phase from which it was decided.
+
+Counts the outcome of preemptions in the metrics.
+
+The preemption writer calls it right after a write that changed the phase. The API server accepts such a write only for
+the version that was read, so only one of two replicas succeeds, and each preemption is counted once: sums over the
+replicas are right. It has no state.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from gracepoint.wire import names
-from gracepoint.wire.messages import Phase
+from gracepoint.wire.messages import Mode, Phase
+from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions.preemption_spec import DEADLINE_TOLERANCE_S
-from gracepoint_operator.decisions.statuses import event_notes, preemption_status
-from gracepoint_operator.decisions.statuses.event_notes import Note
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.decisions import answers, preemption_status
+from gracepoint_operator.decisions.answers import Answer
+from gracepoint_operator.decisions.effective_signals import DEADLINE_TOLERANCE_S
+from gracepoint_operator.decisions.preemption_status import Note
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
-from gracepoint_operator.model.preemption import PreemptionRecord, joined_status
-from gracepoint_operator.observability.logs import about, decided
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording import outcome_metrics
-from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
+from gracepoint_operator.logs import about, decided
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord, RequestRecord, joined_status
 from gracepoint_operator.recording.event_recorder import EventRecorder
-from gracepoint_operator.recording.policies.policy_writer import PolicyWriter
-from gracepoint_operator.resources import Preemption, Replica
+from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
+from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.resources import Preemption, Replica, RequestPhase
 from gracepoint_operator.workloads import BY_NAME
+
+#: The label for requests whose cause is not in the catalogue.
+REQUESTED = "Requested"
+#: Part of an emergency save -> the stages at which it begins and ends.
+PARTS = {
+    "agreement": ("frozen", "agreed"),
+    "drain": ("agreed", "drained"),
+    "save": ("drained", "durable"),
+    "commit": ("durable", "committed"),
+}
+
+
+def begin(metrics: Metrics) -> None:
+    """Shows the series of losses as 0: Prometheus sees no increase in a series that begins with 1.
+
+    An alert reads those of mode Enforce, and failed drills are counted by those of mode Drill.
+    """
+    for cause in (*signals.Cause, REQUESTED):
+        for phase in (Phase.EXPIRED, Phase.FAILED):
+            for mode in (Mode.ENFORCE, Mode.DRILL):
+                metrics.phases.labels(phase=phase, cause=cause, mode=mode)
+
+
+def count(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *, pods_live: bool) -> None:
+    """Counts the change from one recorded state to the next.
+
+    Args:
+        metrics: The metrics.
+        before: The record before the write.
+        after: The record that was written, in another phase.
+        pods_live: True if a pod that the signals were about still runs.
+    """
+    cause, phase, mode = _cause(after), after.phase, after.spec.mode
+    if phase is not Phase.NOTICED:
+        metrics.phases.labels(phase=phase, cause=cause, mode=mode).inc()
+    if before.status.phase is None:
+        # Every preemption begins as Noticed, also one that is written for the first time in a later phase.
+        metrics.phases.labels(phase=Phase.NOTICED, cause=cause, mode=mode).inc()
+        lead_s = (after.spec.deadline - after.spec.observed_at).total_seconds()
+        metrics.lead_s.labels(cause=cause).observe(max(lead_s, 0.0))
+    if not phase.ended:
+        return
+    if phase in (Phase.COMMITTED, Phase.PROMOTED):
+        _count_save(metrics, after)
+    if _was_false_alarm(after, pods_live=pods_live):
+        metrics.false_alarms.labels(cause=cause, phase=phase).inc()
+
+
+def count_receipts(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord) -> None:
+    """Counts missing acknowledgements once no more are expected. Call it after every write."""
+    receipts = after.status.acknowledgements
+    if preemption_status.is_told(after) and receipts is not None and _is_settled(after) and not _is_settled(before):
+        metrics.undelivered.inc(max(receipts.expected - receipts.received, 0))
+
+
+def _was_false_alarm(epoch: PreemptionRecord, *, pods_live: bool) -> bool:
+    """True if what the signals announced did not happen.
+
+    A requested drill announces nothing. A preemption that gave way to another one, or whose workload was deleted or
+    finished first, was no false alarm.
+    """
+    if epoch.is_rehearsal:
+        return False
+    return epoch.end_reason == EndReason.SIGNAL_WENT_AWAY or (epoch.phase is Phase.EXPIRED and pods_live)
+
+
+def _is_settled(epoch: PreemptionRecord) -> bool:
+    """True when it is over for the gang too: replicas record acknowledgements up to a second late."""
+    return epoch.phase.ended and (not epoch.leaves or epoch.timing("exited") is not None)
+
+
+def _cause(epoch: PreemptionRecord) -> str:
+    """The cause as a label. A request may have any cause, and each would be another time series."""
+    cause = epoch.spec.cause
+    return cause if cause in {str(known) for known in signals.Cause} else REQUESTED
+
+
+def _count_save(metrics: Metrics, epoch: PreemptionRecord) -> None:
+    status = epoch.status
+    for part, (begin, end) in PARTS.items():
+        began_s, ended_s = epoch.timing(begin), epoch.timing(end)
+        if began_s is not None and ended_s is not None:
+            metrics.emergency_s.labels(part=part).observe(max(ended_s - began_s, 0.0))
+    # Nothing is lost when a drill is late: its pods live on.
+    if status.seconds_to_spare is not None and epoch.spec.mode is not Mode.DRILL:
+        metrics.spare_s.observe(status.seconds_to_spare)
+    metrics.steps_lost.inc(status.steps_lost or 0)
+
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +168,7 @@ class PreemptionWriter:
         self._cache = cache
         self._acknowledgements = acknowledgements
         self._metrics = metrics
-        outcome_metrics.begin(metrics)
+        begin(metrics)
         self._replica = replica
         self.made: set[Key] = set()
         self._policy_writer = policy_writer
@@ -138,7 +239,7 @@ class PreemptionWriter:
                 self._cache.preemptions.put(found)
             joined = self._joined(found)
             if joined is not None and joined.spec != found.spec:
-                body = await self._api.merge(kinds.PREEMPTIONS, namespace, name, {"spec": joined.spec.to_json()})
+                body = await self._api.merge(objects.PREEMPTIONS, namespace, name, {"spec": joined.spec.to_json()})
                 await self._announce_move(found, PreemptionRecord.of(body), str(body["metadata"]["uid"]))
             entry = self._own_entry(found)
             if entry is not None:
@@ -160,14 +261,14 @@ class PreemptionWriter:
         if changes:
             version = body["metadata"]["resourceVersion"]
             patch = {"metadata": {"resourceVersion": version}, "status": changes}
-            written = PreemptionRecord.of(await self._api.merge_status(kinds.PREEMPTIONS, namespace, name, patch))
+            written = PreemptionRecord.of(await self._api.merge_status(objects.PREEMPTIONS, namespace, name, patch))
             self._cache.preemptions.join(written)
             await self._announce(current, written, str(body["metadata"]["uid"]))
 
     async def _made(self, epoch: PreemptionRecord) -> client.JsonObject:
         """The object as the API has it. It is created if it does not exist. 409: the other replica was first."""
         if epoch.created_at is not None:
-            return await self._api.get(kinds.PREEMPTIONS, epoch.namespace, epoch.name)
+            return await self._api.get(objects.PREEMPTIONS, epoch.namespace, epoch.name)
         workload = epoch.workload
         body = {
             "apiVersion": _API_VERSION,
@@ -183,15 +284,15 @@ class PreemptionWriter:
             "spec": epoch.spec.to_json(),
         }
         try:
-            made = await self._api.create(kinds.PREEMPTIONS, epoch.namespace, body)
+            made = await self._api.create(objects.PREEMPTIONS, epoch.namespace, body)
         except client.AlreadyExists:
-            return await self._api.get(kinds.PREEMPTIONS, epoch.namespace, epoch.name)
+            return await self._api.get(objects.PREEMPTIONS, epoch.namespace, epoch.name)
         self.made.add(epoch.key)
         return made
 
     async def _has_namespace(self, name: str) -> bool:
         try:
-            await self._api.get(kinds.NAMESPACES, None, name)
+            await self._api.get(objects.NAMESPACES, None, name)
         except client.NotFound:
             return False
         return True
@@ -234,12 +335,12 @@ class PreemptionWriter:
             "status": {"replicas": [entry.to_json()]},
         }
         manager = f"gracepoint-{self._replica}"[:128]
-        return await self._api.apply_status(kinds.PREEMPTIONS, key[0], key[1], body, manager=manager)
+        return await self._api.apply_status(objects.PREEMPTIONS, key[0], key[1], body, manager=manager)
 
     async def _announce_move(self, before: PreemptionRecord, after: PreemptionRecord, uid: str) -> None:
         moved_s = abs((after.spec.deadline - before.spec.deadline).total_seconds())
         if moved_s > DEADLINE_TOLERANCE_S and before.status.phase is not None:
-            await self._events.post(after, uid, event_notes.note_of_move(after))
+            await self._events.post(after, uid, preemption_status.note_of_move(after))
 
     def _pods_live(self, epoch: PreemptionRecord) -> bool:
         """True if a pod that the signals were about still runs."""
@@ -253,22 +354,101 @@ class PreemptionWriter:
     async def _announce(self, before: PreemptionRecord, after: PreemptionRecord, uid: str) -> None:
         notes: list[Note | None] = []
         if before.status.phase is None and after.phase is not Phase.NOTICED:
-            notes.append(event_notes.note_of_phase(after, Phase.NOTICED))
+            notes.append(preemption_status.note_of_phase(after, Phase.NOTICED))
         if before.phase.rank < Phase.AGREED.rank < after.phase.rank and after.status.ordinal is not None:
-            notes.append(event_notes.note_of_phase(after, Phase.AGREED))
-        outcome_metrics.count_receipts(self._metrics, before, after)
+            notes.append(preemption_status.note_of_phase(after, Phase.AGREED))
+        count_receipts(self._metrics, before, after)
         if before.status.phase is not after.status.phase:
-            outcome_metrics.count(self._metrics, before, after, pods_live=self._pods_live(after))
-            notes.append(event_notes.note_of_phase(after, after.phase))
+            count(self._metrics, before, after, pods_live=self._pods_live(after))
+            notes.append(preemption_status.note_of_phase(after, after.phase))
             log.info(
                 "preemption moved on",
                 extra=decided(preemption=after.name, phase=after.phase, why=after.status.message),
             )
             self._policy_writer.touch(after.namespace, after.spec.policy.name)
         if before.status.phase is None and not after.spec.exits:
-            notes.append(event_notes.note_of_breaker(after))
+            notes.append(preemption_status.note_of_breaker(after))
         if before.status.restored_step is None and after.status.restored_step is not None:
-            notes.append(event_notes.note_of_resumption(after))
+            notes.append(preemption_status.note_of_resumption(after))
         for note in notes:
             if note is not None:
                 await self._events.post(after, uid, note)
+
+
+#: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
+_WORKLOAD_COMES_S = 5.0
+
+
+class RequestWriter:
+    """Keeps the statuses of requests up to date.
+
+    Args:
+        api: The API server.
+        metrics: Counts failures.
+        interval_s: Seconds between two writes of one request.
+    """
+
+    def __init__(self, api: KubeClient, metrics: Metrics, interval_s: float) -> None:
+        self._api = api
+        self._answers: dict[Key, Answer] = {}  # the newest one for each request
+        self._write_queue = WriteQueue("request", self._write, metrics, interval_s)
+
+    def answer(self, answer: Answer) -> None:
+        """Writes an answer soon. The same answer is decided again until the watch brings it, and is written once."""
+        key = _key(answer.request.kind, answer.request.namespace, answer.request.name)
+        known = self._answers.get(key)
+        if known is None or (known.request.uid, known.status) != (answer.request.uid, answer.status):
+            self._answers[key] = answer
+            self._write_queue.touch(key, urgent=True)
+
+    def answer_homeless(self, requests: Iterable[tuple[RequestRecord, Sequence[PreemptionRecord]]], now: float) -> None:
+        """Answers requests whose workloads do not exist, some time after they were made.
+
+        Args:
+            requests: Each with the Preemption that its status names, if that is known.
+            now: Seconds since the epoch.
+        """
+        for request, epochs in requests:
+            if now - request.created_at <= _WORKLOAD_COMES_S:
+                continue
+            if (answer := answers.without_workload(request, epochs)) is not None:
+                self.answer(answer)
+
+    def forget(self, kind: objects.Kind, namespace: str, name: str) -> None:
+        """Forgets a request that was deleted, or is over for good."""
+        self._answers.pop(_key(kind, namespace, name), None)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    async def _write(self, key: Key) -> None:
+        answer = self._answers.get(key)
+        if answer is None:
+            return
+        kind, namespace, name = answer.request.kind, answer.request.namespace, answer.request.name
+        try:
+            found = await self._api.get(kind, namespace, name)
+            if found["metadata"]["uid"] != answer.request.uid:
+                return  # another request of this name; the watch will bring it
+            if answer.status.phase is RequestPhase.SUPERSEDED and _phase(found) != answer.request.status.phase:
+                # The watch will bring what the other replica wrote. Then it is decided again.
+                if self._answers.get(key) is answer:
+                    del self._answers[key]
+                return
+            patch = {
+                "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
+                "status": answer.status.to_json(),
+            }
+            await self._api.merge_status(kind, namespace, name, patch)
+        except client.NotFound:
+            return
+
+
+def _key(kind: objects.Kind, namespace: str, name: str) -> Key:
+    """Requests of both kinds may have one name."""
+    return (namespace, f"{kind.plural}/{name}")
+
+
+def _phase(body: client.JsonObject) -> str | None:
+    phase: str | None = (body.get("status") or {}).get("phase")
+    return phase

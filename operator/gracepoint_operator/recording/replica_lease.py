@@ -13,9 +13,9 @@ import contextlib
 from collections.abc import Callable
 
 from gracepoint.wire import names
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.fields import format_time, parse_time
+from gracepoint_operator.kube.objects import format_time, parse_time
 
 #: A replica whose Lease was not renewed for this long is gone.
 STALE_S = 150.0
@@ -58,12 +58,12 @@ class ReplicaLease:
             "renewTime": format_time(now),
         }
         try:
-            self._own = await self._api.merge(kinds.LEASES, self._namespace, self._name, {"spec": spec})
+            self._own = await self._api.merge(objects.LEASES, self._namespace, self._name, {"spec": spec})
         except client.NotFound:
             meta = {"name": self._name, "namespace": self._namespace, "labels": {LABEL: ""}}
-            body = {"apiVersion": kinds.LEASES.api_version, "kind": "Lease", "metadata": meta, "spec": spec}
-            self._own = await self._api.create(kinds.LEASES, self._namespace, body)
-        listed = await self._api.list(kinds.LEASES, label_selector=LABEL, namespace=self._namespace)
+            body = {"apiVersion": objects.LEASES.api_version, "kind": "Lease", "metadata": meta, "spec": spec}
+            self._own = await self._api.create(objects.LEASES, self._namespace, body)
+        listed = await self._api.list(objects.LEASES, label_selector=LABEL, namespace=self._namespace)
         self._renewed_at = self._clock()
         seen: dict[str, tuple[str, float]] = {}
         for item in listed.items:
@@ -76,7 +76,7 @@ class ReplicaLease:
                 seen[holder] = known if known[0] == renewed else (renewed, now)
             if now - seen[holder][1] > _FORGOTTEN_S:
                 with contextlib.suppress(client.NotFound, client.Conflict):
-                    await self._api.delete(kinds.LEASES, item)
+                    await self._api.delete(objects.LEASES, item)
         self._seen = seen
 
     def renewed_within(self, seconds: float) -> bool:
@@ -101,4 +101,4 @@ class ReplicaLease:
         """Deletes this replica's Lease, as it ends."""
         if self._own is not None:
             with contextlib.suppress(client.KubeError):
-                await self._api.delete(kinds.LEASES, self._own)
+                await self._api.delete(objects.LEASES, self._own)

@@ -7,36 +7,32 @@ gracepoint_operator.resources`` prints the CRDs, or with ``--write`` puts them w
 """
 
 from gracepoint_operator.resources.base import WORKLOAD_FIELD, WORKLOAD_KIND, Condition, ConditionStatus
-from gracepoint_operator.resources.cluster_policy import (
-    ClusterCheckpointPolicy,
-    default_of,
-    made_from,
-    why_no_default,
-)
-from gracepoint_operator.resources.goodput import (
-    GangLife,
-    PassedStep,
-    SaveSuggestion,
-    SecondsByCategory,
-    WorkloadGoodput,
-)
 from gracepoint_operator.resources.policy import (
     AfterSave,
+    Checkpoint,
     CheckpointPolicy,
     CheckpointPolicySpec,
+    ClusterCheckpointPolicy,
     DeadlinePolicy,
     PolicyInForce,
     SignalKind,
     Training,
+    default_of,
+    made_from,
+    why_no_default,
 )
-from gracepoint_operator.resources.policy_checkpoint import Checkpoint
 from gracepoint_operator.resources.policy_status import (
     CheckpointPolicyStatus,
+    GangLife,
     LastSave,
+    PassedStep,
     PolicyReplica,
     PolicyWorkloads,
+    SaveSuggestion,
+    SecondsByCategory,
     WorkloadConnections,
     WorkloadForecast,
+    WorkloadGoodput,
 )
 from gracepoint_operator.resources.preemption import (
     Acknowledgements,
@@ -44,14 +40,17 @@ from gracepoint_operator.resources.preemption import (
     Lags,
     PolicyCopy,
     Preemption,
+    PreemptionRequest,
     PreemptionSpec,
     PreemptionStatus,
     Replica,
+    RequestPhase,
     RequestReference,
+    RequestSpec,
+    RequestStatus,
     StageTime,
     WorkloadReference,
 )
-from gracepoint_operator.resources.request import PreemptionRequest, RequestPhase, RequestSpec, RequestStatus
 
 __all__ = [
     "WORKLOAD_FIELD",

@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from gracepoint_operator.resources.crds import definitions
-from gracepoint_operator.resources.reference import put_into
+from gracepoint_operator.resources.crds import definitions, put_into
 
 _HEADER = "# Generated from the models by `python -m gracepoint_operator.resources --write .`. Edit those.\n"
 

@@ -2,6 +2,13 @@
 
 The CRDs are generated from the models (``crds``). Every string and list has a bound: the API server refuses a CRD
 whose CEL rules could cost too much, and it computes the cost from the bounds.
+
+From pydantic's JSON schema to the structural OpenAPI v3 schema of a CRD. Pure.
+
+What the API server does not take is translated: ``$ref`` is put in place, "or null" means "may be absent",
+and ``additionalProperties: false`` goes, as the API server prunes or refuses unknown fields by itself.
+
+Label selectors, as metav1.LabelSelector. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +20,16 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from gracepoint.wire.names import API_VERSION, GROUP, OLD_API_VERSION
@@ -281,3 +297,190 @@ def _say_once(kind: str, name: str, unknown: tuple[str, ...]) -> None:
     log.warning(
         "%s %s: found %s, which this version does not know and passes over; a newer operator does", kind, name, unknown
     )
+
+
+def structural(model: type[BaseModel]) -> dict[str, Any]:
+    """The structural schema of ``model``.
+
+    Raises:
+        ValueError: The model uses what a structural schema cannot say; names where.
+    """
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    return _translate(schema, schema.get("$defs", {}), model.__name__)
+
+
+def either(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Returns the structural schema of an object that is of one of two kinds.
+
+    A field may be absent unless both kinds require it. A default is kept only if both kinds have it. The description of
+    a field that both kinds have is that of ``first``; the rules of both apply.
+    """
+    merged = {**second, **first}
+    if first.get("default") != second.get("default"):
+        merged.pop("default")
+    if "properties" in first and "properties" in second:
+        ours, theirs = first["properties"], second["properties"]
+        shared = {name: either(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
+        of_one = {name: _without_default(field) for name, field in {**ours, **theirs}.items()}
+        merged["properties"] = {**of_one, **shared}
+        merged["required"] = [name for name in first.get("required", []) if name in second.get("required", [])]
+    if "enum" in first and "enum" in second:
+        merged["enum"] = [*first["enum"], *(value for value in second["enum"] if value not in first["enum"])]
+    rules = "x-kubernetes-validations"
+    if rules in first and rules in second:
+        merged[rules] = first[rules] + [rule for rule in second[rules] if rule not in first[rules]]
+    return merged
+
+
+def _without_default(field: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in field.items() if key != "default"}
+
+
+#: Keywords that are taken over as they are.
+_PLAIN = frozenset(
+    {
+        "type",
+        "format",
+        "description",
+        "default",
+        "enum",
+        "required",
+        "pattern",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "maxItems",
+        "maxProperties",
+        "x-kubernetes-validations",
+        "x-kubernetes-list-type",
+        "x-kubernetes-list-map-keys",
+    }
+)
+
+
+def _translate(node: dict[str, Any], definitions: dict[str, Any], path: str) -> dict[str, Any]:
+    if "$ref" in node:
+        target = definitions[node["$ref"].removeprefix("#/$defs/")]
+        return _translate(_overlay(target, node, "$ref"), definitions, path)
+    if "anyOf" in node:
+        arms = [arm for arm in node["anyOf"] if arm != {"type": "null"}]
+        if len(arms) != 1:
+            raise ValueError(f"{path}: expected 'one type or null', found a union of {len(arms)} types")
+        return _translate(_overlay(arms[0], node, "anyOf"), definitions, path)
+    translated: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "properties":
+            translated[key] = {name: _translate(field, definitions, f"{path}.{name}") for name, field in value.items()}
+        elif key == "additionalProperties" and isinstance(value, dict) and "maxProperties" in node:
+            translated[key] = _translate(value, definitions, f"{path}{{}}")
+        elif key == "items":
+            translated[key] = _translate(value, definitions, f"{path}[]")
+        elif key == "const":
+            translated["enum"] = [value]
+        elif key in _PLAIN:
+            translated[key] = value
+        elif key not in {"title", "$defs"} and (key, value) != ("additionalProperties", False):
+            raise ValueError(f"{path}: {key!r} has no place in a structural schema")
+    if translated.get("default", 0) is None:
+        del translated["default"]
+    if isinstance(default := translated.get("default"), dict):
+        translated["default"] = {name: value for name, value in default.items() if value is not None}
+    if "description" in translated:
+        translated["description"] = _reflow(translated["description"])
+    return translated
+
+
+def _overlay(target: dict[str, Any], node: dict[str, Any], reference: str) -> dict[str, Any]:
+    """Returns ``target`` with the keys beside the reference to it. The field's keys win; the rules of both apply."""
+    beside = {key: value for key, value in node.items() if key != reference}
+    rules = "x-kubernetes-validations"
+    if rules in target and rules in beside:
+        beside[rules] = target[rules] + beside[rules]
+    return {**target, **beside}
+
+
+def _reflow(text: str) -> str:
+    """Docstring to description: paragraphs stay, line breaks within them and code quotes go."""
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    return "\n\n".join(paragraphs).replace("``", "")
+
+
+_VALUES_MESSAGE = "values must be there for In and NotIn, and only for them"
+_Key = Annotated[str, Field(min_length=1, max_length=317)]
+_Value = Annotated[str, Field(max_length=63)]
+
+
+class LabelOperator(StrEnum):
+    """How a label is compared."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+    @property
+    def has_values(self) -> bool:
+        return self in (LabelOperator.IN, LabelOperator.NOT_IN)
+
+
+class Requirement(Model):
+    """A label that an object must have, or must not have."""
+
+    key: _Key
+    """Key of the label."""
+    operator: LabelOperator
+    """How the label is compared with values."""
+    values: list[_Value] = Field(default=[], max_length=64)
+    """Values for In and NotIn."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(cel("(self.operator in ['In', 'NotIn']) == (self.values.size() > 0)", _VALUES_MESSAGE))
+    )
+
+    @model_validator(mode="after")
+    def _has_values(self) -> Requirement:
+        if self.operator.has_values != bool(self.values):
+            raise ValueError(f"{_VALUES_MESSAGE}; found {self.operator} with {self.values}")
+        return self
+
+
+class LabelSelector(Model):
+    """Selects objects by their labels, as everywhere in Kubernetes. Empty ({}): all of them."""
+
+    match_labels: dict[str, _Value] = Field(default={}, max_length=64)
+    """Labels that an object must have, with these values."""
+    match_expressions: list[Requirement] = Field(default=[], max_length=64)
+    """Further conditions. An object must meet all of them."""
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Returns whether it selects an object with these labels."""
+        return selects(self.to_json(), labels)
+
+
+def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """Returns whether a selector matches the labels, as metav1.LabelSelectorAsSelector.
+
+    An empty selector matches every object. None matches none.
+    """
+    if selector is None:
+        return False
+    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _meets(expression, labels) for expression in selector.get("matchExpressions") or ()
+    )
+
+
+def _meets(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = expression["key"], expression.get("values") or ()
+    match expression["operator"]:
+        case "In":
+            return key in labels and labels[key] in values
+        case "NotIn":
+            return key not in labels or labels[key] not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+        case other:
+            raise ValueError(f"matchExpressions.operator: found {other!r}, expected In, NotIn, Exists or DoesNotExist")

@@ -1,7 +1,11 @@
-"""The status of a CheckpointPolicy: what the operator knows of the JobSets that name it. The operator writes it."""
+"""The status of a CheckpointPolicy: what the operator knows of the JobSets that name it. The operator writes it.
+
+The part of a policy's status that says where the time of each JobSet went.
+"""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -17,7 +21,148 @@ from gracepoint_operator.resources.base import (
     Uid,
     list_map,
 )
-from gracepoint_operator.resources.goodput import WorkloadGoodput
+
+
+class SaveIntervalMode(StrEnum):
+    """What says when periodic saves are due."""
+
+    FIXED = "Fixed"
+    AUTO = "Auto"
+
+
+class SecondsByCategory(Model):
+    """Seconds, by what they went into. Absent: none."""
+
+    training: Seconds | None = None
+    """Steps whose results were kept."""
+    saving: Seconds | None = None
+    """Training was stopped by a save: a periodic one, one at a preemption, or one of a drill."""
+    recomputation: Seconds | None = None
+    """Steps whose results were lost, so that they had to be computed again."""
+    leaving: Seconds | None = None
+    """From the end of training until the last process of the gang has ended."""
+    waiting: Seconds | None = None
+    """There are no pods: the JobSet is queued or suspended, or its pods are about to be created again."""
+    scheduling: Seconds | None = None
+    """Pods exist, and some of them are not bound to a node."""
+    image: Seconds | None = None
+    """All pods are bound, and some containers do not run yet: images, volumes, init containers."""
+    join: Seconds | None = None
+    """All containers run, and the processes have not all joined: imports, and waiting for each other."""
+    restore: Seconds | None = None
+    """The processes have joined, and the state is not restored."""
+    compile: Seconds | None = None
+    """The state is restored, and the first step is not done."""
+    unknown: Seconds | None = None
+    """Containers run, and no process has said what it does, as with older versions of the library."""
+
+
+class PassedStep(Model):
+    """A step that the gang has passed."""
+
+    step: Count
+    """Number of the step."""
+    trained_seconds: Seconds
+    """Seconds for which the gang had trained when it passed the step, in this life."""
+
+
+class GangLife(Model):
+    """One start of a gang, from the creation of its first pod until its last process has ended. A time that is absent
+    is not known, or has not come."""
+
+    began: Time
+    """When the life before ended. For the first one, when the JobSet was created."""
+    attempt: Count
+    """Number of the JobSet's restarts before."""
+    created: Time
+    """When the first pod was created."""
+    bound: Time | None = None
+    """When the last pod was bound to a node."""
+    bound_pods: Count | None = None
+    """How many pods were bound then. Absent: not known."""
+    started: Time | None = None
+    """When the last process was started, as the processes say. Until they do: when the last container was, as
+    kubelets write."""
+    session: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Session of the process that tells what the gang does."""
+    attached: Time | None = None
+    """When that process began to join the others. What it tells counts from there."""
+    joined: Time | None = None
+    """When all processes had joined."""
+    restored: Time | None = None
+    """When the state was restored."""
+    first_step: Count | None = None
+    """The step from which it trained: the one that was restored. Absent: 0."""
+    trained: Time | None = None
+    """When the first step was done."""
+    left: Time | None = None
+    """When training ended for a preemption, as the gang reported it."""
+    stalled: Time | None = None
+    """When the last step was passed, if no process has passed one for long."""
+    broke: Time | None = None
+    """When the first process ended, or when its node was deleted."""
+    gone: Time | None = None
+    """When the last process had ended."""
+    saving_seconds: Seconds | None = None
+    """Seconds for which saves stopped the training. Absent: 0."""
+    periodic_saves: Count | None = None
+    """Number of periodic saves. Absent: 0."""
+    periodic_save_seconds: Seconds | None = None
+    """Seconds for which periodic saves stopped the training. Absent: 0."""
+    saved: Time | None = None
+    """When the newest step was passed that is in a committed checkpoint of this life. Absent: none is known."""
+    passed: Annotated[list[PassedStep], Field(max_length=8)] | None = None
+    """Steps at which the newest saves began, or at which the gang reported."""
+
+
+class SaveSuggestion(Model):
+    """How often to save, by the formula of Young and Daly."""
+
+    save_seconds: Seconds
+    """Mean number of seconds for which a periodic save stops the training."""
+    seconds_between_disruptions: Seconds
+    """Mean number of seconds for which processes run between two disruptions."""
+    seconds_between_losses: Seconds
+    """The same between two disruptions after which steps have to be computed again. Estimated: if k of n disruptions
+    lost steps, the next one does so with the probability (k + 1) / (n + 2)."""
+    every_seconds: Seconds
+    """Seconds between two periodic saves at which saving and recomputation together take the least time."""
+
+
+class WorkloadGoodput(OfWorkload):
+    """Where the time of one JobSet went."""
+
+    name: ObjectName
+    """Name of the JobSet."""
+    uid: Uid
+    """UID of the JobSet."""
+    since: Time
+    """When the account begins: with the JobSet, or when an operator that keeps accounts first saw it."""
+    until: Time
+    """When the account was last written. Since then, all time goes into state."""
+    state: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    """What the time went into at that moment. Absent: the JobSet has finished."""
+    seconds: SecondsByCategory
+    """Where the seconds from since to until went. They add up to all of them. Absent: none."""
+    disruptions: Count = 0
+    """How often the gang ended while the JobSet went on."""
+    losses: Count = 0
+    """Number of these disruptions after which steps had to be computed again, as far as that is known."""
+    suggestion: SaveSuggestion | None = None
+    """How often to save. Absent before the first periodic save, and before the first disruption."""
+    settled_seconds: SecondsByCategory | None = None
+    """The part of seconds that cannot change any more: of the lives before those in lives. Absent: there were none."""
+    settled_losses: Count = 0
+    """The part of losses that belongs to settledSeconds."""
+    settled_saves: Count = 0
+    """Number of periodic saves in settledSeconds."""
+    settled_save_seconds: Seconds = 0.0
+    """Seconds for which these stopped the training."""
+    finished: Time | None = None
+    """When the JobSet had finished. Absent: it has not."""
+    lives: list[GangLife] = Field(default=[], max_length=2)
+    """The current life of the gang, after the one before as long as it is not known how much of it was lost. From these
+    and settledSeconds, the rest is computed."""
 
 
 class PolicyWorkloads(Model):

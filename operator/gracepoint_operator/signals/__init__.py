@@ -12,22 +12,21 @@ Rows of confidence "hint" tell a gang to prepare, and start no epoch.
 ``model``, the rooms above it and the command line call it. It calls ``resources`` and ``kube``.
 """
 
-from gracepoint_operator.signals.catalogue import BUILT_IN
-from gracepoint_operator.signals.clouds import GKE_SPOT_GRACE_S
-from gracepoint_operator.signals.matching import Mark, marks
-from gracepoint_operator.signals.rows import Cause, On, Row
-from gracepoint_operator.signals.signal import (
+from gracepoint_operator.signals.catalogue import BUILT_IN, GKE_SPOT_GRACE_S, UserRowsError, read_user_rows
+from gracepoint_operator.signals.matching import (
     HORIZON_S,
     KNOWN_TO_GANG,
     TOLD_BEFORE,
     TOLD_BY_GANG,
+    Mark,
     Signal,
     is_suspension,
+    marks,
     marks_node,
     of_pod,
     told_by_gang,
 )
-from gracepoint_operator.signals.user_rows import UserRowsError, read_user_rows
+from gracepoint_operator.signals.rows import Cause, On, Row
 
 __all__ = [
     "BUILT_IN",

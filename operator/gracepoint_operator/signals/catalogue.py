@@ -2,11 +2,629 @@
 
 The ``about`` of a row says where its deadline comes from. If a signal tells no time, the pod's own grace period is
 assumed, because a pod that is deleted or evicted at once gets this time.
+
+Rows of the clouds and of the tools that add and remove nodes: GKE, AWS, AKS, Karpenter, cluster-autoscaler.
+
+Rows of Kubernetes itself and of job queues: nodes, devices, pods, Jobs, JobSet, Kueue.
+
+Reads users' own rows from the file that the chart mounts.
 """
 
 from __future__ import annotations
 
-from gracepoint_operator.signals import clouds, jobs_and_nodes
-from gracepoint_operator.signals.rows import Row
+from collections import Counter
+from pathlib import Path
 
-BUILT_IN: tuple[Row, ...] = (*clouds.ROWS, *jobs_and_nodes.ROWS)
+from pydantic import Field, ValidationError
+
+from gracepoint.wire.messages import Confidence
+from gracepoint_operator.resources.base import Model
+from gracepoint_operator.signals.rows import (
+    HINT,
+    LIKELY,
+    SURE,
+    Cause,
+    ConditionMatch,
+    DeadlineRule,
+    Match,
+    On,
+    Row,
+    TaintMatch,
+    Time,
+    TimeFormat,
+    ValueMatch,
+    after,
+    condition,
+    field,
+    taint,
+)
+
+_NTH = "aws-node-termination-handler"
+
+#: Seconds that GKE's kubelet gives user pods by default, out of the 30 s of a Spot node.
+GKE_SPOT_GRACE_S = 15.0
+#: Seconds from EC2's notice to the end of a Spot machine.
+EC2_NOTICE_S = 120.0
+
+
+def _aks_event(event: str, lead_s: float, confidence: Confidence, cause: Cause, about: str) -> Row:
+    return Row(
+        name=f"aks-{event.lower()}",
+        provider="AKS",
+        match=condition(On.NODE, "VMEventScheduled", message=event),
+        cause=cause,
+        confidence=confidence,
+        cancelable=True,
+        deadline=DeadlineRule(time=Time(format=TimeFormat.HTTP_DATE), after_seconds=lead_s),
+        about=about,
+    )
+
+
+_GKE = (
+    Row(
+        name="gke-impending-termination",
+        provider="GKE",
+        match=taint("cloud.google.com/impending-node-termination"),
+        cause=Cause.SPOT_TERMINATION,
+        confidence=SURE,
+        cancelable=False,
+        deadline=DeadlineRule(grace_cap_seconds=GKE_SPOT_GRACE_S),
+        about="Set when Compute Engine ends the machine, as pods begin to be stopped; removed only after the machine "
+        "has started again. Spot nodes get 30 s in all, of which the kubelet leaves user pods 15 s by default. A "
+        "longer grace period is cut to that (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms, "
+        "github.com/GoogleCloudPlatform/k8s-node-termination-handler).",
+    ),
+    Row(
+        name="gke-maintenance-window-started",
+        provider="GKE",
+        match=taint("cloud.google.com/maintenance-window-started"),
+        cause=Cause.MAINTENANCE,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(660.0),
+        about="Set when a maintenance has begun, which can then not be moved any more; removed when the machine is "
+        "back. Pods were stopped 11 to 40 minutes later; the 11 minutes count.",
+    ),
+    Row(
+        name="gke-active-maintenance",
+        provider="GKE",
+        match=Match(label=ValueMatch(key="cloud.google.com/active-node-maintenance")),
+        cause=Cause.MAINTENANCE,
+        confidence=SURE,
+        cancelable=False,
+        about="Set when a maintenance has begun, which can then not be moved any more; removed when it is over. With "
+        "ONGOING, pods are being stopped; passthrough was seen some seconds before the taint of the window.",
+    ),
+    Row(
+        name="gke-scheduled-maintenance",
+        provider="GKE",
+        match=Match(label=ValueMatch(key="cloud.google.com/scheduled-maintenance-time")),
+        cause=Cause.MAINTENANCE,
+        confidence=LIKELY,
+        cancelable=True,
+        deadline=DeadlineRule(time=Time(format=TimeFormat.EPOCH_SECONDS)),
+        about="Set days ahead: the value is when the maintenance starts. It may be moved, to an earlier time as well "
+        "(cloud.google.com/kubernetes-engine/docs/how-to/view-maintenance-events).",
+    ),
+    Row(
+        name="gke-upcoming-maintenance",
+        provider="GKE",
+        match=Match(annotation=ValueMatch(key="node.gke.io/upcoming-maintenance", without="COMPLETE")),
+        cause=Cause.MAINTENANCE,
+        confidence=LIKELY,
+        cancelable=True,
+        deadline=DeadlineRule(
+            time=Time(
+                format=TimeFormat.JSON,
+                json_fields=["windowStartTime", "startTimeWindow.earliest"],
+            )
+        ),
+        about="Set minutes to weeks ahead: JSON with the window in which the maintenance may start, whose beginning "
+        "counts. It may be moved, to an earlier time as well, until the maintenance begins.",
+    ),
+)
+
+_AWS = (
+    Row(
+        name="aws-spot-interruption",
+        provider="AWS Node Termination Handler",
+        match=taint(f"{_NTH}/spot-itn"),
+        cause=Cause.SPOT_TERMINATION,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(EC2_NOTICE_S),
+        about="Set on EC2's notice, which EC2 does not take back; the handler then evicts the pods. EC2 ends the "
+        "machine two minutes after its notice "
+        "(docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html).",
+    ),
+    Row(
+        name="aws-scheduled-maintenance",
+        provider="AWS Node Termination Handler",
+        match=taint(f"{_NTH}/scheduled-maintenance"),
+        cause=Cause.MAINTENANCE,
+        confidence=SURE,
+        cancelable=True,
+        about="Set for events that stop, retire or reboot the machine, as soon as they are scheduled; the taint tells "
+        "no time, and the handler evicts the pods at once. Removed if EC2 cancels the event, and after the reboot.",
+    ),
+    Row(
+        name="aws-asg-termination",
+        provider="AWS Node Termination Handler",
+        match=taint(f"{_NTH}/asg-lifecycle-termination"),
+        cause=Cause.SCALE_DOWN,
+        confidence=SURE,
+        cancelable=False,
+        about="Set when an Auto Scaling group ends the instance, which it does not take back; the handler evicts the "
+        "pods at once.",
+    ),
+    Row(
+        name="aws-rebalance",
+        provider="AWS Node Termination Handler",
+        match=taint(f"{_NTH}/rebalance-recommendation"),
+        cause=Cause.REBALANCE,
+        confidence=HINT,
+        cancelable=True,
+        about="The risk of an interruption is elevated; EC2 says neither when nor that it is over. The handler "
+        "cordons the node. It evicts the pods too if it reads a queue, or is told to; the cause of these evictions is "
+        "Rebalance.",
+    ),
+)
+
+_KARPENTER = (
+    Row(
+        name="karpenter-disrupted",
+        provider="Karpenter",
+        match=taint("karpenter.sh/disrupted"),
+        cause=Cause.SCALE_DOWN,
+        confidence=HINT,
+        cancelable=True,
+        about="Set when Karpenter wants to replace or remove the node (drift, consolidation), before the new node is "
+        "there. Removed if the new node does not come: at once if it cannot be launched, else after ten minutes to an "
+        "hour. No pod is evicted before the NodeClaim is deleted, which is the fact (pkg/controllers/disruption of "
+        "Karpenter).",
+    ),
+    Row(
+        name="karpenter-termination-time",
+        provider="Karpenter",
+        match=Match(
+            kind=On.NODE_CLAIM,
+            annotation=ValueMatch(key="karpenter.sh/nodeclaim-termination-timestamp"),
+        ),
+        cause=Cause.SCALE_DOWN,
+        confidence=SURE,
+        cancelable=False,
+        deadline=DeadlineRule(time=Time(format=TimeFormat.RFC3339), after_seconds=0.0),
+        about="Set when a NodeClaim with a terminationGracePeriod is deleted, and to the present when a node is "
+        "repaired. Pods are deleted so that they are gone by then, whatever their disruption budgets and "
+        "do-not-disrupt say. The time may come nearer, and is never removed (pkg/controllers/nodeclaim/lifecycle, "
+        "node/health).",
+    ),
+    Row(
+        name="karpenter-interruption",
+        provider="Karpenter",
+        match=field(
+            On.NODE_CLAIM,
+            "metadata.deletionTimestamp",
+            with_label=ValueMatch(key="karpenter.sh/capacity-type", values=["spot"]),
+            unless_condition=ConditionMatch(type="DisruptionReason"),
+        ),
+        cause=Cause.SPOT_TERMINATION,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(EC2_NOTICE_S),
+        about="Karpenter deletes the NodeClaim of a Spot machine, and not for a reason of its own: EC2 has said that "
+        "it takes the machine back, and does so 120 s later, whatever the terminationGracePeriod and do-not-disrupt "
+        "say. (Or somebody has deleted it by hand.) The Events SpotInterrupted and TerminatingOnInterruption are not "
+        "read: they come after the deletion or not at all, and tell no time (pkg/controllers/interruption of "
+        "karpenter-provider-aws).",
+    ),
+    Row(
+        name="karpenter-deletion",
+        provider="Karpenter",
+        match=field(On.NODE_CLAIM, "metadata.deletionTimestamp"),
+        cause=Cause.SCALE_DOWN,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(EC2_NOTICE_S),
+        about="The node goes away: its replacement is ready, it is empty, too old or defective, or the cloud takes "
+        "the machine (the end of a Capacity Block, an instance that EC2 retires or stops). Nothing brings it back. "
+        "Pods are evicted at once, but not those with do-not-disrupt. If the cloud takes the machine, Karpenter does "
+        "not write by when. So the two minutes of EC2's notices count, even if the terminationGracePeriod is hours "
+        "(pkg/controllers/nodeclaim/lifecycle of Karpenter).",
+    ),
+    Row(
+        name="karpenter-expiry",
+        provider="Karpenter",
+        match=field(On.NODE_CLAIM, "spec.expireAfter"),
+        cause=Cause.SCALE_DOWN,
+        confidence=SURE,
+        cancelable=False,
+        deadline=DeadlineRule(time=Time(format=TimeFormat.DURATION, since="metadata.creationTimestamp")),
+        limit=True,
+        about="The NodeClaim is deleted at this age, which is known from its start and cannot be changed, whatever "
+        "its pods' annotations and budgets say. The value Never is no signal.",
+    ),
+)
+
+_AUTOSCALER = (
+    Row(
+        name="autoscaler-deletion",
+        provider="cluster-autoscaler",
+        match=taint("ToBeDeletedByClusterAutoscaler"),
+        cause=Cause.SCALE_DOWN,
+        confidence=SURE,
+        cancelable=True,
+        deadline=DeadlineRule(grace_cap_seconds=600.0),
+        about="Set just before the pods are evicted with their grace period, at most --max-graceful-termination-sec, "
+        "600 s. Removed if a pod can no longer be moved, if the drain or the deletion fails, and when the autoscaler "
+        "restarts (core/scaledown/actuation).",
+    ),
+    Row(
+        name="autoscaler-candidate",
+        provider="cluster-autoscaler",
+        match=taint("DeletionCandidateOfClusterAutoscaler"),
+        cause=Cause.SCALE_DOWN,
+        confidence=HINT,
+        cancelable=True,
+        about="The node is not needed, and is removed if it stays so for ten minutes. Removed if it is needed again.",
+    ),
+)
+
+_AKS = (
+    _aks_event(
+        "Freeze",
+        900.0,
+        HINT,
+        Cause.MAINTENANCE,
+        "The machine pauses for some seconds. Pods are evicted only if they ask for it by a label.",
+    ),
+    _aks_event(
+        "Preempt",
+        30.0,
+        SURE,
+        Cause.SPOT_TERMINATION,
+        "A Spot machine is taken back, 30 s ahead at most. Auto-drain evicts the pods.",
+    ),
+    _aks_event(
+        "Terminate",
+        300.0,
+        SURE,
+        Cause.SCALE_DOWN,
+        "The machine is deleted, 5 to 15 minutes ahead. Auto-drain evicts the pods if the scale set has notifications.",
+    ),
+    _aks_event(
+        "Redeploy",
+        600.0,
+        SURE,
+        Cause.MAINTENANCE,
+        "The machine moves and loses its disks, 10 minutes ahead. Auto-drain evicts the pods.",
+    ),
+    _aks_event(
+        "Reboot",
+        900.0,
+        SURE,
+        Cause.MAINTENANCE,
+        "The machine restarts, 15 minutes ahead; nobody evicts the pods. As for all events, the message of "
+        "node-problem-detector's condition names the event and its NotBefore, which counts, and the condition is "
+        "False again when the event is over or called off (learn.microsoft.com/azure/virtual-machines/linux/"
+        "scheduled-events, learn.microsoft.com/azure/aks/node-problem-detector).",
+    ),
+    Row(
+        name="aks-preemption-scheduled",
+        provider="AKS",
+        match=condition(On.NODE, "PreemptionScheduled"),
+        cause=Cause.SPOT_TERMINATION,
+        confidence=SURE,
+        cancelable=True,
+        deadline=DeadlineRule(time=Time(format=TimeFormat.HTTP_DATE), after_seconds=30.0),
+        about="A Spot machine is taken back, at the time in the message of node-problem-detector's condition, or "
+        "after 30 s. Karpenter takes it for a defect, and deletes the NodeClaim and its pods at once (RepairPolicies "
+        "and pull request 1829 of github.com/Azure/karpenter-provider-azure).",
+    ),
+    Row(
+        name="aks-remediator",
+        provider="AKS",
+        match=taint("remediator.kubernetes.azure.com/unschedulable"),
+        cause=Cause.MAINTENANCE,
+        confidence=SURE,
+        cancelable=True,
+        deadline=after(30.0),
+        about="Auto-drain evicts the pods for a scheduled event, as best it can; a Spot node has 30 s. Its source is "
+        "not public (learn.microsoft.com/azure/aks/node-auto-drain).",
+    ),
+)
+
+CLOUD_ROWS: tuple[Row, ...] = (*_GKE, *_AWS, *_KARPENTER, *_AUTOSCALER, *_AKS)
+
+
+#: Seconds that pods that are not critical get when their kubelet shuts down gracefully.
+KUBELET_SHUTDOWN_S = 20.0
+
+
+def _pod_condition(name: str, reason: str, cause: Cause, about: str) -> Row:
+    return Row(
+        name=name,
+        provider="Kubernetes",
+        match=condition(On.POD, "DisruptionTarget", reasons=(reason,) if reason else ()),
+        cause=cause,
+        confidence=SURE,
+        cancelable=True,
+        about=about,
+    )
+
+
+_NODES = (
+    Row(
+        name="node-out-of-service",
+        provider="Kubernetes",
+        match=taint("node.kubernetes.io/out-of-service", "NoExecute"),
+        cause=Cause.NODE_LOST,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(0.0),
+        tolerable=True,
+        about="An administrator, or the AWS handler after its drain, says that the machine is gone: pods are deleted "
+        "at once, and removed without a grace period if the node is not ready.",
+    ),
+    Row(
+        name="node-deleted",
+        provider="Kubernetes",
+        match=field(On.NODE, "metadata.deletionTimestamp"),
+        cause=Cause.SCALE_DOWN,
+        confidence=SURE,
+        cancelable=False,
+        deadline=after(120.0),
+        about="The Node is deleted, and a finalizer holds it until its machine is given back. Nothing brings it back. "
+        "Karpenter deletes the Node with its NodeClaim, and the NodeClaim with its Node; its 120 s count. A Node "
+        "without a finalizer is gone at once, and Kubernetes then deletes its pods.",
+    ),
+    Row(
+        name="node-not-ready",
+        provider="Kubernetes",
+        match=taint("node.kubernetes.io/not-ready", "NoExecute"),
+        cause=Cause.NODE_LOST,
+        confidence=LIKELY,
+        cancelable=True,
+        deadline=after(0.0, tolerated=True),
+        tolerable=True,
+        about="Set when the kubelet says that it is not ready; removed when it is ready again. The pod is deleted "
+        "after the seconds for which it tolerates the taint, 300 by default.",
+    ),
+    Row(
+        name="node-unreachable",
+        provider="Kubernetes",
+        match=taint("node.kubernetes.io/unreachable", "NoExecute"),
+        cause=Cause.NODE_LOST,
+        confidence=LIKELY,
+        cancelable=True,
+        deadline=after(0.0, tolerated=True),
+        tolerable=True,
+        about="Set when the kubelet has not reported for 50 s (40 s before Kubernetes 1.32); removed when it reports "
+        "again. The pod is deleted after the seconds for which it tolerates the taint, 300 by default.",
+    ),
+    Row(
+        name="node-shutdown",
+        provider="kubelet",
+        match=condition(On.NODE, "Ready", status="False", message="node is shutting down"),
+        cause=Cause.NODE_SHUTDOWN,
+        confidence=SURE,
+        cancelable=False,
+        deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
+        about="Graceful node shutdown: the kubelet writes it as it begins to end the pods, which it does to the end "
+        "even if the shutdown is called off (pkg/kubelet/nodeshutdown). They get their grace period, at most the "
+        "kubelet's shutdownGracePeriod, which the API does not tell. The example of Kubernetes is assumed: 30 s, of "
+        "which the last 10 s are for critical pods (kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
+    ),
+    Row(
+        name="node-cordoned",
+        provider="kubectl, drainers",
+        match=field(On.NODE, "spec.unschedulable", "true"),
+        cause=Cause.DRAIN,
+        confidence=HINT,
+        cancelable=True,
+        about="Often a drain follows. Nobody knows when, nor whether; kubectl uncordon takes it back.",
+    ),
+    Row(
+        name="no-execute",
+        provider="anyone",
+        match=Match(taint=TaintMatch(effect="NoExecute")),
+        cause=Cause.NODE_TAINT,
+        confidence=SURE,
+        cancelable=True,
+        deadline=DeadlineRule(tolerated=True),
+        tolerable=True,
+        about="The pod is deleted when its tolerationSeconds are over, or at once if it has none. It then has its "
+        "grace period. If the taint is removed before, the pod stays "
+        "(kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
+    ),
+)
+
+_DEVICES = (
+    Row(
+        name="device-taint",
+        provider="Kubernetes",
+        match=Match(kind=On.DEVICE, taint=TaintMatch(effect="NoExecute")),
+        cause=Cause.HARDWARE,
+        confidence=SURE,
+        cancelable=True,
+        deadline=DeadlineRule(tolerated=True),
+        tolerable=True,
+        about="The driver writes it into a ResourceSlice, or an administrator into a DeviceTaintRule. The pods that "
+        "use the device are deleted when the tolerationSeconds of their claim are over, or at once if it has none. "
+        "They then have their grace period. If the taint is removed before, they stay. Watched with the chart's "
+        "deviceTaints.enabled "
+        "(kubernetes.io/docs/concepts/resource-management/dynamic-resource-allocation/device-taints).",
+    ),
+)
+
+_PODS = (
+    _pod_condition(
+        "pod-preempted",
+        "PreemptionByScheduler",
+        Cause.PRIORITY_PREEMPTION,
+        "A pod or a group of pods of higher priority takes its place. As the reasons below, it is set a moment before "
+        "the pod is deleted. If that fails, Kubernetes sets the condition to False after two minutes "
+        "(pkg/controller/disruption).",
+    ),
+    _pod_condition("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT, "A NoExecute taint took effect."),
+    _pod_condition(
+        "pod-device-taint",
+        "DeletionByDeviceTaintManager",
+        Cause.HARDWARE,
+        "A NoExecute taint of a device that the pod uses took effect (dynamic resource allocation).",
+    ),
+    _pod_condition("pod-evicted", "EvictionByEvictionAPI", Cause.DRAIN, "An eviction was let through."),
+    _pod_condition(
+        "pod-collected",
+        "DeletionByPodGC",
+        Cause.NODE_LOST,
+        "Its node has been gone for 40 s. The pod is marked as failed in the same request, and removed without a grace "
+        "period.",
+    ),
+    Row(
+        name="pod-kubelet",
+        provider="kubelet",
+        match=condition(On.POD, "DisruptionTarget", reasons=("TerminationByKubelet",)),
+        cause=Cause.NODE_PRESSURE,
+        confidence=SURE,
+        cancelable=False,
+        deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
+        about="Pressure on the node, a graceful node shutdown, or a critical pod that needs the place. The kubelet "
+        "writes it as it ends the pod, and Kubernetes never sets it to False. How much of its grace period it leaves "
+        "the pod is not told: under a hard threshold none, else what the kubelet's configuration allows; the time of "
+        "a node shutdown is assumed.",
+    ),
+    _pod_condition(
+        "pod-disrupted", "", Cause.POD_DELETION, "Any other reason, such as JobSet's ExclusivePlacementViolation."
+    ),
+    Row(
+        name="pod-deleted",
+        provider="anyone",
+        match=field(On.POD, "metadata.deletionTimestamp"),
+        cause=Cause.POD_DELETION,
+        confidence=SURE,
+        cancelable=False,
+        about="Nothing brings the pod back. Only if its Job and its JobSet are neither deleted, finished nor of an "
+        "older attempt.",
+    ),
+)
+
+_JOBS = (
+    Row(
+        name="kueue-preempted",
+        provider="Kueue",
+        match=condition(On.WORKLOAD, "Evicted", reasons=("Preempted",)),
+        cause=Cause.PRIORITY_PREEMPTION,
+        confidence=SURE,
+        cancelable=False,
+        about="Another workload takes the quota; the condition's message names it. The workload is suspended next, "
+        "and the condition stays True until it has stopped and is admitted again (pkg/controller/jobframework of "
+        "Kueue).",
+    ),
+    Row(
+        name="kueue-evicted",
+        provider="Kueue",
+        match=condition(On.WORKLOAD, "Evicted"),
+        cause=Cause.SUSPENSION,
+        confidence=SURE,
+        cancelable=False,
+        about="The queue takes the quota back, with the reason (PodsReadyTimeout, Deactivated, NodeFailures, ...); "
+        "the JobSet or Job is suspended next, whatever happens to the reason.",
+    ),
+    Row(
+        name="jobset-suspended",
+        provider="Kueue, users",
+        match=field(On.JOB_SET, "spec.suspend", "true"),
+        cause=Cause.SUSPENSION,
+        confidence=SURE,
+        cancelable=False,
+        about="JobSet suspends its Jobs, which delete their pods at once. If it is resumed, it begins with new pods.",
+    ),
+    Row(
+        name="job-suspended",
+        provider="Kueue, users",
+        match=field(On.JOB, "spec.suspend", "true"),
+        cause=Cause.SUSPENSION,
+        confidence=SURE,
+        cancelable=False,
+        about="The Job deletes its pods at once. If it is resumed, it begins with new pods, and its time limit anew.",
+    ),
+    Row(
+        name="job-time-limit",
+        provider="users",
+        match=field(On.JOB, "spec.activeDeadlineSeconds"),
+        cause=Cause.TIME_LIMIT,
+        confidence=SURE,
+        cancelable=True,
+        deadline=DeadlineRule(time=Time(format=TimeFormat.SECONDS, since="status.startTime")),
+        limit=True,
+        about="The Job's pods are deleted when its time is over. The time is known from the start, and somebody may "
+        "change or remove it while the Job runs.",
+    ),
+    Row(
+        name="kueue-time-limit",
+        provider="Kueue",
+        match=field(On.WORKLOAD, "spec.maximumExecutionTimeSeconds"),
+        cause=Cause.TIME_LIMIT,
+        confidence=SURE,
+        cancelable=False,
+        deadline=DeadlineRule(
+            time=Time(
+                format=TimeFormat.SECONDS,
+                since="status.conditions.Admitted.lastTransitionTime",
+                minus=[  # names in v1beta2 and in v1beta1
+                    "status.accumulatedPastExecutionTimeSeconds",
+                    "status.accumulatedPastExexcutionTimeSeconds",
+                ],
+            )
+        ),
+        limit=True,
+        about="The Workload is deactivated when all its admissions together have lasted that long. Kueue lets nobody "
+        "change it while the Workload is admitted.",
+    ),
+)
+
+CLUSTER_ROWS: tuple[Row, ...] = (*_NODES, *_DEVICES, *_PODS, *_JOBS)
+
+
+BUILT_IN: tuple[Row, ...] = (*CLOUD_ROWS, *CLUSTER_ROWS)
+
+
+class UserRowsError(ValueError):
+    """Users' rows cannot be used. The message names each wrong field, what was expected and what was found."""
+
+
+class _File(Model):
+    rows: list[Row] = Field(default=[], max_length=256)
+
+
+def read_user_rows(path: Path) -> tuple[Row, ...]:
+    """Returns users' rows, in the order of the file.
+
+    Args:
+        path: A JSON file, ``{"rows": [...]}``, in the form of the chart's value ``signals``.
+
+    Raises:
+        UserRowsError: The file cannot be read, a row is wrong, or a name is used already.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        read = _File.model_validate_json(text)
+    except OSError as error:
+        raise UserRowsError(f"signals: {path} cannot be read: {error}") from error
+    except ValidationError as error:
+        raise UserRowsError(
+            "; ".join(_said(item["loc"], item["msg"], item["input"]) for item in error.errors())
+        ) from error
+    taken = {row.name for row in BUILT_IN}
+    counts = Counter(row.name for row in read.rows)
+    for index, row in enumerate(read.rows):
+        if row.name in taken or counts[row.name] > 1:
+            whose = "a built-in row's" if row.name in taken else "another row's too"
+            raise UserRowsError(f"signals.rows[{index}].name: expected a name of its own, found {row.name!r}, {whose}")
+    return tuple(read.rows)
+
+
+def _said(location: tuple[int | str, ...], message: str, found: object) -> str:
+    path = "signals" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return f"{path}: {message} (found {str(found)[:80]!r})"

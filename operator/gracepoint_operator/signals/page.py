@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gracepoint_operator.resources.reference import put_between
+from gracepoint_operator.resources.crds import put_between
 from gracepoint_operator.signals.catalogue import BUILT_IN
 from gracepoint_operator.signals.rows import DeadlineRule, Match, On, Row, TimeFormat
 

@@ -1,6 +1,8 @@
 """What a row of the disruption catalogue is: how a signal is recognised, and what it means.
 
 The built-in rows (``catalogue``) and users' own (``user_rows``) are of this one form. Pure data.
+
+Short forms for the built-in rows. Pure.
 """
 
 from __future__ import annotations
@@ -259,3 +261,23 @@ _ON_NODE = {
     "condition": SignalKind.NODE_CONDITION,
     "field": SignalKind.NODE_CONDITION,
 }
+
+
+SURE, LIKELY, HINT = Confidence.SURE, Confidence.LIKELY, Confidence.HINT
+
+
+def taint(key: str, effect: str | None = None) -> Match:
+    return Match(taint=TaintMatch.model_validate({"key": key, "effect": effect}))
+
+
+def condition(on: On, type: str, *, status: str = "True", reasons: tuple[str, ...] = (), message: str = "") -> Match:
+    wanted = {"type": type, "status": status, "reasons": list(reasons), "message": message}
+    return Match(kind=on, condition=ConditionMatch.model_validate(wanted))
+
+
+def field(on: On, path: str, *values: str, **also: Any) -> Match:
+    return Match(kind=on, field=FieldMatch(path=path, values=list(values)), **also)
+
+
+def after(seconds: float, *, tolerated: bool = False) -> DeadlineRule:
+    return DeadlineRule(after_seconds=seconds, tolerated=tolerated)

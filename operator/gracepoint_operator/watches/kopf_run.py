@@ -2,6 +2,17 @@
 
 The calling thread runs the loop. The loop owns kopf's tasks and sessions, and they end with it. The run ends when kopf
 fails, or when the caller sets ``ends``.
+
+Reports the requests of a kopf session to ``WatchState``. Runs on the event loop of the thread that watches.
+
+The threads that watch the cluster.
+
+One thread watches most of the required kinds. Each optional kind has a thread of its own, because kopf ends all its
+watches when one of them meets an error that kopf does not retry. So has each kind that is a subset of a resource
+(``Kind.subset``).
+``Watches.start`` starts them from the main thread. Each runs kopf on an event loop of its own. Whatever ends kopf, the
+thread runs it again after a pause. Only ``Watches.close`` ends a thread. While the API server cannot be reached, or
+answers with an error, kopf retries each request without end. ``WatchState`` holds the state of each watch.
 """
 
 from __future__ import annotations
@@ -9,19 +20,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Collection, Coroutine, Iterable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import kopf
 
-from gracepoint_operator.kube.client import USER_AGENT, KubeClient
-from gracepoint_operator.kube.kinds import Kind
-from gracepoint_operator.observability.logs import about
-from gracepoint_operator.watches.discovery import FreshDiscovery
-from gracepoint_operator.watches.empty_lists import EmptyLists
-from gracepoint_operator.watches.handlers import settings
-from gracepoint_operator.watches.pauses import Pauses
+from gracepoint_operator.cache.relister import OPTIONAL, SELECTORS
+from gracepoint_operator.cache.watch_state import WatchState
+from gracepoint_operator.controller import Controller
+from gracepoint_operator.kube import objects
+from gracepoint_operator.kube.client import USER_AGENT, KubeClient, RetryPauses
+from gracepoint_operator.kube.objects import Kind
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.watches.event_handlers import (
+    REQUEST_BACKOFFS,
+    EmptyLists,
+    FreshDiscovery,
+    Pauses,
+    kind_at,
+    namespace_at,
+    settings,
+    watch_all,
+)
 
 log = logging.getLogger(__name__)
 
@@ -166,3 +190,177 @@ def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None
     """
     error = context.get("exception") or context["message"]
     log.warning("a task of kopf failed", extra=about(error=repr(error)))
+
+
+def request_trace(
+    thread: str, watches: WatchState, watched: Collection[Kind] = SELECTORS.keys()
+) -> aiohttp.TraceConfig:
+    """Traces the requests of one thread.
+
+    Args:
+        thread: The name of the thread.
+        watches: Is told of each request and its outcome.
+        watched: The kinds that the thread watches.
+    """
+
+    async def begins(_: object, context: SimpleNamespace, params: aiohttp.TraceRequestStartParams) -> None:
+        context.kind = kind_at(params.url.path, watched)
+        context.namespace = namespace_at(params.url.path)
+        context.is_list = "watch" not in params.url.query
+        since = params.url.query.get("resourceVersion", "")
+        watches.asked(thread, context.kind, int(since) if since.isdecimal() else 0)
+
+    async def ends(_: object, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
+        if context.kind is None:
+            return
+        if params.response.status < 400:
+            watches.answered(context.kind, context.namespace, listed=context.is_list)
+        else:
+            why = f"HTTP {params.response.status} {params.response.reason}"
+            watches.failed(context.kind, why, context.namespace, optional=context.kind in OPTIONAL)
+
+    async def fails(_: object, context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
+        cancelled = isinstance(params.exception, asyncio.CancelledError)  # by a timeout of kopf's, or because it ends
+        if context.kind is not None and not cancelled:
+            watches.failed(context.kind, repr(params.exception), context.namespace, optional=context.kind in OPTIONAL)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(begins)
+    trace.on_request_end.append(ends)
+    trace.on_request_exception.append(fails)
+    return trace
+
+
+#: The pauses in seconds before kopf is run again, or logs in again.
+_RUN_PAUSES = RetryPauses(0.5, 30.0)
+
+
+class Watches:
+    """All watches. Each group of kinds has a thread of its own.
+
+    Args:
+        controller: Gets every object.
+        api: Its credentials are used.
+        metrics: Counts how often kopf was run again.
+        replica: This replica's name. By default kopf would use the user's name, which a container may not have.
+        backoffs: The pauses in seconds between the attempts of one request.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        api: KubeClient,
+        metrics: Metrics,
+        *,
+        replica: str,
+        backoffs: Iterable[float] = REQUEST_BACKOFFS,
+    ) -> None:
+        # kopf has one label selector for each resource, so kinds at the same place cannot share a run.
+        apart = {kind for kind in controller.watched if kind in OPTIONAL or kind.subset}
+        groups = {"required": controller.watched - apart} | {kind.title: {kind} for kind in apart}
+        self._threads = [
+            _WatchThread(controller, api, metrics, name, watched, replica=replica, backoffs=backoffs)
+            for name, watched in sorted(groups.items())
+        ]
+        controller.watches.on_rewind = self.begin_anew
+        controller.watches.expect(controller.watched)
+
+    def start(self) -> None:
+        """Starts all threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def begin_anew(self) -> None:
+        """Lists and watches everything again. Callable from any thread. Returns at once."""
+        for thread in self._threads:
+            thread.begin_anew()
+
+    def close(self, timeout_s: float) -> None:
+        """Ends all watches. Waits for at most ``timeout_s`` seconds for all of them together."""
+        for thread in self._threads:
+            thread.stop()
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.ident is None:
+                continue  # never started
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                log.error("watches did not end", extra=about(thread=thread.name, waited_s=timeout_s))
+
+
+class _WatchThread(threading.Thread):
+    """Runs kopf for some kinds, again and again. Other threads call ``stop`` and ``begin_anew``.
+
+    Args:
+        controller: Gets every object.
+        api: Its credentials are used.
+        metrics: Counts how often kopf was run again.
+        name: Which kinds these are, for the thread's name.
+        watched: The kinds.
+        replica: This replica's name.
+        backoffs: The pauses in seconds between the attempts of one request.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        api: KubeClient,
+        metrics: Metrics,
+        name: str,
+        watched: Collection[objects.Kind],
+        *,
+        replica: str,
+        backoffs: Iterable[float],
+    ) -> None:
+        super().__init__(name=f"watch {name}", daemon=True)
+        self._controller = controller
+        self._api = api
+        self._metrics = metrics
+        metrics.watch_restarts.labels(thread=self.name)  # from 0 on, so that increase() sees the first restarts
+        self._watched = watched
+        self._replica = replica
+        self._backoffs = backoffs
+        self._stopped = threading.Event()
+        self._run_ends = threading.Event()  # ends the current run of kopf; each run has its own
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._run_ends.set()
+
+    def begin_anew(self) -> None:
+        self._run_ends.set()
+
+    def run(self) -> None:
+        self._controller.watches.asked(self.name)
+        pauses = Pauses(_RUN_PAUSES)
+        while not self._stopped.is_set():
+            self._run_ends = threading.Event()
+            if self._stopped.is_set():  # set between the two lines above, on the event of the run before
+                break
+            error = self._run_once(self._run_ends)
+            if self._stopped.is_set():
+                break
+            pause_s = pauses.next_s()
+            self._metrics.watch_restarts.labels(thread=self.name).inc()
+            log.error(
+                "watches ended, and begin anew", extra=about(thread=self.name, error=error, in_s=round(pause_s, 1))
+            )
+            self._controller.watches.asked(self.name)
+            self._stopped.wait(pause_s)
+        self._controller.watches.ended(self.name)
+
+    def _run_once(self, ends: threading.Event) -> str:
+        """Returns why it ended."""
+        registry = kopf.OperatorRegistry()
+        watch_all(registry, self._controller, self._watched)
+        return run_kopf(
+            registry,
+            self._api,
+            request_trace(self.name, self._controller.watches, self._watched),
+            Pauses(_RUN_PAUSES),
+            ends,
+            replica=self._replica,
+            watched=self._watched,
+            namespaces=self._controller.watches.namespaces,
+            backoffs=self._backoffs,
+        )

@@ -8,10 +8,14 @@ The server serves the routes, the controller calls ``eviction_hold``, and the co
 They call ``cache``, ``model`` and ``resources``.
 """
 
-from gracepoint_operator.webhooks.contracts.installed_api import InstalledApi, read_installed_api
-from gracepoint_operator.webhooks.contracts.release_contract import ContractViolation, Patched, release_contract
-from gracepoint_operator.webhooks.pods.injection import AdmissionSettings, inject_workload, refresh_pod
-from gracepoint_operator.webhooks.pods.node_affinity import avoid_nodes
+from gracepoint_operator.webhooks.injection import AdmissionSettings, avoid_nodes, inject_workload, refresh_pod
+from gracepoint_operator.webhooks.release_contract import (
+    ContractViolation,
+    InstalledApi,
+    Patched,
+    read_installed_api,
+    release_contract,
+)
 from gracepoint_operator.webhooks.routes import AdmissionContext, add_routes
 
 __all__ = [

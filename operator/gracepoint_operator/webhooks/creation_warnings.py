@@ -7,13 +7,9 @@ from pathlib import PurePosixPath
 
 from gracepoint.wire.names import LABEL_ROLE, ROLE_HELPER, Env
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast
-from gracepoint_operator.webhooks.contracts.in_place_restart import (
-    agent_starts_training,
-    restarts_all_containers,
-    restarts_in_place,
-)
-from gracepoint_operator.webhooks.contracts.release_contract import ends_gang, uncounted_helpers
-from gracepoint_operator.webhooks.pods.keeper_sidecar import KEEPER
+from gracepoint_operator.webhooks.contracts import agent_starts_training, restarts_all_containers, restarts_in_place
+from gracepoint_operator.webhooks.injection import KEEPER
+from gracepoint_operator.webhooks.release_contract import ends_gang, uncounted_helpers
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, helpers, is_job
 
 #: The values of managedBy that mean the usual controller.

@@ -21,16 +21,16 @@ import logging
 from collections.abc import Callable
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.objects import Pod
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.evictions import Hold
-from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
-from gracepoint_operator.observability.logs import about
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.model.preemption_record import PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PolicyInForce, SignalKind
-from gracepoint_operator.webhooks import budgets
+from gracepoint_operator.webhooks import training_jobs
 from gracepoint_operator.workloads import POD_LABEL, Workload
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 #: Time for all requests to the API for one answer. The webhook's own timeout is 2 s.
 LOOK_WITHIN_S = 0.6
 
-Take = Callable[[kinds.Kind, JsonObject], None]
+Take = Callable[[objects.Kind, JsonObject], None]
 
 
 class EvictionHold:
@@ -119,26 +119,26 @@ class EvictionHold:
         number = 1 + max((epoch.spec.epoch for epoch in self._epochs(pod)), default=0)
         wanted = latest.name if latest and under_way else epoch_name(workload.name, workload.uid, number)
         try:
-            self._take(kinds.PREEMPTIONS, await self._api.get(kinds.PREEMPTIONS, namespace, wanted))
+            self._take(objects.PREEMPTIONS, await self._api.get(objects.PREEMPTIONS, namespace, wanted))
             return False
         except client.NotFound:
             if under_way:
                 return False  # this replica began it and has not written it yet
-        found = await self._api.list(kinds.POD_DISRUPTION_BUDGETS, namespace=namespace)
-        if budgets.forbid(found.items, pod.labels, ready=pod.ready):
+        found = await self._api.list(objects.POD_DISRUPTION_BUDGETS, namespace=namespace)
+        if training_jobs.forbid(found.items, pod.labels, ready=pod.ready):
             return True
         with contextlib.suppress(client.NotFound):
-            self._take(kinds.NODES, await self._api.get(kinds.NODES, None, pod.node))
+            self._take(objects.NODES, await self._api.get(objects.NODES, None, pod.node))
         return False
 
     async def _unknown(self, namespace: str, name: str) -> Pod | None:
         """Reads a pod that the watches have not shown and whose name fits a workload: it may just have been created."""
         try:
-            body = await self._api.get(kinds.PODS, namespace, name)
+            body = await self._api.get(objects.PODS, namespace, name)
         except client.NotFound:
             return None
         if POD_LABEL in (body["metadata"].get("labels") or {}):
-            self._take(kinds.PODS, body)
+            self._take(objects.PODS, body)
         return self._cache.objects.pod_named(namespace, name)
 
     def _workload(self, pod: Pod | None) -> Workload | None:

@@ -19,29 +19,39 @@ from typing import Protocol
 from aiohttp import web
 
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_operator.observability.logs import seldom
+from gracepoint_operator.logs import seldom
 from gracepoint_operator.read_errors import CAUSES, Unreadable, said
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import creation_warnings
 from gracepoint_operator.webhooks.admission_review import (
     AdmissionRequest,
     NotAnAdmissionReview,
+    RequestBodies,
     allowed,
     later,
     refused,
     unknown,
 )
-from gracepoint_operator.webhooks.contracts.installed_api import InstalledApi
-from gracepoint_operator.webhooks.contracts.release_contract import ContractViolation, release_contract
-from gracepoint_operator.webhooks.pods.injection import AdmissionSettings, inject_workload, is_injected, refresh_pod
-from gracepoint_operator.webhooks.pods.node_affinity import avoid_nodes
-from gracepoint_operator.webhooks.pods.pod_responder import add_responder
-from gracepoint_operator.webhooks.request_bodies import RequestBodies
-from gracepoint_operator.webhooks.training_jobs import Json, is_job
-from gracepoint_operator.webhooks.trainjob import label_handed_on
-from gracepoint_operator.webhooks.updates.injected_annotation import not_understood, overruled, shown
-from gracepoint_operator.webhooks.updates.kept_fields import changed_sizes, keep_fields
-from gracepoint_operator.webhooks.updates.present_size import MemberPlace, is_elastic, resized_pod
+from gracepoint_operator.webhooks.injection import (
+    AdmissionSettings,
+    add_responder,
+    avoid_nodes,
+    inject_workload,
+    is_injected,
+    refresh_pod,
+)
+from gracepoint_operator.webhooks.release_contract import ContractViolation, InstalledApi, release_contract
+from gracepoint_operator.webhooks.training_jobs import Json, is_job, label_handed_on
+from gracepoint_operator.webhooks.updates import (
+    MemberPlace,
+    changed_sizes,
+    is_elastic,
+    keep_fields,
+    not_understood,
+    overruled,
+    resized_pod,
+    shown,
+)
 
 PATH_JOBSETS = "/mutate/jobsets"
 PATH_JOBS = "/mutate/jobs"

@@ -3,17 +3,26 @@
 If the policy does not name the replicatedJobs that train, these are all of a JobSet, with two exceptions. A pod
 template with the label ``wire.names.LABEL_ROLE`` does not train. And if some ask for accelerators and others do not,
 the others do not train: they load data, or start the rest.
+
+Whether PodDisruptionBudgets forbid an eviction. Pure.
+
+The API server calls the webhooks before it checks the budgets. So the webhook also sees an attempt that a budget is
+going to refuse. Such an attempt must not make a gang leave, because its owner has said that it may not be disrupted.
+
+A TrainJob of the Kubeflow Trainer: its label goes on to the JobSet that the Trainer makes of it. Pure.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_operator.resources import Training
+from gracepoint_operator.resources.base import selects
 
 Json = dict[str, Any]
 
@@ -184,3 +193,51 @@ def _of_spec(
         fix="Correct the name in the manifest or in the policy",
     )
     return None
+
+
+def forbid(budgets: Iterable[Mapping[str, Any]], labels: Mapping[str, str], *, ready: bool) -> bool:
+    """Returns whether the API server is going to refuse to evict a running pod.
+
+    Args:
+        budgets: All PodDisruptionBudgets (policy/v1) of the pod's namespace.
+        labels: The pod's labels.
+        ready: Whether the pod's condition Ready is True. A pod that is not ready does not count as healthy, so a budget
+            may allow its eviction (``spec.unhealthyPodEvictionPolicy``).
+    """
+    about_it = [budget for budget in budgets if selects((budget.get("spec") or {}).get("selector"), labels)]
+    if len(about_it) > 1:
+        return True  # the eviction subresource supports only one budget for a pod, and fails if there are two
+    return any(not (_allows(budget) or (not ready and _lets_unready_go(budget))) for budget in about_it)
+
+
+def _allows(budget: Mapping[str, Any]) -> bool:
+    status = budget.get("status") or {}
+    # Kubernetes does not allow an eviction if the budget's status is older than its spec.
+    is_current = int(status.get("observedGeneration") or 0) >= int(budget["metadata"].get("generation") or 0)
+    return is_current and int(status.get("disruptionsAllowed") or 0) > 0
+
+
+def _lets_unready_go(budget: Mapping[str, Any]) -> bool:
+    """Returns whether the budget allows the eviction of a pod that is not ready, as the eviction subresource decides.
+
+    It does with AlwaysAllow, or if enough other pods are healthy (IfHealthyBudget, the default).
+    """
+    if budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
+        return True
+    status = budget.get("status") or {}
+    desired = int(status.get("desiredHealthy") or 0)
+    return int(status.get("currentHealthy") or 0) >= desired > 0
+
+
+def label_handed_on(trainjob: Json) -> Json:
+    """Returns the TrainJob with the policy's label among those that the Trainer copies to the JobSet.
+
+    Raises:
+        AttributeError, LookupError, TypeError: It is not of TrainJob's schema.
+    """
+    made = copy.deepcopy(trainjob)
+    name = ((made.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
+    if name is not None:
+        labels = made["spec"].setdefault("labels", {})
+        labels.setdefault(LABEL_POLICY, name)
+    return made

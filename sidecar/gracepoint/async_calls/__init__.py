@@ -10,12 +10,9 @@ differs. This package needs the standard library alone. Arrays travel to a worke
 out-of-band buffers of pickle protocol 5 (PEP 574).
 """
 
-from gracepoint.async_calls.caller import AsyncCaller
-from gracepoint.async_calls.gc_pause import gc_paused
+from gracepoint.async_calls.caller import AsyncCaller, AsyncRequest, ThreadAsyncCaller, gc_paused
 from gracepoint.async_calls.process_callers import PersistentAsyncCaller, TemporalAsyncCaller
 from gracepoint.async_calls.queue import AsyncCallsQueue
-from gracepoint.async_calls.request import AsyncRequest
-from gracepoint.async_calls.thread_caller import ThreadAsyncCaller
 from gracepoint.errors import AsyncCallFailed
 
 __all__ = [

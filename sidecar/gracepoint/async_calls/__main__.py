@@ -3,6 +3,6 @@
 import socket
 import sys
 
-from gracepoint.async_calls.processes.worker import main
+from gracepoint.async_calls.worker import main
 
 main(socket.socket(fileno=int(sys.argv[1])))

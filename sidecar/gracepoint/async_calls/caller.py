@@ -5,31 +5,135 @@ several training processes, one more thread meets the others (``call_completion`
 
 Callers and calls have the same numbers in all processes, because all processes make the same ones in the same order. So
 their keys agree.
+
+A caller that runs functions in a thread of the training process.
+
+It has one daemon thread, which starts with the first call and ends when the caller is closed or deleted.
+
+One asynchronous call: what runs in the background, what runs before, and what runs after it.
+
+Pauses Python's garbage collection while bytes are copied.
+
+A collection that starts in the middle of a transfer visits every object of the training process and holds the global
+interpreter lock meanwhile. Any thread may use ``gc_paused``; the module counts its users under a lock.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import gc
 import itertools
 import logging
+import os
+import queue
 import sys
 import threading
 import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from gracepoint import machine
-from gracepoint.async_calls.call_completion import CallCompletion
-from gracepoint.async_calls.finalize_points import FinalizePoints
-from gracepoint.async_calls.processes.worker_process import CallFailed
-from gracepoint.async_calls.request import AsyncRequest
+from gracepoint.async_calls.call_completion import CallCompletion, FinalizePoints
+from gracepoint.async_calls.worker_process import CallFailed
 from gracepoint.errors import AsyncCallFailed
-from gracepoint.forks import check_not_forked
 from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.threads import check_not_forked
+
+_gc_lock = threading.Lock()
+_users = 0
+_was_enabled = False
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """Disables garbage collection inside the block. May be nested, and used by several threads at once.
+
+    Collection is enabled again when the last user leaves, if it was enabled when the first one entered.
+    """
+    global _users, _was_enabled
+    with _gc_lock:
+        if _users == 0:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _users += 1
+    try:
+        yield
+    finally:
+        with _gc_lock:
+            _users -= 1
+            if _users == 0 and _was_enabled:
+                gc.enable()
+
+
+class AsyncRequest(NamedTuple):
+    """A call to schedule.
+
+    Attributes:
+        async_fn: Runs in the background. None: nothing runs, and the call ends at once. For a worker process it must be
+            a function that can be imported by its name: no lambda, no function inside a function, and not from
+            ``__main__``.
+        async_fn_args: Positional arguments of ``async_fn``.
+        finalize_fns: Run in the training thread, in this order and without arguments, once the call has ended in all
+            processes.
+        async_fn_kwargs: Keyword arguments of ``async_fn``.
+        preload_fn: Runs in the training process before ``schedule_async_request`` returns, without arguments. It copies
+            from the devices to the host. What it returns becomes the first positional argument of ``async_fn``, before
+            ``async_fn_args``. JAX arrays in it arrive as NumPy arrays.
+        is_frozen: True once the request is scheduled. Finalize functions can no longer be added.
+        call_idx: Number of the call in its queue, from 0. Set when the request is scheduled.
+    """
+
+    async_fn: Callable[..., Any] | None
+    async_fn_args: Sequence[Any]
+    finalize_fns: Sequence[Callable[[], Any]]
+    async_fn_kwargs: dict[str, Any] = {}  # noqa: RUF012 - read only
+    preload_fn: Callable[[], Any] | None = None
+    is_frozen: bool = False
+    call_idx: int = 0
+
+    def add_finalize_fn(self, fn: Callable[[], Any]) -> None:
+        """Adds a function that runs after the existing finalize functions.
+
+        Raises:
+            RuntimeError: The request is frozen.
+            TypeError: ``finalize_fns`` is not a list.
+        """
+        if self.is_frozen:
+            raise RuntimeError(
+                "add_finalize_fn: the request is frozen because it was scheduled; add the function before scheduling it"
+            )
+        if not isinstance(self.finalize_fns, list):
+            raise TypeError(f"add_finalize_fn: finalize_fns must be a list, found {type(self.finalize_fns).__name__}")
+        self.finalize_fns.append(fn)
+
+    def execute_sync(self) -> None:
+        """Runs the whole call in this thread: preload, function, finalize functions.
+
+        It does not meet other processes. A function that needs them to have finished meets them itself.
+        """
+        arguments = self.preloaded_args()
+        if self.async_fn is not None:
+            self.async_fn(*arguments, **self.async_fn_kwargs)
+        for finalize in self.finalize_fns:
+            finalize()
+
+    def freeze(self) -> AsyncRequest:
+        """Returns a copy to which no finalize function can be added."""
+        return self._replace(finalize_fns=tuple(self.finalize_fns), is_frozen=True)
+
+    def preloaded_args(self) -> tuple[Any, ...]:
+        """Runs ``preload_fn`` without garbage collection. Returns the positional arguments of ``async_fn``."""
+        if self.preload_fn is None:
+            return tuple(self.async_fn_args)
+        with gc_paused():
+            return (self.preload_fn(), *self.async_fn_args)
+
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +303,69 @@ def _all_processes() -> ProcessGroup:
     """Returns all processes of the JAX cluster. Does not load JAX: where it is not loaded, there is no cluster."""
     if "jax" not in sys.modules:
         return SingleProcess()
-    from gracepoint.multihost.all_processes import joined_cluster
-    from gracepoint.multihost.utilities import process_count
+    from gracepoint.multihost.utilities import joined_cluster, process_count
 
     return SingleProcess() if process_count() == 1 else joined_cluster().gang
+
+
+_Calls = queue.SimpleQueue[tuple[AsyncRequest, tuple[object, ...], Future[None]] | None]
+
+
+class ThreadAsyncCaller(AsyncCaller):
+    """Runs functions in a daemon thread of this process. They share its interpreter with the training thread.
+
+    Arguments are not copied: ``preload_fn`` must copy what the training changes.
+    """
+
+    _work: _Calls | None = None
+
+    def run(self, request: AsyncRequest) -> Future[None]:
+        arguments = request.preloaded_args()
+        ended: Future[None] = Future()
+        if request.async_fn is None:
+            ended.set_result(None)
+            return ended
+        if self._work is None:
+            work: _Calls = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=_run_all, args=(work, self._nice), name="gracepoint-async-calls", daemon=True
+            )
+            thread.start()  # if the system has no thread, this call fails, and the next one tries again
+            self._work, self._thread = work, thread
+        self._work.put((request, arguments, ended))
+        return ended
+
+    def close(self, abort: bool = False) -> None:
+        """As ``AsyncCaller.close``. A function that runs cannot be interrupted: with ``abort`` nobody waits for it."""
+        if self._work is None:
+            return
+        work, self._work = self._work, None
+        if abort:
+            with contextlib.suppress(queue.Empty):
+                while (left := work.get_nowait()) is not None:
+                    left[2].set_exception(CallFailed("the call was aborted"))
+        work.put(None)
+        if not abort:
+            self._thread.join(self._timeout_s)
+
+    def __del__(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work.put(None)
+
+
+def _run_all(work: _Calls, nice: int) -> None:
+    # Only Linux knows a thread by such a number; elsewhere it may be that of another process.
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # no right to: the calls run at the priority of the training
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + nice)
+    while (item := work.get()) is not None:
+        request, arguments, ended = item
+        assert request.async_fn is not None
+        try:
+            request.async_fn(*arguments, **request.async_fn_kwargs)
+        except BaseException:  # noqa: BLE001 - told to all processes; SystemExit must not end the thread silently
+            ended.set_exception(CallFailed(traceback.format_exc()))
+        else:
+            ended.set_result(None)
+        del item, request, arguments, ended

@@ -28,7 +28,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gracepoint.async_calls.processes.worker_process import child_environment, require_linux, start_process
+from gracepoint.async_calls.worker_process import child_environment, require_linux, start_process
 
 logger = logging.getLogger(__name__)
 

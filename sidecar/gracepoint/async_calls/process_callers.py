@@ -14,11 +14,9 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from gracepoint.async_calls.caller import TIMEOUT_S, AsyncCaller
-from gracepoint.async_calls.processes.pickling import pack
-from gracepoint.async_calls.processes.shared_memory import BlockPool
-from gracepoint.async_calls.processes.worker_process import WorkerProcess, require_linux
-from gracepoint.async_calls.request import AsyncRequest
+from gracepoint.async_calls.caller import TIMEOUT_S, AsyncCaller, AsyncRequest
+from gracepoint.async_calls.handover import BlockPool, pack
+from gracepoint.async_calls.worker_process import WorkerProcess, require_linux
 from gracepoint.errors import AsyncCallFailed
 from gracepoint.process_group import ProcessGroup
 

@@ -11,12 +11,11 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from gracepoint import machine
-from gracepoint.async_calls.caller import AsyncCaller
+from gracepoint.async_calls.caller import AsyncCaller, AsyncRequest
 from gracepoint.async_calls.process_callers import PersistentAsyncCaller, TemporalAsyncCaller
-from gracepoint.async_calls.request import AsyncRequest
 from gracepoint.errors import AsyncCallFailed
-from gracepoint.forks import check_not_forked, is_forked
 from gracepoint.process_group import ProcessGroup
+from gracepoint.threads import check_not_forked, is_forked
 
 logger = logging.getLogger(__name__)
 

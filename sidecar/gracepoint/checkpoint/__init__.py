@@ -1,6 +1,6 @@
 """Saves and restores train states: parallel sharded saves in Orbax's layout, atomic commit, recovery, restore.
 
-The public names are below. A ``Session`` uses ``checkpointers.step_checkpointer``, which is not public. The packages,
+The public names are below. A ``Session`` uses ``engine``, which is not public. The packages,
 from the outermost to the innermost: ``handlers`` (leaves by type), ``checkpointers``, ``loading``, ``saving``,
 ``reading``, ``steps``, ``transfer``, ``writing``, ``planning``, ``format``, ``storage`` and ``memory``.
 ``make imports`` checks that each package imports only packages after it. docs/checkpoint.md explains the use.
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
     from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
     from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler, ParamInfo, TypeHandler
-    from gracepoint.checkpoint.handlers.array_handler import ArrayHandler, default_handlers
-    from gracepoint.checkpoint.handlers.dispatcher import Dispatcher, InProcessDispatcher
-    from gracepoint.checkpoint.handlers.numpy_handler import NumpyHandler, ScalarHandler
-    from gracepoint.checkpoint.handlers.single_replica_handler import SingleReplicaArrayHandler
-    from gracepoint.checkpoint.handlers.string_handler import StringHandler
-    from gracepoint.checkpoint.loading.own_host_state import Reshard
-    from gracepoint.checkpoint.loading.restore_step import Restored
-    from gracepoint.checkpoint.loading.restore_tree import PLACEHOLDER
+    from gracepoint.checkpoint.handlers import (
+        ArrayHandler,
+        Dispatcher,
+        InProcessDispatcher,
+        NumpyHandler,
+        ScalarHandler,
+        SingleReplicaArrayHandler,
+        StringHandler,
+        default_handlers,
+    )
     from gracepoint.checkpoint.metadata import LeafMetadata, TreeMetadata
     from gracepoint.checkpoint.metrics import Saved, SaveStats
     from gracepoint.checkpoint.options import (
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
         Transform,
         WriteOptions,
     )
+    from gracepoint.checkpoint.restoring.restore_step import Reshard, Restored
+    from gracepoint.checkpoint.restoring.restore_tree import PLACEHOLDER
     from gracepoint.checkpoint.verification import Damage, VerificationReport, verify
     from gracepoint.errors import (
         CheckpointCorrupt,
@@ -107,7 +111,7 @@ __all__ = [
 
 # The module of each name.
 _MODULES = {
-    "ArrayHandler": "gracepoint.checkpoint.handlers.array_handler",
+    "ArrayHandler": "gracepoint.checkpoint.handlers",
     "ArrayRestoreArgs": "gracepoint.checkpoint.options",
     "AsyncCheckpointer": "gracepoint.checkpoint.async_checkpointer",
     "CheckpointCorrupt": "gracepoint.errors",
@@ -119,29 +123,29 @@ _MODULES = {
     "CheckpointRefused": "gracepoint.errors",
     "CheckpointTooNew": "gracepoint.errors",
     "Damage": "gracepoint.checkpoint.verification",
-    "Dispatcher": "gracepoint.checkpoint.handlers.dispatcher",
+    "Dispatcher": "gracepoint.checkpoint.handlers",
     "HandlerRegistry": "gracepoint.checkpoint.handler_registry",
-    "InProcessDispatcher": "gracepoint.checkpoint.handlers.dispatcher",
+    "InProcessDispatcher": "gracepoint.checkpoint.handlers",
     "InvalidSharding": "gracepoint.errors",
     "ItemHandler": "gracepoint.checkpoint.handler_registry",
     "LeafMetadata": "gracepoint.checkpoint.metadata",
-    "NumpyHandler": "gracepoint.checkpoint.handlers.numpy_handler",
-    "PLACEHOLDER": "gracepoint.checkpoint.loading.restore_tree",
+    "NumpyHandler": "gracepoint.checkpoint.handlers",
+    "PLACEHOLDER": "gracepoint.checkpoint.restoring.restore_tree",
     "ParamInfo": "gracepoint.checkpoint.handler_registry",
-    "Reshard": "gracepoint.checkpoint.loading.own_host_state",
+    "Reshard": "gracepoint.checkpoint.restoring.restore_step",
     "RestoreArgs": "gracepoint.checkpoint.options",
     "RestoreOptions": "gracepoint.checkpoint.options",
-    "Restored": "gracepoint.checkpoint.loading.restore_step",
+    "Restored": "gracepoint.checkpoint.restoring.restore_step",
     "SaveArgs": "gracepoint.checkpoint.options",
     "SaveCallback": "gracepoint.checkpoint.options",
     "SaveFailed": "gracepoint.errors",
     "SaveStats": "gracepoint.checkpoint.metrics",
     "Saved": "gracepoint.checkpoint.metrics",
-    "ScalarHandler": "gracepoint.checkpoint.handlers.numpy_handler",
+    "ScalarHandler": "gracepoint.checkpoint.handlers",
     "SingleReplica": "gracepoint.checkpoint.options",
-    "SingleReplicaArrayHandler": "gracepoint.checkpoint.handlers.single_replica_handler",
+    "SingleReplicaArrayHandler": "gracepoint.checkpoint.handlers",
     "SingleReplicaArrayRestoreArgs": "gracepoint.checkpoint.options",
-    "StringHandler": "gracepoint.checkpoint.handlers.string_handler",
+    "StringHandler": "gracepoint.checkpoint.handlers",
     "TransferPriority": "gracepoint.checkpoint.options",
     "Transform": "gracepoint.checkpoint.options",
     "TreeMetadata": "gracepoint.checkpoint.metadata",
@@ -149,7 +153,7 @@ _MODULES = {
     "VerificationReport": "gracepoint.checkpoint.verification",
     "WriteOptions": "gracepoint.checkpoint.options",
     "all_steps": "gracepoint.checkpoint.api",
-    "default_handlers": "gracepoint.checkpoint.handlers.array_handler",
+    "default_handlers": "gracepoint.checkpoint.handlers",
     "latest_step": "gracepoint.checkpoint.api",
     "restore": "gracepoint.checkpoint.api",
     "save": "gracepoint.checkpoint.api",

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gracepoint.daemon_thread import DaemonThread
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
+from gracepoint.threads import DaemonThread
 
 logger = logging.getLogger(__name__)
 

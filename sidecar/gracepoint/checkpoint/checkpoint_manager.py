@@ -17,21 +17,19 @@ from typing import Any, Self, overload
 import jax
 
 from gracepoint.arguments import check_kind, step_number
-from gracepoint.checkpoint import orbax_calls
-from gracepoint.checkpoint.checkpointers.group_factory import GroupFactory
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint import orbax
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.groups import AtExit, GroupFactory
 from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler
-from gracepoint.checkpoint.loading import restore_path
-from gracepoint.checkpoint.loading.restore_step import Restored
-from gracepoint.checkpoint.loading.stored_items import ItemsRequest
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
-from gracepoint.checkpoint.saving.at_exit import AtExit
-from gracepoint.checkpoint.saving.operation.save_extras import SaveExtras, check_items
-from gracepoint.checkpoint.steps import directory_access, listing
+from gracepoint.checkpoint.restoring import restore_path
+from gracepoint.checkpoint.restoring.restore_step import ItemsRequest, Restored
+from gracepoint.checkpoint.saving.extras import SaveExtras, check_items
+from gracepoint.checkpoint.steps import lease, listing
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointNotFound, SettingsError
@@ -212,7 +210,7 @@ class CheckpointManager:
             BarrierError: Other processes did not take part in time.
         """
         step = step_number("save(step, tree)", step)
-        call = orbax_calls.save_call(
+        call = orbax.save_call(
             tree,
             args,
             save_args=save_args,
@@ -296,7 +294,7 @@ class CheckpointManager:
         """
         step = None if step is None else step_number("restore(step)", step)
         check_kind("restore(options=...)", options, RestoreOptions)
-        call = orbax_calls.restore_call(
+        call = orbax.restore_call(
             like, args, restore_args=restore_args, options=options, items=items, item_name=self._item_name
         )
         wanted = ItemsRequest(call.items, self._item_handlers)
@@ -315,7 +313,7 @@ class CheckpointManager:
         self._has_restored = True
         if args is None:
             return restored
-        return orbax_calls.result_of(args, self._item_name, restored.state, restored.items)
+        return orbax.result_of(args, self._item_name, restored.state, restored.items)
 
     def metadata(self, step: int) -> TreeMetadata:
         """Returns what a step holds, without reading any array.
@@ -385,7 +383,7 @@ class CheckpointManager:
 
     def _check_nothing_newer(self, step: int) -> None:
         self._looks += 1
-        directory_access.check_nothing_newer(
+        lease.check_nothing_newer(
             self._paths,
             self._joined.gang,
             key=f"checkpoint/{self._joined.attempt}/newer/{self._looks}",

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from gracepoint.checkpoint.format import layout, sharding_file
+from gracepoint.checkpoint.format import array_spec, layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
-from gracepoint.checkpoint.loading.handled_restore import handled_metadata
-from gracepoint.checkpoint.loading.restore_tree import in_time
 from gracepoint.checkpoint.reading.stored_arrays import json_object
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
+from gracepoint.checkpoint.restoring.restore_tree import handled_metadata, in_time
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
@@ -120,18 +119,18 @@ def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:
         return LeafMetadata(leaf.name, leaf.value_type)
     is_key = spec.kind == "key"
     try:
-        sharding = None if leaf.sharding is None else sharding_file.to_jax(leaf.sharding, leaf.name)
+        sharding = None if leaf.sharding is None else array_spec.to_jax(leaf.sharding, leaf.name)
     except CheckpointError:
         sharding = None
     if is_key and sharding is not None:
-        sharding = sharding_file.without_last_axis(sharding, len(spec.shape))
+        sharding = array_spec.without_last_axis(sharding, len(spec.shape))
     return LeafMetadata(
         leaf.name,
         leaf.value_type,
         spec.shape[:-1] if is_key else spec.shape,
         _key_dtype(spec.key_impl) if is_key else spec.numpy_dtype,
         sharding,
-        sharding_file.describe(leaf.sharding),
+        array_spec.describe(leaf.sharding),
         spec.chunk,
         leaf.write_shape,
     )

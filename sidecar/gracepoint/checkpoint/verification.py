@@ -19,7 +19,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Index, grid
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
 from gracepoint.checkpoint.reading.stored_tree import open_tree
-from gracepoint.checkpoint.steps import foreign, listing, records
+from gracepoint.checkpoint.steps import listing, records
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
 from gracepoint.deadline import Deadline
@@ -101,7 +101,7 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
         OSError: A file cannot be read for a reason other than damage.
     """
     folder = storage_path(path)
-    foreign.check(folder)
+    listing.check(folder)
     manifest = records.read_manifest(folder)
     if manifest is None:
         if lost := listing.lost_manifest(folder):

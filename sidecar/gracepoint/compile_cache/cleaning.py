@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from gracepoint.checkpoint.storage.backend import Entry
-from gracepoint.checkpoint.storage.objects import concurrent_requests
+from gracepoint.checkpoint.storage.objects import requests
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.compile_cache.program_folders import place_of
 
@@ -90,7 +90,7 @@ def clean(top: StoragePath, bounds: Bounds) -> None:
     if not entries:
         return
     found = plan(entries, top.now_s(), bounds)
-    concurrent_requests.run([(top / key).delete for key in found.files], threads=_AT_ONCE)
+    requests.run([(top / key).delete for key in found.files], threads=_AT_ONCE)
     if top.backend.renames:
         for folder in found.folders:
             (top / folder).delete_folder()

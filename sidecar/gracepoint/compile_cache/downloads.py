@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-from gracepoint.checkpoint.storage import time_limit
-from gracepoint.checkpoint.storage.objects import concurrent_requests
+from gracepoint.checkpoint.storage import backend
+from gracepoint.checkpoint.storage.objects import requests
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 
 _AT_ONCE = 16
@@ -43,7 +43,7 @@ class ProgramDownloads:
 
     def prefetch(self, paths: Iterable[StoragePath]) -> None:
         """Reads files, and keeps their bytes until ``read`` or ``forget`` is called. Never raises."""
-        concurrent_requests.run([functools.partial(self._prefetch, path) for path in paths], threads=_AT_ONCE)
+        requests.run([functools.partial(self._prefetch, path) for path in paths], threads=_AT_ONCE)
 
     def read(self, path: StoragePath) -> bytes:
         """Returns the bytes of a file.
@@ -104,7 +104,7 @@ class ProgramDownloads:
                 raise TimeoutError(f"the store did not return it within {self._timeout_s:g} s")
 
         try:
-            with time_limit.ended_by(go_on):
+            with backend.ended_by(go_on):
                 file.data = path.read_bytes()
         except Exception as error:  # noqa: BLE001 - raised by read
             file.error = error

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Set
 
-from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.compile_cache.cleaning import Bounds, clean
 from gracepoint.compile_cache.downloads import ProgramDownloads
@@ -224,7 +224,7 @@ class ProgramCache:
     def _clean(self) -> None:
         self._written_bytes = 0
         try:
-            with undeleted.telling(self._top):
+            with posix.telling(self._top):
                 clean(self._top, self._bounds)
         except Exception as error:  # noqa: BLE001 - what is not deleted today is deleted at another start
             self._warn_once("cleaning", f"compiled programs in {self._top}: what is too old cannot be deleted: {error}")

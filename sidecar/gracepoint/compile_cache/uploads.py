@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.daemon_thread import DaemonThread
+from gracepoint.threads import DaemonThread
 
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,13 @@
 Importing this package does not load JAX. Its functions load JAX when they are called.
 """
 
+from gracepoint.multihost.agreement import Agreement, Observer
+from gracepoint.multihost.barriers import StoreProcessGroup
 from gracepoint.multihost.broadcast import broadcast_one_to_all
-from gracepoint.multihost.coordination.barriers import StoreProcessGroup
-from gracepoint.multihost.coordination.store import (
+from gracepoint.multihost.distributed import State, global_state, initialize, shutdown
+from gracepoint.multihost.membership import Meeting, ProcessNames, join, meet, raise_jax_notice
+from gracepoint.multihost.store import (
+    BarrierKeys,
     InMemoryStore,
     JaxStore,
     KeyExists,
@@ -13,13 +17,6 @@ from gracepoint.multihost.coordination.store import (
     KeyValueStore,
     StoreUnavailable,
 )
-from gracepoint.multihost.joining.cluster import Meeting, join, meet, raise_jax_notice
-from gracepoint.multihost.joining.distributed import initialize, shutdown
-from gracepoint.multihost.joining.distributed_state import State, global_state
-from gracepoint.multihost.joining.members import ProcessNames
-from gracepoint.multihost.keys import BarrierKeys
-from gracepoint.multihost.sync_point.agreement import Agreement
-from gracepoint.multihost.sync_point.timekeeper import Observer
 from gracepoint.multihost.utilities import (
     BarrierSyncFn,
     failing_together,

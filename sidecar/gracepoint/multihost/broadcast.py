@@ -26,14 +26,13 @@ from typing import TYPE_CHECKING, Any
 from gracepoint.arguments import shown
 from gracepoint.errors import AgreementError, GracepointError
 from gracepoint.jax_isolation import isolated, jit, to_numpy
-from gracepoint.multihost.all_processes import joined_cluster
-from gracepoint.multihost.naming import group_name, named
-from gracepoint.multihost.utilities import DEFAULT_BARRIER_TIMEOUT_S, takes_part_alone
+from gracepoint.multihost.store import group_name, named
+from gracepoint.multihost.utilities import DEFAULT_BARRIER_TIMEOUT_S, joined_cluster, takes_part_alone
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gracepoint.multihost.coordination.barriers import StoreProcessGroup
+    from gracepoint.multihost.barriers import StoreProcessGroup
 
 logger = logging.getLogger(__name__)
 

@@ -5,20 +5,84 @@ identified by ``jax.process_index()``. Barriers use the coordination service's s
 names the missing processes, and background threads may use barriers. A collective of the devices must come in the same
 order as those of training, so it must not run in a background thread. For a barrier over the devices, which is Orbax's
 default, pass ``barrier_sync_fn=lambda *, key, timeout_ms: multihost_utils.sync_global_devices(key)``.
+
+The process group of all JAX processes, without a session. For the utilities, which any training code may call.
+
+The state is one process group for the coordination service that this process has joined, and the keys of calls that
+pass no name. The first thread that needs the group makes it. It is made again if the process joins another cluster.
+
+The hook through which ``reached_preemption`` asks the session that is open in this process.
+
+The training thread sets the hook when a session is attached, clears it when the session ends, and reads it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import os
+import threading
 import time
-from collections.abc import Collection, Iterator
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Protocol
 
-from gracepoint.errors import CannotKnow, GracepointError
-from gracepoint.multihost.all_processes import joined_cluster
-from gracepoint.multihost.joining.distributed_state import global_state
-from gracepoint.multihost.preemption_hook import reached_preemption_hook
+from gracepoint.errors import CannotKnow, GracepointError, NoCluster
+from gracepoint.multihost.barriers import StoreProcessGroup
+from gracepoint.multihost.distributed import global_state
+from gracepoint.multihost.store import BarrierKeys, JaxStore
+from gracepoint.wire.names import Env
+
+
+@dataclasses.dataclass(frozen=True)
+class AllProcesses:
+    """All processes of the JAX cluster."""
+
+    client: Any
+    gang: StoreProcessGroup
+    keys: BarrierKeys
+
+
+_lock = threading.Lock()
+_last: AllProcesses | None = None
+
+
+def joined_cluster() -> AllProcesses:
+    """Returns all processes of the cluster that this process belongs to now. Initialises JAX's backend.
+
+    Raises:
+        NoCluster: This process has not joined a cluster.
+    """
+    import jax
+
+    global _last
+    index, count = jax.process_index(), jax.process_count()
+    with _lock:
+        client = global_state.client
+        if client is None:
+            raise NoCluster("expected a JAX cluster, found none: call gracepoint.multihost.initialize() at the start")
+        if _last is None or _last.client is not client:
+            store = JaxStore(client, "gracepoint/everybody")
+            # The service, and so its store, belongs to one attempt. The job and the attempt are in the keys only for
+            # people who read them.
+            keys = BarrierKeys(os.environ.get(Env.JOBSET_UID) or "local", os.environ.get(Env.RESTART_ATTEMPT) or 0)
+            _last = AllProcesses(client, StoreProcessGroup(store, index, count), keys)
+        return _last
+
+
+_hook: Callable[[int], bool] | None = None
+
+
+def set_reached_preemption_hook(hook: Callable[[int], bool] | None) -> None:
+    """Sets the function that answers ``reached_preemption(step)``. None if no session is open."""
+    global _hook
+    _hook = hook
+
+
+def reached_preemption_hook() -> Callable[[int], bool] | None:
+    """Returns the function that answers ``reached_preemption(step)``. None if no session is open."""
+    return _hook
+
 
 logger = logging.getLogger(__name__)
 

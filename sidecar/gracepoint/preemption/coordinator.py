@@ -14,27 +14,24 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gracepoint import deadline_plan
+from gracepoint import deadline
 from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
-from gracepoint.multihost.coordination.stalls import StallBoard
-from gracepoint.multihost.joining.members import PodNames
-from gracepoint.multihost.sync_point.timekeeper import Handed
+from gracepoint.multihost.agreement import Handed
+from gracepoint.multihost.membership import PodNames
+from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption.emergency_save import EmergencySave, StepSaver
+from gracepoint.preemption.exit import ProcessExit
 from gracepoint.preemption.forecast import Figures, Forecaster
-from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
-from gracepoint.preemption.observer import PreemptionObserver
-from gracepoint.preemption.outcome import Outcome
-from gracepoint.preemption.process_exit import ProcessExit
-from gracepoint.preemption.reporting.reporter import Reporter
-from gracepoint.preemption.reporting.substitute import Substitute
-from gracepoint.preemption.reporting.time_spent import TimeSpent
-from gracepoint.preemption.stall_detection.activities import Activities
-from gracepoint.preemption.stall_detection.stall_reports import StallReports
-from gracepoint.preemption.stall_detection.straggler_search import StragglerSearch
-from gracepoint.preemption.time_budget import TimeBudget
+from gracepoint.preemption.observer import NoticePublisher, NoticeReader, PreemptionObserver
+from gracepoint.preemption.outcome import Outcome, TimeBudget
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.stall_detector import Activities
+from gracepoint.preemption.stall_watch import StallReports, StragglerSearch
+from gracepoint.preemption.substitute import Substitute
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Hints, Mailbox, Receiver
-from gracepoint.receivers.receiver_set import ReceiverSet
+from gracepoint.receivers.operator import ReceiverSet
 from gracepoint.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -148,7 +145,7 @@ class Coordinator:
             reporter,
             self._exit,
             tell_jax,
-            lambda: (self.step, deadline_plan.must_choose(saver.newest_snapshot)),
+            lambda: (self.step, deadline.must_choose(saver.newest_snapshot)),
         )
         self._exit.start()
         self._agreement = Agreement(meeting.store, group, observer, pods, handed)

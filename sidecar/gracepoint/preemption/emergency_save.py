@@ -14,18 +14,24 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from gracepoint.deadline import Deadline
-from gracepoint.deadline_plan import Choice, NewestSnapshot, Plan, Situation, SnapshotState, merged, must_choose, plan
+from gracepoint.deadline import (
+    Choice,
+    Deadline,
+    NewestSnapshot,
+    Plan,
+    Situation,
+    SnapshotState,
+    merged,
+    must_choose,
+    plan,
+)
 from gracepoint.errors import BarrierError, HostStateLost, Preempted
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.forecast import Forecaster
-from gracepoint.preemption.outcome import Outcome
-from gracepoint.preemption.reporting.progress import lacking, summary
-from gracepoint.preemption.reporting.reporter import Reporter
-from gracepoint.preemption.time_budget import TimeBudget
-from gracepoint.process_group import ProcessGroup
+from gracepoint.preemption.outcome import Outcome, TimeBudget
+from gracepoint.preemption.reporter import Reporter, lacking, summary
+from gracepoint.process_group import ProcessGroup, SaveProgress
 from gracepoint.receivers import Mailbox
-from gracepoint.save_progress import SaveProgress
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
 

@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Callable
 from typing import Protocol
 
-from gracepoint import deadline_plan
-from gracepoint.deadline_plan import NewestSnapshot, Situation
+from gracepoint import deadline
+from gracepoint.deadline import NewestSnapshot, Situation
 
 #: Number of the latest durations that are kept.
 _KEPT = 9
-#: Steps in flight at most; see ``session.run_ahead``.
+#: Steps in flight at most; see ``session.sync_points``.
 LIMIT = 2
 #: Training stalls if no step was passed for so long, and for so many times the longest step so far.
 _STALLED_S = 10.0
@@ -135,7 +135,7 @@ def limit(step_s: float) -> int:
 def figures(pace: TrainingPace, state_bytes: int, process_count: int, throughput: ThroughputSource) -> Figures:
     """Predicts an emergency save from the pace of training and from the saves so far."""
     bytes_per_s = throughput.streamed_bytes_per_s or throughput.snapshot_bytes_per_s
-    save_s = deadline_plan.writing_s(state_bytes, process_count, bytes_per_s)
+    save_s = deadline.writing_s(state_bytes, process_count, bytes_per_s)
     step_s = pace.step_s
     return Figures(state_bytes, step_s, max(step_s, pace.longest_s), pace.in_flight * step_s, save_s)
 

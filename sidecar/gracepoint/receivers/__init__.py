@@ -4,14 +4,12 @@ All notices go into one ``Mailbox``. ``preemption`` and ``session`` call this pa
 library only.
 """
 
-from gracepoint.receivers.channel import ChannelError, OperatorConnection
-from gracepoint.receivers.hints import Hints
-from gracepoint.receivers.mailbox import Disruption, Mailbox, Receiver
+from gracepoint.receivers.channel import ChannelError, OperatorConnection, OperatorSubscriber
+from gracepoint.receivers.mailbox import Disruption, Hints, Mailbox, Receiver
 from gracepoint.receivers.metadata import MetadataWatchers
 from gracepoint.receivers.operator import Operator
 from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.sigterm import SigtermReceiver
-from gracepoint.receivers.subscription import OperatorSubscriber
 
 __all__ = [
     "ChannelError",

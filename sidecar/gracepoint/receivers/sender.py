@@ -17,10 +17,8 @@ import threading
 from collections.abc import Callable
 
 from gracepoint.errors import WireError
-from gracepoint.receivers.backoff import Backoff
-from gracepoint.receivers.channel import ChannelError, OperatorConnection
-from gracepoint.wire.codec import Message
-from gracepoint.wire.messages import Acknowledgement, Forecast, Report, Resumption, SaveEvery, Stall, Trouble
+from gracepoint.receivers.channel import Backoff, ChannelError, OperatorConnection
+from gracepoint.wire.messages import Acknowledgement, Forecast, Message, Report, Resumption, SaveEvery, Stall, Trouble
 from gracepoint.wire.names import (
     PATH_ACKNOWLEDGE,
     PATH_FORECAST,

@@ -19,7 +19,7 @@ import logging
 import os
 from collections.abc import Mapping
 
-from gracepoint.checkpoint.reading.read_ahead import read_ahead
+from gracepoint.checkpoint.reading.parallel_reader import read_ahead
 from gracepoint.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -22,30 +22,26 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gracepoint import machine, trace
 from gracepoint.arguments import check_state, shown
-from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage import posix
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
-from gracepoint.forks import check_not_forked, forget_in_child, is_forked
 from gracepoint.multihost import Meeting
-from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
+from gracepoint.multihost.utilities import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.forecast import Forecaster
-from gracepoint.preemption.reporting.time_spent import ProcessStart, TimeSpent
+from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.receivers import Hints, Receiver
-from gracepoint.session.compilation import Compilations, CompiledFunction
+from gracepoint.session.compilation import Compilations, CompiledFunction, ProgramWatch
 from gracepoint.session.host_state_registry import DataIterator, HostStates
-from gracepoint.session.last_state import LastState
-from gracepoint.session.own_loop import OwnLoop
-from gracepoint.session.periodic_saves import PeriodicSaves
-from gracepoint.session.program_watch import ProgramWatch
-from gracepoint.session.run_ahead import RunAhead
+from gracepoint.session.periodic_saves import OwnLoop, PeriodicSaves
 from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, RestoredFrom, start_from
-from gracepoint.session.sync_points import SyncPoints
+from gracepoint.session.sync_points import LastState, RunAhead, SyncPoints
 from gracepoint.settings import Settings
+from gracepoint.threads import check_not_forked, forget_in_child, is_forked
 from gracepoint.wire.messages import TroubleKind
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import RestoreOptions, SingleReplica
-    from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+    from gracepoint.checkpoint.engine import StepCheckpointer
     from gracepoint.checkpoint.storage.storage_path import UserPath
     from gracepoint.compile_cache.opening import CompileCache
 
@@ -154,7 +150,7 @@ class Session(OwnLoop):
             checkpointer, directory, self._coordinator, tolerate_s=settings.tolerate_failures_s, clock=clock
         )
         self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
-        undeleted.listen(self._tell_undeleted)
+        posix.listen(self._tell_undeleted)
         atexit.register(self._at_exit)
         _watch_the_end()
         forget_in_child(self, Session._forget)
@@ -281,7 +277,7 @@ class Session(OwnLoop):
             InvalidSharding: With these shardings one replica cannot read any array for all.
             SettingsError: The arguments contradict each other, or ``init`` does not return the shardings.
         """
-        from gracepoint.checkpoint.loading import start_state
+        from gracepoint.checkpoint.restoring import start_state
 
         check_not_forked(self._pid, "the session")
         if data is not None:
@@ -523,7 +519,7 @@ class Session(OwnLoop):
         global _open
         _open = None
         set_reached_preemption_hook(None)
-        undeleted.end()
+        posix.end()
         self._run_ahead.forget()
         self._last.forget()
         if self._coordinator.end(well=well):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from gracepoint.session.host_state_registry import HostStates
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
-    from gracepoint.checkpoint.loading.restore_step import Restored
-    from gracepoint.checkpoint.loading.start_state import Asked
+    from gracepoint.checkpoint.engine import StepCheckpointer
+    from gracepoint.checkpoint.restoring.restore_step import Restored
+    from gracepoint.checkpoint.restoring.start_state import Asked
     from gracepoint.checkpoint.storage.storage_path import UserPath
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ import hashlib
 from typing import ClassVar
 
 from gracepoint.errors import WireError
-from gracepoint.wire.codec import Message, parsed, shown
-from gracepoint.wire.messages import Confidence, Mode
+from gracepoint.wire.messages import Confidence, Message, Mode, parsed, shown
 
 #: Two revisions that differ by this or less mean the same deadline, which two replicas observed at different moments.
 SAME_REVISION = 1000

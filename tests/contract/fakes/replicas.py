@@ -14,13 +14,13 @@ import trustme
 
 from gracepoint.receivers.channel import OperatorConnection
 from gracepoint.settings import Settings
-from gracepoint.wire.codec import Message
 from gracepoint.wire.frames import Frame, Notice
+from gracepoint.wire.messages import Message
 from gracepoint.wire.names import PATH_SUBSCRIBE
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.limited_port import ConnectionLimits
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.server import Server
 from gracepoint_operator.trust.certificates import Certificates
 from tests.unit.operator.fakes import objects

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import trustme
 
+from gracepoint.receivers.channel import OperatorSubscriber
 from gracepoint.receivers.mailbox import Disruption, Mailbox
-from gracepoint.receivers.subscription import OperatorSubscriber
 from gracepoint.wire.frames import trust_digest
 from gracepoint.wire.messages import Acknowledgement
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from tests.contract.fakes.replicas import WAIT_S, Replica
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi

@@ -29,12 +29,11 @@ from gracepoint.async_calls import (
     PersistentAsyncCaller,
     TemporalAsyncCaller,
     ThreadAsyncCaller,
+    worker_process,
 )
-from gracepoint.async_calls.processes import worker_process
-from gracepoint.async_calls.processes.pickling import pack
-from gracepoint.async_calls.processes.shared_memory import Block, BlockPool
-from gracepoint.async_calls.processes.worker import CALL
-from gracepoint.async_calls.processes.worker_process import CallFailed, WorkerProcess
+from gracepoint.async_calls.handover import Block, BlockPool, pack
+from gracepoint.async_calls.worker import CALL
+from gracepoint.async_calls.worker_process import CallFailed, WorkerProcess
 from tests.leftovers import is_alive
 from tests.unit.async_calls.fakes import functions
 from tests.unit.multihost.fakes.gangs import gangs

@@ -168,7 +168,7 @@ def test_a_keeper_runs_modules_beside_its_workers(lasts_s: int, socket_path: Pat
 def test_without_a_keeper_a_worker_of_this_process_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gracepoint.async_calls.processes.worker_process._KEEPER_STARTS_S", 0.0)
+    monkeypatch.setattr("gracepoint.async_calls.worker_process._KEEPER_STARTS_S", 0.0)
     caller = PersistentAsyncCaller(keeper=str(tmp_path / "nobody.sock"), timeout_s=60)
     caller.schedule_async_call(AsyncRequest(functions.write, (os.devnull, "goes on"), []))
     assert caller.is_current_async_call_done(blocking=True)
@@ -181,7 +181,7 @@ def test_only_the_first_worker_waits_for_its_keeper(
 ) -> None:
     """For a later one, training waits, or a save in an emergency."""
     pauses = list[float]()
-    monkeypatch.setattr("gracepoint.async_calls.processes.worker_process._KEEPER_STARTS_S", 2.0)
+    monkeypatch.setattr("gracepoint.async_calls.worker_process._KEEPER_STARTS_S", 2.0)
     real = time.sleep
 
     def sleep(seconds: float) -> None:
@@ -193,7 +193,7 @@ def test_only_the_first_worker_waits_for_its_keeper(
     for waits in (True, False):
         pauses.clear()
         with monkeypatch.context() as patch:
-            patch.setattr("gracepoint.async_calls.processes.worker_process.time.sleep", sleep)
+            patch.setattr("gracepoint.async_calls.worker_process.time.sleep", sleep)
             caller.start_worker()
         assert bool(pauses) == waits
         caller.kill()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gracepoint import daemon_thread
+from gracepoint import threads
 from gracepoint.async_calls import (
     AsyncCallFailed,
     AsyncCallsQueue,
@@ -397,7 +397,7 @@ def test_wherever_the_start_of_a_call_is_interrupted_the_next_one_is_finalized()
         ends = CallCompletion(Two(), "a", timeout_s=30)
         here: Future[None] = Future()
         here.set_result(None)
-        reached = interrupt_at(functools.partial(ends.add, 0, here), number, [daemon_thread])
+        reached = interrupt_at(functools.partial(ends.add, 0, here), number, [threads])
         ends.add(1, here).result(timeout=30)
         if not reached:
             break

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gracepoint.checkpoint.saving.operation import save_planner
-from gracepoint.checkpoint.storage.objects.http import persistence
-from gracepoint.checkpoint.transfer.snapshot_memory import HostSnapshot
+from gracepoint.checkpoint.saving import planner
+from gracepoint.checkpoint.saving.host_snapshot import HostSnapshot
+from gracepoint.checkpoint.storage.objects import persistence
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[object]:
             super().__init__(*form, **options)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr(save_planner, "HostSnapshot", Noted)
+    monkeypatch.setattr(planner, "HostSnapshot", Noted)
     return made
 
 

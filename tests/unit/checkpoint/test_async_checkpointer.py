@@ -27,7 +27,7 @@ from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import SaveArgs, WriteOptions
-from gracepoint.checkpoint.saving.background.save_executor import SaveExecutor
+from gracepoint.checkpoint.saving.executor import SaveExecutor
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
@@ -845,7 +845,7 @@ def test_prepared_for_other_save_args_is_not_prepared(tmp_path: Path, reserved: 
 def test_saving_and_restoring_in_one_call_needs_no_copy_of_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint.checkpoint.saving.operation.save_planner.HostSnapshot", None)
+    monkeypatch.setattr("gracepoint.checkpoint.saving.planner.HostSnapshot", None)
     api.save(tmp_path / "a", small_state())
     assert_same(api.restore(tmp_path / "a", small_state()), small_state())
     with pytest.raises(CheckpointExists):

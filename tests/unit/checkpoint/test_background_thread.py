@@ -6,8 +6,8 @@ import sys
 import threading
 
 from gracepoint.checkpoint.background_thread import BackgroundThread
-from gracepoint.daemon_thread import DaemonThread
 from gracepoint.errors import SaveFailed
+from gracepoint.threads import DaemonThread
 
 
 def test_a_function_that_exits_has_failed() -> None:

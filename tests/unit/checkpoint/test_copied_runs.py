@@ -11,11 +11,9 @@ import pytest
 
 from gracepoint.checkpoint import WriteOptions, api
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.saving.operation import save_planner
-from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.steps.object_store import manifest_deletion
-from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.saving import planner
+from gracepoint.checkpoint.steps import commit, listing, manifest_commit
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, SaveFailed
@@ -32,7 +30,7 @@ WAYS = pytest.mark.parametrize("way", ["disk to bucket", "bucket to disk", "buck
 @pytest.fixture
 def options(form: str, monkeypatch: pytest.MonkeyPatch) -> WriteOptions:
     if form == "parts":
-        monkeypatch.setattr(save_planner, "MANY_CHUNKS", 1)
+        monkeypatch.setattr(planner, "MANY_CHUNKS", 1)
     return WriteOptions(use_ocdbt=form == "OCDBT")
 
 
@@ -204,7 +202,7 @@ def test_saves_and_trash_that_were_copied_in_the_making_do_not_stay(
     (storage_path(source) / "1").publish(trash)
     copy(source, target)
     check_restores(target, 3)  # it was durable
-    monkeypatch.setattr(manifest_deletion, "NAMELESS_KEPT_S", -2.0)
+    monkeypatch.setattr(manifest_commit, "NAMELESS_KEPT_S", -2.0)
     save_steps(target, range(4, 5), options, attempt="job-2-c")
     assert folders(target) == {"2", "3", "4"}
     assert verify(StoragePath(storage_path(target).backend, f"{storage_path(target).key}/3")).ok

@@ -11,8 +11,8 @@ from urllib.parse import unquote
 import pytest
 
 from gracepoint.checkpoint import CheckpointManager, WriteOptions
-from gracepoint.checkpoint.storage import tensorstore_context
-from gracepoint.checkpoint.storage.objects.providers.s3_uploads import S3Uploads
+from gracepoint.checkpoint.storage import backend
+from gracepoint.checkpoint.storage.objects.s3 import S3Uploads
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import SaveFailed
@@ -139,7 +139,7 @@ def test_saves_in_ocdbt_are_not_refused_for_one_answer_of_tensorstore_that_came_
 
     root: Any = f"{behind(s3, lambda head: head).uri}/run"
     with monkeypatch.context() as patch:
-        patch.setattr(tensorstore_context, "read_alone", late)
+        patch.setattr(backend, "read_alone", late)
         storage_path(root).check_usable()
     assert "TensorStore did not answer within 10 s, so it was not checked" in caplog.text
     check_run(root, WriteOptions(use_ocdbt=True))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
-from gracepoint.checkpoint.saving.background import background_save
+from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.saving import background
 from gracepoint.errors import CheckpointError, CheckpointMismatch, HostStateLost, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -149,9 +149,7 @@ def test_prepare_tells_the_size_of_the_state_and_leaves_nothing_behind(tmp_path:
 
 def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr(
-        "gracepoint.checkpoint.saving.operation.save_planner.HostSnapshot", lambda *parts, **_: made.append(parts)
-    )
+    monkeypatch.setattr("gracepoint.checkpoint.saving.planner.HostSnapshot", lambda *parts, **_: made.append(parts))
     engine(tmp_path).prepare(small_state(), in_background=False)
     assert made == []
     engine(tmp_path).prepare(small_state())
@@ -159,7 +157,7 @@ def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypa
 
 
 def test_process_local_directory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gracepoint.checkpoint.steps.directory_access._APPEARS_S", 0.1)
+    monkeypatch.setattr("gracepoint.checkpoint.steps.lease._APPEARS_S", 0.1)
     found = outcomes_in_gang(
         3, lambda gang: engine(tmp_path / f"disk-{gang.process_index // 2}", gang).access.check_shared(timeout_s=30)
     )
@@ -306,7 +304,7 @@ def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
 def test_an_abandoned_save_does_not_wait_for_peers_that_never_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_save, "_ABANDONED_ENDS_S", 60.0)  # the thread syncs files first, on a busy disk
+    monkeypatch.setattr(background, "_ABANDONED_ENDS_S", 60.0)  # the thread syncs files first, on a busy disk
     checkpointer = engine(tmp_path, StoreProcessGroup(InMemoryStore(), 0, 2))
     checkpointer.save_in_background(1, small_state(), {})
     checkpointer.abandon("training broke off", timeout_s=0.1)

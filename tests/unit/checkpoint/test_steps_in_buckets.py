@@ -18,7 +18,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.steps.lease import Holder
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.writing import file_writer
+from gracepoint.checkpoint.writing import files
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.object_stores.servers import Bucket
@@ -131,7 +131,7 @@ def test_the_speed_of_a_bucket_is_learnt_and_kept_in_it(root: str) -> None:
 @pytest.mark.parametrize(
     ("module", "function"),
     [
-        pytest.param(file_writer, "_write_chunk", id="before a chunk"),
+        pytest.param(files, "_write_chunk", id="before a chunk"),
         pytest.param(commit, "record", id="before the done-record"),
         pytest.param(commit, "finalize", id="before the commit"),
     ],

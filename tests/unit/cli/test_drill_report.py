@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gracepoint_cli import drill_report
-from gracepoint_cli.naming import WorkloadMatch
+from gracepoint_cli import drill
+from gracepoint_cli.cluster import WorkloadMatch
 from gracepoint_operator.resources import PreemptionRequest
 from gracepoint_operator.webhooks import inject_workload
 from gracepoint_operator.workloads import BY_NAME
@@ -21,7 +21,7 @@ POLICY: Json = {"spec": policy_spec().to_json()}
 
 @pytest.mark.parametrize("kind", BY_NAME)
 def test_the_request_is_one_that_the_operator_reads(kind: str) -> None:
-    body = drill_report.request(kind, "llm", "team", 30)
+    body = drill.request(kind, "llm", "team", 30)
     named = body | {"metadata": {"name": body["metadata"]["generateName"] + "a1b2c", "namespace": "team"}}
     read = PreemptionRequest.of(named)
     assert read.kind == "PreemptionRequest"
@@ -51,7 +51,7 @@ def test_a_drill_in_vain_is_said_before_it_is_asked_for(change: Json, policy: Js
         body["metadata"]["labels"] = change["labels"]
     if "ended" in change:
         body["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
-    why = drill_report.why_in_vain(WorkloadMatch(BY_NAME["JobSet"], body), policy)
+    why = drill.why_in_vain(WorkloadMatch(BY_NAME["JobSet"], body), policy)
     assert words in why
     assert bool(why) is bool(words)
 
@@ -65,7 +65,7 @@ def test_a_drill_in_vain_is_said_before_it_is_asked_for(change: Json, policy: Js
     ],
 )
 def test_a_drill_of_a_job_by_itself_is_judged_alike(body: Json, words: str) -> None:
-    why = drill_report.why_in_vain(WorkloadMatch(BY_NAME["Job"], body), POLICY)
+    why = drill.why_in_vain(WorkloadMatch(BY_NAME["Job"], body), POLICY)
     assert words in why
     assert bool(why) is bool(words)
 
@@ -76,10 +76,10 @@ def asked(**status: Any) -> Json:
 
 def test_a_drill_goes_on_until_its_record_has_ended() -> None:
     adopted = asked(phase="Adopted", preemption="llm-12345678-1")
-    assert drill_report.outcome(asked(), None) is None
-    assert drill_report.outcome(adopted, None) is None
-    assert drill_report.outcome(adopted, preemption(phase="Agreed")) is None
-    found = drill_report.outcome(adopted, preemption())
+    assert drill.outcome(asked(), None) is None
+    assert drill.outcome(adopted, None) is None
+    assert drill.outcome(adopted, preemption(phase="Agreed")) is None
+    found = drill.outcome(adopted, preemption())
     assert found is not None
     assert (found.good, found.step, found.commit_s) == (True, 93, 0.5)
 
@@ -94,19 +94,19 @@ def test_a_drill_goes_on_until_its_record_has_ended() -> None:
     ],
 )
 def test_an_end_that_lost_work_is_not_good(status: Json) -> None:
-    found = drill_report.outcome(asked(preemption="llm-12345678-1"), preemption(**status))
+    found = drill.outcome(asked(preemption="llm-12345678-1"), preemption(**status))
     assert found is not None
     assert not found.good
 
 
 def test_a_request_that_came_to_nothing_ends_with_its_message() -> None:
-    found = drill_report.outcome(asked(phase="Superseded", message="another drill is under way"), None)
+    found = drill.outcome(asked(phase="Superseded", message="another drill is under way"), None)
     assert found is not None
     assert (found.good, found.phase, found.message) == (False, "Superseded", "another drill is under way")
 
 
 def test_pods_that_did_not_acknowledge_are_named() -> None:
     laggards = {"expected": 2, "received": 1, "laggards": [{"pod": "llm-0-1", "lags": "NotConnected"}]}
-    found = drill_report.outcome(asked(preemption="x"), preemption(acknowledgements=laggards))
+    found = drill.outcome(asked(preemption="x"), preemption(acknowledgements=laggards))
     assert found is not None
     assert found.missing == ("llm-0-1 (NotConnected)",)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_cli.goodput_report import accounts
-from gracepoint_operator.goodput import status_codec
-from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import GoodputLedger
-from gracepoint_operator.goodput.life import Life
+from gracepoint_cli.goodput import accounts
+from gracepoint_operator.goodput import accounts as status_codec
+from gracepoint_operator.goodput.accounts import GoodputLedger
+from gracepoint_operator.goodput.life import Category, Life
 from gracepoint_operator.workloads import WorkloadIdentity
 from tests.unit.operator.fakes.samples import Json, policy_spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_cli.naming import Named, parse
+from gracepoint_cli.cluster import Named, parse
 from gracepoint_operator.workloads import MAKERS, TYPES
 from tests.command_line import command
 

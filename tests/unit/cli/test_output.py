@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gracepoint_cli import output
 from gracepoint_cli.cluster import Cluster
-from gracepoint_operator.kube.kinds import PREEMPTIONS
+from gracepoint_operator.kube.objects import PREEMPTIONS
 from tests.command_line import command
 
 COLUMNS = ["JOB", "POLICY", "CONNECTED", "LAST PREEMPTION"]

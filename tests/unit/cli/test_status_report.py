@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from gracepoint_cli import status_report
+from gracepoint_cli import status as status_report
+from gracepoint_cli.cluster import WorkloadMatch
 from gracepoint_cli.errors import CommandError
-from gracepoint_cli.naming import WorkloadMatch
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.workloads import BY_NAME
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import objects
+from gracepoint_operator.workloads import BY_NAME, JOBSETS
 from tests.command_line import command
 from tests.unit.operator.fakes.objects import preemption
 from tests.unit.operator.fakes.samples import jobset, pod_of, policy_spec
@@ -64,7 +63,7 @@ def running(count: int) -> list[Json]:
 def one(
     body: Json, policies: list[Json], pods: list[Json], records: list[Json] | None = None
 ) -> status_report.JobOverview:
-    (found,) = status_report.jobs([body], policies, pods, records or [], now=NOW)
+    (found,) = status_report.job_rows([body], policies, pods, records or [], now=NOW)
     return found
 
 
@@ -124,7 +123,7 @@ def test_what_nobody_reported_is_unknown_not_no() -> None:
 def test_the_numbers_of_a_replica_count_while_it_renews_its_lease(seconds_ago: float, counted: int | None) -> None:
     at = (NOW - datetime.timedelta(seconds=seconds_ago)).isoformat()
     leases = [{"spec": {"holderIdentity": "a", "renewTime": at}}]
-    (found,) = status_report.jobs([stored()], [a_policy(**connected(2))], running(2), [], now=NOW, leases=leases)
+    (found,) = status_report.job_rows([stored()], [a_policy(**connected(2))], running(2), [], now=NOW, leases=leases)
     assert found.connected == counted
 
 
@@ -150,7 +149,7 @@ def test_the_default_grace_period_is_that_of_kubernetes() -> None:
 
 
 def test_a_policy_that_no_operator_has_seen_says_so() -> None:
-    (found,) = status_report.policies([a_policy()])
+    (found,) = status_report.policy_rows([a_policy()])
     assert "the operator has not seen this policy" in found.problems[0]
 
 
@@ -162,14 +161,14 @@ def test_conditions_that_are_false_are_told_with_their_message() -> None:
         "message": "1 of 2",
         "lastTransitionTime": NOW.isoformat(),
     }
-    (found,) = status_report.policies([a_policy(conditions=[condition], observedGeneration=1)])
+    (found,) = status_report.policy_rows([a_policy(conditions=[condition], observedGeneration=1)])
     assert found.problems == ("Connected: 1 of 2",)
 
 
 def test_a_policy_that_cannot_be_read_is_shown_with_the_reason() -> None:
     broken = a_policy()
     broken["spec"] = {"checkpoint": {"directory": "relative"}}
-    (found,) = status_report.policies([broken])
+    (found,) = status_report.policy_rows([broken])
     assert "directory" in found.error
 
 
@@ -185,7 +184,7 @@ def unreadable(part: str) -> Json:
 
 def test_a_job_that_cannot_be_read_is_shown_beside_the_others() -> None:
     policies, pods = [a_policy(**connected(2), **forecast(9))], running(2)
-    broken, whole = status_report.jobs([stored(), unreadable("status")], policies, pods, [], now=NOW)
+    broken, whole = status_report.job_rows([stored(), unreadable("status")], policies, pods, [], now=NOW)
     assert (broken.called, broken.grace_s, broken.fits, broken.mode) == ("jobset/broken", None, None, "")
     assert (broken.injected, broken.restarts, broken.finished) == (None, None, None)
     assert "cannot be read: " in broken.problems[0]
@@ -202,7 +201,7 @@ def test_an_unreadable_pod_template_hides_only_the_grace_period() -> None:
 
 
 def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {kinds.POLICIES: [a_policy(**connected(2))], JOBSETS: [stored(), unreadable("status")]}
+    found = {objects.POLICIES: [a_policy(**connected(2))], JOBSETS: [stored(), unreadable("status")]}
 
     class Cluster(contextlib.nullcontext[Any]):
         """A cluster with these objects."""
@@ -212,7 +211,7 @@ def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.Monk
         def __init__(self, *where: object) -> None:
             super().__init__(self)
 
-        def list(self, kind: kinds.Kind, namespace: str, *, labels: str | None = None) -> list[Json]:
+        def list(self, kind: objects.Kind, namespace: str, *, labels: str | None = None) -> list[Json]:
             return found.get(kind, [])
 
     monkeypatch.setattr("gracepoint_cli.cluster.Cluster", Cluster)
@@ -240,5 +239,5 @@ def test_a_policy_that_does_not_apply_as_it_says_is_shown_with_who_has_set_that(
         ("Watching", "every signal is told", ()),
     ):
         condition = {**ready, "reason": reason, "message": message}
-        (found,) = status_report.policies([a_policy(conditions=[condition], observedGeneration=1)])
+        (found,) = status_report.policy_rows([a_policy(conditions=[condition], observedGeneration=1)])
         assert found.problems == problems

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint import daemon_thread
+from gracepoint import threads
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.compile_cache.uploads import ProgramUploads
 from tests.interrupts import interrupt_at
@@ -57,7 +57,7 @@ def test_wherever_an_addition_is_interrupted_later_programs_are_written(tmp_path
     for number in itertools.count():
         uploads, folder = ProgramUploads(lambda written_bytes: None), tmp_path / str(number)
         adding = [functools.partial(uploads.add, storage_path(folder) / name, 1, lambda: b"x") for name in "abcdefgh"]
-        reached = [interrupt_at(add, number, [daemon_thread]) for add in adding]
+        reached = [interrupt_at(add, number, [threads]) for add in adding]
         uploads.add(storage_path(folder) / "last", 1, lambda: b"x")
         began_s = time.monotonic()
         uploads.close(30.0)

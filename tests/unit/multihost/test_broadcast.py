@@ -14,9 +14,9 @@ import pytest
 
 from gracepoint.errors import AgreementError
 from gracepoint.multihost import BarrierKeys, InMemoryStore, StoreProcessGroup, broadcast, broadcast_one_to_all
-from gracepoint.multihost.all_processes import AllProcesses
 from gracepoint.multihost.broadcast import _difference, _overlaps
-from gracepoint.multihost.coordination.store import StoreUnavailable
+from gracepoint.multihost.store import StoreUnavailable
+from gracepoint.multihost.utilities import AllProcesses
 from tests.unit.multihost.fakes.gangs import gangs, together
 
 

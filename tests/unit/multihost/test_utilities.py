@@ -14,8 +14,7 @@ import pytest
 from gracepoint import multihost
 from gracepoint.errors import CannotKnow, ClusterError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup, utilities
-from gracepoint.multihost.all_processes import joined_cluster
-from gracepoint.multihost.preemption_hook import set_reached_preemption_hook
+from gracepoint.multihost.utilities import joined_cluster, set_reached_preemption_hook
 
 
 @pytest.mark.integration

@@ -9,14 +9,13 @@ from typing import Any, cast
 import pytest
 
 from gracepoint.wire import names
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import ClusterCheckpointPolicy
 from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.workloads import CREATED_WITH
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import CREATED_WITH, JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, Clock

@@ -12,12 +12,13 @@ from pydantic import ValidationError
 from gracepoint.wire import names
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
-from gracepoint_operator.cache.listing import relister, workload_refresh
-from gracepoint_operator.cache.listing.resync import sweep
+from gracepoint_operator.cache import relister, watch_state
+from gracepoint_operator.cache.relister import sweep
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
-from gracepoint_operator.kube import client, kinds, write_queue
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import client, write_queue
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Clock
@@ -563,7 +564,7 @@ async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryAp
 async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workload_refresh, "_WITHIN_S", 0.05)
+    monkeypatch.setattr(watch_state, "_WITHIN_S", 0.05)
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1, "s-1")
         hanging = asyncio.Event()

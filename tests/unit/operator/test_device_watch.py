@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.watches.threads import Watches
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.watches.kopf_run import Watches
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Clock

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gracepoint_operator import gc_schedule
-from gracepoint_operator.gc_schedule import LOOK_S, PORTION, PUT_OFF_S, WHOLE_S
+from gracepoint_operator import decision_queue
+from gracepoint_operator.decision_queue import LOOK_S, PORTION, PUT_OFF_S, WHOLE_S
 
 
 def _collected(
@@ -36,7 +36,7 @@ def _collected(
 
     async def run() -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await gc_schedule.collect_in_portions(
+            await decision_queue.collect_in_portions(
                 lambda: quiet(now), sleep=sleep, new=lambda: int((now - since_s) * new_a_second), collect=collect
             )
 
@@ -55,7 +55,7 @@ def test_it_collects_as_soon_as_there_is_a_portion_of_new_objects() -> None:
 @pytest.fixture
 def looks_a_day(monkeypatch: pytest.MonkeyPatch) -> int:
     """It looks only once a minute. Returns how many looks a day has."""
-    monkeypatch.setattr(gc_schedule, "LOOK_S", 60.0)
+    monkeypatch.setattr(decision_queue, "LOOK_S", 60.0)
     return round(WHOLE_S / 60.0)
 
 
@@ -110,6 +110,6 @@ def test_garbage_in_cycles_is_found_though_it_was_spared_once() -> None:
 @pytest.mark.integration
 def test_the_portion_is_counted_by_pythons_own_collections() -> None:
     gc.collect()
-    assert gc_schedule._new() == 0
+    assert decision_queue._new() == 0
     gc.collect(1)
-    assert gc_schedule._new() == 1
+    assert decision_queue._new() == 1

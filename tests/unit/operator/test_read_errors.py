@@ -15,27 +15,24 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gracepoint.errors import WireError
-from gracepoint.wire.codec import Message
 from gracepoint.wire.frames import Frame, Hello, Notice
-from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Report, Resumption
+from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Message, Mode, Phase, Report, Resumption
 from gracepoint.wire.names import Env
 from gracepoint_operator import signals
+from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.decide import decide
-from gracepoint_operator.decisions.statuses import preemption_status
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import read_node, read_taint
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.devices import read_claim, read_rule, read_slice
-from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import RequestRecord as Asked
+from gracepoint_operator.model.preemption_record import PreemptionRecord
+from gracepoint_operator.model.preemption_record import RequestRecord as Asked
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, On
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, routes
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, NotAnAdmissionReview
-from gracepoint_operator.workloads import read_job, read_pod
-from gracepoint_operator.workloads.job import LONE_JOBS, JobType
-from gracepoint_operator.workloads.jobset import JOBSETS, JobSetType
+from gracepoint_operator.workloads import JOBSETS, LONE_JOBS, JobSetType, JobType, read_job, read_pod
 from tests.hypothesis_profiles import examples
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, Body, stamp

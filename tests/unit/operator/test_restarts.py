@@ -8,7 +8,7 @@ import pytest
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator import controller
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
 from tests.hypothesis_profiles import portion
 from tests.unit.operator.fakes import objects

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.kinds import Kind
-from gracepoint_operator.observability.logs import PlainFormatter
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.kube.objects import Kind
+from gracepoint_operator.logs import PlainFormatter
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Body, Clock

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracepoint.deadline_plan import Choice, NewestSnapshot, Situation, SnapshotState, merged, must_choose, plan
+from gracepoint.deadline import Choice, NewestSnapshot, Situation, SnapshotState, merged, must_choose, plan
 from tests.unit.preemption.fakes.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "deadline.md"

@@ -12,21 +12,18 @@ from typing import Any, cast
 import pytest
 
 from gracepoint.checkpoint import Saved
-from gracepoint.checkpoint.saving.throughput import Throughput
-from gracepoint.deadline import Deadline
-from gracepoint.deadline_plan import NewestSnapshot, SnapshotState, must_choose
+from gracepoint.checkpoint.saving.schedule import Throughput
+from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState, must_choose
 from gracepoint.errors import BarrierCancelled, Preempted, SaveFailed
 from gracepoint.multihost import Agreement, InMemoryStore
-from gracepoint.multihost.sync_point.ledger import Broken, Epoch, Settled
+from gracepoint.multihost.ledger import Broken, Epoch, Settled
 from gracepoint.preemption.emergency_save import EmergencySave
+from gracepoint.preemption.exit import ProcessExit
 from gracepoint.preemption.forecast import Forecaster
-from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
-from gracepoint.preemption.observer import PreemptionObserver
-from gracepoint.preemption.outcome import Outcome
-from gracepoint.preemption.process_exit import ProcessExit
-from gracepoint.preemption.reporting.reporter import Reporter
-from gracepoint.preemption.reporting.time_spent import TimeSpent
-from gracepoint.preemption.time_budget import TimeBudget
+from gracepoint.preemption.observer import NoticePublisher, NoticeReader, PreemptionObserver
+from gracepoint.preemption.outcome import Outcome, TimeBudget
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase, SavedFor

@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 
 from gracepoint.multihost import StoreUnavailable
-from gracepoint.multihost.sync_point.entries import NoticeEntry, Retract
-from gracepoint.multihost.sync_point.ledger import Ledger, Noticed, Retracted
-from gracepoint.preemption.notice_relay import NoticePublisher, NoticeReader
+from gracepoint.multihost.ledger import Ledger, Noticed, NoticeEntry, Retract, Retracted
+from gracepoint.preemption.observer import NoticePublisher, NoticeReader
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.receivers.mailbox import SIGTERM
 

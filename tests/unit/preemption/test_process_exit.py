@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from gracepoint.multihost import InMemoryStore
-from gracepoint.preemption.process_exit import ProcessExit
+from gracepoint.preemption.exit import ProcessExit
 from tests.unit.multihost.fakes.gangs import together
 
 
@@ -86,7 +86,7 @@ def test_the_watchdog_ends_a_process_at_its_deadline_after_saying_so() -> None:
 
 def test_watchdog_ends_a_process_stuck_with_the_log_lock() -> None:
     end, handler = End(), logging.StreamHandler(io.StringIO())
-    log = logging.getLogger("gracepoint.preemption.process_exit")
+    log = logging.getLogger("gracepoint.preemption.exit")
     log.addHandler(handler)
     assert handler.lock is not None
     handler.lock.acquire()
@@ -130,7 +130,7 @@ def test_the_watchdog_keeps_to_what_was_decided() -> None:
 
 
 def test_a_process_that_fails_by_itself_is_not_held_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gracepoint.preemption.process_exit.FAILED_S", 0.1)
+    monkeypatch.setattr("gracepoint.preemption.exit.FAILED_S", 0.1)
     end = End()
     leaving(InMemoryStore(), 1, 2, end).hurry(1)
     assert end.ended.wait(60)

@@ -16,10 +16,10 @@ import pytest
 import trustme
 
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
-from gracepoint.preemption.reporting.reporter import Reporter
-from gracepoint.preemption.reporting.time_spent import TimeSpent
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import ChannelError, Disruption, Mailbox, OperatorConnection, OperatorSubscriber, Sender
-from gracepoint.receivers.backoff import Backoff
+from gracepoint.receivers.channel import Backoff
 from gracepoint.receivers.operator import receipt_after_s
 from gracepoint.settings import Settings
 from gracepoint.wire.frames import Ping, Retraction

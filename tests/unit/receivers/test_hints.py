@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gracepoint.receivers import Hints
-from gracepoint.receivers.hints import LEAST_PAUSE_S, SAME_S
+from gracepoint.receivers.mailbox import LEAST_PAUSE_S, SAME_S
 from gracepoint.wire.frames import Hint
 
 

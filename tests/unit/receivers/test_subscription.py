@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trustme
 
-from gracepoint.receivers import OperatorConnection, OperatorSubscriber, subscription
-from gracepoint.receivers.backoff import Backoff
+from gracepoint.receivers import OperatorConnection, OperatorSubscriber, channel
+from gracepoint.receivers.channel import Backoff
 from gracepoint.wire.frames import Ping
 from gracepoint.wire.messages import Acknowledgement
 from gracepoint.wire.names import PATH_SUBSCRIBE
@@ -41,7 +41,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def reset(self) -> None:
             taken.append("reset")
 
-    monkeypatch.setattr(subscription, "Backoff", Impatient)
+    monkeypatch.setattr(channel, "Backoff", Impatient)
     return taken
 
 

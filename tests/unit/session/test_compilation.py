@@ -20,8 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gracepoint
 from gracepoint.errors import SettingsError
-from gracepoint.session.compilation import Compilations
-from gracepoint.session.program_watch import ProgramWatch
+from gracepoint.session.compilation import Compilations, ProgramWatch
 
 pytestmark = pytest.mark.integration
 

@@ -24,7 +24,7 @@ import pytest
 
 import gracepoint
 from gracepoint.errors import CheckpointMismatch, CheckpointRefused, SettingsError
-from gracepoint.preemption.process_exit import ProcessExit
+from gracepoint.preemption.exit import ProcessExit
 from tests.unit.checkpoint.fakes.engine import sharding
 
 pytestmark = pytest.mark.integration

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from jax._src.lib import _jax
 
-from gracepoint.checkpoint.saving.save_interval import SaveInterval
+from gracepoint.checkpoint.saving.schedule import SaveInterval
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import Agreement, JaxStore, StoreProcessGroup
-from gracepoint.multihost.sync_point.ledger import Broken, Closed, Event, Noticed, Retracted
+from gracepoint.multihost.ledger import Broken, Closed, Event, Noticed, Retracted
 from gracepoint.process_group import ProcessGroup
 from gracepoint.session.periodic_saves import PeriodicSaves
 from tests.ports import held_ports

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from gracepoint.errors import AgreementError
-from gracepoint.session import last_state
-from gracepoint.session.last_state import LastState
+from gracepoint.session import sync_points
+from gracepoint.session.sync_points import LastState
 
 # Compiles programs.
 pytestmark = pytest.mark.integration
@@ -66,7 +66,7 @@ def test_state_that_changes_in_place_is_given_back_as_it_was() -> None:
 
 
 def test_large_arrays_of_numpy_are_not_copied_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_state, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(sync_points, "_MOST_BYTES", 1 << 20)
     last = Loop().last_state()
     last.keep(7, 70, {"w": np.zeros(1 << 20, np.uint8)})
     assert last.lost(7) == ""

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from gracepoint.checkpoint.saving.background import background_save, save_executor
-from gracepoint.checkpoint.saving.due_saves import DueSave
+from gracepoint.checkpoint.saving import background, executor
+from gracepoint.checkpoint.saving.schedule import DueSave
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import AgreementError, CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
@@ -63,7 +63,7 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
         put(path, data)
 
     monkeypatch.setattr(StoragePath, "put", hang)
-    monkeypatch.setattr(background_save, "_STOPPED_ENDS_S", 0.01)
+    monkeypatch.setattr(background, "_STOPPED_ENDS_S", 0.01)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
         is_stuck = gang.process_index == 0
@@ -229,7 +229,7 @@ ONCE: Mapping[str, Callable[[Training, pytest.MonkeyPatch], None]] = {
     "host state raises": host_state_that_raises,
     "host state cannot be encoded": host_state_that_cannot_be_encoded,
     "state cannot be saved": state_that_cannot_be_saved,
-    "the transfer from the devices fails": in_module(save_executor, "Transfer"),
+    "the transfer from the devices fails": in_module(executor, "Transfer"),
     "no memory for the snapshot": in_engine(lambda training: training.engine.executor.planner, "snapshot"),
     "the plan fails": in_engine(lambda training: training.engine.executor.planner, "plan"),
     "the worker refuses": in_engine(lambda training: training.engine.executor.handing, "hand_over"),

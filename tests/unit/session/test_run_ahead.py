@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from gracepoint.preemption.forecast import LIMIT
-from gracepoint.session.run_ahead import RunAhead
+from gracepoint.session.sync_points import RunAhead
 
 pytestmark = pytest.mark.integration
 

@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 import gracepoint
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.saving.save_interval import SaveInterval
-from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.saving.schedule import SaveInterval
+from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
@@ -39,17 +39,17 @@ from gracepoint.errors import (
     SaveFailed,
     SettingsError,
 )
-from gracepoint.multihost.joining import distributed
-from gracepoint.multihost.preemption_hook import reached_preemption_hook
+from gracepoint.multihost import distributed
+from gracepoint.multihost.utilities import reached_preemption_hook
 from gracepoint.preemption import forecast
 from gracepoint.preemption.coordinator import Coordinator
+from gracepoint.preemption.exit import ProcessExit
 from gracepoint.preemption.forecast import Figures
-from gracepoint.preemption.process_exit import ProcessExit
-from gracepoint.preemption.reporting.reporter import Reporter
+from gracepoint.preemption.reporter import Reporter
 from gracepoint.receivers import Disruption, Mailbox
-from gracepoint.session import last_state
 from gracepoint.session import session as session_module
-from gracepoint.session.run_ahead import RunAhead
+from gracepoint.session import sync_points
+from gracepoint.session.sync_points import RunAhead
 from gracepoint.wire.messages import TroubleKind
 from gracepoint.wire.names import Env
 from tests.forked import forked
@@ -862,13 +862,13 @@ def test_what_cannot_be_deleted_is_reported_while_the_session_is_open(
 ) -> None:
     told: list[tuple[TroubleKind, bool]] = []
     monkeypatch.setattr(Reporter, "trouble", lambda self, kind, message, *, over, **known: told.append((kind, over)))
-    undeleted.end()
-    undeleted.failed("/elsewhere/1", OSError("before the session"))
+    posix.end()
+    posix.failed("/elsewhere/1", OSError("before the session"))
     with gracepoint.attach(tmp_path):
-        undeleted.gone("/elsewhere/1")
-        undeleted.failed("/elsewhere/2", OSError("locked"))
-    undeleted.failed("/elsewhere/3", OSError("after the session"))
-    undeleted.end()
+        posix.gone("/elsewhere/1")
+        posix.failed("/elsewhere/2", OSError("locked"))
+    posix.failed("/elsewhere/3", OSError("after the session"))
+    posix.end()
     assert told == [(TroubleKind.DELETIONS, over) for over in (False, True, False)]
 
 
@@ -981,7 +981,7 @@ def _own_threads() -> list[str]:
 @pytest.fixture
 def _keeping_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps of these loops take no time, and the machine may be busy."""
-    monkeypatch.setattr(last_state, "_MOST_S", 60.0)
+    monkeypatch.setattr(sync_points, "_MOST_S", 60.0)
 
 
 def _the_open_session_would_have_ended() -> None:

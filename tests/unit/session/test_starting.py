@@ -20,10 +20,10 @@ import pytest
 
 import gracepoint
 from gracepoint.checkpoint import SingleReplica
-from gracepoint.checkpoint.loading.leaves import placement
-from gracepoint.checkpoint.loading.leaves.leaf_target import LeafTarget
+from gracepoint.checkpoint.restoring import placement
+from gracepoint.checkpoint.restoring.leaves import LeafTarget
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch, CheckpointNotFound, InvalidSharding, SettingsError
-from gracepoint.preemption.process_exit import ProcessExit
+from gracepoint.preemption.exit import ProcessExit
 from tests.unit.checkpoint.fakes.engine import sharding
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ import pytest
 import gracepoint
 from gracepoint.checkpoint import WriteOptions, latest_step
 from gracepoint.errors import SettingsError
-from gracepoint.session.attaching import attach
+from gracepoint.session import attach
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
 from tests.leftovers import is_alive

@@ -35,18 +35,25 @@ done-records stay in the folder of the save, ``<step>.gracepoint-tmp.<attempt>.<
 A checkpoint that has a path of its own is the train state alone, without items. Its folder holds the contents of
 ``default/`` above, and also the marks, the manifest and the done-records. Its temporary folders are its siblings:
 ``<name>.gracepoint-tmp.<attempt>.<ordinal>`` and so on.
+
+The claim of a save or a deletion on a step, in a store that cannot rename.
+
+JSON objects that name their format and carry a checksum of their own bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
+from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.storage.backend import Child
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.errors import SettingsError
+from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SettingsError
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 COMMIT_SUCCESS = "commit_success.txt"
@@ -333,3 +340,119 @@ def manifest_part(process_index: int) -> str:
 
 def host_state_file(process_index: int) -> str:
     return f"{HOST_STATE_ITEM}/process_{process_index}.json"
+
+
+# The last entry: the checksum of all bytes before it.
+_CHECKSUM = b', "checksum": '
+
+
+def seal(form: str, fields: Mapping[str, Any]) -> bytes:
+    """Returns ``fields`` as JSON, with the name of their format and a checksum."""
+    body = json.dumps({"format": form, **fields}).removesuffix("}").encode()
+    return body + _CHECKSUM + str(crc32(body)).encode() + b"}"
+
+
+def is_whole(data: bytes) -> bool:
+    """True if the contents of a file, in any format, match the checksum that they carry."""
+    body, _, checksum = data.rpartition(_CHECKSUM)
+    return checksum == str(crc32(body)).encode() + b"}"
+
+
+def unsealed(forms: Sequence[str], data: bytes, where: str) -> dict[str, Any]:
+    """Returns the fields that were sealed.
+
+    Args:
+        forms: The formats that can be read, the newest one last.
+        data: The contents of a file.
+        where: Names the file in errors.
+
+    Raises:
+        CheckpointCorrupt: The fields cannot be read.
+        CheckpointTooNew: This version does not know their format.
+    """
+    if not is_whole(data):
+        raise CheckpointCorrupt(f"{where} cannot be read: its checksum does not fit its contents")
+    try:
+        value = dict(json.loads(data.rpartition(_CHECKSUM)[0] + b"}"))
+        found = value.pop("format")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointCorrupt(f"{where} cannot be read: {error!r}") from error
+    if found not in forms:
+        form = forms[-1]
+        if _is_newer(found, form):
+            raise CheckpointTooNew(
+                f"{where} was written by a newer Gracepoint: found format {found!r}, expected {form!r}. Install in the "
+                "image the version of gracepoint that wrote it, or train in another directory; it is left as it is"
+            )
+        raise CheckpointCorrupt(f"{where}: found format {found!r}, expected {form!r}")
+    return value
+
+
+def _is_newer(found: Any, form: str) -> bool:
+    name, _, version = form.partition("/")
+    number = found.removeprefix(f"{name}/") if isinstance(found, str) else ""
+    return number.isdecimal() and int(number) > int(version)
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """Stands in place of a step's manifest in a store that cannot rename, while a save or a deletion owns the step.
+
+    Attributes:
+        attempt: The attempt of the job that saves. In the claim of a deletion: ``deletes``.
+        ordinal: Number of the save within the attempt. In the claim of a deletion: 0.
+        begun_ns: When the save or the deletion began, in nanoseconds since the epoch by the store's clock.
+        trash: Name of the trash of a step that is deleted. None in the claim of a save.
+        nonce: Makes the contents unique, as some stores tell versions apart by their contents.
+        swept_ns: When the process that deletes the objects last renewed the claim, in nanoseconds since the epoch by
+            the store's clock. 0 if no process deletes them yet.
+    """
+
+    attempt: str
+    ordinal: int
+    begun_ns: int
+    trash: str | None = None
+    nonce: str = dataclasses.field(default_factory=lambda: Claim.new_nonce())
+    swept_ns: int = 0
+
+    FORMAT: ClassVar[str] = "gracepoint.claim/1"
+
+    @staticmethod
+    def new_nonce() -> str:
+        return secrets.token_hex(8)
+
+    @property
+    def note(self) -> str:
+        """The note that the save leaves with each object that it writes."""
+        return f"{self.attempt} {self.ordinal} {self.begun_ns}"
+
+    @classmethod
+    def noted(cls, note: str) -> Claim | None:
+        """Returns the save that left a note. None if Gracepoint did not leave it."""
+        attempt, _, rest = note.partition(" ")
+        numbers = rest.split(" ")
+        if not attempt or len(numbers) < 2 or not all(number.isdecimal() for number in numbers[:2]):
+            return None
+        return cls(attempt, int(numbers[0]), int(numbers[1]))
+
+    def is_same(self, other: Claim) -> bool:
+        """Returns whether both are of one save."""
+        return (self.attempt, self.ordinal) == (other.attempt, other.ordinal)
+
+    def is_later(self, other: Claim) -> bool:
+        """Returns whether this save began after ``other``."""
+        if self.attempt == other.attempt:
+            return self.ordinal > other.ordinal
+        return self.begun_ns > other.begun_ns
+
+    def to_bytes(self) -> bytes:
+        return seal(self.FORMAT, dataclasses.asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        return cls(**unsealed((cls.FORMAT,), data, where))
+
+
+def is_claim(data: bytes) -> bool:
+    """Returns whether ``data`` is a claim of any version, and not a manifest."""
+    return data.startswith(b'{"format": "gracepoint.claim/')

@@ -2,37 +2,339 @@
 
 For a checkpoint with a manifest, the manifest has the specs and the checksums. Otherwise the specs are read from zarr's
 metadata and from what Orbax records beside it, and there are no checksums.
+
+Sources of array values: chunk files that hold them unencoded, or anything that TensorStore reads.
+
+All sources are read in pieces. Any number of threads may read at once. Each piece is read once, by one thread.
+
+Sizes and checksums of chunks from a manifest in parts. Each part is read when a chunk in it is first asked for.
+
+Any thread may ask. Each part is read once, by the first thread that needs it. Other threads wait only if they need the
+same part. What was read is kept in arrays of numpy, because a process that restores much reads many parts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import math
 import re
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt
-from gracepoint.checkpoint.format.array_spec import ArraySpec, Kind, folder_of_leaf, zarr_dtype
-from gracepoint.checkpoint.format.manifest import Manifest
-from gracepoint.checkpoint.reading.array_source import (
-    ArraySource,
-    ByPath,
-    CheckedStoredArrays,
-    ChunkFiles,
-    ChunkKeys,
-    StoredArrays,
-    chunk_shape,
+from gracepoint.checkpoint.format.array_spec import (
+    ArraySpec,
+    Index,
+    Kind,
+    as_bytes,
+    chunk_count,
+    folder_of_leaf,
+    zarr_dtype,
 )
-from gracepoint.checkpoint.reading.manifest_parts import ManifestParts
-from gracepoint.checkpoint.storage.checks import check_sizes
+from gracepoint.checkpoint.format.manifest import Manifest, ManifestPart, StoredFile
+from gracepoint.checkpoint.memory import crc32
+from gracepoint.checkpoint.planning import chunks
+from gracepoint.checkpoint.storage.checks import check_sizes, read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
+
+T = TypeVar("T", covariant=True)
+
+
+class ByPath(Protocol[T]):
+    """What is recorded of chunks, by path."""
+
+    def __getitem__(self, path: str, /) -> T:
+        """Returns what is recorded of one chunk.
+
+        Raises:
+            CheckpointCorrupt: The record cannot be read.
+        """
+
+
+class ArraySource(Protocol):
+    """The arrays of one checkpoint."""
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        """Returns the pieces to read for each of ``boxes``, which are regions of an array. Nothing is read twice.
+
+        A piece that several boxes need is in the list of each.
+        """
+
+    def extra_bytes(self, name: str, piece: Index) -> int:
+        """Returns an estimate of the memory in bytes that reading ``piece`` needs in addition to its output."""
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        """Reads ``piece`` into ``out``, which is in C order.
+
+        Raises:
+            CheckpointCorrupt: The piece is missing or damaged. The message names the leaf or its file.
+            TimeoutError: The deadline passed.
+        """
+
+
+class ChunkFiles:
+    """Files of raw values, with their sizes and checksums in the manifest. Each file is read whole, and checked."""
+
+    def __init__(self, item: StoragePath, specs: Mapping[str, ArraySpec], files: ByPath[StoredFile]) -> None:
+        """Reads files below ``item``. ``files`` is keyed by path below it."""
+        self._item = item
+        self._specs = specs
+        self._files = files
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        return [_chunks_in(box, self._specs[name]) for box in boxes]
+
+    def extra_bytes(self, name: str, piece: Index) -> int:
+        return 0
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        path = self._specs[name].chunk_file(piece)
+        file = self._files[path]
+        read_checked(self._item / path, file.bytes, file.crc32, as_bytes(out))
+
+
+class ChunkKeys:
+    """Raw values under keys of an OCDBT tree, with their checksums in the manifest. Each is read whole, and checked."""
+
+    def __init__(
+        self, where: StoragePath, store: ts.KvStore, specs: Mapping[str, ArraySpec], checksums: ByPath[int]
+    ) -> None:
+        """``where`` is used in error messages. ``checksums`` is keyed by the key in the store."""
+        self._where = where
+        self._store = store
+        self._specs = specs
+        self._checksums = checksums
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        return [_chunks_in(box, self._specs[name]) for box in boxes]
+
+    def extra_bytes(self, name: str, piece: Index) -> int:
+        return self._specs[name].chunk_bytes
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        key, where = self._specs[name].chunk_file(piece), f"{self._where}: leaf {name!r}"
+        try:
+            found = self._store.read(key).result(timeout=deadline.remaining_s())
+        except ValueError as error:
+            raise CheckpointCorrupt(f"{where}: {error}") from error
+        if found.state != "value":
+            raise CheckpointCorrupt(f"{where}: chunk {key} is missing")
+        if len(found.value) != out.nbytes or crc32(found.value) != self._checksums[key]:
+            raise CheckpointCorrupt(f"{where}: chunk {key} has values that do not fit its checksum")
+        as_bytes(out)[:] = found.value
+
+
+class StoredArrays:
+    """Arrays that TensorStore has opened.
+
+    Only TensorStore's own checks are made: OCDBT's checksums, and missing or short chunks.
+    """
+
+    def __init__(self, where: StoragePath, stores: Mapping[str, ts.TensorStore]) -> None:
+        self._where = where
+        self._stores = stores
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        store = self._stores[name]
+        chunk = chunk_shape(store)
+        chunks = [touched(box, store.shape, chunk) for box in boxes]
+        if len({piece for pieces in chunks for piece in pieces}) < sum(map(len, chunks)):
+            return chunks
+        return [[box] for box in boxes]  # TensorStore reads their chunks in parallel
+
+    def extra_bytes(self, name: str, piece: Index) -> int:
+        store = self._stores[name]
+        size_bytes = int(store.dtype.numpy_dtype.itemsize)
+        for (start, stop), size in zip(piece, chunk_shape(store), strict=True):
+            size_bytes *= -(-stop // size) * size - start // size * size  # whole chunks are decoded
+        return size_bytes
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        try:
+            copy_into(out, self._stores[name], piece, deadline)
+        except ValueError as error:
+            raise CheckpointCorrupt(f"{self._where}: leaf {name!r}: {error}") from error
+
+
+class CheckedStoredArrays(StoredArrays):
+    """Arrays as in ``StoredArrays``, with checksums of their chunks' values. Each chunk is read whole, and checked."""
+
+    def __init__(
+        self,
+        where: StoragePath,
+        stores: Mapping[str, ts.TensorStore],
+        specs: Mapping[str, ArraySpec],
+        checksums: ByPath[int],
+    ) -> None:
+        """``checksums`` is keyed by the path of the chunk below ``where``."""
+        super().__init__(where, stores)
+        self._specs = specs
+        self._checksums = checksums
+
+    def pieces(self, name: str, boxes: Sequence[Index]) -> list[list[Index]]:
+        return [_chunks_in(box, self._specs[name]) for box in boxes]
+
+    def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
+        super().read(name, piece, out, deadline)
+        path = self._specs[name].chunk_file(piece)
+        if crc32(as_bytes(out)) != self._checksums[path]:
+            raise CheckpointCorrupt(
+                f"{self._where}: leaf {name!r}: chunk {path} has values that do not fit its checksum"
+            )
+
+
+def _chunks_in(box: Index, spec: ArraySpec) -> list[Index]:
+    return touched(box, spec.shape, spec.chunk)
+
+
+def touched(box: Index, shape: Sequence[int], chunk: Sequence[int]) -> list[Index]:
+    """Returns the indices of the chunks of a regular grid that overlap ``box``."""
+    axes = [
+        [(first, min(first + size, length)) for first in range(start // size * size, stop, size)]
+        for (start, stop), length, size in zip(box, shape, (max(1, size) for size in chunk), strict=True)
+    ]
+    return list(itertools.product(*axes))
+
+
+def chunk_shape(store: ts.TensorStore) -> tuple[int, ...]:
+    """Returns the shape of the chunks that TensorStore decodes."""
+    shape = store.chunk_layout.read_chunk.shape
+    return tuple(max(1, size or 1) for size in shape or (1,) * store.rank)
+
+
+def copy_into(out: npt.NDArray[Any], store: ts.TensorStore, piece: Index, deadline: Deadline) -> None:
+    """Reads ``piece`` into ``out``.
+
+    Raises:
+        ValueError: TensorStore cannot read it.
+        TimeoutError: The deadline passed.
+    """
+    region = store[tuple(slice(start, stop) for start, stop in piece)][ts.d[:].translate_to[0]] if piece else store
+    ts.array(out).write(region).result(timeout=deadline.remaining_s())
+
+
+Value = TypeVar("Value")
+
+# The place of a chunk in the grid, at the end of its path. In zarr3 it begins with "c".
+_PLACE = {2: re.compile(r"(?:(.*)/)?(\d+(?:\.\d+)*)", re.ASCII), 3: re.compile(r"(?:(.*)/)?c((?:/\d+)*)", re.ASCII)}
+
+
+class ManifestParts:
+    """The parts of one manifest.
+
+    Attributes:
+        files: Size and checksum of the file of each chunk, by path below the train state's folder.
+        values: CRC-32 of the values of each chunk that has no file, or whose file holds encoded values, by that path.
+    """
+
+    def __init__(self, folder: StoragePath, manifest: Manifest) -> None:
+        """Reads the table of writers, and no part yet.
+
+        Raises:
+            CheckpointCorrupt: The table is missing or damaged.
+        """
+        self._folder = folder
+        self._manifest = manifest
+        self._specs = {spec.name: spec for spec in manifest.arrays}
+        counts = [chunk_count(spec) for spec in manifest.arrays]
+        self._first: dict[str, int] = dict(zip(self._specs, np.cumsum([0, *counts]).tolist(), strict=False))
+        total = sum(counts)
+        where = folder / layout.CHUNK_WRITERS
+        try:
+            self._writers = chunks.from_table(bytes(self._read(layout.CHUNK_WRITERS)))
+        except ValueError as error:
+            raise CheckpointCorrupt(f"{where} cannot be read: {error}") from error
+        if len(self._writers) != total or self._writers.max(initial=0) >= manifest.process_count:
+            raise CheckpointCorrupt(
+                f"{where} has {len(self._writers)} chunks, expected {total} of {manifest.process_count} processes"
+            )
+        self._counts = np.bincount(self._writers, minlength=manifest.process_count)
+        self._bytes = np.zeros(total, np.int64)
+        self._crc32 = np.zeros(total, np.uint32)
+        self._values = np.zeros(total, np.uint32)
+        self._reading = threading.Lock()  # protects ``_locks``
+        self._locks: dict[int, threading.Lock] = {}  # by process
+        self._known: set[int] = set()  # processes whose part is in the arrays
+        self.files = _Chunks(self._file_of)
+        self.values = _Chunks(self._value_of)
+
+    def _file_of(self, path: str) -> StoredFile:
+        number = self._number(path)
+        return StoredFile(int(self._bytes[number]), int(self._crc32[number]))
+
+    def _value_of(self, path: str) -> int:
+        return int(self._values[self._number(path)])
+
+    def _number(self, path: str) -> int:
+        """Returns the number of a chunk among all chunks, once the part that has it is in the arrays."""
+        number = self._number_of(path)
+        process = int(self._writers[number])
+        if process not in self._known:
+            with self._reading:
+                lock = self._locks.setdefault(process, threading.Lock())
+            with lock:
+                if process not in self._known:
+                    self._take_in(process)
+        return number
+
+    def _number_of(self, path: str) -> int:
+        zarr = next(iter(self._specs.values())).format.zarr if self._specs else 2
+        found = _PLACE[zarr].fullmatch(path)
+        spec = None if found is None else self._specs.get(found[1] or "")
+        if found is None or spec is None:
+            raise KeyError(path)
+        place = [int(at) for at in re.split(r"[./]", found[2]) if at][-len(spec.shape) :] if spec.shape else []
+        return self._first[spec.name] + _flat(place, spec)
+
+    def _take_in(self, process: int) -> None:
+        name = layout.manifest_part(process)
+        part = ManifestPart.from_bytes(bytes(self._read(name)), str(self._folder / name))
+        below = len(layout.in_item(self._manifest.item, ""))
+        expected = int(self._counts[process])
+        if max(len(part.files), len(part.values)) != expected:
+            raise CheckpointCorrupt(
+                f"{self._folder / name} has {max(len(part.files), len(part.values))} chunks, expected {expected}"
+            )
+        for path, file in part.files.items():
+            number = self._number_of(path[below:])
+            self._bytes[number], self._crc32[number] = file.bytes, file.crc32
+        for path, checksum in part.values.items():
+            self._values[self._number_of(path[below:])] = checksum
+        self._known.add(process)  # last, as other threads then read the arrays without a lock
+
+    def _read(self, name: str) -> bytearray:
+        file = self._manifest.files[name]
+        data = bytearray(file.bytes)
+        read_checked(self._folder / name, len(data), file.crc32, memoryview(data))
+        return data
+
+
+class _Chunks(Generic[Value]):
+    """What is known of each chunk, by path."""
+
+    def __init__(self, find: Callable[[str], Value]) -> None:
+        self._find = find
+
+    def __getitem__(self, path: str) -> Value:
+        return self._find(path)
+
+
+def _flat(place: list[int], spec: ArraySpec) -> int:
+    number = 0
+    for at, length, size in zip(place, spec.shape, spec.chunk, strict=True):
+        number = number * -(-length // max(1, size)) + at
+    return number if math.prod(spec.shape) else 0
+
 
 _CHUNK_NAME = re.compile(r"\d+(\.\d+)*")
 _KINDS: Mapping[str, Kind] = {"jax.Array": "array", "np.ndarray": "numpy", "scalar": "scalar"}

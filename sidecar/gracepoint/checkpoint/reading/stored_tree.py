@@ -1,6 +1,8 @@
 """Opens the train state of a checkpoint of Gracepoint or Orbax: its tree, its arrays' types, and their values' source.
 
 Opening reads metadata only. Data that has a checksum in the manifest is checked when it is read.
+
+Opens leaves that handlers stored in a folder without tree metadata. The format is detected from the files.
 """
 
 from __future__ import annotations
@@ -10,15 +12,22 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gracepoint.checkpoint.format import layout, pytree, sharding_file
+import tensorstore as ts
+
+from gracepoint.checkpoint.format import array_spec, layout, ocdbt, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import Manifest
-from gracepoint.checkpoint.reading.array_source import ArraySource
-from gracepoint.checkpoint.reading.stored_arrays import array_metadatas, json_object, open_arrays, source_by_manifest
-from gracepoint.checkpoint.steps import foreign, listing, records
-from gracepoint.checkpoint.storage import read_many
+from gracepoint.checkpoint.memory import crc32
+from gracepoint.checkpoint.reading.stored_arrays import (
+    ArraySource,
+    array_metadatas,
+    json_object,
+    open_arrays,
+    source_by_manifest,
+)
+from gracepoint.checkpoint.steps import listing, records
+from gracepoint.checkpoint.storage import storage_path
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
@@ -161,7 +170,7 @@ def open_tree(
     strings = small(layout.STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
     of_shardings = layout.in_item(item_name, layout.SHARDING)
     has_shardings = of_shardings in ahead if of_shardings in asked else (item / layout.SHARDING).is_value()
-    shardings = sharding_file.parse(small(layout.SHARDING), str(item)) if has_shardings else {}
+    shardings = array_spec.parse(small(layout.SHARDING), str(item)) if has_shardings else {}
     found = {
         leaf.name: dataclasses.replace(
             leaf,
@@ -182,7 +191,7 @@ def open_tree(
 
 def _read_ahead(folder: StoragePath, paths: Sequence[str]) -> dict[str, bytes]:
     """Returns the manifest and ``paths`` that exist, by path below ``folder``."""
-    found = read_many.read_existing([folder / path for path in (layout.MANIFEST, *paths)])
+    found = storage_path.read_existing([folder / path for path in (layout.MANIFEST, *paths)])
     return {path.below(folder): data for path, data in found.items()}
 
 
@@ -202,7 +211,7 @@ def _leaves(
                     aggregated.append(leaves[-1].name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointCorrupt(f"{item / layout.TREE_METADATA} cannot be read: {error!r}") from error
-    foreign.refuse_aggregated(item, aggregated)
+    listing.refuse_aggregated(item, aggregated)
     return leaves, empty
 
 
@@ -249,3 +258,37 @@ def _nested(nodes: Mapping[tuple[tuple[str, int], ...], Any], folder: StoragePat
     }:  # a node may have both, as nnx.List has: a dict then
         return [_nested(children[key], folder) for key in sorted(children, key=lambda key: int(key[0]))]
     return {name: _nested(below, folder) for (name, _), below in children.items()}
+
+
+def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Deadline) -> StoredTree:
+    """Opens leaves that are arrays.
+
+    Args:
+        folder: The folder of the tree.
+        leaves: The names and kinds of the leaves. All are stored in the same format.
+        deadline: The deadline for opening.
+
+    Raises:
+        CheckpointCorrupt: A leaf is missing, or its metadata is damaged. The message names the leaf.
+        TimeoutError: The deadline passed.
+    """
+    has_files = any((folder / leaf.name / name).is_value() for leaf in leaves for name in (".zarray", "zarr.json"))
+    in_ocdbt = not has_files and (folder / ocdbt.MANIFEST).is_value()  # files first: other handlers' tree may be there
+    files = ocdbt.kvstore(folder) if in_ocdbt else folder.kvstore_spec()
+    store = ts.KvStore.open(files, context=ocdbt.context()).result(timeout=deadline.remaining_s())
+    zarr3 = store.read(f"{leaves[0].name}/zarr.json").result(timeout=deadline.remaining_s()).state == "value"
+    metadata = {"use_ocdbt": in_ocdbt, "use_zarr3": zarr3, "store_array_data_equal_to_fill_value": True}
+    specs, source = open_arrays(folder, metadata, {leaf.name: leaf.value_type for leaf in leaves}, deadline)
+    path = folder / layout.SHARDING
+    shardings = array_spec.parse(json_object(path.read_bytes(), path), str(path)) if path.is_value() else {}
+    write_shapes = {name: found.write_shape for name, found in array_metadatas(folder).items()}
+    found = {
+        leaf.name: dataclasses.replace(
+            leaf,
+            spec=specs[leaf.name],
+            sharding=shardings.get(leaf.name),
+            write_shape=write_shapes.get(leaf.name),
+        )
+        for leaf in leaves
+    }
+    return StoredTree(folder, found, {}, None, source, folder)

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
-from gracepoint.checkpoint.steps.object_store import manifest_commit, manifest_deletion
-from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
+from gracepoint.checkpoint.steps import manifest_commit
+from gracepoint.checkpoint.steps.object_deletion import look_at
 from gracepoint.checkpoint.steps.records import (
     done_records,
     is_of,
@@ -36,7 +36,7 @@ from gracepoint.checkpoint.steps.records import (
     orbax_success,
     standing,
 )
-from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
 
@@ -197,10 +197,10 @@ def give_up_old(
             if probe.is_folder():
                 probe.delete_folder()
             else:
-                with undeleted.telling(probe):
+                with posix.telling(probe):
                     probe.delete()
     if not paths.root.backend.renames:
-        manifest_deletion.find_condemned(paths)
+        manifest_commit.find_condemned(paths)
     changed_s = look_at(paths.root, left, last_change_s)
     for temporary in left:
         overtaken = temporary.step is not None and newest_good is not None and temporary.step < newest_good
@@ -215,11 +215,11 @@ def give_up_old(
         # The time is 0 if the save was committed or deleted meanwhile.
         if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(temporary):
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, kept_s)
-            with undeleted.telling(temporary.path):  # one that stays must not keep the others
+            with posix.telling(temporary.path):  # one that stays must not keep the others
                 if paths.root.backend.renames:
                     discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
                 else:
-                    manifest_deletion.give_up(paths, temporary)
+                    manifest_commit.give_up(paths, temporary)
 
 
 def _must_stay(temporary: Temporary) -> bool:
@@ -252,7 +252,7 @@ def discard(folder: StoragePath, trash: StoragePath, *, only: str | None = None)
     ``standing``). If another checkpoint has taken its place, nothing happens. None: whichever is there is discarded.
     """
     if not folder.backend.renames:
-        manifest_deletion.discard(folder, trash, only)
+        manifest_commit.discard(folder, trash, only)
         return
     with contextlib.suppress(FileNotFoundError):  # another process renamed it
         folder.publish(trash)
@@ -270,7 +270,7 @@ def give_up_failed(paths: Layout, temporary: Temporary, *, deletes: bool = True)
         temporary: The save. It was decided that it is not committed.
         deletes: False: there is no time. The folder becomes trash, and in stores that cannot rename all stays.
     """
-    with undeleted.telling(temporary.path):
+    with posix.telling(temporary.path):
         try:
             if is_durable(temporary):
                 return
@@ -279,7 +279,7 @@ def give_up_failed(paths: Layout, temporary: Temporary, *, deletes: bool = True)
         trash = paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
         if not paths.root.backend.renames:
             if deletes:
-                manifest_deletion.give_up_failed(paths, temporary, trash)
+                manifest_commit.give_up_failed(paths, temporary, trash)
             return
         try:
             discard(temporary.path, trash)
@@ -292,7 +292,7 @@ def give_up_failed(paths: Layout, temporary: Temporary, *, deletes: bool = True)
 def empty_trash(paths: Layout) -> None:
     """Deletes all trash. This may take long."""
     if not paths.root.backend.renames:
-        manifest_deletion.empty_trash(paths)
+        manifest_commit.empty_trash(paths)
         return
     for trash in paths.trashed():
         trash.delete_folder()  # another process may delete it at the same time

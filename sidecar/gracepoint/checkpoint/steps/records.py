@@ -11,10 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.claim import is_claim
-from gracepoint.checkpoint.format.layout import Temporary
+from gracepoint.checkpoint.format.layout import Temporary, is_claim
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, ManifestPart, StoredFile
-from gracepoint.checkpoint.storage import read_many
+from gracepoint.checkpoint.storage import storage_path
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
 
@@ -40,12 +39,12 @@ def done_records(folder: StoragePath) -> list[DoneRecord] | None:
         CheckpointTooNew: A newer Gracepoint wrote them.
     """
     paths = [folder / layout.done_record(0)]
-    only = read_many.read_all(paths)
+    only = storage_path.read_all(paths)
     if only is None:
         return None
     first = DoneRecord.from_bytes(only[0], str(paths[0]))
     paths += [folder / layout.done_record(process) for process in range(1, first.process_count)]
-    found = read_many.read_all(paths[1:])
+    found = storage_path.read_all(paths[1:])
     if found is None:
         return None
     return [first, *(DoneRecord.from_bytes(data, str(path)) for path, data in zip(paths[1:], found, strict=True))]
@@ -129,7 +128,7 @@ def all_files(folder: StoragePath, manifest: Manifest) -> Iterator[tuple[str, St
     for first in range(0, manifest.process_count, _PARTS_AT_ONCE):
         numbers = range(first, min(first + _PARTS_AT_ONCE, manifest.process_count))
         paths = [folder / layout.manifest_part(number) for number in numbers]
-        found = read_many.read_all(paths)
+        found = storage_path.read_all(paths)
         if found is None:
             raise CheckpointCorrupt(f"{folder}: a part of its manifest is missing: {_first_missing(paths)}")
         for path, data in zip(paths, found, strict=True):

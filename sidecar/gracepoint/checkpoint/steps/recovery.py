@@ -3,6 +3,8 @@
 Any number of processes may do so at the same time, and may stop anywhere. ``commit`` explains why this is safe.
 
 If a save has many files, additional threads look at their sizes. They end before the call returns.
+
+Lets process 0 do for all processes what only one should do, such as listing a directory or taking its lease.
 """
 
 from __future__ import annotations
@@ -11,21 +13,22 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.layout import Layout, Temporary
+from gracepoint.checkpoint.format.layout import Layout, Temporary, is_whole
 from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile, merge
-from gracepoint.checkpoint.format.sealed_json import is_whole
-from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.steps.object_store import manifest_commit
-from gracepoint.checkpoint.steps.object_store.concurrent_reads import look_at
+from gracepoint.checkpoint.steps import commit, manifest_commit
+from gracepoint.checkpoint.steps.object_deletion import look_at
 from gracepoint.checkpoint.steps.records import all_files, done_records, manifest_bytes, standing
 from gracepoint.checkpoint.storage.checks import check_size, must_not_write
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SaveFailed
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, SaveFailed, from_word, to_word
+from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -202,3 +205,38 @@ def _put_back(aside: Temporary) -> None:
         return
     aside.target.parent.sync()
     logger.warning("%s is %s again", aside.path, aside.target)
+
+
+def by_process_zero(act: Callable[[], str], *, gang: ProcessGroup, key: str, deadline: Deadline) -> str:
+    """Calls ``act`` in process 0, and returns its text in all processes. Collective.
+
+    Args:
+        act: Called in process 0 only.
+        gang: The processes that call this together.
+        key: Key of the broadcast.
+        deadline: When the other processes stop waiting for process 0.
+
+    Raises:
+        CheckpointError: ``act`` raised an error. Process 0 raises that error itself. The other processes raise an error
+            of the same class, with the same message. If it is no ``CheckpointError``, they raise a ``CheckpointError``.
+        BarrierError: Process 0 did not answer in time.
+    """
+    if gang.process_index != 0:
+        kind, text = json.loads(gang.broadcast(key, None, timeout_s=deadline.remaining_s()))
+        if kind is not None:
+            raise from_word(kind)(text)
+        return str(text)
+    try:
+        text = act()
+    except Exception as error:
+        # Before it is raised here: the other processes wait for this key, until their deadline.
+        gang.broadcast(key, json.dumps(_told(error)), timeout_s=deadline.remaining_s())
+        raise
+    gang.broadcast(key, json.dumps([None, text]), timeout_s=deadline.remaining_s())
+    return text
+
+
+def _told(error: Exception) -> list[str]:
+    if isinstance(error, CheckpointError):
+        return [to_word(error), str(error)]
+    return [to_word(CheckpointError()), f"process 0: {type(error).__name__}: {error}"]

@@ -7,17 +7,32 @@ Implementations have no threads of their own. Every method may be called from an
 shares the store. Nobody owns a value: concurrent writers of one value use the conditional methods.
 
 All stores raise the built-in errors ``FileNotFoundError``, ``FileExistsError`` and ``OSError``.
+
+What stores that cannot rename offer beside ``Backend``: writes with conditions and notes, conditional deletion.
+
+Ends the requests of a block of code when its time is over, without each function passing a deadline on.
+
+The limit belongs to the thread that sets it. Stores that make requests ask for it in the thread that calls them, and
+pass it on to the threads that they start.
+
+Makes TensorStore contexts. All of them share the same values in memory.
+
+This module has no threads of its own. TensorStore's threads belong to the contexts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NewType, Protocol
 
+import tensorstore as ts
+
 if TYPE_CHECKING:
-    from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+    from gracepoint.checkpoint.memory import ArrayBytes
     from gracepoint.checkpoint.storage.direct_io import Buffer, Later
 
 #: Identifies one version of a value. It changes with every write.
@@ -299,3 +314,131 @@ class Backend(Protocol):
 
     def now_s(self, key: str) -> float:
         """Returns the time by the clock that dates the values in a folder. It may differ from this machine's clock."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    """What a store that cannot rename knows of a value.
+
+    Attributes:
+        generation: The version of the value.
+        note: What its writer left with it. Empty if it left nothing.
+    """
+
+    generation: Generation
+    note: str
+
+
+class FlatBackend(Backend, Protocol):
+    """A store whose ``renames`` is False. Its values are visible as a whole and durable when a call returns.
+
+    Attributes:
+        tensorstore_error: Why TensorStore cannot read from the store. None: it can, or that is not known.
+    """
+
+    tensorstore_error: str | None
+
+    def write_if(
+        self,
+        key: str,
+        data: ArrayBytes,
+        checksum: int,
+        only_if: Generation | None,
+        note: str,
+        go_on: Callable[[], None] | None,
+    ) -> Generation:
+        """Writes a value with a note, and returns its generation.
+
+        Args:
+            key: Key of the value.
+            data: Bytes of the value.
+            checksum: Their CRC-32.
+            only_if: The generation that the value must have. None: there must be no value.
+            note: The note. The store may add more at its end, so ``noted`` returns a note that begins with this one.
+            go_on: Called again and again. An error that it raises ends the write. None: there is a timeout.
+
+        Raises:
+            FileExistsError: ``only_if`` is None, and there is a value.
+            StaleGeneration: The value has another generation.
+        """
+
+    def noted(self, key: str) -> Noted | None:
+        """Returns the generation and the note of a value. None if it does not exist."""
+
+    def delete_version(self, key: str, generation: Generation | None) -> bool:
+        """Deletes a value if it has ``generation``, or ``generation`` is None. Another version is never deleted.
+
+        Returns False if the store answers that the value has another generation. Not all stores say so: ``gs://``
+        answers as if there were no value, and the result is True.
+        """
+
+    def delete_all(self, entries: Iterable[Entry], go_on: Callable[[], None] | None = None) -> None:
+        """Deletes values, each only if it has the generation of its entry. The keys of the entries are complete.
+
+        ``go_on`` is called before each request. An error that it raises ends the deletion.
+
+        Raises:
+            PermissionError: The store refuses to delete some of them. All others are deleted.
+            OSError: The store cannot be reached, so that not all were tried.
+        """
+
+    def sleep(self, seconds: float) -> None:
+        """Returns after a number of seconds by the store's clock."""
+
+    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
+        """Calls functions, several at a time, as each mostly waits for the store. Raises the first error."""
+
+
+_limits = threading.local()
+
+
+@contextlib.contextmanager
+def ended_by(go_on: Callable[[], None] | None) -> Iterator[None]:
+    """Within the block, requests of this thread call ``go_on`` again and again. An error that it raises ends them.
+
+    Until then, requests that fail are repeated. The limit of an outer block holds, too. None sets no further limit.
+    """
+    outer = current()
+    if go_on is None or outer is None:
+        _limits.go_on = go_on or outer
+    else:
+        inner = go_on
+
+        def both() -> None:
+            outer()
+            inner()
+
+        _limits.go_on = both
+    try:
+        yield
+    finally:
+        _limits.go_on = outer
+
+
+def current() -> Callable[[], None] | None:
+    """Returns what ends the requests of this thread. None if nothing does."""
+    return getattr(_limits, "go_on", None)
+
+
+#: Holds the values of ``memory://``, for the life of the process. Files are not locked, as some file systems have no
+#: locks: each file has one writer, or writers of which any may win (``format.ocdbt``), and appears by a rename.
+SHARED = ts.Context({"memory_key_value_store": {}, "file_io_locking": {"mode": "none"}})
+
+
+def new_context(resources: dict[str, Any]) -> ts.Context:
+    """Returns a context with its own ``resources``. The ``kvstore_spec`` of every back end can be opened in it."""
+    return ts.Context(resources, SHARED)
+
+
+def read_alone(kvstore: dict[str, Any], timeout_s: float) -> bytes:
+    """Returns the value whose key is all of the path of ``kvstore``, as TensorStore reads it.
+
+    Raises:
+        ValueError: TensorStore cannot read it, or there is no such value.
+        TimeoutError: It took too long.
+    """
+    store = ts.KvStore.open(kvstore, context=new_context({})).result(timeout=timeout_s)
+    found = store.read("").result(timeout=timeout_s)
+    if found.state != "value":
+        raise ValueError(f"it finds no value at {kvstore}")
+    return bytes(found.value)

@@ -26,9 +26,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.checkpoint.memory.aligned_memory import padded
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.storage.checksum import crc32
+from gracepoint.checkpoint.memory import ArrayBytes, crc32, padded
 
 #: Alignment of direct I/O, in memory and in the file. No storage in use has larger sectors.
 ALIGNMENT_BYTES = 4096

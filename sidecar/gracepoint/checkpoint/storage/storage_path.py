@@ -2,22 +2,31 @@
 
 All modules of the engine use ``StoragePath`` for locations, and access the store through it. Only ``storage_path``
 makes one from a location that a user gives. Paths are immutable and have no state of their own.
+
+Reads many small files at once. On network storage each file takes a round trip or more, and little bandwidth.
+
+The calling thread and additional threads read. Each takes the next path that no thread has taken. The additional
+threads end with the call. They are daemons: if storage hangs, the process can still exit. If the system starts no more
+threads, as when the interpreter is about to end, the threads that exist read all files.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gracepoint.arguments import shown
-from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage import backend, posix
 from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generation, Reader, Value
-from gracepoint.checkpoint.storage.files.posix import POSIX
+from gracepoint.checkpoint.storage.posix import POSIX
 from gracepoint.errors import CheckpointRefused, SettingsError
 from gracepoint.machine import LocalPath as LocalPath
 from gracepoint.settings import location
@@ -187,7 +196,7 @@ class StoragePath:
 
     def delete_folder(self) -> None:
         """Deletes a folder and everything in it. Raises no error: what stays is noted in ``undeleted``."""
-        with undeleted.telling(self):
+        with posix.telling(self):
             self.backend.delete_folder(self.key)
 
     def publish(self, target: StoragePath) -> None:
@@ -277,14 +286,14 @@ def _file(uri: str) -> StoragePath:
 
 
 def _memory(uri: str) -> StoragePath:
-    from gracepoint.checkpoint.storage.memory import MEMORY  # it needs TensorStore
+    from gracepoint.checkpoint.storage.in_memory import MEMORY  # it needs TensorStore
 
     parts = urlsplit(uri)
     return StoragePath(MEMORY, unquote(f"{parts.netloc}{parts.path}").strip("/"))
 
 
 def _bucket(uri: str) -> StoragePath:
-    from gracepoint.checkpoint.storage.objects.open_bucket import open_bucket
+    from gracepoint.checkpoint.storage.objects.object_store import open_bucket
 
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
@@ -301,3 +310,81 @@ def _bucket(uri: str) -> StoragePath:
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.ASCII)
 _ODD = re.compile(r"(^|/)\.{1,2}(/|$)|//|[?#]|^/")
 _SCHEMES: dict[str, Callable[[str], StoragePath]] = {"file": _file, "memory": _memory, "gs": _bucket, "s3": _bucket}
+
+
+logger = logging.getLogger(__name__)
+
+#: Files that are read at once. There may be many threads, as they only wait for the storage.
+CONCURRENT_READS = 32
+
+
+def read_all(paths: Sequence[StoragePath]) -> list[bytes] | None:
+    """Returns the contents of all files in order. None if a file is missing; then no further reads are started.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    work = _Work(paths, skip_missing=False)
+    _read(work, len(paths))
+    return None if work.missing else [work.found[position] for position in range(len(paths))]
+
+
+def read_existing(paths: Sequence[StoragePath]) -> dict[StoragePath, bytes]:
+    """Returns the contents of the files that exist, by path.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    work = _Work(paths, skip_missing=True)
+    _read(work, len(paths))
+    return {paths[position]: data for position, data in work.found.items()}
+
+
+def _read(work: _Work, count: int) -> None:
+    limit = backend.current()
+
+    def help_() -> None:
+        with backend.ended_by(limit):
+            work.run()
+
+    helpers = []
+    for number in range(1, min(count, CONCURRENT_READS)):
+        helper = threading.Thread(target=help_, name=f"gracepoint: reads {number}", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError as error:
+            logger.debug("%d threads read small files: %s", number, error)
+            break
+        helpers.append(helper)
+    work.run()
+    # Each helper ends with the file that it reads. In an object store the read ends with its timeout or with the limit.
+    # In a file system it ends when the kernel returns: it has no other bound, in this thread either.
+    for helper in helpers:
+        helper.join()
+    if work.error is not None:
+        raise work.error
+
+
+class _Work:
+    """The paths to read, and the results. The threads share it without a lock.
+
+    ``found`` has a separate entry for each path. ``missing`` and ``error`` are set and never reset, and end the work.
+    With ``skip_missing``, a missing file has no entry, and the work goes on.
+    """
+
+    def __init__(self, paths: Sequence[StoragePath], *, skip_missing: bool) -> None:
+        self._paths = paths
+        self._skip_missing = skip_missing
+        self._next = itertools.count()  # each call takes one number, in any thread
+        self.found: dict[int, bytes] = {}
+        self.missing = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        while not self.missing and self.error is None and (position := next(self._next)) < len(self._paths):
+            try:
+                self.found[position] = self._paths[position].read_bytes()
+            except FileNotFoundError:
+                self.missing = not self._skip_missing
+            except BaseException as error:  # noqa: BLE001 - raised by the calling thread
+                self.error = error

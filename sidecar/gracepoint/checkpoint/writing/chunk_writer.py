@@ -19,13 +19,11 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.checkpoint.writing.file_writer import FileWriter
-from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles, form_of
+from gracepoint.checkpoint.writing.files import FileWriter, WriteJob, WrittenFiles, form_of
 from gracepoint.deadline import Deadline
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint.writing.encoded_writer import EncodedWriter
-    from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
+    from gracepoint.checkpoint.writing.tensorstore_writer import EncodedWriter, TensorStoreWriter
 
 
 class ChunkWriter:
@@ -45,7 +43,7 @@ class ChunkWriter:
 
     @functools.cached_property
     def _encoded(self) -> EncodedWriter:
-        from gracepoint.checkpoint.writing.encoded_writer import EncodedWriter
+        from gracepoint.checkpoint.writing.tensorstore_writer import EncodedWriter
 
         return EncodedWriter(self.options)
 

@@ -21,14 +21,17 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gracepoint.receivers.metadata.board import Event, Look
-from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
 from gracepoint.receivers.metadata.source import (
     MAINTENANCE,
     READY_TIMEOUT_S,
     REBALANCE,
     SCALE_DOWN,
     SPOT_TERMINATION,
+    Event,
+    Look,
+    MetadataClient,
+    MetadataError,
+    MetadataResponse,
     WatchGroup,
     expected_ok,
     parsed,

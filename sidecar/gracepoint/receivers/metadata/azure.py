@@ -18,13 +18,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from gracepoint.receivers.metadata.board import Event, Look
-from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
 from gracepoint.receivers.metadata.source import (
     MAINTENANCE,
     READY_TIMEOUT_S,
     SCALE_DOWN,
     SPOT_TERMINATION,
+    Event,
+    Look,
+    MetadataClient,
+    MetadataError,
+    MetadataResponse,
     WatchGroup,
     expected_ok,
     parsed,

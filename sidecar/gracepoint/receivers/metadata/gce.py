@@ -27,12 +27,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gracepoint.receivers.metadata.board import Event, Look
-from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
 from gracepoint.receivers.metadata.source import (
     MAINTENANCE,
     READY_TIMEOUT_S,
     SPOT_TERMINATION,
+    Event,
+    Look,
+    MetadataClient,
+    MetadataError,
+    MetadataResponse,
     WatchGroup,
     expected_ok,
     parsed,

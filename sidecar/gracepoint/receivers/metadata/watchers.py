@@ -1,4 +1,7 @@
-"""The threads that watch the metadata server. The docstring of the package says who owns what."""
+"""The threads that watch the metadata server. The docstring of the package says who owns what.
+
+Finds out which cloud this is, with one request for each cloud to the address that they share.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,48 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
-from gracepoint.receivers.backoff import Backoff
+from gracepoint.receivers.channel import Backoff
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.metadata import aws, azure, gce
-from gracepoint.receivers.metadata.board import Board
-from gracepoint.receivers.metadata.client import MetadataClient, MetadataError
-from gracepoint.receivers.metadata.detect import detect
-from gracepoint.receivers.metadata.source import WatchGroup
+from gracepoint.receivers.metadata.source import Board, MetadataClient, MetadataError, WatchGroup
 from gracepoint.settings import Settings
 from gracepoint.wire.names import METADATA_AUTO
+
+_TIMEOUT_S = 2.0
+
+
+def detect(client: MetadataClient) -> str | None:
+    """Returns the name of the cloud whose metadata server answers. None if none answers. Takes at most 12 s."""
+    for cloud, is_it in _QUESTIONS.items():
+        try:
+            if is_it(client):
+                return cloud
+        except MetadataError:
+            continue
+    return None
+
+
+def _gce(client: MetadataClient) -> bool:
+    # The server also sends this header; see cloud.google.com/compute/docs/instances/detect-compute-engine.
+    answer = client.request("/", gce.HEADERS, timeout_s=_TIMEOUT_S)
+    return answer.headers.get("metadata-flavor") == "Google"
+
+
+def _azure(client: MetadataClient) -> bool:
+    answer = client.request(azure.NAME_PATH, azure.HEADERS, timeout_s=_TIMEOUT_S)
+    return answer.status == 200
+
+
+def _aws(client: MetadataClient) -> bool:
+    answer = client.request(aws.TOKEN_PATH, aws.TOKEN_TTL_HEADERS, timeout_s=_TIMEOUT_S, method="PUT")
+    return answer.status == 200 and answer.text.strip() != ""
+
+
+_QUESTIONS: dict[str, Callable[[MetadataClient], bool]] = {"gce": _gce, "azure": _azure, "aws": _aws}
+
 
 log = logging.getLogger(__name__)
 

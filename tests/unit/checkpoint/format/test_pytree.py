@@ -15,8 +15,8 @@ import pytest
 
 from gracepoint.checkpoint.format import host_state, pytree
 from gracepoint.checkpoint.format.array_spec import as_bytes, tree_digest
-from gracepoint.checkpoint.planning.tree_signature import TreeSignature
-from gracepoint.checkpoint.planning.write_plan import make_plan
+from gracepoint.checkpoint.planning.chunks import make_plan
+from gracepoint.checkpoint.planning.grid import TreeSignature
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 from tests.unit.checkpoint.fakes.engine import Moments, Params, rich_state, sharding, small_state
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Format, grid
 from gracepoint.checkpoint.options import MIB, SaveArgs, WriteOptions
-from gracepoint.checkpoint.planning import write_plan
-from gracepoint.checkpoint.planning.chunk_grid import chunk_shape, slice_shape, stored_specs
+from gracepoint.checkpoint.planning import chunks
+from gracepoint.checkpoint.planning.grid import chunk_shape, slice_shape, stored_specs
 from gracepoint.errors import CheckpointError, SettingsError
 from tests.hypothesis_profiles import examples
 from tests.unit.checkpoint.fakes.engine import sharding
@@ -219,7 +219,7 @@ def test_every_chunk_has_one_writer_and_all_processes_know_that(
     leaves = pytree.flatten({f"l{i}": np.zeros(shape) for i, shape in enumerate(shapes)})
     specs = stored_specs(leaves, processes, options)
     stored = [dataclasses.replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)]
-    plans = [write_plan.make_plan(stored, rank, processes, max_replicas=max_replicas) for rank in range(processes)]
+    plans = [chunks.make_plan(stored, rank, processes, max_replicas=max_replicas) for rank in range(processes)]
     expected = sorted(spec.chunk_file(index) for spec in specs if spec for index in grid(spec))
     assert sorted(chunk.file for made in plans for chunk in made.chunks if chunk.mine) == expected
     assert {made.total_bytes for made in plans} == {sum(8 * math.prod(shape) for shape in shapes)}
@@ -232,5 +232,5 @@ def test_slices_even_out_what_processes_write() -> None:
     leaves = pytree.flatten({"w": np.zeros(4 * MIB, np.uint8)})
     specs = stored_specs(leaves, 4, WriteOptions())
     stored = [dataclasses.replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)]
-    loads = [sum(chunk.bytes for chunk in write_plan.make_plan(stored, r, 4).chunks if chunk.mine) for r in range(4)]
+    loads = [sum(chunk.bytes for chunk in chunks.make_plan(stored, r, 4).chunks if chunk.mine) for r in range(4)]
     assert loads == [MIB] * 4

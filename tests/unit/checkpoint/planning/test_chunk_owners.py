@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import grid
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning import chunk_owners, shard_holders
-from gracepoint.checkpoint.planning.chunk_grid import stored_specs
-from gracepoint.checkpoint.planning.shard_holders import holders_of, normal_index
-from gracepoint.checkpoint.planning.write_plan import make_plan, part_of
+from gracepoint.checkpoint.planning import chunks
+from gracepoint.checkpoint.planning import grid as shard_holders
+from gracepoint.checkpoint.planning.chunks import make_plan, part_of
+from gracepoint.checkpoint.planning.grid import holders_of, normal_index, stored_specs
 from gracepoint.errors import CheckpointError
 from tests.hypothesis_profiles import examples
 from tests.unit.checkpoint.fakes import gang_arrays
@@ -41,7 +41,7 @@ def greedy(loads: list[int], count: int, size: int) -> list[int]:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=7), st.integers(1, 30), st.integers(1, 20))
 def test_each_item_goes_to_the_smallest_load(loads: list[int], count: int, size: int) -> None:
-    found = chunk_owners.fill(np.array([loads, loads[::-1]], np.int64), count, size)
+    found = chunks.fill(np.array([loads, loads[::-1]], np.int64), count, size)
     assert found.tolist() == [greedy(loads, count, size), greedy(loads[::-1], count, size)]
 
 
@@ -120,8 +120,8 @@ def test_metadata_of_arrays_is_written_by_all_processes() -> None:
 def test_the_table_has_the_writer_of_each_chunk_in_order() -> None:
     mesh = gang_arrays.mesh((2, 4), ("r", "f"), 2)
     options = WriteOptions(min_slice_bytes=64, target_chunk_bytes=256)
-    owners = chunk_owners.assign(state(0, mesh, options, 4), 4)
-    found = iter(chunk_owners.from_table(chunk_owners.table(owners)).tolist())
+    owners = chunks.assign(state(0, mesh, options, 4), 4)
+    found = iter(chunks.from_table(chunks.table(owners)).tolist())
     leaves = [state(rank, mesh, options, 4) for rank in range(4)]
     writers = {c.file: r for r in range(4) for c in part_of(owners, leaves[r], r).chunks if c.mine}
     for leaf in leaves[0]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint.planning.local_shards import local_positions, local_shard, local_shards
+from gracepoint.checkpoint.planning.chunks import local_positions, local_shard, local_shards
 
 COUNT, THREADS = 4, 3
 INDICES = [((2 * number, 2 * number + 2),) for number in range(COUNT)]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.planning.tree_signature import TreeSignature
+from gracepoint.checkpoint.planning.grid import TreeSignature
 from gracepoint.errors import CheckpointError
 from tests.unit.checkpoint.fakes.engine import rich_state, sharding
 

@@ -18,8 +18,8 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.reading.manifest_parts import ManifestParts
-from gracepoint.checkpoint.saving.operation import save_planner
+from gracepoint.checkpoint.reading.stored_arrays import ManifestParts
+from gracepoint.checkpoint.saving import planner
 from gracepoint.checkpoint.steps import listing, records, recovery
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
@@ -45,7 +45,7 @@ from tests.unit.checkpoint.fakes.formats import each_format
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every state has many chunks."""
-    monkeypatch.setattr(save_planner, "MANY_CHUNKS", 1)
+    monkeypatch.setattr(planner, "MANY_CHUNKS", 1)
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -187,7 +187,7 @@ def test_the_manifest_of_few_chunks_is_one_that_older_versions_read(tmp_path: Pa
 
 def test_many_chunks_are_found_in_a_small_manifest(tmp_path: Path) -> None:
     options = WriteOptions(use_ocdbt=False, target_chunk_bytes=16)
-    state = {"w": np.arange(4 * save_planner.MANY_CHUNKS, dtype=np.float32)}
+    state = {"w": np.arange(4 * planner.MANY_CHUNKS, dtype=np.float32)}
     save(engine(tmp_path, options=options), 1, state)
     found = manifest_of(tmp_path / "1")
     assert found.is_in_parts

@@ -15,13 +15,12 @@ import pytest
 import tensorstore as ts
 
 from gracepoint.checkpoint.format.array_spec import Index
-from gracepoint.checkpoint.loading.restore_tree import read_tree
-from gracepoint.checkpoint.memory.aligned_memory import aligned_empty
+from gracepoint.checkpoint.memory import aligned_empty
 from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreOptions, WriteOptions
-from gracepoint.checkpoint.reading import array_source, parallel_reader, read_group
-from gracepoint.checkpoint.reading.array_source import touched
-from gracepoint.checkpoint.reading.parallel_reader import CONCURRENT_READS, read_all
-from gracepoint.checkpoint.reading.read_group import ReadRequest, Values
+from gracepoint.checkpoint.reading import parallel_reader, stored_arrays
+from gracepoint.checkpoint.reading.parallel_reader import CONCURRENT_READS, ReadRequest, Values, read_all
+from gracepoint.checkpoint.reading.stored_arrays import touched
+from gracepoint.checkpoint.restoring.restore_tree import read_tree
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
@@ -141,7 +140,7 @@ def test_the_memory_of_regions_stays_below_the_bound(monkeypatch: pytest.MonkeyP
         with lock:
             in_use -= sum(part.nbytes for part in values.values())
 
-    monkeypatch.setattr(read_group, "aligned_empty", noted)
+    monkeypatch.setattr(parallel_reader, "aligned_empty", noted)
     source = FakeArrays((16, 1024), (chunk_rows, 1024))  # 64 KiB
     regions = tuple(((row, row + 4), (0, 1024)) for row in range(0, 16, 4))
     requests = [ReadRequest(f"w{i}", (16, 1024), np.dtype(np.int32), regions, deliver) for i in range(32)]
@@ -269,7 +268,7 @@ def test_a_restore_out_of_time_says_which_leaf_and_how_long(tmp_path: Path, monk
     def late(*_: Any) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(array_source, "read_checked", lambda path, *_: late() if path.parent.name == "w" else None)
+    monkeypatch.setattr(stored_arrays, "read_checked", lambda path, *_: late() if path.parent.name == "w" else None)
     with pytest.raises(CheckpointError, match=r"1: leaf 'w' was not read within 7\.0 s"):
         read_tree(storage_path(tmp_path / "1"), {"w": np.ones(4)}, deadline=Deadline.after(7.0, time.monotonic))
 
@@ -345,7 +344,7 @@ def test_tensorstore_reads_no_chunk_twice_either(tmp_path: Path) -> None:
         }
     ).result()
     store.write(W).result()
-    arrays = array_source.StoredArrays(storage_path(tmp_path), {"w": store})
+    arrays = stored_arrays.StoredArrays(storage_path(tmp_path), {"w": store})
     regions: list[Box] = [((row, row + 16), (0, 64)) for row in range(0, 64, 16)]
     found: dict[Box, Any] = {}
     before = _bytes_read()

@@ -11,8 +11,8 @@ import pytest
 
 import gracepoint
 from gracepoint import machine
-from gracepoint.checkpoint.reading.read_ahead import read_ahead
-from gracepoint.checkpoint.storage.objects.http.connection_pool import connections_to
+from gracepoint.checkpoint.reading.parallel_reader import read_ahead
+from gracepoint.checkpoint.storage.objects.http import connections_to
 from tests.object_stores.servers import Bucket
 
 

@@ -13,16 +13,16 @@ from typing import Any, cast
 import pytest
 
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.saving.operation import commit_apart
-from gracepoint.checkpoint.saving.process_part.save_part import PartStages
+from gracepoint.checkpoint.saving import operation
+from gracepoint.checkpoint.saving.part import PartStages
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import chunk_writer
-from gracepoint.checkpoint.writing.write_job import WriteJob
+from gracepoint.checkpoint.writing.files import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierFailed, BarrierTimeout, SaveFailed
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
-from gracepoint.multihost.coordination.store import StoreUnavailable
+from gracepoint.multihost.store import StoreUnavailable
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, outcomes_in_gang, restore, save, small_state
 from tests.unit.checkpoint.fakes.moved_clock import MovedClock
@@ -124,7 +124,7 @@ def test_one_process_reads_the_records_of_all_for_all(
 
     for name in ("is_durable", "finalize"):
         count(name)
-    monkeypatch.setattr(commit_apart, "_FEW", 1)
+    monkeypatch.setattr(operation, "_FEW", 1)
     store = InMemoryStore()
     outcomes = outcomes_in_gang(8, lambda gang: save(engine(tmp_path, Apart(store, gang.process_index, 8)), 4, NUMBERS))
     if durable:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gracepoint import plans_ahead
-from gracepoint.checkpoint.saving import save_interval
-from gracepoint.checkpoint.saving.save_interval import SaveInterval
+from gracepoint import process_group
+from gracepoint.checkpoint.saving import schedule
+from gracepoint.checkpoint.saving.schedule import SaveInterval
 from gracepoint.errors import BarrierTimeout, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -131,15 +131,15 @@ def test_an_interval_of_either_kind_is_periodic(interval: dict[str, Any]) -> Non
 
 def test_blocks_grow_twofold_up_to_their_part_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
-    real = save_interval._to_text
+    real = schedule._to_text
 
-    def noted(block: save_interval._Block) -> str:
+    def noted(block: schedule._Block) -> str:
         planned.append(block.calls)
         return real(block)
 
-    monkeypatch.setattr(save_interval, "_to_text", noted)
+    monkeypatch.setattr(schedule, "_to_text", noted)
     clock = Clock()
-    due = made(every_s=save_interval._BLOCKS * 40.0, clock=clock)
+    due = made(every_s=schedule._BLOCKS * 40.0, clock=clock)
     due.began_at(5)  # says nothing to an interval in seconds
     run(due, clock, 400, 1.0)
     # The first plans are made before the speed of training is known.
@@ -152,7 +152,7 @@ def test_blocks_grow_twofold_up_to_their_part_of_the_interval(monkeypatch: pytes
 def test_no_process_asks_for_plans_that_it_does_not_need(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(plans_ahead, "_WAIT_S", 0.05)
+    monkeypatch.setattr(process_group, "_WAIT_S", 0.05)
     due = made(StoreProcessGroup(InMemoryStore(), 1, 2), **options)  # process 0 publishes nothing
     assert due_steps(due, range(1, 6)) == ([2, 4] if options.get("every_steps") else [])
 
@@ -179,7 +179,7 @@ def test_save_is_two_blocks_late_when_training_slows_tenfold() -> None:
     due = made(every_s=60, clock=clock)
     before = run(due, clock, 1000, 0.1)
     after = run(due, clock, 1000, 1.0, first=1001)
-    assert max(gaps(before + after)) <= 60 + 10 * 2 * 60 / save_interval._BLOCKS
+    assert max(gaps(before + after)) <= 60 + 10 * 2 * 60 / schedule._BLOCKS
     assert gaps(after)[-1] == pytest.approx(60, abs=2)
 
 
@@ -242,7 +242,7 @@ def test_process_0_never_waits_and_others_are_at_most_a_block_ahead() -> None:
 
 
 def test_process_too_far_ahead_of_process_0_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans_ahead, "_WAIT_S", 0.05)
+    monkeypatch.setattr(process_group, "_WAIT_S", 0.05)
     due = made(StoreProcessGroup(InMemoryStore(), 1, 2), every_s=10)
     assert not due.is_due(1)  # the first block has one call, as all know
     with pytest.raises(BarrierTimeout, match="process 0 published nothing"):

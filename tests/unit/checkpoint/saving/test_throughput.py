@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.saving.throughput import Throughput, Way
+from gracepoint.checkpoint.saving.schedule import Throughput, Way
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from tests.unit.checkpoint.fakes.engine import engine, save, small_state

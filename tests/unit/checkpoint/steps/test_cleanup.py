@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from gracepoint import daemon_thread
+from gracepoint import threads
 from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, retention
-from gracepoint.checkpoint.steps.cleanup import StepCleaner
-from gracepoint.checkpoint.steps.retention import Retention
-from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.steps.retention import Retention, StepCleaner
+from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from tests.interrupts import Interrupted, interrupt_at
@@ -50,10 +49,10 @@ def condemned(store: FlatStore) -> StepCleaner:
 def told() -> Iterator[list[list[str]]]:
     """What is reported of deletions that fail."""
     reports: list[list[str]] = []
-    undeleted.end()
-    undeleted.listen(reports.append)
+    posix.end()
+    posix.listen(reports.append)
     yield reports
-    undeleted.end()
+    posix.end()
 
 
 def refuses_deletions(operation: str, key: str) -> None:
@@ -159,7 +158,7 @@ def test_wherever_the_start_of_the_sweeper_is_interrupted_the_next_one_deletes()
         store = FlatStore()
         cleaner = condemned(store)
         tidy = functools.partial(cleaner.tidy, None, ordinal=2)
-        reached = interrupt_at(tidy, number, [daemon_thread, background_thread])
+        reached = interrupt_at(tidy, number, [threads, background_thread])
         cleaner.tidy(None, ordinal=3)
         cleaner.finish(Deadline.after(30, time.monotonic))
         assert not store.objects, f"bytecode {number}"

@@ -18,14 +18,14 @@ import pytest
 
 from gracepoint import checkpoint
 from gracepoint.checkpoint import latest_step
-from gracepoint.checkpoint.checkpointers.step_checkpointer import StepCheckpointer
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps.records import done_records, standing
-from gracepoint.checkpoint.storage import read_many
+from gracepoint.checkpoint.storage import storage_path as read_many
 from gracepoint.checkpoint.storage.checks import check_size
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
@@ -221,7 +221,7 @@ def test_of_two_forced_saves_whose_commits_failed_the_last_one_is_restored(tmp_p
         with pytest.MonkeyPatch.context() as patch:
             # Of another start each; the first one's name comes last.
             patch.setattr(
-                "gracepoint.checkpoint.checkpointers.group_factory.secrets.token_hex",
+                "gracepoint.checkpoint.groups.secrets.token_hex",
                 lambda _, value=value: f"{9 - value}" * 8,
             )
             lefts.append(fail_to_commit(path, value))

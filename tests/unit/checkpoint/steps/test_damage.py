@@ -18,7 +18,7 @@ import pytest
 from gracepoint.checkpoint import all_steps
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.reading import array_source
+from gracepoint.checkpoint.reading import stored_arrays
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SaveFailed
@@ -108,7 +108,7 @@ def replaced_at_read(root: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> 
                 (other / "2").rename(root / "2")
         read_checked(path, *rest)
 
-    monkeypatch.setattr(array_source, "read_checked", replaces)
+    monkeypatch.setattr(stored_arrays, "read_checked", replaces)
 
 
 def test_a_step_that_is_replaced_while_it_is_read_is_read_again(
@@ -282,7 +282,7 @@ def test_read_failure_fails_all_processes_and_falls_back_to_nothing(
     def forbidden(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(array_source, "read_checked", forbidden)
+    monkeypatch.setattr(stored_arrays, "read_checked", forbidden)
 
     def run(gang: ProcessGroup) -> object:
         return restore(tmp_path, small_state(), gang=gang)

@@ -15,7 +15,7 @@ import pytest
 
 import gracepoint
 from gracepoint.checkpoint import CheckpointManager, latest_step
-from gracepoint.checkpoint.storage.files.posix import PosixBackend
+from gracepoint.checkpoint.storage.posix import PosixBackend
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, CheckpointRefused
 from tests.object_stores.servers import Bucket
 

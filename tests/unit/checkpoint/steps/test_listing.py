@@ -13,7 +13,7 @@ import pytest
 
 from gracepoint.checkpoint import ArrayHandler, ParamInfo
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.loading import restore_path
+from gracepoint.checkpoint.restoring import restore_path
 from gracepoint.checkpoint.steps import commit, records
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.process_group import SingleProcess

@@ -254,7 +254,7 @@ def test_a_restore_marks_what_it_reads_and_nothing_is_left_of_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(engine(tmp_path), 1, small_state())
-    marks = marks_while_reading(tmp_path, monkeypatch, "loading.restore_step")
+    marks = marks_while_reading(tmp_path, monkeypatch, "restoring.restore_step")
     assert restore(tmp_path, small_state()) is not None
     assert [len(found) for found in marks] == [1]
     assert Layout(storage_path(tmp_path)).hidden() == []
@@ -265,7 +265,7 @@ def test_a_step_that_is_restored_by_its_path_is_marked_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     save(engine(tmp_path), 1, small_state())
-    marks = marks_while_reading(tmp_path, monkeypatch, "loading.restore_tree")
+    marks = marks_while_reading(tmp_path, monkeypatch, "restoring.restore_tree")
     api.restore(tmp_path / path, small_state())
     assert [len(found) for found in marks] == [1]
     assert Layout(storage_path(tmp_path)).hidden() == []

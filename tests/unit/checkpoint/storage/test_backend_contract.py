@@ -8,13 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.memory import ArrayBytes, crc32
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer
-from gracepoint.checkpoint.storage.read_many import read_all
-from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
+from gracepoint.checkpoint.storage.storage_path import StoragePath, read_all, sync_folders
 from gracepoint.errors import CheckpointCorrupt
 
 RACERS = 6

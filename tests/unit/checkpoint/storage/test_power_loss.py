@@ -16,8 +16,7 @@ import pytest
 
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.steps import listing
-from gracepoint.checkpoint.storage import direct_io
-from gracepoint.checkpoint.storage.files import posix
+from gracepoint.checkpoint.storage import direct_io, posix
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests import loop_mount

@@ -23,18 +23,15 @@ import pytest
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import StoredFile
-from gracepoint.checkpoint.memory.aligned_memory import aligned_empty
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.memory import ArrayBytes, aligned_empty
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
-from gracepoint.checkpoint.writing import file_writer
+from gracepoint.checkpoint.writing import files as file_writer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.file_writer import FileWriter
-from gracepoint.checkpoint.writing.pool_size import THREADS
-from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
-from gracepoint.checkpoint.writing.write_pool import WritePool
+from gracepoint.checkpoint.writing.files import FileWriter, WriteJob, WrittenFiles
+from gracepoint.checkpoint.writing.pool import THREADS, WritePool
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup

@@ -18,8 +18,8 @@ import pytest
 
 from gracepoint.checkpoint import WriteOptions, verify
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import cleanup, directory_access, lease, listing
-from gracepoint.checkpoint.storage.files.posix import PosixBackend
+from gracepoint.checkpoint.steps import lease, listing, retention
+from gracepoint.checkpoint.storage.posix import PosixBackend
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -167,7 +167,7 @@ def test_a_stopped_save_makes_room_for_the_emergency(disk: Path) -> None:
 def test_a_start_on_a_full_disk_makes_room_among_what_earlier_saves_left(
     disk: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    monkeypatch.setattr(cleanup, "DEAD_S", -1.0)
+    monkeypatch.setattr(retention, "DEAD_S", -1.0)
     save(engine(disk, keep_last=1), 1, state(1))
     (disk / left / "default").mkdir(parents=True)
     limits.fill(disk / left / "default", but_bytes=0)
@@ -185,7 +185,7 @@ def test_a_start_on_a_full_disk_makes_room_among_what_earlier_saves_left(
 
 @pytest.mark.integration
 def test_a_save_makes_room_among_what_earlier_starts_left(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup, "DEAD_S", -1.0)
+    monkeypatch.setattr(retention, "DEAD_S", -1.0)
     save(engine(disk), 1, state(1))
     left = disk / "2.gracepoint-tmp.job-1-b.1" / "default"
     left.mkdir(parents=True)
@@ -210,7 +210,7 @@ def test_a_start_on_a_full_disk_ends_if_what_was_left_cannot_be_deleted(
     def refused(*arguments: object) -> None:
         raise PermissionError(errno.EACCES, "it belongs to somebody else")
 
-    monkeypatch.setattr(cleanup, "DEAD_S", -1.0)
+    monkeypatch.setattr(retention, "DEAD_S", -1.0)
     monkeypatch.setattr(lease, "PATIENCE_S", 2.0)
     monkeypatch.setattr(PosixBackend, "delete_folder", refused)
     monkeypatch.setattr(PosixBackend, "publish", refused)
@@ -223,14 +223,14 @@ def test_a_start_on_a_full_disk_ends_if_what_was_left_cannot_be_deleted(
         assert next(sleeps) < 10, "it would wait for ever"
         time.sleep(seconds)
 
-    monkeypatch.setattr(directory_access, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(lease, "time", SimpleNamespace(sleep=sleep))
     with pytest.raises(CheckpointError, match=r"No space left.*bytes are free there"):
         engine(disk).access.claim("job", timeout_s=30)
 
 
 @pytest.mark.integration
 def test_a_start_on_a_full_disk_leaves_the_saves_of_another_job(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanup, "DEAD_S", -1.0)
+    monkeypatch.setattr(retention, "DEAD_S", -1.0)
     monkeypatch.setattr(lease, "PATIENCE_S", 0.5)
     holder = {**dataclasses.asdict(lease.Holder.here("other", "job-0-a")), "host": "another"}
     Layout(storage_path(disk)).lease().put(json.dumps(holder).encode())

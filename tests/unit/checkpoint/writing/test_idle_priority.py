@@ -16,9 +16,15 @@ import pytest
 from gracepoint import machine
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
-from gracepoint.checkpoint.writing.idle_priority import IdlePriority, Starvation
-from gracepoint.checkpoint.writing.pool_size import THREADS, Finish, PoolSize, size_beside_training
-from gracepoint.checkpoint.writing.write_pool import WritePool
+from gracepoint.checkpoint.writing.pool import (
+    THREADS,
+    Finish,
+    IdlePriority,
+    PoolSize,
+    Starvation,
+    WritePool,
+    size_beside_training,
+)
 from gracepoint.deadline import Deadline
 from tests.object_stores.servers import Bucket
 from tests.waiting import until

@@ -17,16 +17,14 @@ import pytest
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import StoredFile
+from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage import direct_io
-from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.writing import file_writer
-from gracepoint.checkpoint.writing.file_writer import FileWriter
-from gracepoint.checkpoint.writing.idle_priority import IdlePriority
-from gracepoint.checkpoint.writing.pool_size import THREADS
-from gracepoint.checkpoint.writing.write_job import WriteJob
+from gracepoint.checkpoint.writing import files
+from gracepoint.checkpoint.writing.files import FileWriter, WriteJob
+from gracepoint.checkpoint.writing.pool import THREADS, IdlePriority
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from tests.waiting import until
@@ -75,7 +73,7 @@ def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
         ways.append(IdlePriority(is_urgent))
         return ways[0]
 
-    monkeypatch.setattr(file_writer, "IdlePriority", noted)
+    monkeypatch.setattr(files, "IdlePriority", noted)
     monkeypatch.setattr(direct_io, "crc32", interrupted)
     values = [np.random.default_rng(n).integers(0, 256, 2 * BLOCK_BYTES + 5, np.uint8) for n in range(THREADS + 4)]
     source = Numbered(values, mine=True)

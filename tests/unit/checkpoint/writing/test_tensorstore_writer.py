@@ -17,8 +17,8 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.writing.files import WriteJob, WrittenFiles
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
-from gracepoint.checkpoint.writing.write_job import WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 
 SPEC = ArraySpec("w", "numpy", (4,), "<f4", (4,), format=Format(ocdbt=True))

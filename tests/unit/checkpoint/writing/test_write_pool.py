@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage.direct_io import Buffer, write_file
 from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.writing.pool_size import SYNCERS, THREADS, Finish
-from gracepoint.checkpoint.writing.write_pool import _MOST_UNSYNCED, _WAITING_BYTES, WritePool
+from gracepoint.checkpoint.writing.pool import _MOST_UNSYNCED, _WAITING_BYTES, SYNCERS, THREADS, Finish, WritePool
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from tests.waiting import until

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gracepoint_cli.lint.findings import Finding, Severity
-from gracepoint_cli.lint.workloads import LintReport, check
+from gracepoint_cli.lint.job_checks import LintReport, check
+from gracepoint_cli.lint.pods import Finding, Severity
 from gracepoint_operator.resources import CheckpointPolicy
 from tests.command_line import command
 from tests.unit.operator.fakes.samples import jobset, pod_of, policy

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gracepoint_cli.lint.manifest_files import named, objects
-from gracepoint_cli.lint.trainjob_expansion import jobset_of
-from gracepoint_cli.lint.workloads import LintReport, check
+from gracepoint_cli.lint.job_checks import LintReport, check
+from gracepoint_cli.lint.manifests import jobset_of, named, objects
 from tests.command_line import Done, command
 from tests.unit.operator.fakes.samples import policy
 

@@ -9,10 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gracepoint_cli.timeline import page, picture, terminal
-from gracepoint_cli.timeline.model import Loss, SpanKind, Timeline, TimelineMoment
-from gracepoint_cli.timeline.of_preemption import GANG, OPERATOR, timeline_of
-from gracepoint_cli.timeline.stages import STAGES
+from gracepoint_cli.timeline import picture, terminal
+from gracepoint_cli.timeline.model import GANG, OPERATOR, STAGES, Loss, SpanKind, Timeline, TimelineMoment, timeline_of
 from tests.unit.cli.fakes.samples import pod, preemption
 
 
@@ -123,7 +121,7 @@ def test_the_picture_has_lanes_save_and_losses(everything: Timeline) -> None:
 
 @pytest.mark.integration
 def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
-    made = page.page(everything)
+    made = picture.page(everything)
     # Of the page's own elements. The library's code has addresses in it.
     markup = re.sub(r"<script.*?</script>", "", made, flags=re.S)
     assert not re.search(r"(src|href)=|@import|url\(", markup)
@@ -134,7 +132,7 @@ def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
 
 @pytest.mark.integration
 def test_the_page_has_in_words_what_the_charts_have_no_room_for(everything: Timeline) -> None:
-    made = re.sub(r"<script.*?</script>", "", page.page(everything), flags=re.S)
+    made = re.sub(r"<script.*?</script>", "", picture.page(everything), flags=re.S)
     for event in everything.events:
         assert f"<td>{event.lane}</td><td>{event.text}</td>" in made
     for kind in {span.kind for span in everything.spans}:
@@ -145,7 +143,7 @@ def test_the_page_has_in_words_what_the_charts_have_no_room_for(everything: Time
 def test_words_of_the_cluster_do_not_become_markup(everything: Timeline) -> None:
     words = TimelineMoment(OPERATOR, 1.0, "</script><script>alert(1)</script>")
     made = dataclasses.replace(everything, moments=(*everything.moments, words))
-    assert "<script>alert" not in page.page(made)
+    assert "<script>alert" not in picture.page(made)
 
 
 def test_a_drill_without_losses_has_no_chart_of_them() -> None:

@@ -13,12 +13,11 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from gracepoint.multihost.coordination.arrivals import Arrivals
-from gracepoint.multihost.coordination.store import InMemoryStore
-from gracepoint.multihost.sync_point.bell import Bell
-from gracepoint.multihost.sync_point.entries import Gone, NoticeEntry, Retract
-from gracepoint.multihost.sync_point.ledger import Epoch, Event, Noticed, Opened
-from gracepoint.multihost.sync_point.protocol import Member, Verdict, join_marks
+from gracepoint.multihost.barriers import Arrivals
+from gracepoint.multihost.bell import Bell
+from gracepoint.multihost.ledger import Epoch, Event, Gone, Noticed, NoticeEntry, Opened, Retract
+from gracepoint.multihost.protocol import Member, Verdict, join_marks
+from gracepoint.multihost.store import InMemoryStore
 
 
 class SmallMember(Member):

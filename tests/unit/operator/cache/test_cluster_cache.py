@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.decisions.statuses import preemption_status
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.decisions import preemption_status
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
 from tests.unit.operator.fakes.scene import Scene

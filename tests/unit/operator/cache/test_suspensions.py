@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.kube.kinds import Kind
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube.objects import Kind
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NOW, Body, Clock

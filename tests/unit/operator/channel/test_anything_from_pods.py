@@ -18,13 +18,24 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gracepoint.wire.codec import Message, WireError, json_key
-from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, StageTiming, Stall, Trouble
+from gracepoint.wire.messages import (
+    Forecast,
+    Message,
+    Phase,
+    Report,
+    Resumption,
+    StageTiming,
+    Stall,
+    Trouble,
+    WireError,
+    json_key,
+)
 from gracepoint_operator.channel.reports import UnknownPreemption
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.kube.kinds import Kind
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube.objects import Kind
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock

@@ -10,8 +10,9 @@ from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel import authentication
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
-from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, Clock

@@ -8,7 +8,7 @@ import pytest
 
 from gracepoint_operator.channel.canary import Canary
 from gracepoint_operator.channel.subscribers import Subscribers
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.metrics import Metrics
 from tests.unit.operator.fakes.replica import subscription
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gracepoint_operator.channel import loop_calls
-from gracepoint_operator.channel.loop_calls import LoopCalls
+from gracepoint_operator.channel import subscribers
+from gracepoint_operator.channel.subscribers import LoopCalls
 
 WAIT_S = 60.0
 
@@ -94,7 +94,7 @@ def test_a_call_that_does_not_wait_takes_those_before_it_along(other: CountedLoo
 
 
 async def test_other_work_of_the_loop_comes_between_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_calls, "_SLICE_S", 0.0)
+    monkeypatch.setattr(subscribers, "_SLICE_S", 0.0)
     came: list[str] = []
     calls = LoopCalls(asyncio.get_running_loop())
     for number in range(3):

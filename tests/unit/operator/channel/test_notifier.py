@@ -12,13 +12,13 @@ import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
 from gracepoint_operator.channel import notifier
-from gracepoint_operator.decisions.statuses import connectivity, event_notes, preemption_status, progress, troubles
-from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.model.preemption import EndReason, PreemptionRecord
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.recording import outcome_metrics
+from gracepoint_operator.decisions import policy_conditions, preemption_status
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord
+from gracepoint_operator.recording import preemption_writer, trouble_recorder
 from gracepoint_operator.recording.event_recorder import EventRecorder
-from gracepoint_operator.recording.policies import missing_policies
 from gracepoint_operator.resources import PreemptionStatus
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -151,7 +151,7 @@ async def test_an_event_that_is_posted_again_is_the_same_event(api: MemoryApi, c
         before = len(api.of(kinds.EVENTS))
         uid = str(first.preemptions[0]["metadata"]["uid"])
         for name in ("replica-a", "replica-b"):
-            note = event_notes.note_of_phase(epoch, Phase.NOTICED)
+            note = preemption_status.note_of_phase(epoch, Phase.NOTICED)
             assert note is not None
             await EventRecorder(api, clock, name).post(epoch, uid, note)
         assert len(api.of(kinds.EVENTS)) == before
@@ -204,7 +204,7 @@ async def test_preemption_first_recorded_in_a_later_phase_was_noticed_too(api: M
     before = dataclasses.replace(before, status=PreemptionStatus())
     after = dataclasses.replace(before, status=PreemptionStatus(phase=Phase.AGREED))
     metrics = Metrics()
-    outcome_metrics.count(metrics, before, after, pods_live=True)
+    preemption_writer.count(metrics, before, after, pods_live=True)
     for phase in ("Noticed", "Agreed"):
         labels = {"phase": phase, "cause": "SpotTermination", "mode": "Enforce"}
         assert metrics.registry.get_sample_value("gracepoint_preemption_phases_total", labels) == 1
@@ -225,7 +225,7 @@ async def test_an_event_says_no_more_bytes_than_the_api_server_takes(api: Memory
         await replica.phase("Noticed")
         epoch = replica.core.cache.preemptions.epochs[objects.NAMESPACE, NAME]
         await EventRecorder(api, clock, "replica-a").post(
-            epoch, "uid", event_notes.Note("PreemptionFailed", "ä" * 1000)
+            epoch, "uid", preemption_status.Note("PreemptionFailed", "ä" * 1000)
         )
         (body, *_) = (body for body in api.of(kinds.EVENTS) if body["reason"] == "PreemptionFailed")
         assert len(body["note"].encode()) == 1024
@@ -265,7 +265,7 @@ def test_only_what_was_said_and_did_not_happen_was_a_false_alarm(reason: EndReas
     phase = Phase.EXPIRED if reason in (EndReason.DEADLINE_PASSED, EndReason.PODS_REPLACED) else Phase.RETRACTED
     ended = preemption_status.ended(before.status, phase, reason, "told by the test", objects.NOW)
     after = dataclasses.replace(before, status=ended)
-    outcome_metrics.count(metrics, before, after, pods_live=reason is EndReason.DEADLINE_PASSED)
+    preemption_writer.count(metrics, before, after, pods_live=reason is EndReason.DEADLINE_PASSED)
     found = metrics.registry.get_sample_value(
         "gracepoint_false_alarms_total", {"cause": "SpotTermination", "phase": str(phase)}
     )
@@ -292,13 +292,13 @@ def test_the_page_lists_every_metric_and_no_other() -> None:
 
 def test_the_page_names_every_reason_of_an_event() -> None:
     reasons = {
-        *event_notes.PHASE_REASONS.values(),
-        *(value for name, value in vars(event_notes).items() if name.startswith("REASON")),
+        *preemption_status.PHASE_REASONS.values(),
+        *(value for name, value in vars(preemption_status).items() if name.startswith("REASON")),
     }
-    assert set(event_notes.STORY) == reasons
+    stalls = {preemption_status.REASON_STALLED, preemption_status.REASON_PROGRESS}
+    assert set(preemption_status.STORY) == reasons - stalls
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
-    beside = {connectivity.REASON_NOT_CONNECTED, connectivity.REASON_CONNECTED}
-    beside |= {progress.REASON_STALLED, progress.REASON_PROGRESS}
-    beside |= {missing_policies.REASON_MISSING, missing_policies.REASON_FOUND}
-    beside |= {*troubles.REASONS_FAIL.values(), *troubles.REASONS_SUCCEED.values()}
+    beside = {policy_conditions.REASON_NOT_CONNECTED, policy_conditions.REASON_CONNECTED}
+    beside |= {trouble_recorder.REASON_MISSING, trouble_recorder.REASON_FOUND}
+    beside |= {*policy_conditions.REASONS_FAIL.values(), *policy_conditions.REASONS_SUCCEED.values()}
     assert listed == reasons | beside

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from gracepoint.wire.frames import Ping
-from gracepoint_operator.channel.loop_calls import LoopCalls
-from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
+from gracepoint_operator.channel.subscribers import LoopCalls, Outgoing, Subscriber, Subscribers, WakeUps
 from tests.unit.operator.fakes.replica import subscription
 
 

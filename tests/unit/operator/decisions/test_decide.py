@@ -10,10 +10,9 @@ import pytest
 from gracepoint.wire import names
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.decisions.decide import EXPIRE_AFTER_S, Check, End, StartPreemption
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.model.preemption import EndReason
-from gracepoint_operator.workloads import WorkloadIdentity
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.model.preemption_record import EndReason
+from gracepoint_operator.workloads import JOBSETS, WorkloadIdentity
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW
 from tests.unit.operator.fakes.scene import Scene

@@ -10,13 +10,12 @@ import pytest
 from gracepoint.wire.messages import Confidence, Phase
 from gracepoint_operator.decisions.decide import End, Move, StartPreemption
 from gracepoint_operator.decisions.effective_signals import Timed, cause, root_causes
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.model import evictions
-from gracepoint_operator.model.preemption import PreemptionRecord, epoch_name
+from gracepoint_operator.model.preemption_record import PreemptionRecord, epoch_name
 from gracepoint_operator.resources import PolicyInForce, PreemptionSpec, PreemptionStatus, SignalKind
 from gracepoint_operator.signals import BUILT_IN, Cause, On, Row
-from gracepoint_operator.workloads import read_pod
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import JOBSETS, read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW, Body, stamp
 from tests.unit.operator.fakes.scene import Scene

@@ -8,8 +8,8 @@ import pytest
 
 from gracepoint.wire import names
 from gracepoint_operator.decisions.decide import StartPreemption
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import Body
 from tests.unit.operator.fakes.scene import Scene

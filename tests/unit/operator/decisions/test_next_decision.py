@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gracepoint_operator.decisions.decide import EXPIRE_AFTER_S, decide
-from gracepoint_operator.decisions.next_decision import next_decision_at
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.decisions.decide import EXPIRE_AFTER_S, decide, next_decision_at
+from gracepoint_operator.kube import objects as kinds
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, stamp
 from tests.unit.operator.fakes.scene import Scene

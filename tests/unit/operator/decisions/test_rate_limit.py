@@ -8,8 +8,8 @@ import functools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracepoint_operator.decisions.rate_limit import holds_back
-from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.decisions.decide import holds_back
+from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.resources import PreemptionSpec
 from tests.unit.operator.fakes import objects
 

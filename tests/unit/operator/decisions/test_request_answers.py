@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gracepoint.wire.messages import Mode, Phase
+from gracepoint_operator.decisions.answers import Answer
 from gracepoint_operator.decisions.decide import Check, Decision, End, Move, StartPreemption, Wait, decide
-from gracepoint_operator.decisions.request_answers import Answer
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.model.preemption import EndReason
-from gracepoint_operator.model.requests import RequestRecord
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.model.preemption_record import EndReason, RequestRecord
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import RequestPhase
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
 from tests.unit.operator.fakes.scene import Scene

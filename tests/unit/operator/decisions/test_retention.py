@@ -7,14 +7,13 @@ from collections.abc import Iterable
 import pytest
 
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.decisions.retention import SHORTEST_S, DeletionReason, Due, Limits, due, over
-from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.model.preemption import PreemptionRecord
-from gracepoint_operator.model.requests import LABEL_ENDED_AT, RequestRecord
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.decisions.answers import SHORTEST_S, DeletionReason, Due, Limits, due, over
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT, PreemptionRecord, RequestRecord
 from gracepoint_operator.recording.garbage_collector import AGAIN_S
-from gracepoint_operator.workloads import WorkloadIdentity
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import JOBSETS, WorkloadIdentity
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Body, Clock

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gracepoint.wire.names import TOKEN_AUDIENCE
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import APPLY_PATCH, JsonObject
 from tests.unit.operator.fakes.objects import Clock, stamp
 
@@ -39,18 +39,18 @@ class MemoryApi(client.KubeClient):
     def close(self) -> None:
         pass
 
-    def add(self, kind: kinds.Kind, body: JsonObject) -> JsonObject:
+    def add(self, kind: objects.Kind, body: JsonObject) -> JsonObject:
         """Puts an object there, as its own controller would; returns it as stored."""
         meta = body["metadata"]
         stored = self._stored(copy.deepcopy(body))
         self.objects[kind.path(meta.get("namespace"), meta["name"])] = stored
         return copy.deepcopy(stored)
 
-    def remove(self, kind: kinds.Kind, body: JsonObject) -> None:
+    def remove(self, kind: objects.Kind, body: JsonObject) -> None:
         meta = body["metadata"]
         del self.objects[kind.path(meta.get("namespace"), meta["name"])]
 
-    def of(self, kind: kinds.Kind) -> list[JsonObject]:
+    def of(self, kind: objects.Kind) -> list[JsonObject]:
         """All objects of a kind, by name."""
         return [
             body
@@ -85,7 +85,7 @@ class MemoryApi(client.KubeClient):
         self.calls.append(f"{method} {path}")
         if self.failing and self.failing_only in ("", method):
             raise self.failing.pop(0)
-        if path == kinds.TOKEN_REVIEWS.path():
+        if path == objects.TOKEN_REVIEWS.path():
             return self._review(body or {})
         return read(copy.deepcopy(self._answer(method, path, body or {}, content_type, dict(query or {}))), 0)
 
@@ -96,7 +96,7 @@ class MemoryApi(client.KubeClient):
             plural = path.split("/")[-1]
             prefix = path.removesuffix(f"/{plural}")
             selector = query.get("labelSelector", "")
-            items = [body for body in self.of(kinds.Kind(prefix, plural)) if _selects(selector, body)]
+            items = [body for body in self.of(objects.Kind(prefix, plural)) if _selects(selector, body)]
             if query["limit"] == "1":
                 return {"items": items[:1], "metadata": {"remainingItemCount": max(len(items) - 1, 0)}}
             return {"items": items, "metadata": {}}

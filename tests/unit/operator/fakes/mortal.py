@@ -15,9 +15,10 @@ from typing import Any
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Acknowledgement, Phase
 from gracepoint_operator.channel.subscribers import Subscriber
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock

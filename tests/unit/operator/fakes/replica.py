@@ -10,10 +10,10 @@ from gracepoint.wire.frames import Frame
 from gracepoint.wire.messages import Phase, Report, StageTiming, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Body, Clock

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions.decide import Check, Decision, End, Move, Reached, StartPreemption, decide
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.signals import BUILT_IN, Row
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import Body, Clock
 

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable
 from random import Random
 
-from gracepoint.preemption.reporting.time_spent import ProcessStart, TimeSpent
+from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.wire import names
 from gracepoint.wire.messages import Spent
 from gracepoint_operator.kube.objects import Node, Pod

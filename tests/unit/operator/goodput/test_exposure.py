@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from gracepoint_operator.goodput.exposure import Exposure, exposure
 from gracepoint_operator.goodput.life import Life
+from gracepoint_operator.goodput.pods_seen import Exposure, exposure
 
 YOUNG_MS = 600_000
 

@@ -7,10 +7,16 @@ import random
 
 import pytest
 
-from gracepoint_operator.goodput.categories import Category, total_ms
-from gracepoint_operator.goodput.ledger import GoodputLedger, is_later
-from gracepoint_operator.goodput.life import StepMark
-from gracepoint_operator.goodput.observations import Moment, PodsObservation, ProcessTimes, StallTimes
+from gracepoint_operator.goodput.accounts import GoodputLedger, is_later
+from gracepoint_operator.goodput.life import (
+    Category,
+    Moment,
+    PodsObservation,
+    ProcessTimes,
+    StallTimes,
+    StepMark,
+    total_ms,
+)
 
 NEW = GoodputLedger(since_ms=0)
 

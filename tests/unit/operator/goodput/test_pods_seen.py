@@ -6,12 +6,11 @@ import dataclasses
 
 import pytest
 
-from gracepoint_operator.goodput.ledger import GoodputLedger
-from gracepoint_operator.goodput.life import Life
-from gracepoint_operator.goodput.observations import PodsObservation
+from gracepoint_operator.goodput.accounts import GoodputLedger
+from gracepoint_operator.goodput.life import Life, PodsObservation
 from gracepoint_operator.goodput.pods_seen import Known, look
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Body
 from tests.unit.operator.fakes.scene import Scene

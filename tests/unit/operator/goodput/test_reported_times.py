@@ -8,8 +8,7 @@ import math
 import pytest
 
 from gracepoint.wire.messages import Spent
-from gracepoint_operator.goodput.life import StepMark
-from gracepoint_operator.goodput.reported_times import process_times
+from gracepoint_operator.goodput.life import StepMark, process_times
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 

@@ -6,10 +6,8 @@ import math
 
 import pytest
 
-from gracepoint_operator.goodput.categories import Category
-from gracepoint_operator.goodput.ledger import GoodputLedger
-from gracepoint_operator.goodput.life import Life
-from gracepoint_operator.goodput.save_interval import daly_s, suggested
+from gracepoint_operator.goodput.accounts import GoodputLedger, daly_s, suggested
+from gracepoint_operator.goodput.life import Category, Life
 
 
 @pytest.mark.parametrize(

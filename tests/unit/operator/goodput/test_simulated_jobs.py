@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gracepoint_operator.goodput import pods_seen, status_codec
-from gracepoint_operator.goodput.categories import Category, total_ms
-from gracepoint_operator.goodput.ledger import GoodputLedger
+from gracepoint_operator.goodput import accounts, pods_seen
+from gracepoint_operator.goodput.accounts import GoodputLedger
+from gracepoint_operator.goodput.life import Category, process_times, total_ms
 from gracepoint_operator.goodput.pods_seen import Known
-from gracepoint_operator.goodput.reported_times import process_times
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.resources import WorkloadGoodput
 from gracepoint_operator.workloads import Workload
@@ -70,9 +69,9 @@ class TwoReplicas:
         assert self._workload is not None
         if self.entry is not None and ledger == self.ledger:
             return
-        written = status_codec.written(ledger, self._workload, now_ms).to_json()
+        written = accounts.written(ledger, self._workload, now_ms).to_json()
         self.entry = WorkloadGoodput.model_validate(written)
-        self._read = status_codec.read(self.entry)
+        self._read = accounts.read(self.entry)
 
 
 @pytest.mark.long

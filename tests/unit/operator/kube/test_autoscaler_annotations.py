@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gracepoint_operator.kube.autoscaler_annotations import changes
+from gracepoint_operator.kube.objects import changes
 
 KARPENTER, AUTOSCALER = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"
 NOTE = "gracepoint.dev/protected-by"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from gracepoint_operator.kube import client, errors
+from gracepoint_operator.kube import client
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from gracepoint_operator.kube import client, errors
 def test_client_errors_are_translated_with_the_servers_message(status: int, expected: type[client.KubeError]) -> None:
     error = ApiException(status=status, reason="Because")
     error.body = '{"kind": "Status", "message": "pods are not there"}'
-    translated = errors.of_status("GET /api/v1/pods", error)
+    translated = client.of_status("GET /api/v1/pods", error)
     assert type(translated) is expected
     assert "GET /api/v1/pods" in str(translated)
     assert "pods are not there" in str(translated)
@@ -43,7 +43,7 @@ LISTED: dict[str, Any] = {
 
 
 def test_of_a_list_of_metadata_only_uids_and_versions_are_kept() -> None:
-    assert errors.decoded_versions(json.dumps(LISTED).encode()) == {
+    assert client.decoded_versions(json.dumps(LISTED).encode()) == {
         "metadata": {"resourceVersion": "12", "continue": "abc"},
         "items": [{"metadata": {"uid": "u-1", "resourceVersion": "5"}}, {"metadata": {"uid": "u-2"}}],
     }
@@ -59,9 +59,9 @@ def test_of_a_list_of_metadata_only_uids_and_versions_are_kept() -> None:
     ],
 )
 def test_a_list_in_another_form_is_decoded_whole(listed: Any) -> None:
-    assert errors.decoded_versions(json.dumps(listed).encode()) == listed
+    assert client.decoded_versions(json.dumps(listed).encode()) == listed
 
 
 def test_an_answer_that_is_no_json_is_an_error() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
-        errors.decoded_versions(b"upstream connect error")
+        client.decoded_versions(b"upstream connect error")

@@ -8,7 +8,7 @@ import pytest
 
 from gracepoint_operator.kube import client, write_queue
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
-from gracepoint_operator.observability.metrics import Metrics
+from gracepoint_operator.metrics import Metrics
 from tests.unit.operator.fakes.replica import until
 
 KEY = ("team-a", "one")

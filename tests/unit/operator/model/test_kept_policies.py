@@ -9,12 +9,11 @@ import pytest
 
 from gracepoint.wire.messages import Mode
 from gracepoint_operator.decisions.decide import StartPreemption
-from gracepoint_operator.kube import kinds
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
-from gracepoint_operator.workloads import CREATED_WITH
-from gracepoint_operator.workloads.jobset import JOBSETS
-from gracepoint_operator.workloads.workload import created_with as read_created_with
+from gracepoint_operator.workloads import CREATED_WITH, JOBSETS
+from gracepoint_operator.workloads import created_with as read_created_with
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.scene import Scene
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX
-from gracepoint_operator.model.missing_acks import Places, missing, place_of
+from gracepoint_operator.model.gang_snapshot import Places, missing, place_of
 from gracepoint_operator.resources import Replica
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects

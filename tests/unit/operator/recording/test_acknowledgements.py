@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gracepoint_operator.recording.acknowledgements import AcknowledgementLog
+from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 

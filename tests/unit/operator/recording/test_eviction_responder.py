@@ -11,7 +11,8 @@ import pytest
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.decisions.decide import End, decide
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.model.eviction_requests import RESPONDER
 from tests.unit.operator.fakes import objects

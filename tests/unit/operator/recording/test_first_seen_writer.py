@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from gracepoint_operator.cache.indexes.first_seen import digest
-from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.recording.first_seen_writer import GRACE_S
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.cache.indexes import digest
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.recording.pod_writer import GRACE_S
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NOW, Body, Clock, stamp
@@ -246,7 +247,7 @@ class RefusingApi(MemoryApi):
 async def test_signs_are_kept_while_an_optional_kind_cannot_be_listed(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._UNLISTED_AGAIN_S", 0.05)
+    monkeypatch.setattr("gracepoint_operator.cache.relister._UNLISTED_AGAIN_S", 0.05)
     api = RefusingApi(clock)
     cluster(api)
     old = {"a-sign-of-a-node-claim": str(NOW - 900)}
@@ -273,7 +274,7 @@ async def test_what_cannot_be_read_is_no_memory(api: MemoryApi, clock: Clock, da
 async def test_an_operator_starts_without_its_memory(
     api: MemoryApi, clock: Clock, error: client.KubeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gracepoint_operator.cache.listing.relister._AGAIN_S", 0.01)
+    monkeypatch.setattr("gracepoint_operator.cache.relister._AGAIN_S", 0.01)
     api.failing = [error]
     async with replica_of(api, clock) as replica:
         replica.taint()

@@ -8,10 +8,10 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.messages import Spent
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.kube.autoscaler_annotations import PROTECTING, SET_BY_US
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube.objects import PROTECTING, SET_BY_US
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, Body, Clock

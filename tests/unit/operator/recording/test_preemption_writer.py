@@ -11,9 +11,10 @@ import pytest
 from gracepoint.wire.messages import Acknowledgement, Phase, StageTiming
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
-from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.kube.fields import format_time
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.kube.objects import format_time
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Clock

@@ -11,10 +11,9 @@ from pydantic import BaseModel
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.resources.__main__ import FOLDERS, PAGE, documents
-from gracepoint_operator.resources.crds import definitions
+from gracepoint_operator.resources.base import structural
+from gracepoint_operator.resources.crds import definitions, put_into
 from gracepoint_operator.resources.preemption import RECORD_ONLY
-from gracepoint_operator.resources.reference import put_into
-from gracepoint_operator.resources.schema import structural
 
 ROOT = Path(__file__).parents[4]
 CRDS = definitions()

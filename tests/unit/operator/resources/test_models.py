@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
-from gracepoint_operator.decisions.statuses.policy_status import readiness
+from gracepoint_operator.decisions.policy_conditions import readiness
 from gracepoint_operator.model.evictions import HoldLimit
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import (

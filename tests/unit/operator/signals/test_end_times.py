@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_operator.signals.end_times import at, told_time
+from gracepoint_operator.signals.matching import at, told_time
 from gracepoint_operator.signals.rows import Time, TimeFormat
 
 

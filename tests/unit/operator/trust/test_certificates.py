@@ -13,11 +13,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.trust import pem
-from gracepoint_operator.trust.bundle import Bundle
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.trust import bundle as pem
+from gracepoint_operator.trust.bundle import Bundle, NotPem, Pair
 from gracepoint_operator.trust.certificates import Certificates, load_pair, new_context
-from gracepoint_operator.trust.pem import NotPem, Pair
 from tests.unit.operator.fakes.objects import Clock
 
 HOUR_S = 3600.0

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint_operator.kube import client, kinds
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.trust import keeper, pem
+from gracepoint_operator.kube import client, objects
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.trust import bundle, certificates
 from gracepoint_operator.trust.bundle import PEM_KEY
-from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.trust.keeper import TrustKeeper, TrustPlaces
+from gracepoint_operator.trust.certificates import Certificates, TrustKeeper, TrustPlaces
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
 
@@ -28,9 +27,9 @@ PLACES = TrustPlaces("gp-system", "gp-certificates", "gp-trust", "00-gp", "gp", 
 def api() -> MemoryApi:
     """What the chart installs."""
     made = MemoryApi(Clock(NOW))
-    made.add(kinds.SECRETS, {"metadata": {"namespace": "gp-system", "name": "gp-certificates"}})
-    made.add(kinds.CONFIG_MAPS, {"metadata": {"namespace": "gp-system", "name": "gp-trust"}})
-    for kind, name in ((kinds.MUTATING_WEBHOOKS, "00-gp"), (kinds.VALIDATING_WEBHOOKS, "gp")):
+    made.add(objects.SECRETS, {"metadata": {"namespace": "gp-system", "name": "gp-certificates"}})
+    made.add(objects.CONFIG_MAPS, {"metadata": {"namespace": "gp-system", "name": "gp-trust"}})
+    for kind, name in ((objects.MUTATING_WEBHOOKS, "00-gp"), (objects.VALIDATING_WEBHOOKS, "gp")):
         webhooks = [{"name": f"{part}.gracepoint.dev", "clientConfig": {"service": {"name": "gp"}}} for part in "ab"]
         made.add(kind, {"metadata": {"name": name}, "webhooks": webhooks})
     return made
@@ -45,7 +44,7 @@ class Replica:
 
 def told(api: MemoryApi) -> set[str]:
     """The authorities that the API server trusts."""
-    bodies = [*api.of(kinds.MUTATING_WEBHOOKS), *api.of(kinds.VALIDATING_WEBHOOKS)]
+    bodies = [*api.of(objects.MUTATING_WEBHOOKS), *api.of(objects.VALIDATING_WEBHOOKS)]
     found = {webhook["clientConfig"].get("caBundle", "") for body in bodies for webhook in body["webhooks"]}
     return {base64.b64decode(text).decode() for text in found}
 
@@ -57,7 +56,7 @@ async def test_two_replicas_make_one_certificate_and_tell_the_api_server(api: Me
     assert await second.keeper.once()
     assert first.certificates.served == second.certificates.served is not None
     assert told(api) == {first.certificates.ca}
-    assert api.of(kinds.CONFIG_MAPS)[0]["data"][PEM_KEY] == first.certificates.ca
+    assert api.of(objects.CONFIG_MAPS)[0]["data"][PEM_KEY] == first.certificates.ca
     writes = [call for call in api.calls if call.startswith("PATCH")]
     assert await first.keeper.once()
     assert await second.keeper.once()
@@ -69,9 +68,9 @@ async def test_the_replica_that_comes_second_takes_what_the_first_made(api: Memo
     first, second = (Replica(api, tmp_path, clock) for _ in range(2))
     get = api.get
 
-    async def stale(kind: kinds.Kind, namespace: str | None, name: str) -> client.JsonObject:
+    async def stale(kind: objects.Kind, namespace: str | None, name: str) -> client.JsonObject:
         body = await get(kind, namespace, name)
-        if kind is kinds.SECRETS and not body.get("data"):
+        if kind is objects.SECRETS and not body.get("data"):
             await first.keeper.once()  # between the read and the write of the second
         return body
 
@@ -91,8 +90,8 @@ async def test_a_rotation_of_three_years_never_leaves_the_api_server_behind(api:
         (trusted,) = told(api)
         served = replica.certificates.served
         assert served is not None
-        assert pem.issuers(served.chain, pem.read(trusted))
-        authorities |= {item.fingerprint for item in pem.read(trusted)}
+        assert bundle.issuers(served.chain, bundle.read(trusted))
+        authorities |= {item.fingerprint for item in bundle.read(trusted)}
         clock.move(10 * DAY_S)
         replica.certificates.advance()
     assert len(authorities) == 2
@@ -100,15 +99,15 @@ async def test_a_rotation_of_three_years_never_leaves_the_api_server_behind(api:
 
 async def test_a_certificate_of_the_charts_own_making_stays_for_a_month(api: MemoryApi, tmp_path: Path) -> None:
     clock = Clock(NOW)
-    made = pem.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
-    leaf = pem.issue(made, ["gp.gp-system.svc"], NOW - DAY_S, 3650 * DAY_S)
+    made = bundle.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
+    leaf = bundle.issue(made, ["gp.gp-system.svc"], NOW - DAY_S, 3650 * DAY_S)
     for name, text in (("tls.crt", leaf.chain), ("tls.key", leaf.key), ("ca.crt", made.chain)):
         (tmp_path / name).write_text(text)
     replica = Replica(api, tmp_path, clock)
     assert await replica.keeper.once()
     assert replica.certificates.served == leaf
     (trusted,) = told(api)
-    assert len(pem.read(trusted)) == 2
+    assert len(bundle.read(trusted)) == 2
     clock.move(31 * DAY_S)
     assert await replica.keeper.once()
     assert replica.certificates.served not in (None, leaf)
@@ -117,9 +116,9 @@ async def test_a_certificate_of_the_charts_own_making_stays_for_a_month(api: Mem
 @pytest.mark.parametrize("what", ["secret", "config_map", "mutating_webhooks"])
 async def test_a_failure_is_counted_and_the_rest_is_kept(api: MemoryApi, tmp_path: Path, what: str) -> None:
     gone = {
-        "secret": (kinds.SECRETS, "gp-system", "gp-certificates"),
-        "config_map": (kinds.CONFIG_MAPS, "gp-system", "gp-trust"),
-        "mutating_webhooks": (kinds.MUTATING_WEBHOOKS, None, "00-gp"),
+        "secret": (objects.SECRETS, "gp-system", "gp-certificates"),
+        "config_map": (objects.CONFIG_MAPS, "gp-system", "gp-trust"),
+        "mutating_webhooks": (objects.MUTATING_WEBHOOKS, None, "00-gp"),
     }[what]
     replica = Replica(api, tmp_path, Clock(NOW))
     assert await replica.keeper.once()
@@ -131,8 +130,8 @@ async def test_a_failure_is_counted_and_the_rest_is_kept(api: MemoryApi, tmp_pat
 
 
 async def test_a_foreign_certificate_changes_no_secret(api: MemoryApi, tmp_path: Path) -> None:
-    made = pem.make_authority("mine", NOW - DAY_S, 3650 * DAY_S)
-    leaf = pem.issue(made, ["gp.gp-system.svc"], NOW - DAY_S, 3650 * DAY_S)
+    made = bundle.make_authority("mine", NOW - DAY_S, 3650 * DAY_S)
+    leaf = bundle.issue(made, ["gp.gp-system.svc"], NOW - DAY_S, 3650 * DAY_S)
     for name, text in (("tls.crt", leaf.chain), ("tls.key", leaf.key), ("ca.crt", made.chain)):
         (tmp_path / name).write_text(text)
     replica = Replica(api, tmp_path, Clock(NOW), TrustPlaces("gp-system", "", "gp-trust", "00-gp", "gp"))
@@ -162,8 +161,8 @@ async def test_failures_are_tried_again_after_pauses_that_grow_until_it_works(
             await asyncio.Event().wait()
         return answers.pop(0)
 
-    monkeypatch.setattr(keeper, "RetryPauses", Pauses)
-    monkeypatch.setattr(keeper, "_EVERY_S", 0.0)
+    monkeypatch.setattr(certificates, "RetryPauses", Pauses)
+    monkeypatch.setattr(certificates, "_EVERY_S", 0.0)
     monkeypatch.setattr(replica.keeper, "once", once)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -183,14 +182,14 @@ async def test_what_others_take_away_from_the_webhooks_is_put_back_before_the_ne
 ) -> None:
     """A rollback to a revision whose chart had no caBundle, while a later one had it."""
     replica = Replica(api, tmp_path, Clock(NOW))
-    monkeypatch.setattr(keeper, "_LOOK_S", 0.01)
+    monkeypatch.setattr(certificates, "_LOOK_S", 0.01)
     running = asyncio.create_task(replica.keeper.run())
     try:
         async with asyncio.timeout(5):
             while told(api) != {replica.certificates.ca} or "" in told(api):  # noqa: ASYNC110  an API server
                 await asyncio.sleep(0)
             secrets = sum("secrets" in call for call in api.calls)
-            for kind, name in ((kinds.MUTATING_WEBHOOKS, "00-gp"), (kinds.VALIDATING_WEBHOOKS, "gp")):
+            for kind, name in ((objects.MUTATING_WEBHOOKS, "00-gp"), (objects.VALIDATING_WEBHOOKS, "gp")):
                 bare = [{**webhook, "clientConfig": {}} for webhook in (await api.get(kind, None, name))["webhooks"]]
                 await api.merge(kind, None, name, {"webhooks": bare})
             while told(api) != {replica.certificates.ca}:  # noqa: ASYNC110  an API server

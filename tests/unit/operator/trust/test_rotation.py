@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from gracepoint_operator.trust import pem, rotation
+from gracepoint_operator.trust import bundle
+from gracepoint_operator.trust.bundle import NotPem, OwnCertificates, Pair, renewed
 from gracepoint_operator.trust.certificates import load_pair, new_context
-from gracepoint_operator.trust.pem import NotPem, Pair
-from gracepoint_operator.trust.rotation import OwnCertificates, renewed
 
 DAY_S = 86400.0
 HOST = "gp.gp-system.svc"
@@ -24,7 +23,7 @@ def step(state: OwnCertificates, now: float) -> OwnCertificates:
 def signers(state: OwnCertificates) -> list[int]:
     """Which of the authorities the certificate can be checked against."""
     assert state.leaf is not None
-    found = pem.issuers(state.leaf.chain, (item.certificate for item in state.authorities))
+    found = bundle.issuers(state.leaf.chain, (item.certificate for item in state.authorities))
     return [place for place, item in enumerate(state.authorities) if item.certificate in found]
 
 
@@ -80,7 +79,7 @@ def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
         state = step(state, now)
         assert state.leaf is not None
         assert state.leaf.certificate.ends_at > now
-        signer = pem.issuers(state.leaf.chain, (item.certificate for item in state.authorities))
+        signer = bundle.issuers(state.leaf.chain, (item.certificate for item in state.authorities))
         assert {item.fingerprint for item in signer} <= bundles, "half a day ago nobody trusted it"
         bundles = {item.certificate.fingerprint for item in state.authorities}
         authorities |= bundles
@@ -110,9 +109,9 @@ def test_an_operator_that_was_off_for_years_makes_everything_anew() -> None:
 
 
 def test_a_certificate_of_others_is_followed_after_a_month() -> None:
-    authority = pem.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
-    leaf = pem.issue(authority, [HOST], NOW - DAY_S, 3650 * DAY_S)
-    state = step(rotation.adopted(leaf, authority.chain), NOW)
+    authority = bundle.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
+    leaf = bundle.issue(authority, [HOST], NOW - DAY_S, 3650 * DAY_S)
+    state = step(bundle.adopted(leaf, authority.chain), NOW)
     assert (len(state.authorities), signers(state), state.leaf) == (2, [0], leaf)
     assert state.authorities[1].key is not None
     assert signers(step(state, NOW + 29 * DAY_S)) == [0]
@@ -120,9 +119,9 @@ def test_a_certificate_of_others_is_followed_after_a_month() -> None:
 
 
 def test_the_secret_holds_the_state() -> None:
-    authority = pem.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
-    leaf = pem.issue(authority, [HOST], NOW - DAY_S, 3650 * DAY_S)
-    for state in (step(OwnCertificates(), NOW), step(rotation.adopted(leaf, authority.chain), NOW)):
+    authority = bundle.make_authority("helm", NOW - DAY_S, 3650 * DAY_S)
+    leaf = bundle.issue(authority, [HOST], NOW - DAY_S, 3650 * DAY_S)
+    for state in (step(OwnCertificates(), NOW), step(bundle.adopted(leaf, authority.chain), NOW)):
         assert OwnCertificates.of(state.data()) == state
         assert "PRIVATE" not in repr(state)
     assert OwnCertificates.of({}) == OwnCertificates()
@@ -142,7 +141,7 @@ def test_a_secret_that_cannot_be_read_says_why(data: dict[str, str], says: str) 
 
 
 def test_a_key_is_never_shown() -> None:
-    pair = pem.make_authority("x", NOW, DAY_S)
+    pair = bundle.make_authority("x", NOW, DAY_S)
     assert "PRIVATE" in pair.key
     assert "PRIVATE" not in repr(Pair(pair.chain, pair.key))
 
@@ -156,5 +155,5 @@ def test_a_key_is_never_shown() -> None:
 )
 def test_an_error_about_a_certificate_does_not_quote_it(text: str, says: str) -> None:
     with pytest.raises(NotPem, match=says) as raised:
-        pem.read(text)
+        bundle.read(text)
     assert "secret" not in str(raised.value)

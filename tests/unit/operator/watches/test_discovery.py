@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.watches.discovery import FreshDiscovery
+from gracepoint_operator.kube import objects
+from gracepoint_operator.watches.event_handlers import FreshDiscovery
 from tests.unit.operator.fakes.objects import Body, Clock
 
-WATCHED = (kinds.NODE_CLAIMS, kinds.PODS)
+WATCHED = (objects.NODE_CLAIMS, objects.PODS)
 GROUPS = "/apis"
 KARPENTER = "/apis/karpenter.sh/v1"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gracepoint_operator.cache.listing.resync import SELECTORS
-from gracepoint_operator.watches.empty_lists import EmptyLists
+from gracepoint_operator.cache.relister import SELECTORS
+from gracepoint_operator.watches.event_handlers import EmptyLists
 
 
 @pytest.mark.parametrize(

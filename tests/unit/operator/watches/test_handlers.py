@@ -9,14 +9,13 @@ import pytest
 from kopf._cogs.structs import references
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.listing.resync import SELECTORS, sweep
-from gracepoint_operator.cache.listing.watch_state import WatchState
+from gracepoint_operator.cache.relister import SELECTORS, sweep
+from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.kube import kinds
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.watches import handlers
-from gracepoint_operator.workloads.job import LONE_JOBS
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.watches import event_handlers
+from gracepoint_operator.workloads import JOBSETS, LONE_JOBS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
@@ -24,17 +23,17 @@ from tests.unit.operator.fakes.objects import Clock
 
 def test_the_api_server_filters_what_is_no_part_of_a_jobset() -> None:
     selectors = {
-        str(key): value for key, value in handlers.settings(watched={kinds.JOBS}).watching.label_selectors.items()
+        str(key): value for key, value in event_handlers.settings(watched={kinds.JOBS}).watching.label_selectors.items()
     }
     assert list(selectors.values()) == ["jobset.sigs.k8s.io/jobset-uid"]
     assert SELECTORS[JOBSETS] == SELECTORS[kinds.PODS] == "gracepoint.dev/policy"
 
 
 def test_jobs_alone_are_watched_apart_from_those_of_jobsets() -> None:
-    selectors = handlers.settings(watched={LONE_JOBS}).watching.label_selectors
+    selectors = event_handlers.settings(watched={LONE_JOBS}).watching.label_selectors
     assert list(selectors.values()) == ["gracepoint.dev/policy,!jobset.sigs.k8s.io/jobset-uid"]
     path = "/apis/batch/v1/jobs"
-    assert [handlers.kind_at(path, {kind}) for kind in (LONE_JOBS, kinds.JOBS)] == [LONE_JOBS, kinds.JOBS]
+    assert [event_handlers.kind_at(path, {kind}) for kind in (LONE_JOBS, kinds.JOBS)] == [LONE_JOBS, kinds.JOBS]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +47,11 @@ def test_jobs_alone_are_watched_apart_from_those_of_jobsets() -> None:
     ],
 )
 def test_requests_for_a_namespace_are_told_from_those_for_all(path: str, found: tuple[kinds.Kind | None, str]) -> None:
-    assert (handlers.kind_at(path, {kinds.PODS, kinds.JOBS}), handlers.namespace_at(path)) == found
+    assert (event_handlers.kind_at(path, {kinds.PODS, kinds.JOBS}), event_handlers.namespace_at(path)) == found
 
 
 def test_kopf_posts_nothing_has_no_peers_and_short_timeouts() -> None:
-    settings = handlers.settings()
+    settings = event_handlers.settings()
     assert settings.posting.enabled is False
     assert settings.peering.standalone is True
     assert settings.execution.default_backoff <= 5
@@ -63,7 +62,7 @@ def test_kopf_posts_nothing_has_no_peers_and_short_timeouts() -> None:
 
 
 def test_watches_end_after_whole_seconds() -> None:
-    assert str(handlers.settings().watching.server_timeout).isdigit()
+    assert str(event_handlers.settings().watching.server_timeout).isdigit()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_kueues_workloads_are_watched_in_the_version_that_the_cluster_prefers(
     group: str, version: str, preferred: bool, watched: bool
 ) -> None:
     registry = kopf.OperatorRegistry()
-    handlers.watch_all(registry, cast(Controller, None))
+    event_handlers.watch_all(registry, cast(Controller, None))
     plural = "workloads" if group.startswith("kueue") else "nodeclaims"
     resource = references.Resource(group, version, plural, preferred=preferred)
     selectors = [handler.selector for handler in registry._watching.get_all_handlers()]

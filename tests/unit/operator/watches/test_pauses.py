@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_operator.kube.retry_pauses import RetryPauses
-from gracepoint_operator.watches.pauses import Pauses
+from gracepoint_operator.kube.client import RetryPauses
+from gracepoint_operator.watches.event_handlers import Pauses
 from tests.unit.operator.fakes.objects import Clock
 
 

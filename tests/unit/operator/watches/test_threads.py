@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gracepoint_operator.cache.listing.resync import ALWAYS
-from gracepoint_operator.observability.metrics import Metrics
-from gracepoint_operator.watches.threads import Watches
+from gracepoint_operator.cache.relister import ALWAYS
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.watches.kopf_run import Watches
 
 
 def test_watches_that_never_started_can_be_closed() -> None:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 
 from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
-from gracepoint_operator.webhooks.updates.injected_annotation import shown
+from gracepoint_operator.webhooks.updates import shown
 from tests.unit.operator.fakes.samples import (
     POLICY,
     Json,

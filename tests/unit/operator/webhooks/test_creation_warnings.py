@@ -6,8 +6,8 @@ import pytest
 
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import inject_workload
-from gracepoint_operator.webhooks.contracts.release_contract import Patched, release_contract
 from gracepoint_operator.webhooks.creation_warnings import warnings
+from gracepoint_operator.webhooks.release_contract import Patched, release_contract
 from tests.unit.operator.fakes.samples import SETTINGS, Json, jobset, pod_of, policy_spec
 
 

@@ -10,16 +10,16 @@ import pytest
 from gracepoint.wire import names
 from gracepoint.wire.frames import Notice
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client
+from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.evictions import Hold
-from gracepoint_operator.model.preemption import PreemptionRecord
+from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.webhooks import eviction_hold
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
-from gracepoint_operator.workloads import read_pod
-from gracepoint_operator.workloads.jobset import JOBSETS
+from gracepoint_operator.workloads import JOBSETS, read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, NOW, Body, Clock

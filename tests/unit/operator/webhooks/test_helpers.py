@@ -8,11 +8,10 @@ import pytest
 
 from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_operator.webhooks import ContractViolation, release_contract
-from gracepoint_operator.webhooks.contracts.installed_api import InstalledApi
-from gracepoint_operator.webhooks.contracts.release_contract import HELPER_RULE_NAME
 from gracepoint_operator.webhooks.creation_warnings import warnings
+from gracepoint_operator.webhooks.release_contract import HELPER_RULE_NAME, InstalledApi
 from gracepoint_operator.webhooks.training_jobs import Problems, gang, helpers
-from gracepoint_operator.webhooks.updates.present_size import of_workload
+from gracepoint_operator.webhooks.updates import of_workload
 from tests.unit.operator.fakes.samples import (
     POLICY,
     Json,

@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from gracepoint_operator.kube import client, kinds
+from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.webhooks.releases import installed_releases, tell_of_others
+from gracepoint_operator.webhooks.release_contract import installed_releases, tell_of_others
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
 
@@ -67,13 +67,13 @@ async def looks(api: MemoryApi, number: int, caplog: pytest.LogCaptureFixture, *
 async def test_operator_says_once_that_another_release_answers_for_its_jobs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     api = MemoryApi(Clock())
-    api.add(kinds.MUTATING_WEBHOOKS, configuration("gp"))
+    api.add(objects.MUTATING_WEBHOOKS, configuration("gp"))
     assert await looks(api, 3, caplog) == []
-    other = api.add(kinds.MUTATING_WEBHOOKS, configuration("other"))
+    other = api.add(objects.MUTATING_WEBHOOKS, configuration("other"))
     assert await looks(api, 3, caplog) == ["ERROR"]
     assert "remove one, or give each watchNamespaces of its own" in caplog.text
-    api.remove(kinds.MUTATING_WEBHOOKS, other)
-    api.add(kinds.MUTATING_WEBHOOKS, configuration("other", "b"))
+    api.remove(objects.MUTATING_WEBHOOKS, other)
+    api.add(objects.MUTATING_WEBHOOKS, configuration("other", "b"))
     assert await looks(api, 3, caplog, "a") == []
     assert await looks(api, 3, caplog, "a", "b") == ["ERROR"]
 

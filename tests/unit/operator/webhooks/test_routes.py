@@ -21,7 +21,7 @@ from gracepoint.wire.names import JOBSET_LABEL_REPLICATED_JOB, LABEL_POLICY, Env
 from gracepoint_operator.kube import client as kube
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, request_bodies
+from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, admission_review
 from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
 from gracepoint_operator.webhooks.routes import (
     PATH_EVICTIONS,
@@ -31,8 +31,7 @@ from gracepoint_operator.webhooks.routes import (
     PATH_REQUESTS,
     path_of,
 )
-from gracepoint_operator.webhooks.updates.injected_annotation import ANNOTATION
-from gracepoint_operator.webhooks.updates.present_size import MemberPlace
+from gracepoint_operator.webhooks.updates import ANNOTATION, MemberPlace
 from tests.unit.operator.fakes.samples import Json, environment, jobset, pod_of, policy, replicated_job
 
 Client = TestClient[web.Request, web.Application]
@@ -462,7 +461,7 @@ async def test_large_objects_are_limited_and_small_ones_do_not_wait(client: Clie
 async def test_a_body_that_does_not_come_ends_its_call(
     client: Client, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_bodies, "_WITHIN_S", 0.05)
+    monkeypatch.setattr(admission_review, "_WITHIN_S", 0.05)
     reader, writer = await asyncio.open_connection(client.host, client.port)
     head = f"POST {path_of(PATH_JOBSETS, TOKEN)} HTTP/1.1\r\nHost: o\r\nContent-Length: 400000\r\n\r\n"
     writer.write(head.encode())

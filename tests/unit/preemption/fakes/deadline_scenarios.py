@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gracepoint.deadline_plan import Choice, NewestSnapshot, Situation, SnapshotState
+from gracepoint.deadline import Choice, NewestSnapshot, Situation, SnapshotState
 
 GB = 1_000_000_000
 STEP = 1000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gracepoint.preemption.reporting.reporter import Reporter
-from gracepoint.preemption.reporting.time_spent import TimeSpent
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import SingleProcess
 from gracepoint.receivers import Mailbox
 from gracepoint.settings import Settings

@@ -18,12 +18,12 @@ from typing import Any, Self
 
 import trustme
 
-from gracepoint.wire.codec import Message
 from gracepoint.wire.frames import Hello, Notice
 from gracepoint.wire.messages import (
     Acknowledgement,
     Confidence,
     Forecast,
+    Message,
     Mode,
     Report,
     Resumption,

@@ -9,8 +9,15 @@ import pytest
 
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.receivers.metadata import aws, azure, gce
-from gracepoint.receivers.metadata.board import HORIZON_S, Board, Event, Look
-from gracepoint.receivers.metadata.client import MetadataClient, MetadataError, MetadataResponse
+from gracepoint.receivers.metadata.source import (
+    HORIZON_S,
+    Board,
+    Event,
+    Look,
+    MetadataClient,
+    MetadataError,
+    MetadataResponse,
+)
 
 NOW_S = 1_800_000_000.0
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
-from gracepoint.checkpoint.storage.objects.providers.gcs import GcsApi
-from gracepoint.checkpoint.storage.objects.providers.s3 import S3Api
+from gracepoint.checkpoint.storage.objects.gcs import GcsApi
+from gracepoint.checkpoint.storage.objects.object_store import ObjectBackend
+from gracepoint.checkpoint.storage.objects.s3 import S3Api
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import GracepointError
 from tests.object_stores.fault_proxy import FaultProxy

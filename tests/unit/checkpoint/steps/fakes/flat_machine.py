@@ -16,7 +16,7 @@ from hypothesis.stateful import rule
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.format.manifest import file_of
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.errors import CheckpointCorrupt, SaveFailed

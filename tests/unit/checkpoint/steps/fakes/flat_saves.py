@@ -8,7 +8,7 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import tree_digest
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.steps import commit, records
 from gracepoint.checkpoint.storage.direct_io import Buffer
 

@@ -12,10 +12,9 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
+from gracepoint.checkpoint.memory import ArrayBytes
+from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Noted, StaleGeneration, Value
 from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
-from gracepoint.checkpoint.storage.flat_backend import Noted
 from tests.unit.checkpoint.storage.fakes.in_memory import InMemory
 
 

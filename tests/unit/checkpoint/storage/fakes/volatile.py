@@ -12,9 +12,8 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.memory import ArrayBytes, crc32
 from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, StaleGeneration, Value
-from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer, Later
 from tests.unit.checkpoint.storage.fakes.in_memory import InMemory
 

@@ -16,20 +16,16 @@ import psutil
 import pytest
 
 from gracepoint.checkpoint import CheckpointManager
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
-from gracepoint.checkpoint.saving.operation import commit_apart
+from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.saving import operation
 from gracepoint.checkpoint.steps import listing
 from gracepoint.checkpoint.storage.backend import StaleGeneration
 from gracepoint.checkpoint.storage.checks import check_contents, read_checked
-from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer
-from gracepoint.checkpoint.storage.objects import object_reader
-from gracepoint.checkpoint.storage.objects.http import persistence
-from gracepoint.checkpoint.storage.objects.http.connection import Exchange
-from gracepoint.checkpoint.storage.objects.http.connection_pool import Connections
-from gracepoint.checkpoint.storage.objects.http.request_errors import Transient
-from gracepoint.checkpoint.storage.objects.http.wire import STALL_S
-from gracepoint.checkpoint.storage.objects.providers import api
+from gracepoint.checkpoint.storage.objects import persistence, provider
+from gracepoint.checkpoint.storage.objects import requests as object_reader
+from gracepoint.checkpoint.storage.objects.http import Connections, Exchange
+from gracepoint.checkpoint.storage.objects.signing import STALL_S, Transient
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
@@ -301,7 +297,7 @@ def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
 def test_a_save_ends_by_its_deadline_whichever_request_stalls(
     far: Bucket, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, rule: Rule
 ) -> None:
-    monkeypatch.setattr(commit_apart, "SECONDS", 0.5)
+    monkeypatch.setattr(operation, "SECONDS", 0.5)
     root: Any = f"{far.uri}/run"
     checkpointer = engine(root)
     save(checkpointer, 1, small_state())
@@ -403,8 +399,8 @@ def test_a_refusal_is_said(far: Bucket, store_proxy: FaultProxy, status: int, sa
 def test_codes_of_stores_are_explained(status: int, code: str, says: str) -> None:
     exchange = Exchange(Connections("http://127.0.0.1:1"))
     exchange.status = status
-    assert says in str(api.refused("PUT s3://bucket/key", exchange, code, "message", writes=True))
+    assert says in str(provider.refused("PUT s3://bucket/key", exchange, code, "message", writes=True))
     exchange.status = 409
     assert isinstance(
-        api.refused("PUT s3://bucket/key", exchange, "ConditionalRequestConflict", "", writes=True), Transient
+        provider.refused("PUT s3://bucket/key", exchange, "ConditionalRequestConflict", "", writes=True), Transient
     )

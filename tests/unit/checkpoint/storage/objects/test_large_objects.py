@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.memory.array_bytes import ArrayBytes
+from gracepoint.checkpoint.memory import ArrayBytes, crc32
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
-from gracepoint.checkpoint.storage.checksum import crc32
 from gracepoint.checkpoint.storage.direct_io import Buffer
-from gracepoint.checkpoint.storage.objects import large_writes
-from gracepoint.checkpoint.storage.objects.providers.s3_uploads import S3Uploads
+from gracepoint.checkpoint.storage.objects import requests
+from gracepoint.checkpoint.storage.objects.s3 import S3Uploads
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
@@ -36,7 +35,7 @@ def object_server(s3: Server) -> Server:
 def far(far: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """Objects of 6 MiB are large there."""
     monkeypatch.setattr(S3Uploads, "from_bytes", 6 * MIB)
-    monkeypatch.setattr(large_writes, "PART_BYTES", PART)
+    monkeypatch.setattr(requests, "PART_BYTES", PART)
     return far
 
 
@@ -81,7 +80,7 @@ def write(
     ],
 )
 def test_there_are_never_more_parts_than_s3_allows(size_bytes: int, expected: int) -> None:
-    assert large_writes.part_bytes(size_bytes) == expected
+    assert requests.part_bytes(size_bytes) == expected
     assert -(-size_bytes // expected) <= 10_000
 
 

@@ -18,10 +18,10 @@ import pytest
 import trustme
 
 from gracepoint.checkpoint.storage.backend import Generation
-from gracepoint.checkpoint.storage.objects import open_bucket
-from gracepoint.checkpoint.storage.objects.object_backend import ObjectBackend
-from gracepoint.checkpoint.storage.objects.providers.gcs import GcsApi
-from gracepoint.checkpoint.storage.objects.providers.s3 import S3Api
+from gracepoint.checkpoint.storage.objects import object_store
+from gracepoint.checkpoint.storage.objects.gcs import GcsApi
+from gracepoint.checkpoint.storage.objects.object_store import ObjectBackend
+from gracepoint.checkpoint.storage.objects.s3 import S3Api
 from gracepoint.errors import SettingsError
 from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
 from tests.object_stores.servers import Bucket, Server
@@ -206,7 +206,7 @@ def test_a_bucket_of_an_emulator_is_opened_once(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, "")  # restored at the end
         monkeypatch.delenv(name)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
-    assert open_bucket.open_bucket("gs", "bucket") is open_bucket.open_bucket("gs", "bucket")
+    assert object_store.open_bucket("gs", "bucket") is object_store.open_bucket("gs", "bucket")
 
 
 def test_an_expired_token_of_s3_is_renewed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_an_expired_token_of_s3_is_renewed(serve: Serve, monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="ExpiredToken"):  # they are new, and there are no others
         store.read("key")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
-    monkeypatch.setattr("gracepoint.checkpoint.storage.objects.http.credentials.RENEW_BEFORE_S", 0.0)
+    monkeypatch.setattr("gracepoint.checkpoint.storage.objects.signing.RENEW_BEFORE_S", 0.0)
     assert store.read("key").data == b"data"
     assert len(server.heard) == 3
     api.connections.close()

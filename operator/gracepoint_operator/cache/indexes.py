@@ -1,0 +1,606 @@
+"""The nodes, pods, Jobs and workloads that are known, indexed by node and by workload.
+
+The controller's event loop owns it; there are no locks. Only ``ClusterCache`` changes it.
+
+The devices that pods use, and the taints of devices.
+
+The controller's event loop owns the index; there are no locks.
+
+The Evictions of lifecycle.k8s.io that are known, by the pod that they are about.
+
+The controller's event loop owns the index; there are no locks.
+
+The marks of the disruption catalogue on the known objects.
+
+Some objects matter only because of the object that they belong to: Karpenter's NodeClaim for a node, Kueue's Workload
+for a workload. Only their marks and their owner are kept. The controller's event loop owns the index; there are no
+locks.
+
+When this replica first saw something for which the API gives no time, or no exact one.
+
+For an object from a watch, that is now, by this replica's clock. An object from a list (at start, or after a watch
+lost its place) may have changed earlier. Then the time from the API is taken, or the time at which another replica saw
+it, if that is earlier (``recording.pod_writer``). The controller's event loop owns it; there are no locks.
+
+The known objects, indexed by how they are looked up: pods by node and by workload, marks, devices, Evictions.
+
+``cluster_cache`` changes the indexes, and the other modules of ``cache`` read them. ``recording`` also uses
+``first_seen``. The indexes call ``model``, ``signals`` and ``preemption_store``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+
+from gracepoint_operator.cache.preemption_store import Key, discard
+from gracepoint_operator.kube.objects import Node, Pod, Toleration
+from gracepoint_operator.model.devices import AllocatedDevice, ClaimedDevices, Device, DeviceSelector, DeviceTaints
+from gracepoint_operator.model.eviction_requests import EvictionAsked
+from gracepoint_operator.model.preemption_record import PreemptionRecord
+from gracepoint_operator.signals import Mark
+from gracepoint_operator.workloads import BY_NAME, Job, Workload
+
+
+class GangObjects:
+    """What the gangs consist of, and the nodes that they run on.
+
+    Attributes:
+        nodes: The nodes, by name.
+        disrupted_nodes: Names of the nodes with a mark that disrupts. Kept up to date because each new pod needs it.
+        pods: The pods of workloads, by UID.
+        jobs: The Jobs of workloads, by UID.
+        workloads: The workloads, by UID.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.disrupted_nodes: set[str] = set()
+        self.pods: dict[str, Pod] = {}
+        self.jobs: dict[str, Job] = {}
+        self.workloads: dict[str, Workload] = {}
+        self._pod_uids: dict[Key, str] = {}
+        self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
+        self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
+        self._sorted: dict[str, tuple[Pod, ...]] = {}  # by workload, until one of its pods changes
+        self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
+        self._named: dict[Key, set[str]] = collections.defaultdict(set)  # namespace and name -> UIDs of workloads
+        self._with_policy: dict[Key, set[str]] = collections.defaultdict(set)
+        self._queued_as: dict[str, set[str]] = collections.defaultdict(set)  # UID of itself or its owner -> UIDs
+
+    def put_node(self, node: Node, *, disrupted: bool) -> bool:
+        """Stores a node. Returns whether it changed."""
+        before = self.nodes.get(node.name)
+        self.nodes[node.name] = node
+        if disrupted:
+            self.disrupted_nodes.add(node.name)
+        else:
+            self.disrupted_nodes.discard(node.name)
+        return before != node
+
+    def drop_node(self, name: str, uid: str) -> None:
+        """Removes the node, unless a new node of this name is known."""
+        if name in self.nodes and self.nodes[name].uid == uid:
+            del self.nodes[name]
+            self.disrupted_nodes.discard(name)
+
+    def put_workload(self, workload: Workload) -> bool:
+        """Stores a workload. Returns whether it changed."""
+        if self.workloads.get(workload.uid) == workload:
+            return False
+        self.drop_workload(workload.uid)
+        self.workloads[workload.uid] = workload
+        self._named[workload.namespace, workload.name].add(workload.uid)
+        self._with_policy[workload.namespace, workload.policy].add(workload.uid)
+        for uid in workload.queued_as:
+            self._queued_as[uid].add(workload.uid)
+        return True
+
+    def drop_workload(self, uid: str) -> None:
+        workload = self.workloads.pop(uid, None)
+        if workload is not None:
+            discard(self._named, (workload.namespace, workload.name), uid)
+            discard(self._with_policy, (workload.namespace, workload.policy), uid)
+            for queued in workload.queued_as:
+                discard(self._queued_as, queued, uid)
+
+    def put_pod(self, pod: Pod) -> bool:
+        """Stores a pod. Returns whether it changed."""
+        before = self.pods.get(pod.uid)
+        if before == pod:
+            return False
+        if before is not None and (before.workload_uid, before.node) != (pod.workload_uid, pod.node):
+            self.drop_pod(pod.uid)
+        self.pods[pod.uid] = pod
+        self._sorted.pop(pod.workload_uid, None)
+        self._pod_uids[pod.namespace, pod.name] = pod.uid
+        self._pods_of[pod.workload_uid].add(pod.uid)
+        if pod.node:
+            self._pods_on[pod.node].add(pod.uid)
+        return True
+
+    def drop_pod(self, uid: str) -> set[str]:
+        """Removes a pod. Returns the UID of its workload; the set is empty if the pod is not known."""
+        pod = self.pods.pop(uid, None)
+        if pod is None:
+            return set()
+        if self._pod_uids.get((pod.namespace, pod.name)) == uid:
+            del self._pod_uids[pod.namespace, pod.name]
+        self._sorted.pop(pod.workload_uid, None)
+        discard(self._pods_of, pod.workload_uid, uid)
+        discard(self._pods_on, pod.node, uid)
+        return {pod.workload_uid}
+
+    def put_job(self, job: Job) -> bool:
+        """Stores a Job. Returns whether it changed."""
+        before = self.jobs.get(job.uid)
+        if before == job:
+            return False
+        if before is not None:
+            self.drop_job(job.uid)
+        self.jobs[job.uid] = job
+        self._jobs_of[job.workload_uid].add(job.uid)
+        return True
+
+    def drop_job(self, uid: str) -> set[str]:
+        """Removes a Job. Returns the UID of its workload; the set is empty if the Job is not known."""
+        job = self.jobs.pop(uid, None)
+        if job is None:
+            return set()
+        discard(self._jobs_of, job.workload_uid, uid)
+        return {job.workload_uid}
+
+    def pods_of(self, workload_uid: str, namespace: str | None = None) -> tuple[Pod, ...]:
+        """The pods of the workload, by UID. If ``namespace`` is given, only those in it."""
+        known = self._sorted.get(workload_uid)
+        if known is None:
+            known = tuple(self.pods[uid] for uid in sorted(self._pods_of.get(workload_uid, ())))
+            self._sorted[workload_uid] = known
+        if namespace is None or all(pod.namespace == namespace for pod in known):
+            return known
+        return tuple(pod for pod in known if pod.namespace == namespace)
+
+    def jobs_of(self, workload_uid: str) -> Iterator[Job]:
+        """The Jobs of the workload, in no order."""
+        return (self.jobs[uid] for uid in self._jobs_of.get(workload_uid, ()))
+
+    def workloads_on(self, node: str) -> set[str]:
+        """UIDs of the workloads that have pods on the node."""
+        return {self.pods[uid].workload_uid for uid in self._pods_on.get(node, ())}
+
+    def workloads_named(self, key: Key) -> set[str]:
+        """UIDs of the known workloads of this namespace and name. Workloads of several kinds may have one name."""
+        return set(self._named.get(key, ()))
+
+    def workloads_with_policy(self, key: Key) -> set[str]:
+        """UIDs of the known workloads that name the policy of this namespace and name."""
+        return set(self._with_policy.get(key, ()))
+
+    def named_policies(self) -> set[Key]:
+        """Namespaces and names of the policies that known workloads name."""
+        return set(self._with_policy)
+
+    def workloads_in(self, namespace: str) -> set[str]:
+        """UIDs of the known workloads of a namespace."""
+        return {uid for uid, workload in self.workloads.items() if workload.namespace == namespace}
+
+    def queued_as(self, uid: str) -> set[str]:
+        """UIDs of the known workloads that are this object, or that it controls."""
+        return set(self._queued_as.get(uid, ()))
+
+    def workloads_of_pods(self, pod_uids: Iterable[str]) -> set[str]:
+        """UIDs of the workloads of these pods. Pods that are not known are left out."""
+        return {self.pods[uid].workload_uid for uid in pod_uids if uid in self.pods}
+
+    def nodes_with_pods(self) -> Set[str]:
+        """Names of the nodes that pods are bound to. A node may not be known yet."""
+        return self._pods_on.keys()
+
+    def workloads_with_pods(self) -> set[str]:
+        """UIDs of the known workloads that have pods."""
+        return self._pods_of.keys() & self.workloads.keys()
+
+    def pods_at(self, epoch: PreemptionRecord) -> list[Pod]:
+        """The processes' pods at the start of the epoch. Empty once the workload has been restarted."""
+        workload = self.workloads.get(epoch.spec.workload.uid)
+        if workload is None:
+            return []
+        attempt = workload.restarts
+        return [
+            pod
+            for pod in self.pods_of(workload.uid, epoch.namespace)
+            if pod.membership.restart_attempt == attempt and pod.policy and not pod.helps and epoch.includes(pod)
+        ]
+
+    def pod_named(self, namespace: str, name: str) -> Pod | None:
+        """The pod of a workload, or None if it is not known."""
+        return self.pods.get(self._pod_uids.get((namespace, name), ""))
+
+    def may_be_of_workload(self, namespace: str, pod_name: str) -> bool:
+        """True if the pod may be of a known workload, by its name."""
+        known = (workload for workload in self.workloads.values() if workload.namespace == namespace)
+        return any(BY_NAME[workload.kind].may_have_made(workload.name, pod_name) for workload in known)
+
+
+#: After a pause of this length, an attempt begins another series. kubectl drain tries every 5 s.
+NEW_SERIES_S = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempts:
+    mark: str
+    first_at: float
+    last_at: float
+
+
+class FirstSeen:
+    """First times of marks (possible signals) and of the binding of pods, by the UID of the object.
+
+    Args:
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: dict[str, dict[str, float]] = {}  # UID of the object -> mark -> when
+        self._bound_at: dict[str, float] = {}
+        self._attempts: dict[str, _Attempts] = {}
+        self._recalled: dict[str, float] = {}  # digest of a mark -> when it was seen before this replica began
+
+    def see(self, uid: str, marks: Mapping[str, float | None], *, listed: bool) -> None:
+        """Notes that the object has these marks now and no others.
+
+        Args:
+            uid: The object's UID.
+            marks: When each mark began, in seconds since the epoch. None if the API does not tell.
+            listed: True if the object comes from a list.
+        """
+        known = self._since.pop(uid, {})
+        if marks:
+            self._since[uid] = {
+                mark: known[mark] if mark in known else self._beginning(hint_at, listed, mark)
+                for mark, hint_at in marks.items()
+            }
+
+    def recall(self, seen: Mapping[str, float]) -> None:
+        """Uses the times that replicas saw before this one began, by ``digest``, until ``forget_recalled``."""
+        self._recalled = dict(seen)
+        for marks in self._since.values():
+            marks.update({mark: min(at, seen.get(digest(mark), at)) for mark, at in marks.items()})
+
+    def forget_recalled(self) -> None:
+        """Ends the use of recalled times. Call it when everything is listed: a mark that comes later is new."""
+        self._recalled = {}
+
+    def see_bound(self, uid: str, hint_at: float | None, *, listed: bool) -> None:
+        """Notes that the pod is bound to its node.
+
+        Args:
+            uid: The pod's UID.
+            hint_at: When it was bound, in seconds since the epoch. None if the API does not tell.
+            listed: True if the pod comes from a list.
+        """
+        if uid not in self._bound_at:
+            self._bound_at[uid] = self._beginning(hint_at, listed)
+
+    def see_attempt(self, uid: str, mark: str) -> None:
+        """Notes an attempt that leaves no trace on the object, such as an eviction.
+
+        The first attempt of a series counts. After a pause of ``NEW_SERIES_S`` another series begins.
+        """
+        now = self._clock()
+        known = self._attempts.get(uid)
+        first_at = now if known is None or now - known.last_at > NEW_SERIES_S else known.first_at
+        self._attempts[uid] = _Attempts(mark, first_at, now)
+
+    def since(self, uids: Iterable[str]) -> dict[str, float]:
+        """When each mark on these objects was first seen."""
+        wanted = set(uids)
+        found: dict[str, float] = {}
+        for uid in self._since.keys() & wanted:
+            found.update(self._since[uid])
+        for uid in self._attempts.keys() & wanted:
+            found[self._attempts[uid].mark] = self._attempts[uid].first_at
+        return found
+
+    def bound_at(self, uids: Iterable[str]) -> dict[str, float]:
+        """When each of these pods was first seen bound; pods that are not bound are left out."""
+        return {uid: self._bound_at[uid] for uid in uids if uid in self._bound_at}
+
+    def forget(self, uid: str) -> None:
+        """Forgets an object that was deleted."""
+        self._since.pop(uid, None)
+        self._bound_at.pop(uid, None)
+        self._attempts.pop(uid, None)
+
+    def _beginning(self, hint_at: float | None, listed: bool, mark: str = "") -> float:
+        now = self._clock()
+        if not listed:
+            return now
+        seen_at = self._recalled.get(digest(mark)) if self._recalled else None
+        return min(at for at in (now, hint_at, seen_at) if at is not None)
+
+
+def digest(mark: str) -> str:
+    """A short text that identifies a mark."""
+    return hashlib.sha256(mark.encode()).hexdigest()[:20]
+
+
+_TEXT_LIMIT = 512
+
+
+#: UID of the ResourceSlice or DeviceTaintRule, the selector of the devices that have the taint, and the taint.
+_Taint = tuple[str, DeviceSelector, Mark]
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMarks:
+    """The marks on devices of some pods.
+
+    Attributes:
+        of_pods: The marks by the UID of the pod. Pods without marks are left out.
+        sources: UIDs of the ResourceSlices and DeviceTaintRules that have these marks.
+    """
+
+    of_pods: dict[str, tuple[Mark, ...]] = dataclasses.field(default_factory=dict)
+    sources: frozenset[str] = frozenset()
+
+
+class DeviceIndex:
+    """See the module.
+
+    Args:
+        first_seen: Is told when each mark was first seen.
+    """
+
+    def __init__(self, first_seen: FirstSeen) -> None:
+        self._first_seen = first_seen
+        self._claims: dict[str, ClaimedDevices] = {}
+        # Namespace and UID of the pod -> UIDs of the claims. A claim is for pods of its own namespace.
+        self._of_pod: dict[Key, set[str]] = {}
+        self._slices: dict[str, DeviceTaints] = {}
+        self._of_pool: dict[tuple[str, str], set[str]] = {}  # driver and pool -> UIDs of the slices
+        self._rules: dict[str, DeviceTaints] = {}
+        self._tainted: set[str] = set()  # UIDs of the slices and rules that have marks
+
+    def put(self, found: ClaimedDevices | DeviceTaints, *, listed: bool) -> set[str]:
+        """Stores an object. Returns the UIDs of the pods to which it may matter."""
+        if isinstance(found, ClaimedDevices):
+            return self._put_claim(found)
+        if found == (self._rules if found.pool is None else self._slices).get(found.uid):
+            return set()  # as when Kubernetes writes the status of a rule
+        before = self._pods_of_source(found.uid)
+        self._remove_source(found.uid)
+        if found.pool is None:
+            self._rules[found.uid] = found
+        else:
+            self._slices[found.uid] = found
+            self._of_pool.setdefault(found.pool, set()).add(found.uid)
+        if found.taints:
+            self._tainted.add(found.uid)
+        self._first_seen.see(found.uid, {mark.id: mark.since_at for _, mark in found.taints}, listed=listed)
+        return before | self._pods_of_source(found.uid)
+
+    def drop(self, uid: str) -> set[str]:
+        """Forgets an object that was deleted. Returns the UIDs of the pods to which it mattered."""
+        claim = self._claims.pop(uid, None)
+        if claim is not None:
+            self._unlink(claim)
+            return set(claim.pod_uids)
+        affected = self._pods_of_source(uid)
+        self._remove_source(uid)
+        return affected
+
+    def of(self, pods: Iterable[Pod]) -> DeviceMarks:
+        """The marks on the devices of these pods."""
+        if not self._tainted:  # nearly always
+            return DeviceMarks()
+        of_pods: dict[str, tuple[Mark, ...]] = {}
+        sources: set[str] = set()
+        in_pools: dict[tuple[str, str], list[_Taint]] = {}
+        for pod in pods:
+            # One taint may be on several devices of a pod, which tolerates it for each of them differently.
+            marks: dict[tuple[str, tuple[Toleration, ...] | None], Mark] = {}
+            for claim in sorted(self._of_pod.get((pod.namespace, pod.uid), ())):
+                for allocated in self._claims[claim].devices:
+                    pool = (allocated.device.driver, allocated.device.pool)
+                    if (taints := in_pools.get(pool)) is None:
+                        taints = in_pools[pool] = self._taints_in(*pool)
+                    for uid, mark in _marks_on(allocated, taints):
+                        marks.setdefault((mark.id, mark.tolerations), mark)
+                        sources.add(uid)
+            if marks:
+                of_pods[pod.uid] = tuple(marks.values())
+        return DeviceMarks(of_pods, frozenset(sources))
+
+    def _taints_in(self, driver: str, pool: str) -> list[_Taint]:
+        """The taints that may be on devices of a pool."""
+        return [
+            (source.uid, selector, mark)
+            for source in (*self._newest_slices(driver, pool), *self._rules.values())
+            for selector, mark in source.taints
+            if selector.may_select(driver, pool)
+        ]
+
+    def _newest_slices(self, driver: str, pool: str) -> list[DeviceTaints]:
+        """The slices of a pool's highest generation. The others are about to be deleted, and do not count."""
+        slices = [self._slices[uid] for uid in sorted(self._of_pool.get((driver, pool), ()))]
+        newest = max((item.generation for item in slices), default=0)
+        return [item for item in slices if item.generation == newest]
+
+    def _put_claim(self, claim: ClaimedDevices) -> set[str]:
+        before = self._claims.get(claim.uid)
+        if before == claim:
+            return set()
+        if before is not None:
+            self._unlink(before)
+        self._claims[claim.uid] = claim
+        for pod_uid in claim.pod_uids:
+            self._of_pod.setdefault((claim.namespace, pod_uid), set()).add(claim.uid)
+        return {*claim.pod_uids, *(before.pod_uids if before else ())}
+
+    def _unlink(self, claim: ClaimedDevices) -> None:
+        for pod_uid in claim.pod_uids:
+            place = (claim.namespace, pod_uid)
+            self._of_pod[place].discard(claim.uid)
+            if not self._of_pod[place]:
+                del self._of_pod[place]
+
+    def _pods_of_source(self, uid: str) -> set[str]:
+        """UIDs of the pods to whose devices it matters what a slice or a rule has."""
+        if (found := self._rules.get(uid)) is not None:
+            rule = found
+            return self._pods_with(lambda device: any(selector.selects(device) for selector, _ in rule.taints))
+        if (found := self._slices.get(uid)) is None or found.pool is None:
+            return set()
+        pool = found.pool
+        if self._tainted.isdisjoint(self._of_pool[pool]):
+            return set()
+        # The whole pool: a slice of a new generation takes the place of all others.
+        return self._pods_with(lambda device: (device.driver, device.pool) == pool)
+
+    def _pods_with(self, concerned: Callable[[Device], bool]) -> set[str]:
+        claims = (claim for claim in self._claims.values() if any(concerned(item.device) for item in claim.devices))
+        return {pod_uid for claim in claims for pod_uid in claim.pod_uids}
+
+    def _remove_source(self, uid: str) -> None:
+        self._tainted.discard(uid)
+        self._rules.pop(uid, None)
+        gone = self._slices.pop(uid, None)
+        if gone is not None and gone.pool is not None:
+            self._of_pool[gone.pool].discard(uid)
+            if not self._of_pool[gone.pool]:
+                del self._of_pool[gone.pool]
+
+
+def _marks_on(allocated: AllocatedDevice, taints: Iterable[_Taint]) -> Iterator[tuple[str, Mark]]:
+    for uid, selector, mark in taints:
+        if selector.selects(allocated.device):
+            text = f"{mark.text} of device {allocated.device}"[:_TEXT_LIMIT]
+            yield uid, dataclasses.replace(mark, text=text, tolerations=allocated.tolerations)
+
+
+class EvictionIndex:
+    """See the module.
+
+    Args:
+        first_seen: Is told when the operator's turn in an Eviction began.
+    """
+
+    def __init__(self, first_seen: FirstSeen) -> None:
+        self._first_seen = first_seen
+        self._by_uid: dict[str, EvictionAsked] = {}
+        # Namespace and UID of the pod -> UIDs of the Evictions. Anybody may write any pod's UID into their namespace.
+        self._of_pod: dict[Key, set[str]] = {}
+        self._named: dict[Key, str] = {}
+
+    def put(self, asked: EvictionAsked, *, listed: bool) -> bool:
+        """Stores an Eviction. Returns whether anything changed that matters."""
+        before = self._by_uid.get(asked.uid)
+        if before is not None:
+            self._unlink(before)
+        self._by_uid[asked.uid] = asked
+        self._named[asked.key] = asked.uid
+        if asked.pod_uid:
+            self._of_pod.setdefault((asked.namespace, asked.pod_uid), set()).add(asked.uid)
+        self._first_seen.see(asked.uid, {asked.mark: asked.started_at} if asked.lasts else {}, listed=listed)
+        return before is None or _what_matters(before) != _what_matters(asked)
+
+    def drop(self, uid: str) -> str:
+        """Forgets an Eviction that was deleted. Returns the UID of its pod. Empty if it is not known."""
+        gone = self._by_uid.pop(uid, None)
+        if gone is None:
+            return ""
+        if self._named.get(gone.key) == uid:
+            del self._named[gone.key]
+        self._unlink(gone)
+        return gone.pod_uid
+
+    def named(self, key: Key) -> EvictionAsked | None:
+        return self._by_uid.get(self._named.get(key, ""))
+
+    def of(self, pods: Iterable[Pod]) -> dict[str, EvictionAsked]:
+        """The Evictions that are signals, by the UID of the pod. If a pod has several, one that waits for an answer."""
+        if not self._of_pod:  # nearly always
+            return {}
+        found: dict[str, EvictionAsked] = {}
+        for pod in pods:
+            lasting = [
+                asked for uid in self._of_pod.get((pod.namespace, pod.uid), ()) if (asked := self._by_uid[uid]).lasts
+            ]
+            if lasting:
+                found[pod.uid] = min(lasting, key=lambda asked: (not asked.active, asked.started_at or 0.0, asked.uid))
+        return found
+
+    def _unlink(self, asked: EvictionAsked) -> None:
+        place = (asked.namespace, asked.pod_uid)
+        uids = self._of_pod.get(place)
+        if uids is not None:
+            uids.discard(asked.uid)
+            if not uids:
+                del self._of_pod[place]
+
+
+def _what_matters(asked: EvictionAsked) -> tuple[bool, bool, tuple[str, ...]]:
+    return asked.active, asked.answered, asked.requesters
+
+
+class SignalIndex:
+    """Marks by object.
+
+    Args:
+        first_seen: Is told when each mark was first seen.
+    """
+
+    def __init__(self, first_seen: FirstSeen) -> None:
+        self._first_seen = first_seen
+        self._marks: dict[str, tuple[Mark, ...]] = {}  # by UID, of the objects that have any
+        self._attached: dict[str, set[str]] = {}  # node's name or workload's UID -> UIDs
+        self._attached_to: dict[str, str] = {}
+
+    def see(self, uid: str, found: tuple[Mark, ...], *, listed: bool) -> bool:
+        """Notes that the object has these marks now and no others. Returns True if it had others before."""
+        before = self._marks.pop(uid, ())
+        if not (found or before):
+            return False  # as nearly all objects
+        if found:
+            self._marks[uid] = found
+        self._first_seen.see(uid, {mark.id: mark.since_at for mark in found}, listed=listed)
+        return found != before
+
+    def attach(self, uid: str, to: str) -> str:
+        """Notes that an object belongs to a node (by name) or a workload (by UID). Returns its previous owner."""
+        before = self._detach(uid)
+        self._attached_to[uid] = to
+        self._attached.setdefault(to, set()).add(uid)
+        return before
+
+    def forget(self, uid: str) -> str:
+        """Forgets an object that was deleted. Returns what it was attached to."""
+        self._marks.pop(uid, None)
+        return self._detach(uid)
+
+    @property
+    def marked(self) -> Set[str]:
+        """The UIDs of the objects that have marks."""
+        return self._marks.keys()
+
+    def on(self, uids: Iterable[str]) -> tuple[Mark, ...]:
+        """The marks on these objects."""
+        return tuple(mark for uid in uids for mark in self._marks.get(uid, ()))
+
+    def attached_to(self, owners: Iterable[str]) -> set[str]:
+        """The UIDs of the objects that belong to these nodes (by name) and workloads (by UID)."""
+        if not self._attached_to:  # most clusters have neither kind
+            return set()
+        return {uid for owner in owners if owner for uid in self._attached.get(owner, ())}
+
+    def _detach(self, uid: str) -> str:
+        before = self._attached_to.pop(uid, "")
+        others = self._attached.get(before, set())
+        others.discard(uid)
+        if not others:
+            self._attached.pop(before, None)
+        return before

@@ -1,0 +1,434 @@
+"""Lists the cluster: at start until that succeeds, every five minutes, and a kind when events may have been missed.
+
+No watch repeats a deletion. So if a watch may have missed one, its kind is listed. A watch shows only what happens
+after the version at which it begins. So at start each kind is listed once its watch has begun, or after a while if it
+has not. The lists every five minutes compare versions only. If something newer of a kind exists, the kind is then
+listed in full.
+
+One task on the controller's event loop, which runs until it is cancelled. An optional kind that cannot be listed is
+left out and tried again. Nothing else waits for that kind.
+
+Lists the API server's objects, instead of waiting for its watches.
+
+``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
+deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
+to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
+
+Objects are listed page by page and read in the threads of ``KubeClient``, so that whole objects are held for a moment
+only. For the later sweeps the metadata of the objects are enough.
+
+Lists objects of the API server where a watch is not enough: at start, now and then, and after gaps.
+
+The controller, the reconciler, ``health``, the watches and ``channel`` call it. It calls ``cluster_cache`` and
+``kube``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Set
+from typing import TypeVar
+
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.preemption_store import version_of
+from gracepoint_operator.cache.watch_state import WatchState
+from gracepoint_operator.kube import client, objects
+from gracepoint_operator.kube.client import KubeClient, ListPage
+from gracepoint_operator.logs import about
+from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT
+from gracepoint_operator.workloads import BY_PLACE, JOB_LABEL, POD_LABEL
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+#: The watched kinds, each with the selector of its objects. Preemptions come before what they explain.
+SELECTORS: dict[objects.Kind, str | None] = {
+    objects.PREEMPTIONS: None,
+    objects.REQUESTS: f"!{LABEL_ENDED_AT}",
+    objects.NAMESPACES: None,
+    objects.CLUSTER_POLICIES: None,
+    objects.POLICIES: None,
+    **{place: known.selector for place, known in BY_PLACE.items()},
+    objects.JOBS: JOB_LABEL,
+    objects.NODES: None,
+    objects.NODE_CLAIMS: None,
+    objects.KUEUE_WORKLOADS: None,
+    objects.EVICTIONS: None,
+    objects.RESOURCE_SLICES: None,
+    objects.DEVICE_TAINT_RULES: None,
+    objects.RESOURCE_CLAIMS: None,
+    objects.PODS: POD_LABEL,
+}
+
+#: The kinds that are watched in any case. The others need rights that an administrator may give to the operator.
+ALWAYS: Set[objects.Kind] = SELECTORS.keys() - objects.DEVICES
+
+
+#: Kinds that a cluster may not have. A failure of one of them delays nothing else.
+OPTIONAL: frozenset[objects.Kind] = objects.DEVICES | {objects.NODE_CLAIMS, objects.KUEUE_WORKLOADS, objects.EVICTIONS}
+
+#: What the operator decides by. If a cluster stops serving one, as when CRDs of another version are installed, that
+#: does not mean that its objects are gone.
+OWN: frozenset[objects.Kind] = frozenset(
+    {objects.PREEMPTIONS, objects.REQUESTS, objects.CLUSTER_POLICIES, objects.POLICIES}
+)
+
+
+#: How long the watch may take to bring what changed during a list.
+_EVENTS_COME_S = 5.0
+
+
+async def _nothing(kind: objects.Kind) -> None:
+    """The default of ``begins``."""
+
+
+@dataclasses.dataclass
+class Findings:
+    """What sweeps have found and not reported yet.
+
+    If a list fails, what it found before stays here for the next sweep. That sweep cannot find it again: by then the
+    versions of these objects are known, so they do not count as changed.
+
+    Attributes:
+        affected: UIDs of the workloads to which it matters what was found.
+        rewound: True if the API server has gone back to an older state.
+    """
+
+    affected: set[str] = dataclasses.field(default_factory=set)
+    rewound: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Swept:
+    """The result of a sweep.
+
+    Attributes:
+        unlisted: The optional kinds that could not be listed, and the own kinds that are not served. Their known
+            objects stay.
+        changed: The kinds that have to be listed in full, since what is known of them is not the newest state. Empty
+            after a full sweep.
+        affected: As in ``Findings``.
+        rewound: As in ``Findings``.
+        whole: True if all kinds that are always watched were wanted.
+    """
+
+    unlisted: frozenset[objects.Kind]
+    changed: frozenset[objects.Kind]
+    affected: frozenset[str]
+    rewound: bool
+    whole: bool
+
+
+async def sweep(
+    api: KubeClient,
+    cache: ClusterCache,
+    drop: Callable[[str], Set[str]],
+    watches: WatchState,
+    wanted: Collection[objects.Kind] = ALWAYS,
+    begins: Callable[[objects.Kind], Awaitable[None]] = _nothing,
+    *,
+    findings: Findings | None = None,
+    metadata_only: bool = False,
+) -> Swept:
+    """Lists kinds into ``cache``. A kind that the cluster does not have yet has no objects, but for those in ``OWN``.
+
+    Args:
+        api: The API server.
+        cache: Stores what is listed.
+        drop: Removes the object with a UID, which no longer exists. Returns the UIDs of the affected workloads.
+        watches: Has the version up to which each kind was watched. Is told of failures.
+        wanted: The kinds to list.
+        begins: Awaited before a kind is listed.
+        findings: What sweeps that failed have found. This sweep adds what it finds at once. None: nothing was found.
+        metadata_only: If True, the sweep only finds what no longer exists, and which kinds have changed.
+
+    Raises:
+        kube.KubeError: The API server cannot be asked for a kind that is not optional.
+    """
+    unlisted: set[objects.Kind] = set()
+    changed: set[objects.Kind] = set()
+    findings = Findings() if findings is None else findings
+    for kind in (kind for kind in SELECTORS if kind in wanted):
+        await begins(kind)
+        listing = _Listing(api, cache, watches, kind, findings)
+        try:
+            found = await (listing.compared() if metadata_only else listing.stored())
+        except client.NotFound:
+            watches.absent(kind, optional=kind in OPTIONAL)
+            if kind in OWN:
+                unlisted.add(kind)
+                continue
+            found = set()
+        except client.KubeError as error:
+            if kind not in OPTIONAL:
+                raise
+            watches.failed(kind, str(error), optional=True)
+            unlisted.add(kind)
+            continue
+        for uid in listing.gone(found):
+            findings.affected |= drop(uid)
+        if listing.behind:
+            changed.add(kind)
+    affected, rewound = frozenset(findings.affected), findings.rewound
+    return Swept(frozenset(unlisted), frozenset(changed), affected, rewound, whole=set(wanted) >= ALWAYS)
+
+
+class _Listing:
+    """The list of one kind.
+
+    If only some namespaces are watched, these are listed one after the other. Of one that may not be listed, what is
+    known stays, and the others are listed all the same.
+
+    Attributes:
+        before: The versions of the objects that were known when the list began, by UID.
+        behind: True if an object was listed in a version that is not known here.
+    """
+
+    def __init__(
+        self, api: KubeClient, cache: ClusterCache, watches: WatchState, kind: objects.Kind, findings: Findings
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._watches = watches
+        self._kind = kind
+        self._findings = findings
+        self._seen_version = watches.version(kind)
+        self.before = cache.versions_of(kind)
+        self._newest = max([self._seen_version, *self.before.values()])
+        self._rewound = False  # the list is older than what was known; versions fall only by a restore
+        self.behind = False
+        self._unlisted: set[str] = set()
+
+    async def stored(self) -> set[str]:
+        """Stores all objects, page by page. Returns their UIDs."""
+        reader, found, metadata = self._cache.reader, set(), {}
+        async for page in self._pages(lambda body: reader.read(self._kind, body)):
+            readings = [reading for reading in page.items if reading is not None]
+            self._check(page.metadata, ((reading.uid, reading.version) for reading in readings))
+            for reading in readings:
+                found.add(reading.uid)
+                is_new = reading.version == 0 or reading.version != self._cache.versions.of(reading.uid)
+                # Fresh: an object that seemed deleted while its kind was not served is back in the same version.
+                affected = self._cache.store(reading, listed=True, fresh=True)
+                if is_new:
+                    self._findings.affected |= affected
+            metadata = page.metadata
+        if metadata:
+            self._watches.listed_at(self._kind, version_of(metadata))
+        return found
+
+    async def compared(self) -> set[str]:
+        """Compares the versions of all objects with the known ones. Returns their UIDs."""
+        found: dict[str, int] = {}
+        async for page in self._pages(_version, metadata_only=True):
+            self._check(page.metadata, page.items)
+            found.update(page.items)
+        if self._is_behind(found):
+            await asyncio.sleep(_EVENTS_COME_S)  # what changed during the list comes from the watch
+            self.behind = self._is_behind(found)
+        return set(found)
+
+    def gone(self, found: Set[str]) -> set[str]:
+        """The UIDs of the known objects that are not among those that were found, and do not exist any more."""
+        gone = self.before.keys() - found
+        if self._unlisted:
+            places = {uid: self._cache.place(uid) for uid in gone}
+            gone = {uid for uid, place in places.items() if place is None or place[1] not in self._unlisted}
+        return set(gone)
+
+    async def _pages(
+        self, read: Callable[[client.JsonObject], _T], *, metadata_only: bool = False
+    ) -> AsyncIterator[ListPage[_T]]:
+        selector = SELECTORS[self._kind]
+        for namespace in self._watches.places(self._kind):
+            pages = self._api.pages(
+                self._kind, read, label_selector=selector, namespace=namespace or None, metadata_only=metadata_only
+            )
+            try:
+                async for page in pages:
+                    yield page
+            except client.Refused as error:
+                if not namespace:
+                    raise
+                if await self._is_gone(namespace):  # and the right to list it with it
+                    self._watches.left(self._kind, namespace)
+                    continue
+                self._unlisted.add(namespace)
+                self._watches.failed(self._kind, str(error), namespace, optional=self._kind in OPTIONAL)
+
+    async def _is_gone(self, namespace: str) -> bool:
+        try:
+            await self._api.get(objects.NAMESPACES, None, namespace)
+        except client.NotFound:
+            return True
+        return False
+
+    def _is_behind(self, found: Mapping[str, int]) -> bool:
+        return any(self._cache.versions.is_behind(uid, version) for uid, version in found.items())
+
+    def _check(self, metadata: client.JsonObject, versions: Iterable[tuple[str, int]]) -> None:
+        """Notes if a page is older than what was known at the time of the request."""
+        version, known = version_of(metadata), self.before
+        if self._rewound or not (
+            0 < version < self._newest or any(version < known.get(uid, 0) for uid, version in versions)
+        ):
+            return
+        log.warning(
+            "the API server has gone back to an older state, and all is listed and watched anew",
+            extra=about(kind=self._kind.title, found=version, known=self._seen_version),
+        )
+        self._cache.versions.rewind()
+        self._watches.rewind()
+        self._rewound = self._findings.rewound = True
+
+
+def _version(body: client.JsonObject) -> tuple[str, int]:
+    return str(body["metadata"]["uid"]), version_of(body["metadata"])
+
+
+EVERY_S = 300.0
+_AGAIN_S = 2.0
+_UNLISTED_AGAIN_S = 30.0
+#: An outage ends for all kinds at about the same time.
+_GAPS_TOGETHER_S = 1.0
+#: How long the first lists wait for the watches to begin, all lists together.
+_WATCHES_BEGIN_S = 10.0
+_LOOK_S = 0.05
+
+
+class Relister:
+    """Lists the cluster.
+
+    Args:
+        api: The API server.
+        cache: Stores what is listed.
+        watches: The state of each watch.
+        drop: As in ``sweep``.
+        begin: Awaited before the first list, and again if that list fails.
+        after: Called after each list with its result.
+        watched: The kinds that are watched.
+
+    Attributes:
+        complete: True once every kind was listed.
+        unserved: The own kinds that were never listed. Without them, nothing can be decided.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        watches: WatchState,
+        drop: Callable[[str], Set[str]],
+        begin: Callable[[], Awaitable[None]],
+        after: Callable[[Swept], None],
+        watched: Set[objects.Kind] = ALWAYS,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._watches = watches
+        self._drop = drop
+        self._begin = begin
+        self._after = after
+        self._watched = watched
+        self._listed: set[objects.Kind] = set()
+        self._unlisted: set[objects.Kind] = set()  # kinds that could not be listed, and keep nothing else waiting
+        self._gaps: dict[objects.Kind, bool] = {}  # kinds whose events may have been missed; False: only deletions
+        self._gap = asyncio.Event()
+        self._findings = Findings()  # what ``after`` was not told of yet
+        self._all_at = 0.0  # when all kinds are listed next, by the loop's clock
+        self._watched_at = 0.0  # until when lists wait for watches, by the loop's clock
+
+    @property
+    def complete(self) -> bool:
+        return self._listed == self._watched
+
+    @property
+    def unserved(self) -> Set[objects.Kind]:
+        return (OWN & self._watched) - self._listed
+
+    def look_again(self, kind: objects.Kind, *, in_full: bool = True) -> None:
+        """Lists the kind soon.
+
+        Args:
+            kind: The kind.
+            in_full: False if only deletions may have been missed.
+        """
+        self._gaps[kind] = in_full or self._gaps.get(kind, False)
+        self._gap.set()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        wanted: Set[objects.Kind] = self._watched
+        in_full = True
+        self._watched_at = asyncio.get_running_loop().time() + _WATCHES_BEGIN_S
+        while True:
+            try:
+                if not self._listed:
+                    await self._begin()
+                began_s = asyncio.get_running_loop().time()
+                swept = await sweep(
+                    self._api,
+                    self._cache,
+                    self._drop,
+                    self._watches,
+                    wanted,
+                    functools.partial(self._list_begins, in_full=in_full),
+                    findings=self._findings,
+                    metadata_only=not in_full,
+                )
+                self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=wanted == self._watched)
+            except client.KubeError as error:
+                log.warning("the cluster cannot be listed", extra=about(error=str(error)))
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            self._listed |= wanted - swept.unlisted - swept.changed
+            self._unlisted = (self._unlisted - wanted) | swept.unlisted
+            self._after(swept)
+            self._findings = Findings()
+            if wanted == self._watched:
+                self._all_at = asyncio.get_running_loop().time() + EVERY_S
+            wanted, in_full = await self._next_wanted(swept, in_full)
+
+    async def _list_begins(self, kind: objects.Kind, in_full: bool) -> None:
+        """Waits until the kind's watch has begun, but only for a while after the start."""
+        loop = asyncio.get_running_loop()
+        if kind not in OPTIONAL:
+            while not self._watches.has_begun(kind) and loop.time() < self._watched_at:  # noqa: ASYNC110  another thread
+                await asyncio.sleep(_LOOK_S)
+        if in_full or not self._gaps.get(kind, False):
+            self._gaps.pop(kind, None)  # what was missed until now will be in the list
+
+    async def _next_wanted(self, swept: Swept, was_full: bool) -> tuple[Set[objects.Kind], bool]:
+        """Waits until kinds must be listed again. Returns which, and whether in full."""
+        if swept.rewound:
+            return self._watched, True
+        if swept.changed:
+            return swept.changed, True
+        if was_full and self._gaps_with(in_full=False):
+            return self._gaps_with(in_full=False), False  # their turn now, as lists in full go first
+        loop = asyncio.get_running_loop()
+        wait_s = self._all_at - loop.time()
+        if self._unlisted:
+            wait_s = min(wait_s, _AGAIN_S if self.unserved else _UNLISTED_AGAIN_S)
+        if self._gaps:
+            self._gap.set()
+        else:
+            self._gap.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._gap.wait()
+                await asyncio.sleep(_GAPS_TOGETHER_S)
+        self._gap.clear()
+        if loop.time() >= self._all_at:
+            return self._watched, False
+        in_full = self._gaps_with(in_full=True) | self._unlisted
+        return (in_full, True) if in_full else (self._gaps_with(in_full=False), False)
+
+    def _gaps_with(self, *, in_full: bool) -> set[objects.Kind]:
+        """The kinds that have to be listed because of a gap, either in full or only for deletions."""
+        return {kind for kind, full in self._gaps.items() if full == in_full}

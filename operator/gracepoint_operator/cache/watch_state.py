@@ -1,0 +1,375 @@
+"""The state of each kind's watch: when the API server last answered it, and whether it fails now.
+
+The threads that watch (``watches.kopf_run``) write here, each for its own kinds. The controller's loop and the health
+port read. The controller also writes the results of its own lists. One lock guards everything, and is held for a few
+assignments at a time. The callbacks are called without the lock, in the thread that noticed the event.
+
+Reads a workload and the objects around it afresh, to learn why its pods were deleted or why it is suspended.
+
+A watch shows a past state, and watches of different kinds show different ones. A read that begins after an event sees
+whatever caused the event.
+
+The controller's event loop owns a ``WorkloadRefresh``. On it runs one task for each workload that is looked at. The
+task ends with the API server's answer, or after a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import tenacity
+
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.kube import client, objects
+from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.objects import Kind
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
+
+log = logging.getLogger(__name__)
+
+#: A failure is logged once it has lasted for this time, in seconds: an API server that serves a kind for the first time
+#: refuses some requests for it, and a second later it answers.
+_SAID_AFTER_S = 5.0
+#: Each thread that watches makes a request at least this often, unless it hangs.
+HANGS_AFTER_S = 300.0
+
+
+@dataclasses.dataclass
+class _Watch:
+    """The watch of one kind. If only some namespaces are watched, it is one of each of them.
+
+    Attributes:
+        answered_at: When the API server last answered a request for the kind or sent an event, by the clock, for each
+            namespace. "": all of them.
+        failing_since: When the first request failed after the last answer, by the clock, for the namespaces where that
+            is so.
+        said: The namespaces of which the log has that it fails.
+        version: The highest resourceVersion from which the kind was watched, or at which it was listed.
+        begun: Whether the watch knows the version after which it begins. If it begins later in another namespace, that
+            is a gap.
+    """
+
+    answered_at: dict[str, float] = dataclasses.field(default_factory=dict)
+    failing_since: dict[str, float] = dataclasses.field(default_factory=dict)
+    said: set[str] = dataclasses.field(default_factory=set)
+    version: int = 0
+    begun: bool = False
+
+
+class WatchState:
+    """The state of all watches.
+
+    Args:
+        metrics: Shows the ages and counts failures.
+        clock: Seconds, of a clock that never goes back.
+        namespaces: The namespaces that are watched. Empty: all.
+
+    Attributes:
+        namespaces: See above.
+        on_gap: Called with a kind when events of it may have been missed, and with False if these can only be
+            deletions.
+        on_rewind: Called when the API server has gone back to an older state. Every watch must begin again.
+    """
+
+    def __init__(
+        self, metrics: Metrics, clock: Callable[[], float] = time.monotonic, namespaces: Iterable[str] = ()
+    ) -> None:
+        self.namespaces = tuple(sorted(set(namespaces)))
+        self._metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watches: dict[Kind, _Watch] = {}
+        self._absent: set[Kind] = set()
+        self._asked_at: dict[str, float] = {}  # by the name of the thread
+        self._expected: set[Kind] = set()
+        self.on_gap: Callable[[Kind, bool], None] = lambda kind, any_event: None
+        self.on_rewind: Callable[[], None] = lambda: None
+
+    def expect(self, expected: Iterable[Kind]) -> None:
+        """Notes that these kinds will be watched."""
+        with self._lock:
+            self._expected.update(expected)
+
+    def has_begun(self, kind: Kind) -> bool:
+        """True if the kind's watch has begun, or the kind is not watched at all."""
+        with self._lock:
+            watch = self._watches.get(kind)
+            return kind not in self._expected or (watch is not None and watch.begun)
+
+    def works(self, kind: Kind) -> bool:
+        """True if the cluster has the kind, its watch has begun, and the last request for it did not fail."""
+        with self._lock:
+            watch = self._watches.get(kind)
+            return watch is not None and watch.begun and not watch.failing_since
+
+    def asked(self, thread: str, kind: Kind | None = None, since: int = 0) -> None:
+        """Notes that a thread sends a request.
+
+        Args:
+            thread: The thread's name.
+            kind: The kind that it lists or watches. None: another request.
+            since: The resourceVersion from which it watches. 0 if there is none.
+        """
+        with self._lock:
+            self._asked_at[thread] = self._clock()
+            if kind is not None:
+                watch = self._watch(kind)
+                watch.version = max(watch.version, since)
+
+    def ended(self, thread: str) -> None:
+        """Notes that the thread has stopped as it was told to."""
+        with self._lock:
+            self._asked_at.pop(thread, None)
+
+    def places(self, kind: Kind) -> tuple[str, ...]:
+        """The namespaces in which the kind is watched. "": all of them, or it has none."""
+        return self.namespaces if self.namespaces and kind.namespaced else ("",)
+
+    def answered(self, kind: Kind, namespace: str = "", *, listed: bool = False) -> None:
+        """Notes that the API server answered.
+
+        Args:
+            kind: The kind.
+            namespace: The namespace that was asked for.
+            listed: True if it answered with the version after which a watch begins. No event tells what happened
+                before.
+        """
+        now = self._clock()
+        with self._lock:
+            watch = self._watch(kind)
+            failing_since = watch.failing_since.pop(namespace, None)
+            said = namespace in watch.said
+            watch.said.discard(namespace)
+            watch.answered_at[namespace] = now
+            was_absent = kind in self._absent
+            self._absent.discard(kind)
+        if failing_since is not None and said:
+            failed_for_s = round(now - failing_since, 1)
+            log.info("watched again", extra=about(kind=kind.title, **_named(namespace), failed_for_s=failed_for_s))
+        if was_absent:
+            log.info("a kind is there now, and watched", extra=about(kind=kind.title))
+        if listed or failing_since is not None:
+            self.on_gap(kind, listed)
+        if listed:
+            with self._lock:
+                self._watch(kind).begun = True  # after the call: a list that waited for it fills the gap
+
+    def seen(self, kind: Kind, namespace: str = "") -> None:
+        """Notes that an event of an object arrived. ``namespace`` is the object's."""
+        with self._lock:
+            self._watch(kind).answered_at[namespace if namespace in self.places(kind) else ""] = self._clock()
+
+    def left(self, kind: Kind, namespace: str) -> None:
+        """Notes that the namespace does not exist, so that nothing of it is watched."""
+        with self._lock:
+            watch = self._watch(kind)
+            watch.answered_at.pop(namespace, None)
+            watch.failing_since.pop(namespace, None)
+            watch.said.discard(namespace)
+
+    def failed(self, kind: Kind, error: str, namespace: str = "", *, optional: bool) -> None:
+        """Notes that a request to list or watch the kind failed. It will be made again."""
+        self._metrics.watch_failures.labels(kind=kind.title).inc()
+        now = self._clock()
+        with self._lock:
+            watch = self._watch(kind)
+            since = watch.failing_since.setdefault(namespace, now)
+            says = namespace not in watch.said and now - since >= _SAID_AFTER_S
+            if says:
+                watch.said.add(namespace)
+        if says:
+            message = (
+                "an optional kind is left out, and tried again" if optional else "a kind fails, and is tried again"
+            )
+            log.warning(message, extra=about(kind=kind.title, **_named(namespace), error=error))
+
+    def absent(self, kind: Kind, *, optional: bool) -> None:
+        """Notes that the cluster does not have the kind. It is watched as soon as its CRD is installed."""
+        with self._lock:
+            known = self._watches.pop(kind, None)
+            says = not optional and kind not in self._absent
+            if says:
+                self._absent.add(kind)
+        if known is not None:
+            self._metrics.watch_age_s.remove(kind.title)
+        if says:
+            log.warning(
+                "the cluster lacks a kind, which is watched once it is installed",
+                extra=about(kind=kind.title, group=kind.group),
+            )
+
+    def is_absent(self, kind: Kind) -> bool:
+        """True if the cluster lacks a kind that it must have."""
+        with self._lock:
+            return kind in self._absent
+
+    def version(self, kind: Kind) -> int:
+        """The highest resourceVersion from which the kind was watched, or at which it was listed."""
+        with self._lock:
+            known = self._watches.get(kind)
+            return 0 if known is None else known.version
+
+    def listed_at(self, kind: Kind, version: int) -> None:
+        """Notes that the kind was listed at that resourceVersion."""
+        with self._lock:
+            watch = self._watch(kind)
+            watch.version = max(watch.version, version)
+
+    def swept(self, duration_s: float, *, whole: bool) -> None:
+        """Notes how long it took to list all kinds (``whole``) or some."""
+        self._metrics.sweep_s.labels(extent="all" if whole else "some").observe(duration_s)
+
+    def rewind(self) -> None:
+        """Forgets all resourceVersions, because the API server has gone back to an older state."""
+        with self._lock:
+            for watch in self._watches.values():
+                watch.version = 0
+        self.on_rewind()
+
+    def ages(self) -> dict[Kind, float]:
+        """Seconds since the API server last answered for each kind that it has, where that is longest."""
+        now = self._clock()
+        with self._lock:
+            return {kind: now - min(watch.answered_at.values(), default=now) for kind, watch in self._watches.items()}
+
+    def hanging(self) -> list[str]:
+        """The names of the threads that watch and have sent no request for ``HANGS_AFTER_S``."""
+        now = self._clock()
+        with self._lock:
+            return [name for name, at in self._asked_at.items() if now - at > HANGS_AFTER_S]
+
+    def _watch(self, kind: Kind) -> _Watch:
+        if kind not in self._watches:
+            self._watches[kind] = _Watch({place: self._clock() for place in self.places(kind)})
+            self._metrics.watch_age_s.labels(kind=kind.title).set_function(lambda: self._age(kind))
+        return self._watches[kind]
+
+    def _age(self, kind: Kind) -> float:
+        return self.ages().get(kind, 0.0)
+
+
+def _named(namespace: str) -> dict[str, str]:
+    """What a log line says of it."""
+    return {"namespace": namespace} if namespace else {}
+
+
+_WITHIN_S = 2.0
+_AGAIN_S = 0.25
+
+
+class WorkloadRefresh:
+    """The looks that are under way.
+
+    Args:
+        api: The API server.
+        cache: Stores what is read.
+        decide: Called with the workload's UID after its look.
+    """
+
+    def __init__(self, api: KubeClient, cache: ClusterCache, decide: Callable[[str], None]) -> None:
+        self._api = api
+        self._cache = cache
+        self._decide = decide
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by the workload's UID
+
+    def begin(self, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str]) -> None:
+        """Begins to look at the workload, unless that is under way. The pods are those that were deleted."""
+        uid = workload.uid
+        if uid not in self._tasks:
+            self._tasks[uid] = asyncio.create_task(self._look(workload, jobs, pod_uids), name=f"check {uid}")
+
+    def cancel(self) -> None:
+        """Cancels all tasks."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    async def _look(self, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str]) -> None:
+        """Asks the API server. If it does not answer in time, what is known counts: deleted pods are disrupted ones."""
+        uid = workload.uid
+        again = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(client.KubeError),
+            wait=tenacity.wait_fixed(_AGAIN_S),
+            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
+        )
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                await again(look_afresh, self._api, self._cache, workload, jobs, pod_uids)
+        except TimeoutError:
+            log.warning(
+                "no fresh look in time, pods that are deleted are taken for disrupted",
+                extra=about(workload=workload.name, waited_s=_WITHIN_S),
+            )
+            self._cache.mark_checked(pod_uids)
+            self._cache.suspensions.explain(self._cache.suspensions.of(uid))
+        finally:
+            del self._tasks[workload.uid]
+        self._decide(workload.uid)
+
+
+async def look_afresh(
+    api: KubeClient, cache: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
+) -> None:
+    """Reads the workload, these of its Jobs and Kueue's Workload into ``cache``, and notes the deleted pods as checked.
+
+    A workload that lost the label by which it is watched becomes known by this read, until the next sweep.
+
+    The namespace is read too. When it is being deleted, its pods, Jobs and workloads are deleted in any order, but the
+    namespace shows this before the first of them is deleted.
+
+    Raises:
+        kube.KubeError: A request to the API server failed. Then nothing was noted.
+    """
+    kind = BY_NAME[workload.kind].kind
+    try:
+        body = await api.get(kind, workload.namespace, workload.name)
+        cache.put(kind, body, listed=True, fresh=True)
+        is_there = body["metadata"]["uid"] == workload.uid and cache.unreadable_objects.why(workload.uid) is not None
+        gone = [] if is_there or workload.uid in cache.objects.workloads else [workload.uid]
+    except client.NotFound:
+        gone = [workload.uid]
+    for name in jobs if BY_NAME[workload.kind].makes_jobs else ():
+        known = [
+            job.uid for job in cache.objects.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)
+        ]
+        try:
+            body = await api.get(objects.JOBS, workload.namespace, name)
+            cache.put(objects.JOBS, body, listed=True)
+            gone += [uid for uid in known if uid != body["metadata"]["uid"]]
+        except client.NotFound:
+            gone += known
+    for uid in gone:
+        cache.drop(uid)
+    if workload.uid in gone:
+        cache.preemptions.mark_gone(workload.uid)
+    await _explain_suspensions(api, cache, workload.uid)
+    if await _namespace_goes(api, workload.namespace):
+        cache.doom(workload.uid)
+    cache.mark_checked(pod_uids)
+
+
+async def _explain_suspensions(api: KubeClient, cache: ClusterCache, workload_uid: str) -> None:
+    """Reads Kueue's Workload if the workload is suspended: Kueue says there who took the quota, before it suspends."""
+    suspended = cache.suspensions.of(workload_uid)  # before the reads: a later suspension needs another look
+    if not suspended:
+        return
+    try:
+        kind = await api.preferred(objects.KUEUE_WORKLOADS)
+        for namespace, name in cache.suspensions.queue_entries(workload_uid):
+            cache.put(objects.KUEUE_WORKLOADS, await api.get(kind, namespace, name), listed=True, fresh=True)
+    except (client.NotFound, client.Refused) as error:
+        log.warning("why a workload is suspended could not be read from Kueue", extra=about(error=str(error)))
+    cache.suspensions.explain(suspended)
+
+
+async def _namespace_goes(api: KubeClient, name: str) -> bool:
+    try:
+        return "deletionTimestamp" in (await api.get(objects.NAMESPACES, None, name))["metadata"]
+    except client.NotFound:
+        return True

@@ -1,0 +1,338 @@
+"""What the operator answers to an Eviction in which it is its turn. Pure.
+
+It is at work as long as an attempt to evict the pod would be held (``evictions.hold``): one rule for both ways in which
+pods are evicted. It is done when the save is committed, when the time for it is over, or if there is nothing to save.
+
+The status of each request, from the gang and its epochs. Pure. It depends on the state only, not on events.
+
+Which Preemptions and requests to delete, by age and by number. Pure.
+
+Records that have ended are kept for some time, and only a limited number for one workload name. Preemptions that are
+under way are kept, and those that the operator still needs:
+
+* for each workload that exists, the record with the highest number, from which the next number follows, and the highest
+  one that was no rehearsal, which says to which signals the gang has answered;
+* those that ended recently: the gang may still report, or the exit breaker of the policy counts them;
+* a record whose request does not have its final status yet.
+
+A request that is over for good is kept for a shorter time: its record says how it ended.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Container, Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+from gracepoint.wire.messages import Mode, Phase
+from gracepoint_operator.model import evictions
+from gracepoint_operator.model.eviction_requests import EvictionAsked
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
+from gracepoint_operator.resources import WORKLOAD_FIELD, RequestPhase, RequestStatus, SignalKind
+from gracepoint_operator.workloads import WorkloadIdentity
+
+#: Pause between two signs of life. Kubernetes passes over a responder that gives none for 20 minutes.
+HEARTBEAT_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class EvictionAnswer:
+    """What is written into the Eviction.
+
+    Attributes:
+        done: Whether the pod may be evicted.
+        message: For people.
+        until_at: When the pod may be evicted at the latest, in seconds since the epoch. None if that is now.
+    """
+
+    done: bool
+    message: str
+    until_at: float | None = None
+
+
+def answer(gang: GangSnapshot, asked: EvictionAsked, now: float) -> EvictionAnswer | None:
+    """Returns what to answer. None if it is not the operator's turn, or the pod is not of this gang.
+
+    Args:
+        gang: The gang, after it was decided about.
+        asked: The Eviction.
+        now: Seconds since the epoch.
+    """
+    pod = next((pod for pod in gang.pods if pod.uid == asked.pod_uid), None)
+    if pod is None or not asked.active:
+        return None
+    epoch = next((epoch for epoch in reversed(gang.epochs) if not epoch.is_rehearsal), None)
+    node = gang.nodes.get(pod.node)
+    held = None if pod.finished else evictions.hold(gang.epochs, pod, node, now, gang.longest_hold_s)
+    if held is not None and epoch is not None:
+        what = f"the {epoch.workload.kind} {epoch.workload.name} (Preemption {epoch.name}, {epoch.phase})"
+        return EvictionAnswer(False, f"Gracepoint saves {what}", held.until_at)
+    if epoch is None or not epoch.includes(pod):
+        return EvictionAnswer(True, "nothing is saved for this pod: its policy or its gang asks for none")
+    if epoch.phase is Phase.COMMITTED:
+        return EvictionAnswer(True, f"step {epoch.status.step} is saved (Preemption {epoch.name})")
+    return EvictionAnswer(True, f"not held any longer (Preemption {epoch.name}, {epoch.phase})")
+
+
+def next_at(gang: GangSnapshot, now: float) -> float | None:
+    """Returns when to answer again without an event, in seconds since the epoch. None: there is no need to."""
+    times = []
+    for asked in gang.evictions.values():
+        found = answer(gang, asked, now)
+        if found is not None and found.until_at is not None:
+            times.append(min(found.until_at, now + HEARTBEAT_S))
+    return min(times, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The new status of a request."""
+
+    request: RequestRecord
+    status: RequestStatus
+
+
+def answers(gang: GangSnapshot) -> Iterator[Answer]:
+    """Yields an answer for each request whose status changes."""
+    for request in gang.requests:
+        if _is_final(gang, request):
+            # Only the generation can change. An older operator wrote none.
+            status = None if request.status.observed_generation is None else request.status
+        else:
+            status = _status(gang, request)
+        if status is not None and _observed(request, status) != request.status:
+            yield Answer(request, _observed(request, status))
+
+
+def without_workload(request: RequestRecord, epochs: Sequence[PreemptionRecord]) -> Answer | None:
+    """Returns the answer to a request whose workload does not exist. None if its Preemption is under way.
+
+    Args:
+        request: The request.
+        epochs: The Preemption that its status names, if that is known.
+    """
+    epoch = request.adopted_by(epochs)
+    if epoch is not None and not epoch.phase.ended:
+        return None
+    if epoch is not None or request.spec.retracted:
+        return Answer(request, _observed(request, _told(epoch)))
+    workload = request.spec.workload
+    message = (
+        f"there is no {workload.kind} {workload.name} with a CheckpointPolicy in this namespace; "
+        f"expected spec.{WORKLOAD_FIELD} to name one"
+    )
+    return Answer(request, _observed(request, _superseded(message)))
+
+
+def _observed(request: RequestRecord, status: RequestStatus) -> RequestStatus:
+    """The status with the generation from which it was computed."""
+    return status.model_copy(update={"observed_generation": request.generation or None})
+
+
+def _is_final(gang: GangSnapshot, request: RequestRecord) -> bool:
+    """A final phase never changes, except Expired, and Superseded if an epoch names the request all the same.
+
+    A replica whose view is older may supersede a request of which the other one has told the gang.
+    """
+    if request.status.phase is RequestPhase.SUPERSEDED:
+        return request.adopted_by(gang.epochs) is None
+    return request.has_ended and request.status.phase is not RequestPhase.EXPIRED
+
+
+def _status(gang: GangSnapshot, request: RequestRecord) -> RequestStatus | None:
+    """Returns None if nothing is decided yet."""
+    epoch = request.adopted_by(gang.epochs)
+    if epoch is not None or request.spec.retracted:
+        return _told(epoch)
+    reason = _why_not(gang, request)
+    return None if reason is None else _superseded(reason)
+
+
+def _told(epoch: PreemptionRecord | None) -> RequestStatus:
+    """The status of a request that a Preemption names, or of one that was withdrawn before."""
+    if epoch is None:
+        return RequestStatus(phase=RequestPhase.RETRACTED, message="it was withdrawn before a notice was sent")
+    phase = RequestPhase(epoch.phase) if epoch.phase.ended else RequestPhase.ADOPTED
+    message = epoch.status.message if epoch.phase.ended else f"the Preemption {epoch.name} is about it"
+    return RequestStatus(phase=phase, message=message, preemption=epoch.name)
+
+
+def _why_not(gang: GangSnapshot, request: RequestRecord) -> str | None:
+    """Returns why the request has no effect. None if it has one, or may still have one."""
+    kind = request.spec.workload.kind
+    if not request.is_for(gang.workload_uid):
+        found, expected = request.spec.workload.uid, gang.workload_uid
+        return f"spec.{WORKLOAD_FIELD}.uid: found {found!r}, expected {expected!r}, which the {kind} of that name has"
+    if gang.policy is None:
+        return f"the CheckpointPolicy that the {kind} names does not exist"
+    policy = gang.policy.spec
+    if not policy.counts(SignalKind.REQUEST):
+        return f"spec.signals of the CheckpointPolicy {gang.policy.name} does not contain Request"
+    drill = request.is_drill(policy.mode)
+    if drill and policy.mode is Mode.OBSERVE:
+        return f"the CheckpointPolicy {gang.policy.name} has mode Observe: no notice is sent, so nothing is rehearsed"
+    return _why_not_now(gang, request) or (_under_way(gang.epochs) if drill else None)
+
+
+def _why_not_now(gang: GangSnapshot, request: RequestRecord) -> str | None:
+    pods, since_at = gang.members, gang.since[request.mark]
+    if not pods:
+        return f"no pod of the {request.spec.workload.kind} runs"
+    if gang.has_ended:
+        return "a pod of the gang has ended, so that its processes cannot agree any more"
+    for epoch in gang.epochs:
+        left = epoch.leaves and any(epoch.includes(pod) for pod in pods)
+        if left or since_at <= (epoch.ended_at or 0.0):
+            return f"the Preemption {epoch.name} came first and has ended, {epoch.phase}"
+    bound = [gang.bound_at.get(pod.uid) for pod in pods]
+    if all(at is not None and since_at < at for at in bound):
+        return "the pods started after it was made"
+    return None
+
+
+def _under_way(epochs: Iterable[PreemptionRecord]) -> str | None:
+    epoch = next((epoch for epoch in epochs if not epoch.phase.ended), None)
+    return None if epoch is None else f"the Preemption {epoch.name} is under way"
+
+
+def _superseded(message: str) -> RequestStatus:
+    return RequestStatus(phase=RequestPhase.SUPERSEDED, message=message)
+
+
+#: Preemptions that ended less than this number of seconds ago are kept, whatever the limits are.
+SHORTEST_S = 3600.0
+
+Key = tuple[str, str]
+_T = TypeVar("_T")
+_ByName = dict[Key, list[tuple[float, _T]]]  # by namespace and name of the workload, each with when it ended
+
+
+class DeletionReason(StrEnum):
+    """Why a Preemption is deleted: a label of the metric."""
+
+    AGE = "age"
+    COUNT = "count"
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How many Preemptions are kept, and for how long.
+
+    Attributes:
+        ttl_s: Seconds after the end for which a Preemption is kept.
+        history: Number of ended records that are kept for one workload name.
+        request_ttl_s: Seconds after the end for which a request is kept.
+    """
+
+    ttl_s: float = 30 * 86_400.0
+    history: int = 50
+    request_ttl_s: float = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Due:
+    """A Preemption to delete.
+
+    Attributes:
+        unless_lives: Delete only if this workload does not exist any more. None: delete in any case.
+    """
+
+    key: Key
+    reason: DeletionReason
+    unless_lives: WorkloadIdentity | None = None
+
+
+def due(
+    epochs: Iterable[PreemptionRecord],
+    requests: Iterable[RequestRecord],
+    living: Container[str],
+    now: float,
+    limits: Limits,
+) -> list[Due]:
+    """Returns the Preemptions to delete, for one workload name oldest first.
+
+    Args:
+        epochs: All known records.
+        requests: All known requests.
+        living: UIDs of the workloads that are known to exist.
+        now: Seconds since the epoch.
+        limits: How many are kept, and for how long.
+    """
+    epochs, by_uid = list(epochs), {request.uid: request for request in requests}
+    decisive = _decisive(epochs)
+    found: list[Due] = []
+    for epoch, reason in _beyond(epochs, now, limits):
+        asked = [by_uid[reference.uid] for reference in epoch.spec.requests if reference.uid in by_uid]
+        workload = epoch.spec.workload
+        is_decisive = epoch.key in decisive
+        if not all(request.has_ended for request in asked) or (is_decisive and workload.uid in living):
+            continue
+        found.append(Due(epoch.key, reason, epoch.workload if is_decisive else None))
+    return found
+
+
+def over(epochs: Iterable[PreemptionRecord], requests: Iterable[RequestRecord], now: float) -> list[RequestRecord]:
+    """Returns the requests whose status will not change any more.
+
+    Args:
+        epochs: All known records.
+        requests: All known requests.
+        now: Seconds since the epoch.
+    """
+    asked_by = {reference.uid: epoch for epoch in epochs for reference in epoch.spec.requests}
+    return [item for item in requests if item.has_ended and _stays_ended(item, asked_by.get(item.uid), now)]
+
+
+def _stays_ended(request: RequestRecord, epoch: PreemptionRecord | None, now: float) -> bool:
+    """A late report corrects a record that has Expired, and a record may name a request that was Superseded."""
+    if epoch is None:
+        return True
+    if epoch.ended_at is None:
+        return False
+    same = RequestPhase(epoch.phase) is request.status.phase
+    return (same and epoch.phase is not Phase.EXPIRED) or now - epoch.ended_at > SHORTEST_S
+
+
+def _decisive(epochs: Iterable[PreemptionRecord]) -> set[Key]:
+    """For each workload, the keys of its highest record and of its highest record that was no rehearsal."""
+    highest: dict[tuple[str, str, bool], PreemptionRecord] = {}
+    for epoch in sorted(epochs, key=lambda epoch: epoch.spec.epoch):
+        highest[epoch.namespace, epoch.spec.workload.uid, False] = epoch
+        if not epoch.is_rehearsal:
+            highest[epoch.namespace, epoch.spec.workload.uid, True] = epoch
+    return {epoch.key for epoch in highest.values()}
+
+
+def _beyond(
+    epochs: Iterable[PreemptionRecord], now: float, limits: Limits
+) -> Iterator[tuple[PreemptionRecord, DeletionReason]]:
+    """Yields the records that are older than the limit, or beyond the number to keep, oldest first."""
+    by_name: _ByName[PreemptionRecord] = collections.defaultdict(list)
+    for epoch in epochs:
+        if (ended_at := epoch.ended_at) is not None:
+            by_name[epoch.namespace, epoch.spec.workload.name].append((ended_at, epoch))
+    for age_s, epoch, reason in _overdue(by_name, now, limits):
+        if age_s > epoch.spec.policy.spec.exit_breaker.within_seconds:
+            yield epoch, reason
+
+
+def _overdue(by_name: _ByName[_T], now: float, limits: Limits) -> Iterator[tuple[float, _T, DeletionReason]]:
+    """Yields the items beyond the limits with their age in seconds, for each workload name oldest first."""
+    for ended in by_name.values():
+        ended.sort(key=lambda item: item[0])
+        for place, (at, item) in enumerate(ended):
+            reason = _reason(now - at, len(ended) - place, limits)
+            if reason is not None:
+                yield now - at, item, reason
+
+
+def _reason(age_s: float, place: int, limits: Limits) -> DeletionReason | None:
+    """``place``: counted from the newest, which is 1."""
+    if age_s <= SHORTEST_S:
+        return None
+    if age_s > limits.ttl_s:
+        return DeletionReason.AGE
+    return DeletionReason.COUNT if place > limits.history else None

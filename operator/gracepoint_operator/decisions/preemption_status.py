@@ -1,0 +1,499 @@
+"""The status of a Preemption: how it follows from reports, receipts and the operator's own decisions. Pure.
+
+The stages of a Preemption's timings, in seconds after the signal was first observed, in their usual order:
+
+    noticeSent            the notice was sent to all pods of the gang
+    firstAck, lastAck     the first receipt came; all receipts came
+    frozen, agreed, drained, written, durable, committed
+                          reported by the primary process for the gang
+    exited                every pod of the gang has ended
+    podsBack              as many new pods are running
+    started, attaching    the new primary process has started; has called attach, after its imports
+    joined                the new processes have joined each other
+    restored, compiled    the restarted gang has restored a checkpoint; has the programs of its first step. With a
+                          compilation beside the restore, either may be first
+    training              it has passed its first step
+
+What is said of gangs that make no progress: the condition Progressing and the Events. Pure.
+
+A policy has the condition, and so has a Preemption within which the gang stalled.
+
+Sentences that describe a preemption, for its status and its Events. Pure.
+
+The Events of a preemption: their reasons, their messages and their order. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from gracepoint.wire.messages import Mode, Phase, Report, Resumption, Spent, Stall
+from gracepoint_operator.model.gang_snapshot import Places, missing
+from gracepoint_operator.model.preemption_record import (
+    CONDITION_ENDED,
+    CONDITION_PROGRESSING,
+    EndReason,
+    PreemptionRecord,
+    joined_status,
+)
+from gracepoint_operator.resources import (
+    Acknowledgements,
+    CheckpointPolicy,
+    Condition,
+    ConditionStatus,
+    PreemptionSpec,
+    PreemptionStatus,
+    Replica,
+    StageTime,
+)
+from gracepoint_operator.signals import KNOWN_TO_GANG, Cause
+from gracepoint_operator.workloads import ANY_PLURAL
+
+
+def signal_message(spec: PreemptionSpec) -> str:
+    """Describes the signal and what follows from it."""
+    seconds = (spec.deadline - spec.observed_at).total_seconds()
+    where = f" on {', '.join(spec.nodes[:5])}" if spec.nodes else ""
+    return f"{spec.cause}: {spec.signal}{where}, {seconds:.0f} s ahead; {_request(spec)}"
+
+
+def phase_message(phase: Phase, at: PreemptionStatus | Report) -> str:
+    """Describes a phase that the gang has reached."""
+    step, spare_s = at.step, at.seconds_to_spare
+    match phase:
+        case Phase.FROZEN:
+            return "every process is held at its next sync point"
+        case Phase.AGREED:
+            # The step at that point is known when the processes have come there.
+            return f"all processes save at their sync point {at.ordinal}"
+        case Phase.DRAINED:
+            return f"all processes have reached step {step}, and their devices are idle"
+        case Phase.WRITTEN:
+            return f"every process has written its part of step {step}"
+        case Phase.DURABLE:
+            return f"all parts of step {step} are on stable storage"
+        case Phase.COMMITTED | Phase.PROMOTED:
+            lost = "" if at.steps_lost is None else f", {at.steps_lost} steps lost"
+            spare = "" if spare_s is None else f", {spare_s:.1f} s to spare"
+            return f"step {step} is saved{lost}{spare}"
+        case _:
+            return str(phase)
+
+
+def _request(spec: PreemptionSpec) -> str:
+    """Describes what the gang is asked to do."""
+    match spec.mode:
+        case Mode.OBSERVE:
+            return "observed only"
+        case Mode.DRILL:
+            return "a drill: the gang saves and trains on"
+        case Mode.ENFORCE:
+            return "the gang is told" if spec.exits else "the gang saves and trains on"
+
+
+#: False: the gang is not told to exit. Its reason says why.
+CONDITION_EXITS = "Exits"
+REASON_EXIT_BREAKER = "ExitBreakerOpen"
+REASON_TIME_LIMIT = "TimeLimit"
+
+#: A choice of the library: the newest snapshot is committed in place of the current step.
+_PROMOTE = "Promote"
+
+
+def is_told(epoch: PreemptionRecord) -> bool:
+    """True if the operator sends notices: not in mode Observe, and not if the gang itself reported the preemption."""
+    return epoch.spec.mode is not Mode.OBSERVE and epoch.spec.signal not in KNOWN_TO_GANG
+
+
+def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
+    """Returns the status of a new epoch."""
+    return PreemptionStatus(
+        phase=Phase.NOTICED,
+        message=signal_message(spec),
+        acknowledgements=Acknowledgements(expected=expected, received=0),
+        conditions=None if spec.exits else [exits_condition(spec)],
+    )
+
+
+def ended(status: PreemptionStatus, phase: Phase, reason: EndReason, message: str, now: float) -> PreemptionStatus:
+    """Returns the status after the operator ended the epoch. Unchanged if it had ended before."""
+    after = PreemptionStatus(phase=phase, message=message, conditions=[_ended_condition(reason, message, now)])
+    return joined_status(after, status)
+
+
+def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: float) -> PreemptionStatus:
+    """Returns the status after a report of the primary process. Unchanged if it is further on already.
+
+    Args:
+        epoch: The epoch before the report.
+        report: The report. Its stages are in seconds after the reporting process received the notice.
+        notice_s: Seconds from the signal until the notice was sent to that process.
+        now: When the report came, in seconds since the epoch.
+    """
+    message = (report.message or phase_message(report.phase, report))[:1024]
+    if epoch.spec.mode is Mode.ENFORCE:
+        # To the library, every epoch after which the gang trains on is a drill, so also one of a time limit.
+        message = message.removeprefix("drill: ")
+    after = PreemptionStatus(
+        phase=report.phase,
+        message=message,
+        ordinal=report.ordinal,
+        step=report.step,
+        bytes=report.bytes,
+        processes=len(report.participants) or report.process_count,
+        choice=None if report.choice is None else report.choice[:32] or None,
+        choice_reason=report.choice_reason[:1024] or None,
+        steps_lost=report.steps_lost,
+        seconds_to_spare=None if report.seconds_to_spare is None else round(report.seconds_to_spare, 3),
+        timings=[
+            StageTime(
+                stage=stage,
+                seconds=_seconds(notice_s + timing.max_s),
+                p50_seconds=_seconds(timing.p50_s),
+                max_seconds=_seconds(timing.max_s),
+                time=_time(now),
+            )
+            for stage, timing in report.stages.items()
+        ],
+        conditions=[_ended_condition(str(report.phase), message, now)] if report.phase.ended else None,
+    )
+    return joined_status(after, epoch.status)
+
+
+def with_stage(status: PreemptionStatus, stage: str, observed_at: float, at: float) -> PreemptionStatus:
+    """Returns the status with a stage that was reached at ``at``. Unchanged if it has the stage."""
+    timing = StageTime(stage=stage, seconds=_seconds(at - observed_at), time=_time(at))
+    return joined_status(PreemptionStatus(timings=[timing]), status)
+
+
+def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
+    """Returns the status after the restarted gang has restored or trains again. The first report wins.
+
+    Raises:
+        pydantic.ValidationError: The restored step does not fit into a record.
+    """
+    observed_at = epoch.spec.observed_at.timestamp()
+    reached = {"training" if resumption.training else "restored": now - max(0.0, resumption.age_s)}
+    if resumption.spent is not None:
+        reached = {**_of_the_start(resumption.spent, now), **reached}
+    status = epoch.status
+    for stage, at in reached.items():
+        # A process may say any time; nothing came back before the signal.
+        status = with_stage(status, stage, observed_at, max(observed_at, min(at, now)))
+    # Validated, since a pod may report any number: the API server would refuse the record with a larger one forever.
+    restored = PreemptionStatus(restored_step=resumption.restored_step)
+    if status.restored_step is None:
+        status = status.model_copy(update={"restored_step": restored.restored_step})
+    return status
+
+
+def proves_commit(epoch: PreemptionRecord, resumption: Resumption) -> bool:
+    """Returns whether the restored step was saved for this epoch. Then its save was committed, whoever knows of that.
+
+    The checkpoint says for which epoch it was saved. An older library, or processes that did not learn of the epoch
+    from the operator, leave that open. Then the step that the gang was saving proves it, if this is the next start.
+    It does not if an older snapshot was being committed, or if the gang trained on after a retraction: then steps may
+    be lost.
+    """
+    step, saved_for = resumption.restored_step, resumption.saved_for
+    if step is None or not epoch.may_be_committed:
+        return False
+    attempt = epoch.spec.restart_attempt
+    if saved_for is not None and saved_for.preemption == epoch.name:
+        return attempt is None or saved_for.restart_attempt == attempt
+    # The number of restarts does not tell starts apart in which a workload was suspended, nor those of a Job.
+    is_next = epoch.status.restored_step in (None, step)
+    is_next &= attempt is None or resumption.restart_attempt <= attempt + 1
+    trained_on = epoch.phase is Phase.RETRACTED
+    return is_next and not trained_on and epoch.status.choice != _PROMOTE and epoch.status.step == step
+
+
+def proven_committed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
+    """Returns the status of an epoch of which a resumption ``proves_commit``."""
+    step = resumption.restored_step
+    message = f"step {step} is saved, 0 steps lost: the next start has restored it. No report of the commit had arrived"
+    after = PreemptionStatus(
+        phase=Phase.COMMITTED,
+        message=message,
+        step=step,
+        steps_lost=0,
+        conditions=[_ended_condition(EndReason.NEXT_START_RESTORED, message, now)],
+    )
+    return joined_status(after, epoch.status)
+
+
+def _of_the_start(spent: Spent, now: float) -> Mapping[str, float]:
+    """Returns when the process reached each stage of its start, as it says. In seconds since the epoch."""
+    attached_at = now - spent.now_s
+    after_s = {
+        "started": None if spent.age_s is None else -spent.age_s,
+        "attaching": 0.0,
+        "joined": spent.joined_s,
+        "compiled": spent.compiled_s,
+    }
+    told = {stage: attached_at + seconds for stage, seconds in after_s.items() if seconds is not None}
+    return {stage: at for stage, at in told.items() if math.isfinite(at)}
+
+
+def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
+    """Returns the entry that a replica writes. Its numbers never decrease.
+
+    A replica whose container was restarted has the same name, but does not know its earlier receipts.
+    """
+    before = next((entry for entry in status.replicas or () if entry.name == own.name), None)
+    if before is None:
+        return own
+    told = Places([*before.told_pods, *own.told_pods])
+    heard = Places([*before.acknowledged_pods, *own.acknowledged_pods])
+    return Replica(
+        name=own.name,
+        told=max(before.told, own.told, len(told)),
+        acknowledged=max(before.acknowledged, own.acknowledged, len(heard)),
+        told_pods=told.lines(),
+        acknowledged_pods=heard.lines(),
+        told_at=_later(before.told_at, own.told_at),
+        acknowledged_at=_later(before.acknowledged_at, own.acknowledged_at),
+    )
+
+
+def acknowledged(status: PreemptionStatus, names: Iterable[str], observed_at: float) -> PreemptionStatus:
+    """Returns the status with the receipts of all replicas, computed from their entries.
+
+    Each replica first writes its own entry, and then this sum for the same version of the object. So the last replica
+    that writes sees all entries, and no count decreases. A process that got the notice from two replicas, and sent a
+    receipt to both, counts once.
+
+    Args:
+        status: The status in the API.
+        names: The known pods of the gang. Empty if no notice is sent.
+        observed_at: When the signal was first observed, in seconds since the epoch.
+    """
+    entries = status.replicas or []
+    before = status.acknowledgements or Acknowledgements(expected=0, received=0)
+    told = Places(line for entry in entries for line in entry.told_pods)
+    heard = Places(line for entry in entries for line in entry.acknowledged_pods)
+    received = max([before.received, len(heard), *(entry.acknowledged for entry in entries)])
+    # A pod stays listed until its receipt comes, even if it does not exist any more.
+    known = [*names, *(laggard.pod for laggard in before.laggards)]
+    after = Acknowledgements(
+        expected=max(before.expected, received),
+        received=received,
+        laggards=missing(known, told, heard),
+    )
+    status = status.model_copy(update={"acknowledgements": after})
+    told_times = [entry.told_at.timestamp() for entry in entries if entry.told_at is not None]
+    if told_times and max([len(told), *(entry.told for entry in entries)]) >= after.expected:
+        status = with_stage(status, "noticeSent", observed_at, max(told_times))
+    heard_times = [entry.acknowledged_at.timestamp() for entry in entries if entry.acknowledged_at is not None]
+    if heard_times and after.received >= after.expected:
+        status = with_stage(status, "lastAck", observed_at, max(heard_times))
+    return status
+
+
+def exits_condition(spec: PreemptionSpec) -> Condition:
+    breaker = spec.policy.spec.exit_breaker
+    if spec.cause == Cause.TIME_LIMIT:
+        reason = REASON_TIME_LIMIT
+        message = "the gang saves and trains on: its time is limited, and an exit would start that time again"
+    else:
+        reason = REASON_EXIT_BREAKER
+        message = (
+            f"the gang saves and trains on: it has saved and left {breaker.saved_exits} times within "
+            f"{breaker.within_seconds} s (the policy's exitBreaker); find out what disrupts it wherever it starts"
+        )
+    return Condition(
+        type=CONDITION_EXITS,
+        status=ConditionStatus.FALSE,
+        reason=reason,
+        message=message,
+        last_transition_time=spec.observed_at,
+    )
+
+
+def _ended_condition(reason: str, message: str, now: float) -> Condition:
+    return Condition(
+        type=CONDITION_ENDED,
+        status=ConditionStatus.TRUE,
+        reason=reason,
+        message=message,
+        last_transition_time=_time(now),
+    )
+
+
+def _seconds(value: float) -> float:
+    """Never below zero: clocks of two replicas may differ by a little."""
+    return round(max(value, 0.0), 4)
+
+
+def _later(one: datetime.datetime | None, other: datetime.datetime | None) -> datetime.datetime | None:
+    return max((at for at in (one, other) if at is not None), default=None)
+
+
+def _time(at: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC)
+
+
+#: Who writes the Events.
+EVENT_CONTROLLER = "gracepoint.dev/operator"
+
+REASON_RESUMED = "Resumed"
+REASON_MOVED = "DeadlineMoved"
+#: The reasons of Events of phases. Other phases have no Event.
+PHASE_REASONS = {
+    Phase.NOTICED: "PreemptionNoticed",
+    Phase.AGREED: "SaveAgreed",
+    Phase.COMMITTED: "CheckpointCommitted",
+    Phase.PROMOTED: "SnapshotPromoted",
+    Phase.RETRACTED: "PreemptionRetracted",
+    Phase.EXPIRED: "PreemptionExpired",
+    Phase.FAILED: "PreemptionFailed",
+}
+#: The reasons of all Events, in the order in which they usually come.
+STORY = (
+    *("PreemptionNoticed", REASON_EXIT_BREAKER, REASON_TIME_LIMIT, REASON_MOVED, "SaveAgreed"),
+    *("CheckpointCommitted", "SnapshotPromoted", "PreemptionRetracted", "PreemptionExpired", "PreemptionFailed"),
+    REASON_RESUMED,
+)
+_WARNINGS = frozenset({Phase.EXPIRED, Phase.FAILED})
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """An Event to post.
+
+    Attributes:
+        reason: Its reason, one of ``STORY``.
+        message: Its note.
+        warning: Whether its type is Warning instead of Normal.
+    """
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def note_of_phase(epoch: PreemptionRecord, phase: Phase) -> Note | None:
+    """The Event of having reached ``phase``. None if this phase has no Event."""
+    reason = PHASE_REASONS.get(phase)
+    if reason is None:
+        return None
+    spec, status = epoch.spec, epoch.status
+    if phase is Phase.NOTICED:
+        text = signal_message(spec)
+    elif phase is Phase.AGREED or phase in (Phase.COMMITTED, Phase.PROMOTED):
+        text = phase_message(phase, status)
+    else:
+        text = status.message or str(phase)
+    return Note(reason, f"{epoch.name}: {text}", phase in _WARNINGS)
+
+
+def note_of_breaker(epoch: PreemptionRecord) -> Note:
+    """The Event of a gang that is told to save and to continue to train."""
+    exits = exits_condition(epoch.spec)
+    return Note(exits.reason, f"{epoch.name}: {exits.message}", warning=exits.reason == REASON_EXIT_BREAKER)
+
+
+def note_of_move(epoch: PreemptionRecord) -> Note:
+    """The Event of a deadline that moved."""
+    seconds = (epoch.spec.deadline - epoch.spec.observed_at).total_seconds()
+    said = f"the deadline is now {seconds:.0f} s after the first signal: {epoch.spec.signal}"
+    return Note(REASON_MOVED, f"{epoch.name}: {said}")
+
+
+def note_of_resumption(epoch: PreemptionRecord) -> Note:
+    """The Event of a gang that has restored a checkpoint."""
+    return Note(REASON_RESUMED, f"{epoch.name}: training goes on from step {epoch.status.restored_step}")
+
+
+REASON_STALLED = "TrainingStalled"
+REASON_PROGRESS = "TrainingProgresses"
+_STAGE_CHARACTERS = 64
+
+
+def in_words(stall: Stall) -> str:
+    """Returns what is known of the stall, in one sentence, with the innermost line of the stack."""
+    told = f"no progress for {stall.for_s:.0f} s in {stall.stage}; {stall.message}"
+    lines = [line.strip() for line in stall.stack.splitlines() if line.strip()]
+    return f"{told}; it is at: {' '.join(lines[-2:])}" if lines else told
+
+
+def stage_of(stall: Stall) -> str:
+    """Returns the stage without the step, for a metric."""
+    return re.sub(r" (of|after) step .*", "", stall.stage)[:_STAGE_CHARACTERS]
+
+
+def is_over(stall: Stall, told_at: float, progress_at: float) -> bool:
+    """True if the progress was made after the stall had begun.
+
+    There was none for ``for_s`` seconds before the stall was told. So the middle of that time is far enough from the
+    progress before and from that after the stall, though these times may be by the clocks of different replicas.
+
+    Args:
+        stall: The stall.
+        told_at: When a replica was told of it, in seconds since the epoch.
+        progress_at: When any replica was told of progress of the gang.
+    """
+    return progress_at > told_at - stall.for_s / 2
+
+
+def note(stall: Stall) -> Note:
+    """Returns the Event on the workload."""
+    if stall.over:
+        return Note(REASON_PROGRESS, f"there is progress again after step {stall.step}")
+    return Note(REASON_STALLED, in_words(stall), warning=True)
+
+
+def condition(policy: CheckpointPolicy, stalled: Mapping[str, str], now: float) -> Condition:
+    """Returns the condition Progressing.
+
+    Args:
+        policy: The policy.
+        stalled: What is known of each stall, by the name of the workload.
+        now: Seconds since the epoch.
+    """
+    message = f"no {ANY_PLURAL} of this policy are stalled"
+    if stalled:
+        names = sorted(stalled)
+        message = (
+            f"{len(names)} {ANY_PLURAL} make no progress ({', '.join(names[:5])}). {names[0]}: {stalled[names[0]]}"
+        )
+    return _condition(bool(stalled), message, now, policy.generation)
+
+
+def of_preemption(status: PreemptionStatus, stalled: str | None, stage: str, now: float) -> PreemptionStatus:
+    """Returns the status of a preemption after its gang has stalled, or makes progress again.
+
+    A stall that begins after the end of the preemption is not within it.
+
+    Args:
+        status: The status before.
+        stalled: What is known of the gang's stalls. None: it makes progress again.
+        stage: What made progress again.
+        now: Seconds since the epoch.
+    """
+    before = next((item for item in status.conditions or () if item.type == CONDITION_PROGRESSING), None)
+    was_stalled = before is not None and before.status is ConditionStatus.FALSE
+    if stalled is None and not was_stalled:
+        return status
+    if stalled is not None and status.phase is not None and status.phase.ended:
+        return status
+    message = f"there is progress again in {stage}" if stalled is None else stalled
+    after = _condition(stalled is not None, message, now, None)
+    if before is not None and (before.status, before.message) == (after.status, after.message):
+        return status
+    return joined_status(PreemptionStatus(conditions=[after]), status)
+
+
+def _condition(is_stalled: bool, message: str, now: float, generation: int | None) -> Condition:
+    return Condition(
+        type=CONDITION_PROGRESSING,
+        status=ConditionStatus.FALSE if is_stalled else ConditionStatus.TRUE,
+        reason="Stalled" if is_stalled else "Progressing",
+        message=message[:4096],
+        last_transition_time=datetime.datetime.fromtimestamp(now, datetime.UTC).replace(microsecond=0),
+        observed_generation=generation,
+    )

@@ -1,0 +1,531 @@
+"""The account of one workload: lives that are settled, lives that may still change, and what happened to them. Pure.
+
+The ledger changes by observations of the pods and by what a process says. To take one a
+second time changes nothing, and a late one is taken as long as its life is not settled. So it does not matter which
+replica of the operator learns of something, or whether both do.
+
+A life is settled when its successor has restored a step, and thereby shown which steps of it were lost, and has trained
+and ended itself. A life that has never trained has nothing to lose, and is settled as soon as the next one begins. So
+at most two lives are open.
+
+How often to save, from what a save costs and how often work is lost. Pure.
+
+Let ``d`` be the time for which a save stops the training, and ``M`` the mean time between two losses. J. W. Young (A
+first order approximation to the optimum checkpoint interval, CACM 17(9), 1974) finds the interval ``sqrt(2 d M)``.
+J. T. Daly (A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
+Systems 22(3), 2006) refines it for losses that are so frequent that ``d`` is not small beside ``M``:
+
+    sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d      if d < 2M
+    M                                                          otherwise
+
+Both assume that a disruption loses all steps since the last save. A preemption that is announced early enough loses
+none, however rarely the job saves. So a disruption counts by the probability that it loses steps. With ``k`` of ``n``
+disruptions so far that did, it is ``(k + 1) / (n + 2)`` (Laplace's rule of succession): it is never 0, as the next one
+may come without a notice.
+
+A ledger as a policy's status keeps it. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+
+from gracepoint_operator.goodput.life import (
+    RUNNING,
+    Category,
+    Life,
+    Moment,
+    PodsObservation,
+    ProcessTimes,
+    StallTimes,
+    StepMark,
+    TimeSpent,
+    added,
+    joined,
+    total_ms,
+)
+from gracepoint_operator.resources import (
+    GangLife,
+    PassedStep,
+    SaveSuggestion,
+    SecondsByCategory,
+    WorkloadGoodput,
+)
+from gracepoint_operator.workloads import WorkloadIdentity
+
+#: The clock of the API server, which dates pods, may differ by this much from the one by which starts are told.
+_CLOCKS_MS = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GoodputLedger:
+    """See the module.
+
+    Attributes:
+        since_ms: When the account begins.
+        settled: The time of the lives that are settled, from ``since_ms`` on.
+        lives: The open lives, oldest first. The last one is the current one.
+        finished_ms: When the workload had finished. None while it goes on.
+        disruptions: How often a life ended and the workload went on.
+        losses: How many of the settled disruptions lost steps.
+        saves: Number of periodic saves in the settled lives.
+        saves_ms: For how long they stopped the training.
+    """
+
+    since_ms: int
+    settled: TimeSpent = dataclasses.field(default_factory=dict)
+    lives: tuple[Life, ...] = ()
+    finished_ms: int | None = None
+    disruptions: int = 0
+    losses: int = 0
+    saves: int = 0
+    saves_ms: int = 0
+
+    @property
+    def current(self) -> Life | None:
+        """The newest life. None before the first pod was created."""
+        return self.lives[-1] if self.lives else None
+
+    def spent(self, now_ms: int) -> TimeSpent:
+        """Returns where the time went, from ``since_ms`` until now, or until the workload had finished."""
+        now_ms = max(self.since_ms, now_ms if self.finished_ms is None else self.finished_ms)
+        if self.current is None:
+            return {Category.WAITING: now_ms - self.since_ms} if now_ms > self.since_ms else {}
+        spent = self.settled
+        for number, life in enumerate(self.lives):
+            spent = added(spent, self._spent_by(number, life, now_ms))
+        gone = self.current.gone_ms
+        return spent if gone is None or gone >= now_ms else added(spent, {Category.WAITING: now_ms - gone})
+
+    def state(self) -> Category | None:
+        """Returns what the time goes into now. None if the workload has finished."""
+        if self.finished_ms is not None:
+            return None
+        return Category.WAITING if self.current is None else self.current.state()
+
+    @property
+    def all_losses(self) -> int:
+        """How many disruptions lost steps, as far as that is known."""
+        return self.losses + (len(self.lives) == 2 and self._lost_ms(self.lives[0], self.lives[1]) > 0)
+
+    @property
+    def all_saves(self) -> tuple[int, int]:
+        """Number of all periodic saves, and for how many milliseconds they stopped the training."""
+        return (
+            self.saves + sum(life.saves for life in self.lives),
+            self.saves_ms + sum(life.saves_ms for life in self.lives),
+        )
+
+    def running_ms(self, now_ms: int) -> int:
+        """Returns for how long processes ran."""
+        return total_ms(self.spent(now_ms), RUNNING)
+
+    # Changes.
+
+    def took(self, observed: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
+        """Returns the ledger after what was observed, of whichever kind it is."""
+        match observed:
+            case PodsObservation():
+                return self.saw(observed)
+            case ProcessTimes():
+                return self.heard(observed)
+            case StallTimes():
+                return self.halted(observed)
+
+    def saw(self, seen: PodsObservation) -> GoodputLedger:
+        """Returns the ledger after an observation of the pods."""
+        if self.finished_ms is not None:
+            return self
+        life = self.current
+        if life is None or _is_next(life, seen):
+            return self._beginning(seen.attempt, seen.created)._seen(seen)  # noqa: SLF001 - another one of this class
+        return self._seen(seen) if seen.created.stamp_ms >= _second(life.created_ms) else self
+
+    def heard(self, told: ProcessTimes) -> GoodputLedger:
+        """Returns the ledger after what a process says of its times."""
+        number = self._number_of(told)
+        if number is None:
+            return self
+        life = self.lives[number]
+        if self.finished_ms is not None and life.session != told.session:
+            return self
+        if life.session and life.session != told.session:
+            if number != len(self.lives) - 1 or life.stopped_ms is not None or told.attached_ms <= life.created_ms:
+                return self  # of a process before
+            # The containers were started again, in the same pods.
+            again = Moment(stamp_ms=told.attached_ms, at_ms=told.attached_ms)
+            ledger = self._beginning(life.attempt, again)
+            return ledger._with(len(ledger.lives) - 1, joined(ledger.lives[-1], told))  # noqa: SLF001
+        ledger = self._without_guess()
+        return ledger._with(number, joined(ledger.lives[number], told))._guessed()  # noqa: SLF001
+
+    def halted(self, told: StallTimes) -> GoodputLedger:
+        """Returns the ledger after a process has said that training stalls."""
+        life = self.current
+        if life is None or self.finished_ms is not None or not life.has_trained or life.gone_ms is not None:
+            return self
+        if life.attempt != told.attempt or _second(life.created_ms) > told.created_ms:
+            return self  # of a life before
+        known = told.stalled_ms if life.stalled_ms is None else life.stalled_ms
+        stalled = dataclasses.replace(life, stalled_ms=min(known, told.stalled_ms))
+        if any(stalled.goes_on(mark, 0) for mark in life.marks):  # how long the saves before it took is not known
+            return self  # of a stall that is over
+        return self._with(len(self.lives) - 1, stalled)
+
+    def ended(self, now_ms: int) -> GoodputLedger:
+        """Returns the ledger of a workload that has finished by itself."""
+        if self.finished_ms is not None:
+            return self
+        life = self.current
+        return dataclasses.replace(self, finished_ms=now_ms if life is None or life.gone_ms is None else life.gone_ms)
+
+    def _beginning(self, attempt: int, created: Moment) -> GoodputLedger:
+        """Returns the ledger with a new life, of which nothing else is known."""
+        before = self.current
+        if before is None:
+            life = Life(began_ms=self.since_ms, attempt=attempt, created_ms=max(self.since_ms, created.at_ms))
+            return dataclasses.replace(self, lives=(life,))
+        # The pods of the life before may still end. From now on, the time is the new life's.
+        seen = before.unseen_end_ms(created.at_ms) if before.gone_ms is None else before.gone_ms
+        gone = max(before.began_ms, min(created.at_ms, seen))
+        ended = dataclasses.replace(before, gone_ms=gone)
+        life = Life(began_ms=gone, attempt=attempt, created_ms=max(gone, created.at_ms))
+        ledger = dataclasses.replace(self, lives=(*self.lives[:-1], ended), disruptions=self.disruptions + 1)
+        kept = ledger._settle()  # noqa: SLF001 - another one of this class
+        return dataclasses.replace(kept, lives=(*kept.lives, life))
+
+    def _guessed(self) -> GoodputLedger:
+        """Returns the ledger with what the current life tells of one before it whose end nobody saw."""
+        if len(self.lives) < 2 or self.lives[0].broke_ms is not None:
+            return self
+        before, life = self.lives
+        before = dataclasses.replace(before, broke_ms=self._guess())
+        gone = before.unseen_end_ms(life.created_ms)
+        lives = (dataclasses.replace(before, gone_ms=gone), dataclasses.replace(life, began_ms=gone))
+        return dataclasses.replace(self, lives=lives)
+
+    def _without_guess(self) -> GoodputLedger:
+        """Returns the ledger without what ``_guessed`` added. What a process tells may make the guess another one."""
+        if len(self.lives) < 2 or self.lives[0].broke_ms != self._guess():
+            return self
+        return self._with(0, dataclasses.replace(self.lives[0], broke_ms=None))
+
+    def _guess(self) -> int | None:
+        """Until when the life before the current one trained at most. None if it said so, or if that is not known."""
+        before, life = self.lives
+        if before.left_ms is not None or life.restored_ms is None:
+            return None
+        return before.at_most_until_ms(life.first_step)
+
+    def _settle(self) -> GoodputLedger:
+        """Settles all that the current life, which has ended, leaves no doubt about."""
+        *earlier, ended = self.lives
+        if not ended.has_trained:  # what it lost of an earlier life, the next one will show
+            return self._settled(ended, lost_ms=None, lives=tuple(earlier))
+        ledger = self
+        for life in earlier:
+            ledger = ledger._settled(life, lost_ms=self._lost_ms(life, ended), lives=(ended,))
+        return ledger
+
+    def _settled(self, life: Life, *, lost_ms: int | None, lives: tuple[Life, ...]) -> GoodputLedger:
+        return dataclasses.replace(
+            self,
+            settled=added(self.settled, _moved(life.spent(life.began_ms), lost_ms or 0)),
+            lives=lives,
+            losses=self.losses + bool(lost_ms),
+            saves=self.saves + life.saves,
+            saves_ms=self.saves_ms + life.saves_ms,
+        )
+
+    def _spent_by(self, number: int, life: Life, now_ms: int) -> TimeSpent:
+        spent = life.spent(now_ms)
+        if number + 1 == len(self.lives):
+            return spent
+        return _moved(spent, self._lost_ms(life, self.lives[number + 1]))
+
+    @staticmethod
+    def _lost_ms(life: Life, after: Life) -> int:
+        """For how long a life computed what the next one computes again. 0 while that is not known."""
+        if not life.has_trained or (after.restored_ms is None and not after.has_trained):
+            return 0
+        return life.lost_ms(after.first_step, life.began_ms, after.pace_ms)
+
+    def _number_of(self, told: ProcessTimes) -> int | None:
+        """The place of the life that a process speaks of. None if it is settled, or not known yet."""
+        for number in reversed(range(len(self.lives))):
+            if self.lives[number].session == told.session:
+                return number
+        if told.of_former:  # nothing was ever heard of that life here: its times cannot be placed
+            return None
+        for number in reversed(range(len(self.lives))):
+            life = self.lives[number]
+            if life.attempt == told.attempt and _second(life.created_ms) <= told.created_ms:
+                return number
+        return None
+
+    def _with(self, number: int, life: Life) -> GoodputLedger:
+        if life == self.lives[number]:
+            return self
+        return dataclasses.replace(self, lives=(*self.lives[:number], life, *self.lives[number + 1 :]))
+
+    def _seen(self, seen: PodsObservation) -> GoodputLedger:
+        life = self.lives[-1]
+        gone = life.gone_ms
+        if gone is None and seen.gone_ms is not None:  # a process that said it left had not ended
+            gone = max(life.created_ms, seen.gone_ms, life.left_ms or 0)
+        bound_ms, bound_pods, started_ms = life.bound_ms, life.bound_pods, life.started_ms
+        if life.joined_ms is None:  # later, a pod that is made anew does not delay their start any more
+            started_ms = _last(started_ms, seen.started)
+            bound_ms = _last(bound_ms, seen.bound, more=seen.pods > bound_pods)
+            bound_pods = bound_pods if seen.bound is None else max(bound_pods, seen.pods)
+        changed = dataclasses.replace(
+            life,
+            attempt=max(life.attempt, seen.attempt),
+            bound_ms=bound_ms,
+            bound_pods=bound_pods,
+            started_ms=started_ms,
+            broke_ms=seen.broke_ms if life.broke_ms is None else life.broke_ms,
+            gone_ms=gone,
+        )
+        return self._with(len(self.lives) - 1, changed)
+
+
+def stages(ledger: GoodputLedger) -> tuple[object, ...]:
+    """What is known of a workload beside figures: its lives, and which stages each has reached. Times are figures.
+
+    Messages take different times to arrive, so the times of stages that are known still move a little. What a workload
+    that has finished has spent in all is no moving figure any more.
+    """
+    lives = tuple(
+        (
+            *(life.attempt, life.session, life.bound_pods, life.first_step),
+            *(
+                moment is not None
+                for moment in (
+                    *(life.bound_ms, life.started_ms, life.attached_ms, life.joined_ms, life.restored_ms),
+                    *(life.trained_ms, life.left_ms, life.stalled_ms, life.broke_ms, life.gone_ms),
+                )
+            ),
+        )
+        for life in ledger.lives
+    )
+    spent = None if ledger.finished_ms is None else (ledger.all_saves, sum(life.saving_ms for life in ledger.lives))
+    return ledger.disruptions, ledger.all_losses, spent, lives
+
+
+def is_later(life: Life, created_ms: int) -> bool:
+    """True if a pod of the same attempt, which was created in that second, is of a later life.
+
+    All pods of a life are created before the last of its containers is started, and before one of them ends.
+    """
+    if created_ms <= life.created_ms:
+        return False
+    ended = min((at for at in (life.broke_ms, life.gone_ms) if at is not None), default=None)
+    if ended is not None and created_ms >= _second(ended):
+        return True
+    return life.started_ms is not None and created_ms > life.started_ms + _CLOCKS_MS
+
+
+def _is_next(life: Life, seen: PodsObservation) -> bool:
+    """True if the pods are of a later life."""
+    return seen.attempt > life.attempt or (seen.attempt == life.attempt and is_later(life, seen.created.stamp_ms))
+
+
+def _moved(spent: TimeSpent, lost_ms: int) -> TimeSpent:
+    """Moves what was lost from the training to the recomputation."""
+    lost_ms = min(lost_ms, spent.get(Category.TRAINING, 0))
+    return added(spent, {Category.TRAINING: -lost_ms, Category.RECOMPUTATION: lost_ms}) if lost_ms > 0 else spent
+
+
+def _last(known: int | None, seen: Moment | None, *, more: bool = False) -> int | None:
+    """The later of two moments, as it was guessed first. ``more``: what was seen is about more pods."""
+    if seen is None or known is None:
+        return known if seen is None else seen.at_ms
+    return max(known, seen.at_ms) if more or seen.stamp_ms > known else known
+
+
+def _second(moment_ms: int) -> int:
+    """The beginning of its second: as the API server writes it."""
+    return moment_ms // 1000 * 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
+    """A suggested interval, and what it follows from.
+
+    Attributes:
+        cost_s: Seconds for which a periodic save stops the training.
+        between_disruptions_s: Mean seconds for which processes run between two disruptions.
+        between_losses_s: The same between two disruptions that lose steps.
+        interval_s: Seconds from the end of a periodic save to the next one.
+    """
+
+    cost_s: float
+    between_disruptions_s: float
+    between_losses_s: float
+    interval_s: float
+
+
+def daly_s(cost_s: float, between_losses_s: float) -> float:
+    """Returns the seconds from the end of a save to the next save. Both arguments are in seconds, above 0."""
+    if cost_s >= 2 * between_losses_s:
+        return between_losses_s
+    part = cost_s / (2 * between_losses_s)
+    return math.sqrt(2 * cost_s * between_losses_s) * (1 + math.sqrt(part) / 3 + part / 9) - cost_s
+
+
+def suggested(ledger: GoodputLedger, now_ms: int, *, at_least_s: float = 0.0) -> Suggestion | None:
+    """Returns what follows from the account so far. None before the first disruption, and before the first save.
+
+    Args:
+        ledger: The account.
+        now_ms: The time.
+        at_least_s: Seconds that a save takes until it is committed. A save waits for the one before.
+    """
+    saves, saves_ms = ledger.all_saves
+    running_s = ledger.running_ms(now_ms) / 1000
+    if not (saves and saves_ms and ledger.disruptions and running_s):
+        return None
+    cost_s = saves_ms / saves / 1000
+    between_s = running_s / ledger.disruptions
+    losing = (ledger.all_losses + 1) / (ledger.disruptions + 2)
+    return Suggestion(cost_s, between_s, between_s / losing, max(at_least_s, daly_s(cost_s, between_s / losing)))
+
+
+_EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
+_MS = datetime.timedelta(milliseconds=1)
+
+
+def written(ledger: GoodputLedger, workload: WorkloadIdentity, now_ms: int, *, save_s: float = 0.0) -> WorkloadGoodput:
+    """Returns the entry of a workload.
+
+    Args:
+        ledger: Its account.
+        workload: The workload.
+        now_ms: The time.
+        save_s: Seconds that a save takes until it is committed. 0: not known.
+    """
+    state = ledger.state()
+    return WorkloadGoodput(
+        name=workload.name,
+        uid=workload.uid,
+        workload_kind=WorkloadGoodput.named(workload.kind),
+        since=_time(ledger.since_ms),
+        until=_time(max(ledger.since_ms, now_ms)),
+        state=None if state is None else str(state),
+        seconds=_seconds(ledger.spent(now_ms)),
+        disruptions=ledger.disruptions,
+        losses=ledger.all_losses,
+        suggestion=_suggestion(suggested(ledger, now_ms, at_least_s=save_s)),
+        settled_seconds=_seconds(ledger.settled) if ledger.settled else None,
+        settled_losses=ledger.losses,
+        settled_saves=ledger.saves,
+        settled_save_seconds=ledger.saves_ms / 1000,
+        finished=_optional(ledger.finished_ms),
+        lives=[_life(life) for life in ledger.lives],
+    )
+
+
+def read(entry: WorkloadGoodput) -> GoodputLedger:
+    """Returns the account that an entry keeps."""
+    return GoodputLedger(
+        since_ms=_ms(entry.since),
+        settled={} if entry.settled_seconds is None else spent_of(entry.settled_seconds),
+        lives=tuple(_read_life(life) for life in entry.lives),
+        finished_ms=_optional_ms(entry.finished),
+        disruptions=entry.disruptions,
+        losses=entry.settled_losses,
+        saves=entry.settled_saves,
+        saves_ms=round(entry.settled_save_seconds * 1000),
+    )
+
+
+def spent_of(seconds: SecondsByCategory) -> TimeSpent:
+    """Returns milliseconds by category."""
+    found = {category: getattr(seconds, category.value) for category in Category}
+    return {category: round(value * 1000) for category, value in found.items() if value}
+
+
+def _seconds(spent: TimeSpent) -> SecondsByCategory:
+    return SecondsByCategory(**{category.value: ms / 1000 for category, ms in spent.items() if ms})
+
+
+def _suggestion(found: Suggestion | None) -> SaveSuggestion | None:
+    if found is None:
+        return None
+    return SaveSuggestion(
+        save_seconds=round(found.cost_s, 3),
+        seconds_between_disruptions=round(found.between_disruptions_s, 1),
+        seconds_between_losses=round(found.between_losses_s, 1),
+        every_seconds=round(found.interval_s, 1),
+    )
+
+
+def _life(life: Life) -> GangLife:
+    return GangLife(
+        began=_time(life.began_ms),
+        attempt=life.attempt,
+        created=_time(life.created_ms),
+        bound=_optional(life.bound_ms),
+        bound_pods=life.bound_pods or None,
+        started=_optional(life.started_ms),
+        session=life.session or None,
+        attached=_optional(life.attached_ms),
+        joined=_optional(life.joined_ms),
+        restored=_optional(life.restored_ms),
+        first_step=life.first_step or None,
+        trained=_optional(life.trained_ms),
+        left=_optional(life.left_ms),
+        stalled=_optional(life.stalled_ms),
+        broke=_optional(life.broke_ms),
+        gone=_optional(life.gone_ms),
+        saving_seconds=life.saving_ms / 1000 or None,
+        periodic_saves=life.saves or None,
+        periodic_save_seconds=life.saves_ms / 1000 or None,
+        saved=_optional(life.saved_ms),
+        passed=[PassedStep(step=mark.step, trained_seconds=mark.trained_ms / 1000) for mark in life.marks] or None,
+    )
+
+
+def _read_life(life: GangLife) -> Life:
+    return Life(
+        began_ms=_ms(life.began),
+        attempt=life.attempt,
+        created_ms=_ms(life.created),
+        bound_ms=_optional_ms(life.bound),
+        bound_pods=life.bound_pods or 0,
+        started_ms=_optional_ms(life.started),
+        session=life.session or "",
+        attached_ms=_optional_ms(life.attached),
+        joined_ms=_optional_ms(life.joined),
+        restored_ms=_optional_ms(life.restored),
+        first_step=life.first_step or 0,
+        trained_ms=_optional_ms(life.trained),
+        left_ms=_optional_ms(life.left),
+        stalled_ms=_optional_ms(life.stalled),
+        broke_ms=_optional_ms(life.broke),
+        gone_ms=_optional_ms(life.gone),
+        saving_ms=round((life.saving_seconds or 0.0) * 1000),
+        saves=life.periodic_saves or 0,
+        saves_ms=round((life.periodic_save_seconds or 0.0) * 1000),
+        saved_ms=_optional_ms(life.saved),
+        marks=tuple(StepMark(item.step, round(item.trained_seconds * 1000)) for item in life.passed or ()),
+    )
+
+
+def _time(ms: int) -> datetime.datetime:
+    return _EPOCH + ms * _MS
+
+
+def _ms(time: datetime.datetime) -> int:
+    return round((time - _EPOCH) / _MS)
+
+
+def _optional(ms: int | None) -> datetime.datetime | None:
+    return None if ms is None else _time(ms)
+
+
+def _optional_ms(time: datetime.datetime | None) -> int | None:
+    return None if time is None else _ms(time)

@@ -1,0 +1,487 @@
+"""One epoch: one disruption of one workload, as a Preemption object records it. Immutable values. Pure.
+
+A request for a preemption, which a user or another controller created. Pure.
+
+A request is a signal. Like every other signal it starts an epoch of its own or joins the one under way. The record of
+that epoch has its usual deterministic name, so that two replicas which see a request and a taint in different order
+still create one object. The outcome of a request is written to its own status (``decisions.answers``).
+
+The policy of a workload whose CheckpointPolicy does not exist any more: the one that it was created with. Pure.
+
+The webhook writes the policy's spec into the workload. So all replicas know it, also after a restart. Workloads that
+an older version prepared lack it; then the copy in their newest Preemption counts, if there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from gracepoint.wire import names
+from gracepoint.wire.messages import Confidence, Mode, Phase
+from gracepoint_operator import workloads
+from gracepoint_operator.kube import objects
+from gracepoint_operator.kube.objects import Pod, parse_time
+from gracepoint_operator.read_errors import Unreadable, reading
+from gracepoint_operator.resources import (
+    Acknowledgements,
+    CheckpointPolicy,
+    Condition,
+    Preemption,
+    PreemptionRequest,
+    PreemptionSpec,
+    PreemptionStatus,
+    RequestPhase,
+    RequestReference,
+    RequestSpec,
+    RequestStatus,
+    SignalKind,
+)
+from gracepoint_operator.resources.preemption import STAGES, STAGES_LIMIT, StageTime
+from gracepoint_operator.signals import Signal
+from gracepoint_operator.workloads import Workload, WorkloadIdentity
+
+#: Condition of a Preemption that is over; its lastTransitionTime is when.
+CONDITION_ENDED = "Ended"
+#: Condition of a policy or a Preemption. False: processes make no progress. In a Preemption, it may change again.
+CONDITION_PROGRESSING = "Progressing"
+
+#: A record that is made so many seconds after its deadline, without a status, was restored from a backup.
+RESTORED_AFTER_S = 60.0
+
+#: Final phases after which every process exits, if the gang was told to exit.
+_LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
+
+#: Final phases that the operator sets by itself. A late report may correct them, because the gang may still save.
+_CORRECTED = frozenset({Phase.EXPIRED, Phase.RETRACTED})
+
+
+class EndReason(StrEnum):
+    """Why the operator itself ends an epoch: the reason of the condition Ended. If the gang reports the end, the reason
+    is the phase instead."""
+
+    SIGNAL_WENT_AWAY = "SignalWentAway"
+    GAVE_WAY = "GaveWay"  # to an epoch that asks for more
+    WORKLOAD_DELETED = workloads.REASON_DELETED
+    WORKLOAD_FINISHED = workloads.REASON_FINISHED
+    DEADLINE_PASSED = "DeadlinePassed"
+    PODS_REPLACED = "PodsReplaced"
+    NEXT_START_RESTORED = "NextStartRestored"  # the step that was saved for it, though nobody reported the commit
+
+
+#: The fields of a Preemption's spec that a signal which joins the epoch may change; all others are immutable.
+MOVABLE = (
+    *("signal", "confidence", "cancelable", "nodes", "pods"),
+    *("deadline", "eviction_attempted_at", "requests", "moves"),
+)
+#: The fields that an eviction changes when it joins, even if the deadline stays.
+_EVICTED = ("confidence", "cancelable", "nodes", "pods", "eviction_attempted_at")
+
+#: Most of a status: parts that nothing is decided by once a later record of the workload exists.
+_DETAILS = frozenset({"message", "acknowledgements", "timings", "choice_reason", "replicas"})
+
+_T = TypeVar("_T")
+_NAME_LIMIT = 40  # of the workload's part, so that the whole fits into a label
+
+
+@dataclasses.dataclass(frozen=True)
+class PreemptionRecord:
+    """A Preemption as this replica knows it.
+
+    Attributes:
+        created_at: ``creationTimestamp``, by the clock of the API server. None until the object was created.
+        generation: Counts the changes of the object's spec. 0 if that is not known.
+    """
+
+    namespace: str
+    name: str
+    created_at: float | None
+    spec: PreemptionSpec
+    status: PreemptionStatus
+    generation: int = dataclasses.field(default=0, compare=False)
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> PreemptionRecord:
+        """Reads the object of the API server.
+
+        Raises:
+            Unreadable: It is not of this version's schema.
+        """
+        read = Preemption.of(body)
+        with reading(f"Preemption {read.namespace}/{read.name}: metadata.creationTimestamp"):
+            created_at = parse_time(read.metadata.get("creationTimestamp"))
+        return PreemptionRecord(read.namespace, read.name, created_at, read.spec, read.status, read.generation)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.namespace, self.name)
+
+    def summary(self) -> PreemptionRecord:
+        """Returns the record without the parts of its status that only the record in the API is needed for.
+
+        To join it with that record gives the whole status again.
+        """
+        status = self.status
+        if status.timings is None and status.replicas is None:
+            return self
+        kept = {name: value for name, value in _given(status).items() if name not in _DETAILS}
+        return dataclasses.replace(self, status=PreemptionStatus.model_construct(**kept))
+
+    def same_details(self, other: PreemptionRecord) -> bool:
+        """Returns whether ``other`` has what a summary of this record would leave out."""
+        return all(getattr(self.status, name) == getattr(other.status, name) for name in _DETAILS)
+
+    @property
+    def workload(self) -> WorkloadIdentity:
+        """The workload that it is about."""
+        workload = self.spec.workload
+        return WorkloadIdentity(workload.kind, self.namespace, workload.name, workload.uid)
+
+    @property
+    def phase(self) -> Phase:
+        return self.status.phase or (Phase.EXPIRED if self.is_restored else Phase.NOTICED)
+
+    @property
+    def is_restored(self) -> bool:
+        """True if the object was made long after its deadline and has no status: from a backup, by an administrator.
+
+        The operator writes a status right after the object, in a phase that it knew before.
+        """
+        if self.status.phase is not None or self.created_at is None:
+            return False
+        return self.created_at > self.spec.deadline.timestamp() + RESTORED_AFTER_S
+
+    @functools.cached_property
+    def ended_at(self) -> float | None:
+        """When it ended, in seconds since the epoch. None while it is under way."""
+        if not self.phase.ended:
+            return None
+        ended = self._ended
+        return (self.spec.deadline if ended is None else ended.last_transition_time).timestamp()
+
+    @property
+    def end_reason(self) -> str:
+        """Why it ended: an ``EndReason``, or the phase that the gang reported. Empty while it is under way."""
+        ended = self._ended
+        return "" if ended is None else ended.reason
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """True for a requested drill under a policy whose mode is not Drill."""
+        return self.spec.mode is Mode.DRILL and self.spec.policy.spec.mode is not Mode.DRILL
+
+    @property
+    def may_be_committed(self) -> bool:
+        """True if no end is known, or only one that the operator has set by itself, without a report of the gang."""
+        return not self.phase.ended or self.phase in _CORRECTED
+
+    @property
+    def asks_to_leave(self) -> bool:
+        """True if the gang is told to exit after the save."""
+        return self.spec.mode is Mode.ENFORCE and self.spec.exits
+
+    @property
+    def leaves(self) -> bool:
+        """True if every process of the gang exits, or has exited. In Observe mode pods get no notice; they exit on
+        SIGTERM."""
+        trains_on = self.spec.mode is Mode.DRILL or not self.spec.exits
+        return self.phase in _LEAVING and not trains_on
+
+    def includes(self, pod: Pod) -> bool:
+        """True if the pod existed when the epoch began.
+
+        The fields of the spec decide that, because the object may be created much later, or never. All times come from
+        the API server, so clocks of different machines are not compared. They are whole seconds. A pod of the same
+        second existed before: no gang saves, exits and starts again within one second.
+        """
+        attempt, until_at = self._bounds
+        return pod.membership.restart_attempt <= attempt and pod.created_at <= until_at
+
+    @functools.cached_property
+    def _bounds(self) -> tuple[float, float]:
+        """The highest attempt, and the latest creation, of a pod that is included. Thousands are compared with it."""
+        attempt, newest_pod_at = self.spec.restart_attempt, self.spec.newest_pod_at
+        until_at = self.created_at if newest_pod_at is None else newest_pod_at.timestamp()
+        return (math.inf if attempt is None else attempt, math.inf if until_at is None else until_at)
+
+    @property
+    def knows_its_pods(self) -> bool:
+        """True if ``includes`` can distinguish the pods of the gang from those after its restart."""
+        return self.created_at is not None or self.spec.newest_pod_at is not None
+
+    def is_of_another_life(self, other: PreemptionRecord) -> bool:
+        """True if both have the same name but are about different attempts of the gang.
+
+        This happens if a replica starts while the API server refuses records: it starts to count from the beginning.
+        """
+        ours, theirs = self.spec.restart_attempt, other.spec.restart_attempt
+        return ours is not None and theirs is not None and ours != theirs
+
+    def joined(self, other: PreemptionRecord) -> PreemptionRecord:
+        """Joins what this replica knows with ``other``, the record in the API.
+
+        Of two versions of the spec, the one with more moves wins, then the one with the earlier deadline. The earlier
+        attempt to evict wins. The status is joined by ``joined_status``. If the records are about different attempts of
+        the gang, ``other`` wins.
+        """
+        if self.is_of_another_life(other):
+            return other
+        spec = other.spec
+        attempted = [at for at in (self.spec.eviction_attempted_at, spec.eviction_attempted_at) if at is not None]
+        if self.spec.eviction_attempted_at is not None and spec.eviction_attempted_at is None:
+            spec = spec.model_copy(update={field: getattr(self.spec, field) for field in _EVICTED})
+        if (-self.spec.moves, self.spec.deadline) < (-spec.moves, spec.deadline):
+            # Only the fields that a joining signal may change. Two replicas saw the first signal at slightly different
+            # times, and the API server refuses to change observedAt.
+            spec = spec.model_copy(update={field: getattr(self.spec, field) for field in MOVABLE})
+        if attempted:
+            spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})
+        status = joined_status(self.status, other.status)
+        return dataclasses.replace(other, spec=spec, status=status)
+
+    @property
+    def _ended(self) -> Condition | None:
+        return next((item for item in self.status.conditions or () if item.type == CONDITION_ENDED), None)
+
+    def timing(self, stage: str) -> float | None:
+        """Seconds from the signal until the stage was reached. None if it was not reached or not reported."""
+        return next((item.seconds for item in self.status.timings or () if item.stage == stage), None)
+
+
+def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> PreemptionStatus:
+    """Joins what two replicas know of one epoch. It only adds, so the order of joining does not matter.
+
+    The phase only moves forward. A final phase is never replaced, with one exception: Committed or Promoted replaces
+    Expired or Retracted. The figures come from the status that is further on. Of two entries of a stage, that over more
+    processes wins, else that of ``theirs``, which was written first; of ``firstAck`` the earlier one. The number of
+    receipts never decreases.
+    Of two conditions Progressing, the one that changed later wins. Lists keep the order of ``theirs``: if each replica
+    wrote its own order, the replicas would write the same record in turn for ever.
+    """
+    ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
+    figures = {**_given(behind), **_given(ahead)}
+    figures["acknowledgements"] = _joined_receipts(ours.acknowledgements, theirs.acknowledgements)
+    timings = _fitting(_joined_stages(ours.timings or (), theirs.timings or ()))
+    figures["timings"] = sorted(timings, key=lambda item: item.seconds) or None
+    figures["conditions"] = _joined_conditions(behind.conditions, ahead.conditions)
+    figures["replicas"] = theirs.replicas
+    return PreemptionStatus.model_construct(**figures)
+
+
+def _joined_stages(ours: Iterable[StageTime], theirs: Iterable[StageTime]) -> list[StageTime]:
+    stages = {item.stage: item for item in theirs}
+    for item in ours:
+        known = stages.setdefault(item.stage, item)
+        if _reach(item) != _reach(known):
+            times = [at for at in (item.time, known.time) if at is not None]
+            further = max(item, known, key=_reach)
+            stages[item.stage] = further.model_copy(update={"time": min(times, default=None)})
+    return list(stages.values())
+
+
+def _reach(item: StageTime) -> tuple[float, float]:
+    """Greater for the entry that is to be kept. Process 0 first reports itself alone, then all processes.
+
+    With more processes, the maximum grows. If it stays, as process 0 is the last, the median falls.
+    """
+    if item.stage == "firstAck":
+        return (-item.seconds, 0.0)
+    return (-1.0 if item.max_seconds is None else item.max_seconds, -(item.p50_seconds or 0.0))
+
+
+def _fitting(timings: list[StageTime]) -> list[StageTime]:
+    """As many stages as a record has room for. Those that this version does not know, and pods may report, go first."""
+    if len(timings) <= STAGES_LIMIT:
+        return timings
+    return sorted(timings, key=lambda item: (item.stage not in STAGES, item.stage))[:STAGES_LIMIT]
+
+
+def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:
+    if ours.phase is None or theirs.phase is None:
+        return theirs.phase is None
+    if theirs.phase.ended:
+        return theirs.phase in _CORRECTED and ours.phase in (Phase.COMMITTED, Phase.PROMOTED)
+    return ours.phase.rank > theirs.phase.rank
+
+
+def _joined_conditions(behind: Iterable[Condition] | None, ahead: Iterable[Condition] | None) -> list[Condition] | None:
+    joined = _union(behind, ahead, lambda item: item.type)
+    progressing = [item for item in (*(behind or ()), *(ahead or ())) if item.type == CONDITION_PROGRESSING]
+    if joined is None or not progressing:
+        return joined
+    # Times are whole seconds; a stall ends after it has begun.
+    latest = max(progressing, key=lambda item: (item.last_transition_time, item.status, item.message))
+    return [latest if item.type == CONDITION_PROGRESSING else item for item in joined]
+
+
+def _joined_receipts(ours: Acknowledgements | None, theirs: Acknowledgements | None) -> Acknowledgements | None:
+    if ours is None or theirs is None:
+        return ours or theirs
+    more = ours if ours.received > theirs.received else theirs
+    return more.model_copy(update={"expected": max(ours.expected, theirs.expected)})
+
+
+def _given(status: PreemptionStatus) -> dict[str, Any]:
+    fields = {name: getattr(status, name) for name in PreemptionStatus.model_fields}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable[[_T], str]) -> list[_T] | None:
+    """All items, first those of ``theirs``. Of two with the same key, that of ``theirs``."""
+    items = {key(item): item for item in theirs or ()}
+    for item in ours or ():
+        items.setdefault(key(item), item)
+    return list(items.values()) or None
+
+
+def epoch_name(workload_name: str, workload_uid: str, epoch: int) -> str:
+    """Returns the name of a record. It is deterministic, so that two replicas create the same object."""
+    short = re.sub(r"[^a-z0-9]+$", "", workload_name[:_NAME_LIMIT])
+    return f"{short}-{workload_uid[:8]}-{epoch}"
+
+
+#: The label of a request that is over for good: since when, in seconds since the epoch. Requests with it are not
+#: watched, so that the memory for requests does not grow with their number. A request that is restored from a backup
+#: still has the label, though not its status, and is not carried out again.
+LABEL_ENDED_AT = f"{names.GROUP}/ended-at"
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestRecord:
+    """A request as this replica knows it.
+
+    Attributes:
+        kind: PreemptionRequests. Preemptions for a request that was made under version 0.2.
+        created_at: ``creationTimestamp``, by the clock of the API server.
+        generation: Counts the changes of its spec. 0 if the object does not say.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    created_at: float
+    spec: RequestSpec
+    status: RequestStatus
+    generation: int = 0
+    kind: objects.Kind = objects.REQUESTS
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> RequestRecord:
+        """Reads the object of the API server.
+
+        Raises:
+            Unreadable: It is not of this version's schema.
+        """
+        read = PreemptionRequest.of(body)
+        with reading(f"{read.kind} {read.namespace}/{read.name}: metadata.creationTimestamp"):
+            created_at = parse_time(read.metadata.get("creationTimestamp")) or 0.0
+        kind = objects.REQUESTS if read.kind == PreemptionRequest.kind_name else objects.PREEMPTIONS
+        return RequestRecord(
+            *(read.namespace, read.name, read.uid, created_at, read.spec, read.status, read.generation, kind)
+        )
+
+    @property
+    def reference(self) -> RequestReference:
+        return RequestReference(name=self.name, uid=self.uid)
+
+    @property
+    def mark(self) -> str:
+        """The key under which ``cache.indexes`` remembers when it was first seen."""
+        return f"{self.uid}/request"
+
+    @property
+    def deadline_at(self) -> float:
+        if self.spec.deadline is not None:
+            return self.spec.deadline.timestamp()
+        return self.created_at + (self.spec.deadline_seconds or 0.0)
+
+    @property
+    def is_open(self) -> bool:
+        """False if it was withdrawn, or its status has a final phase."""
+        return not (self.spec.retracted or self.has_ended)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its status has a final phase."""
+        return self.status.phase is not None and self.status.phase.ended
+
+    def is_signal(self, epochs: Sequence[PreemptionRecord]) -> bool:
+        """True if it counts as a signal: it is open, or a replica with an older view superseded it after it was told.
+
+        Args:
+            epochs: The epochs of the workload, oldest first.
+        """
+        if self.status.phase is not RequestPhase.SUPERSEDED or self.spec.retracted:
+            return self.is_open
+        epoch = self.adopted_by(epochs)
+        return epoch is not None and not epoch.phase.ended
+
+    def adopted_by(self, epochs: Sequence[PreemptionRecord]) -> PreemptionRecord | None:
+        """Returns the newest of the epochs, oldest first, that names it. None: none does."""
+        return next((epoch for epoch in reversed(epochs) if self.reference in epoch.spec.requests), None)
+
+    def is_for(self, workload_uid: str) -> bool:
+        """True if it is for this workload, and not for another one that had the same name."""
+        return self.spec.workload.uid in (None, workload_uid)
+
+    def is_drill(self, policy_mode: Mode) -> bool:
+        """True if it asks for a drill under a policy whose mode is not Drill."""
+        return self.spec.mode is Mode.DRILL and policy_mode is not Mode.DRILL
+
+    def signal(self, pod: Pod) -> Signal:
+        """Returns the signal for a pod of the gang."""
+        return Signal(
+            kind=SignalKind.REQUEST,
+            mark=self.mark,
+            cause=self.spec.cause,
+            text=f"request {self.name}",
+            node="",
+            pod=pod,
+            confidence=Confidence.SURE,
+            cancelable=True,
+            lead_s=0.0,
+            until_at=self.deadline_at,
+            lasting=True,
+        )
+
+
+#: The copy in a Preemption has only what the operator decides by. The rest is in the pods.
+_ELSEWHERE = {"checkpoint": {"directory": "/in-the-pods"}}
+
+
+def kept_policy(workload: Workload, epochs: Sequence[PreemptionRecord]) -> CheckpointPolicy | None:
+    """Returns the policy that a workload was created with. None if that is not known.
+
+    Args:
+        workload: The workload.
+        epochs: Its Preemptions, oldest first.
+    """
+    if not workload.injected:
+        return None
+    made = _read(workload.namespace, workload.policy, workload.created_with) if workload.created_with else None
+    if made is None and epochs:
+        spec = {**epochs[-1].spec.policy.spec.to_json(), **_ELSEWHERE}
+        made = _read(workload.namespace, workload.policy, json.dumps(spec))
+    return made
+
+
+@functools.lru_cache(maxsize=128)  # of texts that tenants may choose
+def _read(namespace: str, name: str, spec: str) -> CheckpointPolicy | None:
+    """Reads a spec that is kept in an object, where anybody may have written something else."""
+    try:
+        return CheckpointPolicy.of(
+            {
+                "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
+                "kind": CheckpointPolicy.kind_name,
+                "metadata": {"namespace": namespace, "name": name},
+                "spec": json.loads(spec),
+            }
+        )
+    except (Unreadable, ValueError, RecursionError):
+        return None

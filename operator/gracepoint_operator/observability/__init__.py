@@ -1,4 +1,0 @@
-"""Metrics and logs.
-
-Every room may call it; it calls none.
-"""

@@ -1,0 +1,364 @@
+"""Protects pods from autoscalers while the newest checkpoint of their gang is too old (``voluntaryDisruption``).
+
+Runs as tasks of a write queue on the controller's event loop. ``protect`` is called with each gang that is decided
+about. It decides by what the policy's status says, so both replicas decide the same. A pod is written only if its
+annotations have to change:
+
+* when a gang starts, at most twice for each pod: to protect it once a process reports its times, and to end that once
+  the state is restored. If the first report comes after the restore, nothing is written;
+* twice for each checkpoint that comes late. While checkpoints come in time, nothing is written.
+
+Both replicas may write the same. Each takes the pods of a gang in an order of its own, and leaves out those on which
+the watch shows the other replica's annotations by then. At most ``_AT_ONCE`` writes are under way: those of a large
+gang must not take all threads of ``KubeClient``, which others need without delay.
+
+Keeps the times at which marks were first seen, beyond the life of one process.
+
+The API does not tell when a label, an annotation, a field or most taints were set. It only tells when their owner last
+changed anything on the object. So an operator that starts again cannot know whether such a mark was there before a pod
+was bound, which is no disruption, or came later. Therefore the replicas keep what they have seen in a ConfigMap: one
+entry for each such mark that concerns a pod, with a digest of the mark and the time in seconds since the epoch.
+
+Runs on the controller's event loop: ``recall`` once before the cluster is listed, then tasks of a write queue. A
+replica writes the entries that it adds, removes those that it knew, and touches no others, so two replicas need not
+agree on a time. When it has listed the cluster, it also removes old entries whose marks no longer exist.
+
+A job that is made again has no pods for some seconds. So the entry of a mark that still exists, but concerns no pod any
+more, is kept for ``GRACE_S``. An operator that is killed meanwhile then still knows that the mark is older than the new
+pods. So the ConfigMap has at most the marks that concerned a pod in that time.
+
+Answers Evictions of lifecycle.k8s.io: that a gang saves, and when its pods may go.
+
+Runs as tasks of a write queue on the controller's event loop. ``respond`` is called after each decision. Each write
+computes the answer from what is known at that moment, so both replicas write the same. The fields are applied to the
+operator's own entry of the Eviction's status; those of others are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import math
+import random
+from collections.abc import Callable, Set
+
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.indexes import digest
+from gracepoint_operator.decisions import answers
+from gracepoint_operator.decisions.answers import HEARTBEAT_S, EvictionAnswer
+from gracepoint_operator.goodput import accounts
+from gracepoint_operator.goodput.pods_seen import Exposure, exposure
+from gracepoint_operator.kube import client, objects
+from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.objects import Pod, changes
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.eviction_requests import RESPONDER, EvictionAsked
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.workloads import Workload
+
+_AT_ONCE = 2
+_chance = random.Random()
+
+
+class PodProtector:
+    """See the module.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster.
+        metrics: Counts failures.
+        clock: Seconds since the epoch.
+        interval_s: Seconds between two writes of one pod.
+        allowed: Whether the operator has the right to annotate pods. Without it, nothing is written.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        interval_s: float,
+        *,
+        allowed: bool,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._clock = clock
+        self._allowed = allowed
+        self._wanted: dict[str, bool] = {}  # the workload's UID -> whether its pods are to be protected
+        self._written: dict[str, tuple[Pod, bool]] = {}  # the pod's UID -> the pod as it was, and what was written
+        self._turns = asyncio.Semaphore(_AT_ONCE)  # first come, first served
+        self._write_queue = WriteQueue("protection of a pod", self._write, metrics, interval_s)
+
+    def protect(self, gang: GangSnapshot) -> float | None:
+        """Sets or clears the annotations of a gang's pods soon. Returns when to call again even if nothing changes."""
+        if not self._allowed or gang.workload is None or self._is_undecidable(gang.workload):
+            return None
+        wanted = self._exposure(gang)
+        self._wanted[gang.workload_uid] = wanted.protect
+        stale = [pod for pod in gang.members if not pod.finished and pod.deletion_at is None and self._changes(pod)]
+        _chance.shuffle(stale)
+        for pod in stale:
+            self._write_queue.touch((pod.namespace, pod.name))
+        return None if wanted.until_ms is None else wanted.until_ms / 1000
+
+    def forget(self, uid: str) -> None:
+        """Forgets a workload or a pod."""
+        self._wanted.pop(uid, None)
+        self._written.pop(uid, None)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    def _is_undecidable(self, workload: Workload) -> bool:
+        """True if the policy is not known, and so no account. Then the annotations stay as they are."""
+        return (workload.namespace, workload.policy) not in self._cache.policies
+
+    def _exposure(self, gang: GangSnapshot) -> Exposure:
+        """Whether the pods are to be protected. Without the setting, what was set before is taken away."""
+        policy = gang.policy
+        younger_than_s = 0 if policy is None else policy.spec.voluntary_disruption.checkpoint_younger_than_seconds
+        if policy is None or not younger_than_s:
+            return Exposure(False)
+        entry = next((entry for entry in policy.status.goodput or () if entry.uid == gang.workload_uid), None)
+        life = None if entry is None else accounts.read(entry).current
+        return exposure(life, younger_than_s * 1000, round(self._clock() * 1000))
+
+    def _changes(self, pod: Pod) -> dict[str, str | None]:
+        protect = self._wanted.get(pod.workload_uid, False)
+        before, written = self._written.get(pod.uid, (None, None))
+        if before is not None and before.protection == pod.protection and written is protect:
+            return {}  # the watch has not brought it yet
+        return changes(dict(pod.protection), protect=protect)
+
+    async def _write(self, key: Key) -> None:
+        async with self._turns:
+            # Read after the wait: meanwhile the gang may have saved, or the other replica may have written.
+            pod = self._cache.objects.pod_named(*key)
+            annotations = {} if pod is None else self._changes(pod)
+            if pod is None or not annotations:
+                return
+            protect = self._wanted.get(pod.workload_uid, False)
+            # The UID, because a pod of this name may be another one by now.
+            body: JsonObject = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+            try:
+                await self._api.merge(objects.PODS, pod.namespace, pod.name, body)
+            except client.NotFound:
+                return
+        if pod.uid in self._cache.objects.pods:  # else nobody would forget it
+            self._written[pod.uid] = (pod, protect)
+
+
+log = logging.getLogger(__name__)
+
+#: How long an entry is kept after the last pod that its mark concerned is gone, in seconds.
+GRACE_S = 60.0
+#: The times in the ConfigMap have three decimals.
+_ROUNDED_S = 0.001
+
+
+class FirstSeenWriter:
+    """Writes the ConfigMap.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster. Gets the times from the ConfigMap.
+        place: Namespace and name of the ConfigMap. None: nothing is kept.
+        metrics: Counts failures.
+        clock: Seconds since the epoch.
+        interval_s: Seconds between two writes.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        place: Key | None,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        interval_s: float,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._place = place
+        self._clock = clock
+        self._kept: dict[str, float] = {}  # the entries that this replica has read or written
+        self._alone_since: dict[str, float] = {}  # entry -> since when its mark concerns no pod
+        self._complete = False
+        self._write_queue = WriteQueue("first seen", self._write, metrics, interval_s)
+
+    async def recall(self) -> None:
+        """Reads the ConfigMap into the cache.
+
+        Raises:
+            kube.KubeError: The API server cannot be reached now.
+        """
+        if self._place is None:
+            return
+        try:
+            body = await self._api.get(objects.CONFIG_MAPS, *self._place)
+        except (client.NotFound, client.Refused) as error:
+            log.error("the times at which signs were first seen are not kept", extra=about(error=str(error)))
+            return
+        found = body.get("data") or {}
+        seen = {key: at for key, text in found.items() if (at := _seconds(text)) is not None}
+        self._kept = dict.fromkeys(found, -math.inf) | seen  # what cannot be read is written again
+        self._cache.first_seen.recall(seen)
+
+    def touch(self, *, complete: bool) -> None:
+        """Writes the ConfigMap soon, because marks may have been added or removed.
+
+        Args:
+            complete: True once every kind was listed. Until then no entry is removed, as its mark may be on an object
+                of a kind that cannot be listed now.
+        """
+        self._complete |= complete
+        if self._place is not None:
+            self._write_queue.touch(self._place)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    async def _write(self, place: Key) -> None:
+        wanted = {digest(mark): since_at for mark, since_at in self._cache.undated_since().items()}
+        # A mark that went away and came again is another one. Its entry still has the time of the earlier one.
+        changes: dict[str, str | None] = {
+            key: f"{at:.3f}" for key, at in wanted.items() if key not in self._kept or _is_later(at, self._kept[key])
+        }
+        alone = self._kept.keys() - wanted.keys() if self._complete else set()
+        gone = alone - self._in_grace(alone)
+        changes |= dict.fromkeys(gone)
+        if not changes:
+            return
+        try:
+            await self._api.merge(objects.CONFIG_MAPS, *place, {"data": changes})
+        except client.NotFound:
+            self._kept = {}  # write everything once the ConfigMap exists again
+            raise
+        self._kept = {key: at for key, at in self._kept.items() if key not in gone} | {
+            key: wanted[key] for key in wanted.keys() & changes.keys()
+        }
+
+    def _in_grace(self, alone: Set[str]) -> set[str]:
+        """Returns those of the entries that are kept although their marks concern no pod."""
+        if not alone:
+            self._alone_since = {}
+            return set()
+        now = self._clock()
+        there = {digest(mark): at for mark, at in self._cache.undated_since(of_pods=False).items()}
+        still = {key for key in alone & there.keys() if not _is_later(there[key], self._kept[key])}
+        self._alone_since = {key: self._alone_since.get(key, now) for key in still}
+        return {key for key, since_at in self._alone_since.items() if now - since_at < GRACE_S}
+
+
+def _is_later(at: float, kept: float) -> bool:
+    return at > kept + _ROUNDED_S
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+_MANAGER = "gracepoint-eviction-responder"
+
+
+class EvictionResponder:
+    """Keeps the operator's entries in the Evictions up to date.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster.
+        metrics: Counts failures.
+        clock: Seconds since the epoch.
+        interval_s: Seconds between two writes of one Eviction.
+    """
+
+    def __init__(
+        self, api: KubeClient, cache: ClusterCache, metrics: Metrics, clock: Callable[[], float], interval_s: float
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._clock = clock
+        self._written: dict[str, tuple[EvictionAnswer, float]] = {}  # by UID: what was written, and when
+        self._write_queue = WriteQueue("eviction", self._write, metrics, interval_s)
+
+    def respond(self, gang: GangSnapshot) -> float | None:
+        """Answers the Evictions of a gang's pods soon. Returns when to call again even if nothing changes."""
+        if not gang.evictions:
+            return None
+        now = self._clock()
+        for asked in gang.evictions.values():
+            found = answers.answer(gang, asked, now)
+            if found is not None and self._is_news(asked, found, now):
+                self._write_queue.touch(asked.key, urgent=found.done)
+        return answers.next_at(gang, now)
+
+    def forget(self, uid: str) -> None:
+        """Forgets an Eviction that was deleted."""
+        self._written.pop(uid, None)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    def _is_news(self, asked: EvictionAsked, found: EvictionAnswer, now: float) -> bool:
+        before, at = self._written.get(asked.uid, (None, 0.0))
+        same = before is not None and (before.done, before.until_at) == (found.done, found.until_at)
+        return not same or now - at >= HEARTBEAT_S
+
+    async def _write(self, key: Key) -> None:
+        asked, found = self._answer(key)
+        if asked is None or found is None:
+            return
+        now = self._clock()
+        # The API server refuses times that go back, by whichever clock: that of Kubernetes, of the other replica, ours.
+        at = max([now, *(time for time in (asked.started_at, asked.heartbeat_at) if time is not None)])
+        entry: JsonObject = {"name": RESPONDER, "heartbeatTime": _stamp(at), "message": found.message}
+        if found.done:
+            entry["completionTime"] = _stamp(at)
+        elif found.until_at is not None:
+            entry["expectedCompletionTime"] = _stamp(max(found.until_at, at))
+        body = {
+            "apiVersion": objects.EVICTIONS.api_version,
+            "kind": "Eviction",
+            "metadata": {"name": asked.name, "namespace": asked.namespace},
+            "status": {"responders": [entry]},
+        }
+        try:
+            await self._api.apply_status(objects.EVICTIONS, *key, body, manager=_MANAGER)
+        except client.NotFound:
+            return
+        except client.Refused:
+            if await self._is_over(key, asked):
+                return
+            raise
+        newest = self._cache.evictions.named(key)
+        if newest is not None and newest.uid == asked.uid:  # or it was deleted in the meantime, and is forgotten
+            self._written[asked.uid] = (found, now)
+
+    def _answer(self, key: Key) -> tuple[EvictionAsked | None, EvictionAnswer | None]:
+        asked = self._cache.evictions.named(key)
+        pod = None if asked is None else self._cache.objects.pods.get(asked.pod_uid)
+        if asked is None or pod is None:
+            return None, None
+        return asked, answers.answer(self._cache.gang(pod.workload_uid), asked, self._clock())
+
+    async def _is_over(self, key: Key, asked: EvictionAsked) -> bool:
+        """Returns whether the operator's turn is over, so that nothing more may be written. Reads the Eviction."""
+        try:
+            body = await self._api.get(objects.EVICTIONS, *key)
+        except client.NotFound:
+            return True
+        self._cache.put(objects.EVICTIONS, body, listed=True, fresh=True)
+        newest = self._cache.evictions.named(key)
+        return newest is None or newest.uid != asked.uid or not newest.active
+
+
+def _stamp(at: float) -> str:
+    return datetime.datetime.fromtimestamp(int(at), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

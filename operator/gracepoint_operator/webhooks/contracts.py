@@ -1,0 +1,311 @@
+"""The release contract of a Job by itself: its pods leave after the save, and it replaces them without counting. Pure.
+
+When a process exits with one of the policy's exit codes, or its pod is disrupted, the Job ignores the failure and
+creates another pod for the index. All processes of the gang leave together, so all pods are replaced together.
+
+Other failures count for each index. Kubernetes delays the replacement of a pod after every failure, also after ignored
+ones: by 10 s, and twice as long each time, up to 10 min (k8s.io/kubernetes/pkg/controller/job, backoff_utils). Without
+a limit for each index, the delay grows with the number of pods that failed, so that it would be minutes for a large
+gang at once. So the contract needs ``backoffLimitPerIndex``.
+
+The API server fills in the defaults of a Job before it calls webhooks. So a default cannot be told from the same value
+in the manifest: the defaults of ``backoffLimit`` and ``podReplacementPolicy`` are replaced, and ``completionMode`` is
+refused with the default.
+
+What the release contracts of JobSets and of Jobs have in common. Pure.
+
+Restarts in place (JobSet 0.11, KEP-467) are for crashes: after a save the gang still leaves its nodes. Pure.
+
+With the restart strategy InPlaceRestart, a container that fails restarts in its pod, by a rule of the container. An
+agent of JobSet in each pod then restarts the other pods of the JobSet in the same way, and lets all of them begin
+together. Jobs do not fail by that, so JobSet requires the highest backoff limit.
+
+The release contract stays as it is. An exit with one of the policy's codes, or a disruption, fails the Job, and JobSet
+makes new pods as with the strategy Recreate. So the gang leaves a node that goes away, and stays where it is otherwise.
+
+Release contracts: what a JobSet or Job must say so that an exit after a save restarts it without counting.
+
+``routes``, the server and the command line call it. It calls ``training_jobs`` and ``pod_template``. All of it is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gracepoint_operator import workloads
+from gracepoint_operator.resources import CheckpointPolicySpec
+from gracepoint_operator.webhooks.injection import check_template
+from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob
+
+#: Seconds between SIGTERM and SIGKILL if the pod template sets none. The 30 s of Kubernetes are too short.
+DEFAULT_GRACE_PERIOD_S = 120
+#: Number of other failures after which a workload is still restarted, if it sets no number. If a node dies without
+#: notice, the processes on other nodes abort before the cause is known, and the job must not end because of that.
+DEFAULT_MAX_RESTARTS = 3
+#: The maximum in Kubernetes (k8s.io/kubernetes/pkg/apis/batch/validation, maxPodFailurePolicyRules).
+MAX_POD_FAILURE_RULES = 20
+
+
+def exit_codes(policy: CheckpointPolicySpec) -> list[int]:
+    """Returns the exit codes of the training container after a save."""
+    # Kubernetes requires them in ascending order.
+    return sorted((policy.after_save.saved_exit_code, policy.after_save.unsaved_exit_code))
+
+
+def expect(spec: Json, key: str, value: object, path: str, why: str, problems: Problems) -> None:
+    """Sets a field that is missing. Adds a problem if the field has another value."""
+    if spec.get(key) is None:
+        spec[key] = value
+    elif spec[key] != value:
+        problems.add(f"{path}.{key}", found=spec[key], expected=f"{value}: {why}", fix="Remove it")
+
+
+def run_all_pods(member: TrainingJob, problems: Problems) -> None:
+    """Makes a Job run all its pods at once."""
+    job = member.job
+    if job.get("parallelism") is not None:
+        job["completions"] = job["parallelism"] if job.get("completions") is None else job["completions"]
+    if job.get("completions", 1) != job.get("parallelism", 1):
+        problems.add(
+            f"{member.path}.parallelism",
+            found=job.get("parallelism", "nothing, which means 1"),
+            expected=f"{job['completions']}, as completions says: all pods of a gang run at once",
+            fix="Set parallelism to the value of completions",
+        )
+
+
+def enough_processes(members: Sequence[TrainingJob], policy: CheckpointPolicySpec, problems: Problems) -> None:
+    """Adds a problem if the gang is smaller than the policy allows."""
+    count, least = sum(member.processes for member in members), policy.training.min_processes
+    if members and count < least:
+        problems.add(
+            f"{members[0].path}.parallelism",
+            found=f"{count} processes in all",
+            expected=f"at least {least}, the policy's spec.training.minProcesses",
+            fix="Start more processes, or lower that number",
+        )
+
+
+def put_pod_rules(
+    member: TrainingJob, ours: Sequence[Json], codes: Collection[int], expected: str, problems: Problems
+) -> None:
+    """Puts the contract's rules before the user's in the podFailurePolicy of a Job.
+
+    Args:
+        member: The Job.
+        ours: The contract's rules. All have the same action.
+        codes: Exit codes of the training container after a save.
+        expected: The action that a user's rule about these codes must have, and why.
+        problems: Gets the user's rules that contradict the contract.
+    """
+    pod_failure_policy = member.job.get("podFailurePolicy") or {}
+    member.job["podFailurePolicy"] = pod_failure_policy
+    rules: list[Json] = pod_failure_policy.get("rules") or []
+    action = ours[0]["action"]
+    for i, rule in enumerate(rules):
+        if rule.get("action") != action and _is_about_leaving(rule, codes, member.container["name"]):
+            problems.add(
+                f"{member.path}.podFailurePolicy.rules[{i}].action",
+                found=f"{rule.get('action')} for {_subject(rule)}",
+                expected=expected,
+                fix="Remove the rule",
+            )
+    # The first rule that matches is applied, so ours come first. The user's rules apply to other failures.
+    theirs = [rule for rule in rules if rule not in ours]
+    pod_failure_policy["rules"] = [*ours, *theirs]
+    if len(theirs) > MAX_POD_FAILURE_RULES - len(ours):
+        problems.add(
+            f"{member.path}.podFailurePolicy.rules",
+            found=f"{len(theirs)} rules",
+            expected=f"at most {MAX_POD_FAILURE_RULES - len(ours)} beside ours, as Kubernetes takes no more",
+            fix="Remove some, or put their exit codes together",
+        )
+
+
+def _is_about_leaving(rule: Json, codes: Collection[int], container: str) -> bool:
+    """Returns whether a user's rule names the same exit codes or condition as our rules.
+
+    A NotIn rule names no code, so our rules may come before it.
+    """
+    on_codes: Json = rule.get("onExitCodes") or {}
+    named = on_codes.get("operator") == "In" and set(on_codes.get("values") or []) & set(codes)
+    if named and on_codes.get("containerName") in (None, container):
+        return True
+    conditions: list[Json] = rule.get("onPodConditions") or []
+    return any(c.get("type") == "DisruptionTarget" and c.get("status", "True") == "True" for c in conditions)
+
+
+def _subject(rule: Json) -> str:
+    return f"exit codes {rule['onExitCodes']['values']}" if rule.get("onExitCodes") else "DisruptionTarget"
+
+
+#: The default of Kubernetes, and the one beside backoffLimitPerIndex (k8s.io/kubernetes/pkg/apis/batch/v1, defaults).
+_DEFAULT_BACKOFF_LIMIT = 6
+_NO_BACKOFF_LIMIT = 2**31 - 1
+#: Restart policies that are refused, and what messages call them. Kubernetes refuses a Job with the default, too.
+_RESTARTS_IN_PLACE = {"OnFailure": "OnFailure", "Always": "Always (the default where it is not set)"}
+#: Kueue reads it to admit a Job with fewer pods.
+PARTIAL_ADMISSION = "kueue.x-k8s.io/job-min-parallelism"
+_WITH_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
+
+
+def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
+    """Applies the contract to a Job, or adds to ``problems`` what contradicts it.
+
+    Args:
+        workload: The Job.
+        member: The same, as a member of the gang.
+        policy: Its policy.
+        problems: Gets the conflicts.
+    """
+    job, pod = member.job, member.template["spec"]
+    if (found := pod.get("restartPolicy")) in _RESTARTS_IN_PLACE:
+        problems.add(
+            "spec.template.spec.restartPolicy",
+            found=_RESTARTS_IN_PLACE[found],
+            expected="Never, as a container restarted in place stays on the node that is going away",
+            fix="Write restartPolicy: Never",
+        )
+    else:
+        expect(pod, "restartPolicy", "Never", "spec.template.spec", "the Job replaces pods", problems)
+    if pod.get("terminationGracePeriodSeconds") is None:
+        pod["terminationGracePeriodSeconds"] = DEFAULT_GRACE_PERIOD_S
+    if job.get("completionMode") != "Indexed":
+        problems.add(
+            "spec.completionMode",
+            found=f"{job.get('completionMode')} (the default where it is not set)",
+            expected="Indexed: the index is the process's place in the gang",
+            fix="Write completionMode: Indexed",
+        )
+    run_all_pods(member, problems)
+    _replace_uncounted(member, policy, problems)
+    check_template(member, exit_codes(policy), problems)
+    _finds_process_0(member, problems)
+    _partly_admitted((workload.get("metadata") or {}).get("annotations") or {}, policy.training.min_processes, problems)
+
+
+def _partly_admitted(annotations: Json, least: int, problems: Problems) -> None:
+    """Adds a problem if Kueue may admit the Job with a size with which it could not train."""
+    if PARTIAL_ADMISSION not in annotations:
+        return
+    if not least:
+        problems.add(
+            f"metadata.annotations[{PARTIAL_ADMISSION}]",
+            found="partial admission",
+            expected="nothing: the number of processes is written into the pods when the Job is created",
+            fix="Remove it, or allow other sizes by the policy's spec.training.minProcesses",
+        )
+        return
+    wanted = str(annotations[PARTIAL_ADMISSION])
+    if not wanted.isdecimal() or int(wanted) < least:
+        problems.add(
+            f"metadata.annotations[{PARTIAL_ADMISSION}]",
+            found=wanted,
+            expected=f"at least {least}, the policy's spec.training.minProcesses",
+            fix="Write a number that is not smaller",
+        )
+    if annotations.get(_WITH_COMPLETIONS) != "true":
+        problems.add(
+            f"metadata.annotations[{_WITH_COMPLETIONS}]",
+            found=annotations.get(_WITH_COMPLETIONS, "nothing"),
+            expected="true: with fewer pods than completions, the Job would not be complete when they end",
+            fix='Write "true"',
+        )
+
+
+def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec) -> list[Json]:
+    """Returns the contract's own rules in the podFailurePolicy of the Job."""
+    on_codes = {"containerName": member.container["name"], "operator": "In", "values": exit_codes(policy)}
+    return [
+        {"action": "Ignore", "onExitCodes": on_codes},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+
+
+def _replace_uncounted(member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
+    """Makes the Job replace pods that left. Other failures of an index end the Job after some attempts."""
+    job = member.job
+    if job.get("backoffLimitPerIndex") is None:
+        job["backoffLimitPerIndex"] = DEFAULT_MAX_RESTARTS
+        # A gang cannot train without one of its processes.
+        job.setdefault("maxFailedIndexes", 0)
+        if job.get("backoffLimit") in (None, _DEFAULT_BACKOFF_LIMIT):
+            job["backoffLimit"] = _NO_BACKOFF_LIMIT
+    if job.get("podReplacementPolicy") != "Failed":
+        job["podReplacementPolicy"] = "Failed"  # Kubernetes allows no other beside a podFailurePolicy
+    expected = "Ignore: the Job replaces pods that leave, without counting"
+    put_pod_rules(member, own_pod_rules(member, policy), exit_codes(policy), expected, problems)
+
+
+def _finds_process_0(member: TrainingJob, problems: Problems) -> None:
+    if member.processes > 1 and not member.template["spec"].get("subdomain"):
+        problems.add(
+            "spec.template.spec.subdomain",
+            found="nothing",
+            expected="the name of a headless Service for the Job's pods: process 0 is reached by its host name",
+            fix="Create a Service with clusterIP: None and publishNotReadyAddresses: true, and write its name here",
+        )
+
+
+STRATEGY = workloads.IN_PLACE
+#: JobSet's webhook requires this backoff limit.
+BACKOFF_LIMIT = 2**31 - 1
+#: Variables that JobSet's agent needs, and the one by which it starts the training itself.
+_AGENT_NEEDS = {"JOBSET_NAME", "POD_NAME"}
+_WORKER_COMMAND = "WORKER_COMMAND"
+_ALL_CONTAINERS = "RestartAllContainers"
+_RESTARTS = ("Restart", _ALL_CONTAINERS)
+
+
+def restarts_in_place(jobset: Json) -> bool:
+    """Returns whether the JobSet has the restart strategy InPlaceRestart."""
+    return workloads.restarts_in_place(jobset.get("spec", {}))
+
+
+def in_place_is_possible(member: TrainingJob) -> bool:
+    """Returns whether the pods of a member have what a restart in place needs: JobSet's agent, and a rule."""
+    containers = _containers(member)
+    has_agent = any(_variables(container) >= _AGENT_NEEDS for container in containers)
+    return has_agent and any(rule.get("action") in _RESTARTS for rule in _rules(containers))
+
+
+def restarts_all_containers(member: TrainingJob) -> bool:
+    """Returns whether a restart in place ends all containers of the pod, and not only the one that has failed."""
+    return any(rule.get("action") == _ALL_CONTAINERS for rule in _rules(_containers(member)))
+
+
+def agent_starts_training(member: TrainingJob) -> bool:
+    """Returns whether JobSet's agent is the process of the training container, and the training its child."""
+    return _variables(member.container) >= {*_AGENT_NEEDS, _WORKER_COMMAND}
+
+
+def allow_restarts_in_place(member: TrainingJob, problems: Problems) -> None:
+    """Fills in what JobSet requires of the Jobs of such a JobSet, or adds what contradicts it to ``problems``."""
+    job = member.job
+    if job.get("backoffLimit") is None:
+        job["backoffLimit"] = BACKOFF_LIMIT
+    elif job["backoffLimit"] != BACKOFF_LIMIT:
+        problems.add(
+            f"{member.path}.backoffLimit",
+            found=job["backoffLimit"],
+            expected=f"{BACKOFF_LIMIT}, which JobSet requires with the restart strategy {STRATEGY}",
+            fix="Remove it",
+        )
+    # JobSet requires these to be written, even if they are the default.
+    if job.get("podReplacementPolicy") is None:
+        job["podReplacementPolicy"] = "Failed"
+    if job.get("parallelism") is None and job.get("completions") is None:
+        job["parallelism"] = job["completions"] = 1
+
+
+def _containers(member: TrainingJob) -> list[Json]:
+    pod = member.template["spec"]
+    return [*(pod.get("initContainers") or []), *(pod.get("containers") or [])]
+
+
+def _rules(containers: list[Json]) -> list[Json]:
+    return [rule for container in containers for rule in container.get("restartPolicyRules") or []]
+
+
+def _variables(container: Json) -> set[str]:
+    return {variable.get("name", "") for variable in container.get("env") or []}

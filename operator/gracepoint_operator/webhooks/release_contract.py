@@ -1,0 +1,488 @@
+"""The release contract: a JobSet that leaves after its save must restart on other nodes, without counting it. Pure.
+
+The defaults of Kubernetes and JobSet break such a job. With the restart policy OnFailure, the container restarts in
+place on the node that is going away. A Job with a backoff limit replaces a single pod, which cannot join the running
+gang. A JobSet without a failure policy becomes Failed for good at the first non-zero exit.
+
+So the contract is applied at CREATE, because the template is immutable later. When a process exits with one of the
+policy's exit codes, or its pod is disrupted, its Job fails at once and as a whole, with reason PodFailurePolicy. A rule
+of the JobSet restarts the JobSet for exactly this reason without counting the restart. Other failures are handled as
+the user has configured.
+
+A Job that does not train may end the gang all the same: with a backoff limit of 0, one eviction of its pod fails it,
+and the JobSet restarts as a whole. Such a Job gets the rule for disruptions, too, so that this restart does not count.
+
+Missing fields are injected. Fields that contradict the contract are refused. One problem decides the name of the
+webhook configuration in the chart: JobSet's own webhook sets ``restartPolicy: OnFailure`` if the field is missing, and
+then a missing field cannot be told from OnFailure. The API server calls webhook configurations in the order of their
+names, so ours must come first. If it comes later, the JobSet is refused with a message that says to write
+``restartPolicy: Never``.
+
+Which fields that the release contract needs are missing in the installed JobSet API. Pure.
+
+The API server silently removes fields that a CRD does not define. A rule without one of its fields matches too much, or
+nothing. So the contract is compared with the schema of the served CRD.
+
+Which releases of the chart are installed, by their webhook configurations, and whether two answer for the same jobs.
+
+The chart refuses a second release, but it does not see the cluster where it is rendered without one, as GitOps tools
+do. So each operator looks, too: ``tell_of_others`` is one task on the controller's event loop, which ends when it is
+cancelled. The rest is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from gracepoint_operator.kube import objects
+from gracepoint_operator.kube.client import JsonObject, KubeClient, KubeError
+from gracepoint_operator.kube.objects import LABEL_NAMESPACE_NAME
+from gracepoint_operator.logs import about
+from gracepoint_operator.resources import CheckpointPolicySpec
+from gracepoint_operator.webhooks.contracts import (
+    DEFAULT_GRACE_PERIOD_S,
+    DEFAULT_MAX_RESTARTS,
+    MAX_POD_FAILURE_RULES,
+    STRATEGY,
+    allow_restarts_in_place,
+    apply_job_contract,
+    enough_processes,
+    exit_codes,
+    expect,
+    in_place_is_possible,
+    put_pod_rules,
+    restarts_in_place,
+    run_all_pods,
+)
+from gracepoint_operator.webhooks.injection import check_template
+from gracepoint_operator.webhooks.training_jobs import HelperJob, Json, Problems, TrainingJob, gang, helpers, is_job
+from gracepoint_operator.workloads import FailureRule, failure_rules, failures_at_disruption, restarts_alone
+
+#: Names of our rules in the JobSet's failure policy: for Jobs that train, and for others. The names are reserved.
+RULE_NAME = "gracepoint_preemption"
+HELPER_RULE_NAME = "gracepoint_helper_preemption"
+RULE_ACTION = "RestartJobSetAndIgnoreMaxRestarts"
+RULE_REASON = "PodFailurePolicy"
+RULES = "spec.failurePolicy.rules"
+_DISRUPTED_SAYS = "condition DisruptionTarget matching FailJob rule"
+_DISRUPTED: Json = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Patched:
+    """The object with the contract applied. Equal to the given object if nothing was missing."""
+
+    object: Json
+
+
+@dataclasses.dataclass(frozen=True)
+class ContractViolation:
+    """The object contradicts the contract."""
+
+    problems: tuple[str, ...]
+
+    @property
+    def message(self) -> str:
+        return "; ".join(self.problems)
+
+
+def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | ContractViolation:
+    """Applies the contract to a copy of ``workload``, or returns what contradicts it. See ``job_contract`` for Jobs."""
+    made = copy.deepcopy(workload)
+    problems = Problems()
+    members = gang(made, policy.training, problems)
+    enough_processes(members, policy, problems)
+    if is_job(made):
+        for member in members:
+            apply_job_contract(made, member, policy, problems)
+        return ContractViolation(tuple(problems)) if problems else Patched(made)
+    in_place = restarts_in_place(made) and all(map(in_place_is_possible, members))
+    for member in members:
+        if in_place:
+            allow_restarts_in_place(member, problems)
+        else:
+            backoff = "a replaced pod cannot join the running gang"
+            expect(member.job, "backoffLimit", 0, member.path, backoff, problems)
+        _fail_as_a_whole(member, policy, problems)
+        check_template(member, exit_codes(policy), problems)
+        _run_at_once(member, members, problems)
+    _hostnames(made, problems)
+    if not in_place:
+        _restarts_elsewhere(made, problems)
+    if problems:
+        return ContractViolation(tuple(problems))
+    spec = made["spec"]
+    theirs = [rule for rule in failure_rules(spec) if rule.name not in (RULE_NAME, HELPER_RULE_NAME)]
+    others = [] if in_place else helpers(made, policy.training)
+    uncounted = [helper.name for helper in others if _leaves_with_the_gang(helper, theirs)]
+    _restart_uncounted(spec, members, uncounted, policy)
+    return Patched(made)
+
+
+def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
+    """Makes a Job fail at once when one of its pods leaves. The Job does not replace pods by itself."""
+    job, pod, path = member.job, member.template["spec"], member.path
+    if pod.get("restartPolicy") == "OnFailure":
+        problems.add(
+            f"{path}.template.spec.restartPolicy",
+            found="OnFailure (JobSet's own default where it is not set)",
+            expected="Never, as a container restarted in place stays on the node that is going away",
+            fix="Write restartPolicy: Never",
+        )
+    else:
+        expect(pod, "restartPolicy", "Never", f"{path}.template.spec", "the JobSet restarts pods", problems)
+    if pod.get("terminationGracePeriodSeconds") is None:
+        pod["terminationGracePeriodSeconds"] = DEFAULT_GRACE_PERIOD_S
+    expect(job, "completionMode", "Indexed", path, "the index is the process's place in the gang", problems)
+    run_all_pods(member, problems)
+    if job.get("backoffLimitPerIndex") is not None:
+        problems.add(
+            f"{path}.backoffLimitPerIndex",
+            found=job["backoffLimitPerIndex"],
+            expected="nothing: a replaced pod cannot join the running gang",
+            fix="Remove it; the JobSet's failurePolicy.maxRestarts limits restarts",
+        )
+    if job.get("podReplacementPolicy") == "TerminatingOrFailed":
+        problems.add(
+            f"{path}.podReplacementPolicy",
+            found="TerminatingOrFailed",
+            expected="Failed: Kubernetes allows no other beside a podFailurePolicy",
+            fix="Remove it",
+        )
+    put_pod_rules(
+        member,
+        own_pod_rules(member, policy),
+        exit_codes(policy),
+        "FailJob: if one pod leaves, the gang leaves as a whole and the JobSet restarts it",
+        problems,
+    )
+
+
+def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec) -> list[Json]:
+    """Returns the contract's own rules in the podFailurePolicy of a Job of the gang."""
+    on_codes = {"containerName": member.container["name"], "operator": "In", "values": exit_codes(policy)}
+    return [
+        {"action": "FailJob", "onExitCodes": on_codes},
+        copy.deepcopy(_DISRUPTED),
+    ]
+
+
+def uncounted_helpers(jobset: Json) -> list[str]:
+    """Returns the names of the Jobs that do not train and have the contract's rule: their disruptions do not count."""
+    rules = (jobset["spec"].get("failurePolicy") or {}).get("rules") or []
+    return next((rule["targetReplicatedJobs"] for rule in rules if rule.get("name") == HELPER_RULE_NAME), [])
+
+
+def is_own_rule(rule: Json) -> bool:
+    """Returns whether it is the contract's rule in the podFailurePolicy of a Job that does not train."""
+    return rule == _DISRUPTED
+
+
+def ends_gang(helper: HelperJob, jobset: Json) -> bool:
+    """Returns whether the first disruption of one of its pods restarts or ends the JobSet as a whole."""
+    return _ends_gang(helper, failure_rules(jobset["spec"]))
+
+
+def _ends_gang(helper: HelperJob, rules: Sequence[FailureRule]) -> bool:
+    failures = failures_at_disruption(helper.job)
+    return all(item is not None and not restarts_alone(rules, helper.name, item) for item in failures)
+
+
+def _leaves_with_the_gang(helper: HelperJob, rules: Sequence[FailureRule]) -> bool:
+    """Makes a Job that does not train, but whose end restarts the JobSet, fail in a way that the JobSet can tell.
+
+    Returns False if its end restarts nothing else, or cannot be told from other failures: Kubernetes has no
+    podFailurePolicy for pods whose containers restart in place.
+    """
+    if not _ends_gang(helper, rules):
+        return False
+    job, pod = helper.job, helper.template.setdefault("spec", {})
+    if pod.get("restartPolicy") is None:
+        pod["restartPolicy"] = "Never"  # any failure already ends the Job
+    if pod["restartPolicy"] != "Never" or job.get("podReplacementPolicy") == "TerminatingOrFailed":
+        return False
+    present: list[Json] = (job.get("podFailurePolicy") or {}).get("rules") or []
+    if _DISRUPTED not in present:
+        if len(present) >= MAX_POD_FAILURE_RULES:
+            return False
+        job["podFailurePolicy"] = {"rules": [copy.deepcopy(_DISRUPTED), *present]}
+    return True
+
+
+def _restart_uncounted(
+    spec: Json, members: list[TrainingJob], helping: list[str], policy: CheckpointPolicySpec
+) -> None:
+    """Puts our rules before the user's rules, because the first rule that matches is executed."""
+    codes = "|".join(map(str, exit_codes(policy)))
+    rule: dict[str, Any] = {
+        "name": RULE_NAME,
+        "action": RULE_ACTION,
+        "onJobFailureReasons": [RULE_REASON],
+        # With the reason alone, a failure by a user's own FailJob rule for a real error would also restart, for ever.
+        "onJobFailureMessagePatterns": [
+            f"exit code ({codes}) matching FailJob rule",
+            _DISRUPTED_SAYS,
+        ],
+        "targetReplicatedJobs": [member.name for member in members],
+    }
+    ours = [rule]
+    if helping:
+        ours.append(
+            {
+                "name": HELPER_RULE_NAME,
+                "action": RULE_ACTION,
+                "onJobFailureReasons": [RULE_REASON],
+                "onJobFailureMessagePatterns": [_DISRUPTED_SAYS],
+                "targetReplicatedJobs": helping,
+            }
+        )
+    failure_policy = spec.setdefault("failurePolicy", {"maxRestarts": DEFAULT_MAX_RESTARTS})
+    names = {RULE_NAME, HELPER_RULE_NAME}
+    theirs = [other for other in failure_policy.get("rules") or [] if other.get("name") not in names]
+    failure_policy["rules"] = [*ours, *theirs]
+
+
+def _run_at_once(member: TrainingJob, members: list[TrainingJob], problems: Problems) -> None:
+    """Adds a problem if a process of the gang would wait for the end of another one."""
+    gang_names = {other.name for other in members}
+    for i, item in enumerate(member.depends_on):
+        if item.get("status") == "Complete" and item.get("name") in gang_names:
+            problems.add(
+                f"{member.path.removesuffix('.template.spec')}.dependsOn[{i}].status",
+                found=f"Complete, of {item['name']}, which is of the same gang",
+                expected="Ready: all processes of a gang run at once",
+                fix="Set it to Ready, or name the replicatedJobs that train in the policy's "
+                "spec.training.replicatedJobs",
+            )
+
+
+def _restarts_elsewhere(jobset: Json, problems: Problems) -> None:
+    strategy = (jobset.get("spec", {}).get("failurePolicy") or {}).get("restartStrategy")
+    if strategy not in (None, "Recreate", "BlockingRecreate"):
+        problems.add(
+            "spec.failurePolicy.restartStrategy",
+            found=strategy,
+            expected=f"Recreate or BlockingRecreate, or with {STRATEGY} in each pod of the gang JobSet's agent (a "
+            "container with the variables JOBSET_NAME and POD_NAME) and a container with restartPolicyRules",
+            fix="Remove it, or add these",
+        )
+
+
+def _hostnames(jobset: Json, problems: Problems) -> None:
+    network: Json = jobset.get("spec", {}).get("network") or {}
+    if network.get("enableDNSHostnames") is False:
+        problems.add(
+            "spec.network.enableDNSHostnames",
+            found="false",
+            expected="true: process 0 is reached by its host name",
+            fix="Remove it",
+        )
+
+
+CRD_NAME = "jobsets.jobset.x-k8s.io"
+VERSION = "v1alpha2"
+
+_FIX = "Upgrade JobSet to v0.10 or newer"
+_PATTERNS = "onJobFailureMessagePatterns"
+
+
+@dataclasses.dataclass(frozen=True)
+class InstalledApi:
+    """What is missing.
+
+    Attributes:
+        missing: Fields and values without which a JobSet that leaves after its save would fail, or its restart would
+            count. Empty if none is missing.
+        by_message: False if JobSet cannot tell the contract's own FailJob rules from others.
+    """
+
+    missing: tuple[str, ...] = ()
+    by_message: bool = True
+
+    def refusal(self, jobset: Json, policy: CheckpointPolicySpec) -> str | None:
+        """Returns why the contract does not work here for a JobSet. None if it does.
+
+        Args:
+            jobset: The JobSet with the contract applied.
+            policy: Its policy.
+        """
+        if self.missing:
+            return (
+                f"the JobSet API that is installed: found no {', no '.join(self.missing)}, which bring the JobSet back "
+                f"after its save. {_FIX}, or remove the label to run the JobSet without Gracepoint"
+            )
+        others = [] if self.by_message else list(_other_rules(jobset, policy))
+        if others:
+            return (
+                f"the JobSet API that is installed: found no {RULES}[].{_PATTERNS}, so that {', '.join(others)} would "
+                f"restart the JobSet without end. {_FIX}, or remove these rules"
+            )
+        return None
+
+    @property
+    def warning(self) -> str | None:
+        """A warning for the user who creates an allowed JobSet. None if there is none."""
+        if self.by_message:
+            return None
+        return (
+            f"the JobSet API that is installed: found no {RULES}[].{_PATTERNS}; every failure by a podFailurePolicy "
+            f"restarts the JobSet without being counted. {_FIX}"
+        )
+
+
+def read_installed_api(crd: Json) -> InstalledApi:
+    """Reads a CustomResourceDefinition of JobSets.
+
+    Raises:
+        LookupError: It serves no version that the operator knows.
+    """
+    versions = {item["name"]: item for item in crd["spec"]["versions"] if item.get("served")}
+    if VERSION not in versions:
+        raise LookupError(f"{CRD_NAME}: found the versions {sorted(versions)}, expected {VERSION} to be served")
+    schema = versions[VERSION].get("schema", {}).get("openAPIV3Schema", {})
+    rule = schema
+    for name in ("spec", "failurePolicy", "rules"):
+        rule = _field(rule, name)
+    rule = None if rule is None else rule.get("items", {})
+    if rule is None:
+        return InstalledApi(missing=(RULES,), by_message=False)
+    needs: tuple[tuple[str, str | None], ...] = (
+        ("name", None),
+        ("action", RULE_ACTION),
+        ("onJobFailureReasons", RULE_REASON),
+        ("targetReplicatedJobs", None),
+    )
+    missing = tuple(
+        f"{RULES}[].{name}" + ("" if value is None else f" {value}")
+        for name, value in needs
+        if not _has(_field(rule, name), value)
+    )
+    return InstalledApi(missing=missing, by_message=_field(rule, _PATTERNS) is not None)
+
+
+def _field(node: Any, name: str) -> Any:
+    """Returns the schema of a field. None if the API server would remove the field."""
+    if node is None:
+        return None
+    if node.get("x-kubernetes-preserve-unknown-fields"):
+        return node.get("properties", {}).get(name, {"x-kubernetes-preserve-unknown-fields": True})
+    return node.get("properties", {}).get(name)
+
+
+def _has(node: Any, value: str | None) -> bool:
+    if node is None:
+        return False
+    values = node.get("items", node).get("enum")
+    return value is None or values is None or value in values
+
+
+def _other_rules(jobset: Json, policy: CheckpointPolicySpec) -> list[str]:
+    """Returns the paths of other rules that make a Job fail whose failure restarts the JobSet without being counted."""
+    targets, found = uncounted_helpers(jobset), []
+    for member in gang(jobset, policy.training, Problems()):
+        own = own_pod_rules(member, policy)
+        found += [path for path, rule in _failing(member.path, member.job) if rule not in own]
+    for helper in helpers(jobset, policy.training):
+        if helper.name in targets:
+            found += [path for path, rule in _failing(helper.path, helper.job) if not is_own_rule(rule)]
+    return found
+
+
+def _failing(path: str, job: Json) -> Iterator[tuple[str, Json]]:
+    for i, rule in enumerate(job.get("podFailurePolicy", {}).get("rules") or []):
+        if rule.get("action") == "FailJob":
+            yield f"{path}.podFailurePolicy.rules[{i}]", rule
+
+
+log = logging.getLogger(__name__)
+
+#: The first look comes later, as Helm removes the configuration of a former name last.
+_FIRST_S = 20.0
+_EVERY_S = 300.0
+_WEBHOOK = "jobsets.gracepoint.dev"
+
+
+@dataclasses.dataclass(frozen=True)
+class InstalledRelease:
+    """A release.
+
+    Attributes:
+        configuration: The name of its MutatingWebhookConfiguration.
+        host: The host name of its operator: ``<service>.<namespace>.svc``.
+        namespaces: The namespaces that it answers for. Empty: all.
+    """
+
+    configuration: str
+    host: str
+    namespaces: frozenset[str]
+
+    def shares(self, other: Collection[str]) -> str:
+        """What it answers for as well as a release with these namespaces does, in words. Empty: nothing."""
+        if self.namespaces and other:
+            return ", ".join(sorted(self.namespaces.intersection(other)))
+        return ", ".join(sorted(self.namespaces or other)) or "all namespaces"
+
+
+def installed_releases(configurations: Iterable[JsonObject]) -> list[InstalledRelease]:
+    """Reads MutatingWebhookConfigurations. Those of others are left out."""
+    found = []
+    for body in configurations:
+        for webhook in body.get("webhooks") or ():
+            if webhook.get("name") == _WEBHOOK:
+                service = (webhook.get("clientConfig") or {}).get("service") or {}
+                host = f"{service.get('name', '')}.{service.get('namespace', '')}.svc"
+                found.append(InstalledRelease(str(body["metadata"]["name"]), host, _namespaces(webhook)))
+    return found
+
+
+def _namespaces(webhook: JsonObject) -> frozenset[str]:
+    expressions = (webhook.get("namespaceSelector") or {}).get("matchExpressions") or ()
+    return frozenset(
+        name
+        for expression in expressions
+        if (expression.get("key"), expression.get("operator")) == (LABEL_NAMESPACE_NAME, "In")
+        for name in expression.get("values") or ()
+    )
+
+
+async def tell_of_others(
+    api: KubeClient,
+    host: str,
+    namespaces: Collection[str],
+    *,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> None:
+    """Says in the log that another release answers for the same jobs, once for each change. Runs until cancelled.
+
+    Args:
+        api: The API server.
+        host: The host name of this operator.
+        namespaces: The namespaces that this operator answers for. Empty: all.
+        sleep: Waits.
+    """
+    said: dict[str, str] = {}
+    pause_s = _FIRST_S
+    while True:
+        await sleep(pause_s)
+        pause_s = _EVERY_S
+        try:
+            found = installed_releases((await api.list(objects.MUTATING_WEBHOOKS)).items)
+        except KubeError as error:
+            if not said:
+                log.warning("cannot see whether another release is installed", extra=about(error=str(error)))
+            said = said or {"": ""}
+            continue
+        shared = {item.host: shares for item in found if item.host != host and (shares := item.shares(namespaces))}
+        if shared and shared != said:
+            for other, what in shared.items():
+                log.error(
+                    "another release of Gracepoint answers for the same namespaces, and a pod listens to only one of "
+                    "the two: remove one, or give each watchNamespaces of its own",
+                    extra=about(other=other, namespaces=what),
+                )
+        said = shared

@@ -1,0 +1,278 @@
+"""The worker process: runs calls one after the other, as they come from the trainer over a Unix socket.
+
+Run by ``worker_process`` as ``python -m gracepoint.async_calls FD``. The main thread receives calls, runs them,
+and answers. It ends when the trainer has closed the connection or has died, but first it runs all calls that were
+handed over. One daemon thread waits for the death of the trainer, and then limits the time that the worker still has.
+
+The worker leads a session of its own and ignores SIGTERM, SIGINT and SIGHUP. These signals stop a job, and the worker
+must still finish what the trainer handed over. It imports no JAX by itself, and JAX finds only the CPU here.
+
+What a worker process still does once its trainer has died, after the calls that were handed over.
+
+A call registers a function with ``when_orphaned``. The worker's main thread runs calls and the functions. Any thread
+may ask ``trainer_has_died``.
+
+How much of the CPU the worker process takes from the training.
+
+The worker's main thread calls ``give_way`` before other threads start. ``hurry`` and ``relax`` may be called by any
+thread, and do not wait. The niceness of the session is the kernel's; this module only remembers what the trainer asked
+for, and which niceness the session is to have.
+
+The kernel lets processes without a privilege change the niceness of sessions once in 0.1 s, all of them together. If it
+refuses, one daemon thread ("gracepoint: niceness") tries again, so that no save waits. It ends when the session has the
+niceness, or after ``_TRIES`` attempts since somebody last asked for a niceness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from gracepoint import machine
+from gracepoint.async_calls.handover import unpack
+
+logger = logging.getLogger(__name__)
+
+_last: dict[str, Callable[[], object]] = {}
+_died = threading.Event()
+
+
+def when_orphaned(name: str, function: Callable[[], object]) -> None:
+    """Has the worker call ``function`` if its trainer dies, in place of the function that had this name before."""
+    _last[name] = function
+
+
+def run_last() -> None:
+    """Calls the functions that calls have registered. An error of one is logged, and the others are called."""
+    for name, function in _last.items():
+        try:
+            function()
+        except Exception as error:
+            logger.error("what was to follow the death of the trainer failed: %s: %s", name, error, exc_info=error)
+
+
+def is_orphan(connection: socket.socket, trainer: int | None) -> bool:
+    """Returns whether the trainer has died, or has closed the connection in both directions.
+
+    Args:
+        connection: The socket to the trainer. A trainer that only says that no more calls come still reads from it.
+        trainer: A file descriptor that is readable once the trainer has ended. None: it has ended already, or cannot be
+            observed from here.
+    """
+    return _poll(connection, trainer, 0)
+
+
+def wait_until_orphan(connection: socket.socket, trainer: int | None) -> None:
+    """Returns when ``is_orphan`` is true. Waits as long as the trainer lives."""
+    _poll(connection, trainer, None)
+    _died.set()
+
+
+def trainer_has_died() -> bool:
+    """Returns whether ``wait_until_orphan`` has returned in this process."""
+    return _died.is_set()
+
+
+def _poll(connection: socket.socket, trainer: int | None, timeout_ms: int | None) -> bool:
+    poll = select.poll()
+    poll.register(connection, 0)  # only what is always reported: POLLHUP once both directions are closed
+    if trainer is not None:
+        poll.register(trainer, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
+
+
+_AUTOGROUP = Path("/proc/self/autogroup")
+# Enough for the workers of a machine, which may all want it at once.
+_TRIES, _TRY_EVERY_S = 50, 0.11
+
+_nice = 0
+_lock = threading.Lock()  # protects what follows
+_wanted = 0
+_tries = 0  # attempts that the thread still has; 0: there is no thread
+
+
+def give_way(nice: int, *, idle: bool = False) -> None:
+    """Leaves the CPU to the training, as far as ``nice`` says, or all of it if ``idle``.
+
+    With ``SCHED_BATCH``, the kernel does not prefer this process to a thread of the training that wakes up. Outside of
+    control groups, the kernel weighs sessions against each other and not processes (sched(7), "The autogroup feature").
+    This process leads a session, so the niceness of that is set, too.
+    """
+    global _nice
+    _nice = nice
+    os.nice(nice)
+    with contextlib.suppress(OSError):  # forbidden here
+        if idle:
+            machine.run_when_idle()
+        elif nice and sys.platform == "linux":
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if nice:
+        relax()
+
+
+def hurry() -> None:
+    """Has the session count as much as others, as somebody waits for this process. Its threads stay nice."""
+    _set_session_nice(0)
+
+
+def relax() -> None:
+    """Has the session be as nice as ``give_way`` said, as the training goes on."""
+    _set_session_nice(_nice)
+
+
+def _set_session_nice(nice: int) -> None:
+    global _wanted, _tries
+    with _lock:
+        _wanted, is_tried = nice, _tries > 0
+        if is_tried:
+            _tries = _TRIES
+        elif not _has_wanted_niceness():
+            thread = threading.Thread(target=_try_again, name="gracepoint: niceness", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the system has no thread, or the interpreter ends
+                thread.start()
+                _tries = _TRIES
+
+
+def _try_again() -> None:
+    global _tries
+    while True:
+        time.sleep(_TRY_EVERY_S)
+        with _lock:
+            _tries = 0 if _has_wanted_niceness() else _tries - 1
+            if _tries <= 0:  # whoever wants another niceness from here on starts another thread
+                return
+
+
+def _has_wanted_niceness() -> bool:
+    """Sets the niceness. Returns False if the kernel may allow it later. True also if it never does."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # this kernel does not weigh sessions
+        if int(_AUTOGROUP.read_text().split()[-1]) != _wanted:
+            try:
+                _AUTOGROUP.write_text(str(_wanted))
+            except BlockingIOError:
+                return False
+    return True
+
+
+#: A call on its way to the worker: its number, the size of its block, the size of the block's header. The file
+#: descriptors of the block, and of the blocks among its arguments, come with it.
+CALL = struct.Struct("!QQQ")
+#: An answer: the number of the call, whether it failed, and whether the worker still maps the block because the
+#: function kept an array. The traceback of an error follows as text.
+ANSWER = struct.Struct("!Q??")
+#: Bytes of an answer at most, with its text.
+ANSWER_BYTES = 64 << 10
+# File descriptors that come with a call at most.
+_MOST_FDS = 16
+_POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)  # Linux alone has it
+
+
+def main(connection: socket.socket) -> None:
+    """Runs calls until the trainer has ended or closed its end of the connection."""
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    options = json.loads(connection.recv(ANSWER_BYTES))
+    logging.basicConfig(level=options["log_level"], format="%(levelname)s %(name)s %(message)s")
+    give_way(options["nice"], idle=options["idle"])
+    # A keeper's worker cannot see the trainer, which is in another container: the connection alone tells of its end.
+    trainer = _process_handle(options["trainer"]) if not options["by_keeper"] else None
+    threading.Thread(
+        target=_end_after,
+        args=(connection, trainer, options["orphan_limit_s"]),
+        name="gracepoint-orphan-limit",
+        daemon=True,
+    ).start()
+    while (call := _next_call(connection, trainer)) is not None:
+        number, block_bytes, header_bytes, fds = call
+        _answer(connection, number, *_run(fds, block_bytes, header_bytes))
+    if is_orphan(connection, trainer):
+        run_last()
+
+
+def _process_handle(process_id: int) -> int | None:
+    """Returns a file descriptor that is readable once the process has ended. None if it has ended already."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(process_id)
+    except ProcessLookupError:
+        return None
+
+
+def _end_after(connection: socket.socket, trainer: int | None, limit_s: float) -> None:
+    wait_until_orphan(connection, trainer)
+    time.sleep(limit_s)
+    logger.error("the trainer has ended, and its calls still run after %g s: they are given up", limit_s)
+    os._exit(1)
+
+
+def _next_call(connection: socket.socket, trainer: int | None) -> tuple[int, int, int, list[int]] | None:
+    """Returns the next call. None if no more can come: the connection is closed, or the trainer has ended.
+
+    A process that the trainer forked may hold the connection open after the trainer's end. So the trainer's end counts,
+    too.
+    """
+    poll = select.poll()  # select() takes no descriptor above 1023, and a trainer may have many files open
+    for each in (connection,) if trainer is None else (connection, trainer):
+        poll.register(each, select.POLLIN)
+    if connection.fileno() not in dict(poll.poll()):
+        return None
+    try:
+        data, fds, _, _ = socket.recv_fds(connection, CALL.size, _MOST_FDS)
+    except ConnectionResetError:
+        # The trainer died, and had not read every answer. The kernel says so once, before what was handed over.
+        data, fds, _, _ = socket.recv_fds(connection, CALL.size, _MOST_FDS)
+    return (*CALL.unpack(data), fds) if data else None
+
+
+def _run(fds: list[int], block_bytes: int, header_bytes: int) -> tuple[bool, bool, str]:
+    """Runs one call. Returns whether it failed, whether its block is still mapped, and the traceback of its error."""
+    # Mapped as a whole: the kernel writes memory to a file in small pieces if it meets pages that are not mapped yet,
+    # and takes nearly twice as long.
+    block = mmap.mmap(fds[0], block_bytes, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
+    failed, text = False, ""
+    try:
+        function, arguments, keywords = unpack(memoryview(block), header_bytes, fds[1:])
+        function(*arguments, **keywords)
+    except BaseException:  # noqa: BLE001 - told to the trainer; SystemExit, too, must not end the worker
+        failed, text = True, traceback.format_exc()
+    for fd in fds:
+        os.close(fd)
+    function = arguments = keywords = None  # type: ignore[assignment]
+    return failed, not _unmapped(block), text
+
+
+def _unmapped(block: mmap.mmap) -> bool:
+    for _ in range(2):
+        try:
+            block.close()
+            return True
+        except BufferError:
+            gc.collect()  # arrays may be in reference cycles
+    return False
+
+
+def _answer(connection: socket.socket, number: int, failed: bool, kept: bool, text: str) -> None:
+    data = text.encode()
+    room = ANSWER_BYTES - ANSWER.size
+    if len(data) > room:  # the end of a traceback says most
+        data = b"... " + data[-(room - 4) :]
+    try:
+        connection.send(ANSWER.pack(number, failed, kept) + data)
+    except OSError as error:
+        if failed:
+            logger.error("a call failed, and the trainer can no longer be told (%s): %s", error, text)

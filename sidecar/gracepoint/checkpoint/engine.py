@@ -1,0 +1,593 @@
+"""Saves and restores the steps of one directory. This is the checkpoint engine's interface for the session.
+
+One thread, the training thread, owns a ``StepCheckpointer`` and makes all calls. All processes make the same calls in
+the same order. A checkpointer uses these threads: those of the writers, that of the background save
+(``save_executor``), and in process 0 those that delete old steps (``cleanup``), renew the lease (``lease``) and write
+the speed of saves to a file (``throughput``). Every wait has a timeout.
+
+The part of a step checkpointer's saves that ``preemption`` uses, as one object.
+
+Restores the steps of the directory in which a ``StepCheckpointer`` saves.
+
+The thread that owns the checkpointer makes all calls. All processes make the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from gracepoint import machine
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.handler_registry import HandlerRegistry
+from gracepoint.checkpoint.metrics import Saved
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
+from gracepoint.checkpoint.restoring import transforms
+from gracepoint.checkpoint.restoring.restore_step import (
+    NO_ITEMS,
+    ItemsRequest,
+    Reshard,
+    Restored,
+    restore_base,
+    restore_newest,
+)
+from gracepoint.checkpoint.saving.background import NotBegun
+from gracepoint.checkpoint.saving.executor import HostState, SaveExecutor
+from gracepoint.checkpoint.saving.extras import NO_EXTRAS, SaveExtras
+from gracepoint.checkpoint.saving.operation import SaveOperation
+from gracepoint.checkpoint.saving.schedule import CommittedSteps, DueSaves, SaveInterval, Throughput, Way
+from gracepoint.checkpoint.steps.lease import DirectoryAccess
+from gracepoint.checkpoint.steps.retention import DamagedStep, Retention
+from gracepoint.checkpoint.storage.backend import ended_by
+from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
+from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState
+from gracepoint.errors import GracepointError, SaveFailed
+from gracepoint.process_group import ProcessGroup, SaveProgress
+from gracepoint.threads import check_not_forked, is_forked
+
+
+class BackgroundView:
+    """Forwards to the executor of the saves.
+
+    Attributes:
+        executor: Runs the saves. The subclass sets it.
+    """
+
+    executor: SaveExecutor
+
+    @property
+    def newest_snapshot(self) -> NewestSnapshot | None:
+        """The snapshot of the last background save. None before the first, and once its memory is filled again."""
+        return self.executor.background.newest_snapshot
+
+    @property
+    def save_progress(self) -> SaveProgress | None:
+        """How far the background save is. None if no background save of a step is under way. Any thread may ask."""
+        return self.executor.background.progress
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of the save in ``save`` or ``promote`` that this process has written. 0: not saving.
+
+        Any thread may ask.
+        """
+        return self.executor.written_bytes
+
+    @property
+    def commit_key(self) -> str | None:
+        """Key of the barrier at which ``save`` or ``promote`` commits; cancel it to end the wait. None: not saving."""
+        return self.executor.commit_key
+
+    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
+        """Has each worker process that writes saves call a function once. Does nothing if threads write the saves."""
+        self.executor.handing.in_every_worker(function, *arguments)
+
+    def stop(self, reason: str) -> None:
+        """Stops the background save under way, so that ``save`` need not wait for it. Collective."""
+        self.executor.background.stop(reason)
+
+
+class StepRestorer:
+    """Restores the train state of a gang. All calls are collective.
+
+    Args:
+        paths: The directory.
+        gang: The processes that restore together.
+        key: Prefix of the keys of these calls. Nothing else uses it.
+        attempt: Unique for each start of the gang; the same in all its processes.
+        access: Knows whether this process holds the directory's lease.
+        executor: Runs the saves. A restore waits for the one under way.
+        committed: The steps that this gang knows to be committed. A restored step is one of them.
+        save_interval: Says when a save is due. A restore says at which step training goes on.
+        handlers: Handlers of leaf types of the user's own. None: there are none.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        paths: Layout,
+        gang: ProcessGroup,
+        *,
+        key: str,
+        attempt: str,
+        access: DirectoryAccess,
+        executor: SaveExecutor,
+        committed: CommittedSteps,
+        save_interval: SaveInterval,
+        handlers: HandlerRegistry | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._paths = paths
+        self._gang = gang
+        self._key = key
+        self._attempt = attempt
+        self._access = access
+        self._executor = executor
+        self._committed = committed
+        self._save_interval = save_interval
+        self._handlers = handlers
+        self._clock = clock
+        self._restores = 0
+        self._pid = machine.process_id()
+
+    @property
+    def is_primary(self) -> bool:
+        """True in process 0, which logs what concerns all processes."""
+        return self._gang.process_index == 0
+
+    def restore(
+        self,
+        like: Any,
+        *,
+        timeout_s: float,
+        step: int | None = None,
+        restore_args: Any = None,
+        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
+        reshard: Mapping[str, Reshard] | None = None,
+        required: Collection[str] = (),
+        items: ItemsRequest = NO_ITEMS,
+        tidy: bool = True,
+        base: UserPath | None = None,
+        same_devices: bool = False,
+    ) -> Restored | None:
+        """Restores the newest complete step into the form, shardings and types of ``like``.
+
+        Saves that are durable but not committed are committed first. This waits for a save that an earlier attempt is
+        still writing, for half of the timeout at most. Damaged steps are skipped with a log line.
+
+        Args:
+            like: A state. Its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. The number of processes and the
+                shardings may differ from those of the save. None: the tree as it was saved, as dicts and lists.
+            timeout_s: Seconds for the whole call.
+            step: The only step that may be restored. None: the newest.
+            restore_args: See ``read_tree``.
+            options: See ``RestoreOptions``.
+            reshard: See ``restore_newest``.
+            required: See ``restore_newest``.
+            items: The items to restore beside the state.
+            tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
+                may use the directory.
+            base: Where the state comes from if there is no step; see ``restore_base``. None: from nowhere.
+            same_devices: Whether a step that accelerators saved is refused where JAX has fallen back to the CPU.
+
+        Returns:
+            The restored state. None if nothing looks like a checkpoint; the log says what was found.
+
+        Raises:
+            CheckpointNotFound: There is no complete checkpoint of ``step``.
+            CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint. Or see
+                ``same_devices``.
+            CheckpointCorrupt: There are checkpoints, and none can be restored.
+            CheckpointMismatch: The newest step does not fit ``like``, or its host state does not fit the number of
+                processes.
+            CheckpointError: The newest step cannot be read for another reason.
+            BarrierError: Other processes did not take part in time.
+            SaveFailed: The background save under way did not end within ``timeout_s``.
+        """
+        check_not_forked(self._pid, "this checkpointer")  # it commits and deletes, too
+        deadline = Deadline.after(timeout_s, self._clock)
+        self._restores += 1
+        self._executor.background.wait(deadline.remaining_s())
+        self._committed.settle(deadline.remaining_s())  # so that no step is renamed while it is read below
+        with transforms.telling(like):
+            restored = restore_newest(
+                self._paths,
+                like,
+                gang=self._gang,
+                key=f"{self._key}/{self._restores}",
+                attempt=self._attempt,
+                deadline=deadline,
+                sleep=time.sleep,
+                holds_lease=self._access.holds_lease,
+                restore_args=restore_args,
+                options=options.with_handlers(self._handlers),
+                reshard=reshard,
+                required=required,
+                only=step,
+                items=items,
+                base=None if base is None else storage_path(base),
+                same_devices=same_devices,
+            )
+        self._save_interval.began_at(0 if restored is None else restored.step)
+        if restored is not None and not restored.by_orbax:
+            self._committed.newest = restored.step
+        damaged: dict[int, DamagedStep] = {}
+        if restored is not None:
+            for passed_over, standing in restored.passed_over_standing.items():
+                damaged[passed_over] = DamagedStep(restored.passed_over[passed_over], standing)
+        self._committed.after_restore(damaged, self._executor.saves, tidies=tidy)
+        return restored
+
+    def restore_base(
+        self, base: UserPath, like: Any, *, timeout_s: float, restore_args: Any = None, options: RestoreOptions
+    ) -> Restored:
+        """Restores the state of another run, of which nothing is changed. See ``warm_start.restore_base``. Collective.
+
+        The steps of this directory begin at 0.
+        """
+        self._restores += 1
+        with transforms.telling(like):
+            return restore_base(
+                base,
+                like,
+                gang=self._gang,
+                key=f"{self._key}/{self._restores}",
+                deadline=Deadline.after(timeout_s, self._clock),
+                restore_args=restore_args,
+                options=options.with_handlers(self._handlers),
+            )
+
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for a background save. Long, as no caller waits for it before the next save is due.
+BACKGROUND_TIMEOUT_S = 900.0
+# Seconds for ``hasten`` to warm the writer. Short, as training waits for it.
+_HASTEN_TIMEOUT_S = 3.0
+
+
+class StepCheckpointer(BackgroundView):
+    """Saves and restores the train state of a gang. A call is collective unless its docstring says otherwise.
+
+    Attributes:
+        access: Checks that all processes share the directory, and claims it for this job.
+        due_saves: Decides for all processes whether a periodic save begins.
+        executor: Runs the saves, and knows which one is under way.
+        restorer: Restores steps of the directory, or of another run's.
+        save_interval: Says when a periodic save is due.
+        throughput: How fast saves have been.
+    """
+
+    def __init__(
+        self,
+        directory: UserPath,
+        *,
+        gang: ProcessGroup,
+        attempt: str,
+        processes: Sequence[int] | None = None,
+        save_every_steps: int = 0,
+        save_every_s: float = 0.0,
+        keep_last: int = 3,
+        keep_every_steps: int = 0,
+        keep_for_s: float = 0.0,
+        options: WriteOptions | None = None,
+        host_memory_limit_bytes: int | None = None,
+        handlers: HandlerRegistry | None = None,
+        item: str = layout.STATE_ITEM,
+        remember_throughput: bool = False,
+        hastens: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Touches no file yet.
+
+        Args:
+            directory: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
+            gang: The processes that save together.
+            attempt: Unique for each start of the gang, equal in all its processes; letters, digits, '-', '_'.
+            processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
+            save_every_steps: A save is due at the first step at or after each multiple of this number. 0: no save is
+                due for that reason.
+            save_every_s: Seconds after the last save at which a save is due. 0: no save is due for that reason.
+            keep_last: See ``Retention``.
+            keep_every_steps: See ``Retention``.
+            keep_for_s: See ``Retention``.
+            options: How arrays are written. None: the defaults.
+            host_memory_limit_bytes: Most bytes of host memory for the snapshot of background saves. None: what is free.
+            handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
+            item: Name of the item that holds the state in each step.
+            remember_throughput: Whether to keep the speed of saves in a file in the directory, for the next start.
+            hastens: Whether ``hasten`` will be called.
+            clock: Returns monotonic seconds.
+
+        Raises:
+            SettingsError: An argument is wrong.
+        """
+        self._paths = layout.Layout(storage_path(directory), item=item)
+        self._clock = clock
+        self._pid = machine.process_id()
+        key = f"checkpoint/{layout.checked_attempt(attempt)}"
+        self.save_interval = SaveInterval(
+            every_steps=save_every_steps,
+            every_s=save_every_s,
+            gang=gang,
+            key=f"{key}/cadence",
+            clock=clock,
+            hastens=hastens,
+        )
+        self.executor = SaveExecutor(
+            gang,
+            attempt,
+            clock=clock,
+            processes=processes,
+            options=options,
+            host_memory_limit_bytes=host_memory_limit_bytes,
+            handlers=handlers,
+        )
+        self.access = DirectoryAccess(self._paths, gang, key=key, attempt=attempt, clock=clock)
+        self.due_saves = DueSaves(gang, f"{key}/due", fail=self.refuse)
+        retention = Retention(keep_last, keep_every_steps, keep_for_s)
+        self._committed = CommittedSteps(self._paths, gang, key=key, attempt=attempt, retention=retention)
+        file = self._paths.throughput() if remember_throughput else None
+        self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
+        self.restorer = StepRestorer(
+            self._paths,
+            gang,
+            key=f"{key}/restore",
+            attempt=attempt,
+            access=self.access,
+            executor=self.executor,
+            committed=self._committed,
+            save_interval=self.save_interval,
+            handlers=handlers,
+            clock=clock,
+        )
+
+    def refuse(self, step: int, error: Exception) -> None:
+        """Fails the save of a step that the other processes begin and this one cannot. Never raises."""
+        # ``begin`` counts the save, so that its key is the one at which the other processes wait.
+        self.executor.begin(self._paths, step).fail(error)
+
+    @property
+    def committed_step(self) -> int | None:
+        """The newest step that this process has restored, or knows to be committed. None if there is none."""
+        return self._committed.newest
+
+    @property
+    def newest_snapshot(self) -> NewestSnapshot | None:
+        """As ``BackgroundView.newest_snapshot``. If its step or a newer one is committed, its state is COMMITTED."""
+        newest, committed = super().newest_snapshot, self._committed.newest
+        if newest is None or committed is None or committed < newest.step:
+            return newest
+        return dataclasses.replace(newest, state=SnapshotState.COMMITTED)
+
+    def hasten(self) -> None:
+        """Prepares for a disruption that may be near: warms the writer, and brings the next periodic save forward.
+
+        Not collective. Process 0 decides when the save is due. It is due in all processes at the same step.
+        """
+        if not self.executor.background.busy:  # otherwise the writer is warm, and the save's thread owns it
+            try:
+                deadline = Deadline.after(_HASTEN_TIMEOUT_S, self._clock)
+                with ended_by(deadline.check):  # also the store's requests, which have a minute otherwise
+                    self.executor.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will raise the error
+                logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
+        self.save_interval.hasten()
+
+    def prepare(
+        self,
+        state: Any,
+        *,
+        in_background: bool = True,
+        save_args: Any = None,
+        host_state: Callable[[], Mapping[str, Any]] = dict,
+    ) -> int:
+        """Does in advance what would take too long in an emergency.
+
+        Plans the saves, reserves and touches memory, and warms the writer.
+
+        Args:
+            state: A state of the form that will be saved.
+            in_background: Whether there will be background saves, which need memory for a snapshot.
+            save_args: The argument that these saves will get. None: no arguments.
+            host_state: Returns this process's values by name, which are only checked. All processes have these names.
+
+        Returns:
+            Bytes of the state over all processes.
+
+        Raises:
+            CheckpointError: The state or the host state cannot be saved, or is not the same in all processes; names the
+                leaf. Or there is no memory for snapshots.
+            OSError: The directory cannot be written to.
+            BarrierError: Another process did not come in time, or has failed.
+        """
+        self.throughput.read()
+        total_bytes = self.executor.planner.prepare(
+            state, in_background=in_background, save_args=save_args, host_state=host_state
+        )
+        self.executor.warm(self._paths)
+        return total_bytes
+
+    def save_in_background(
+        self,
+        step: int,
+        state: Any,
+        host_state: HostState,
+        *,
+        save_args: Any = None,
+        extras: SaveExtras = NO_EXTRAS,
+        timeout_s: float = BACKGROUND_TIMEOUT_S,
+        anew: bool = False,
+    ) -> None:
+        """Copies the state to host memory and writes it while training goes on.
+
+        Waits for the previous save. When this returns, the state may be donated and the host state changed.
+
+        Args:
+            step: The step that ``state`` is at; the same in all processes.
+            state: The train state.
+            host_state: This process's values by name, or what returns them. If it raises, the save fails in all
+                processes.
+            save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
+            extras: What is saved beside the state.
+            timeout_s: Seconds for the part in the background.
+            anew: Whether to save the step even if this gang has already committed or restored it.
+
+        Raises:
+            SaveFailed: The save before this one failed, or hangs; this one was not begun.
+            CheckpointError: The state or the host state cannot be saved; names the leaf. Or another job has taken
+                the directory over.
+            Exception: What ``host_state`` raises.
+        """
+        began_s = self._clock()
+        save = self.executor.begin(self._paths, step, extras=extras)
+        with save.failing_together():
+            try:
+                self.executor.background.wait_until_finished(None)
+            except SaveFailed as error:
+                if not self.executor.background.busy:  # else it hangs here, and has not failed elsewhere
+                    save.fail(NotBegun(str(error)))
+                raise
+            if not anew and self._committed.has(step):
+                return
+            self.access.check_lease()
+
+        # Not in ``then``: by then the next save may be due, and other processes may not have read that decision yet.
+        asked = self.due_saves.asked
+
+        def then() -> None:
+            self._committed.add(step)
+            self._learn(Way.SNAPSHOT)
+            self.executor.give_up_failed()
+            self._committed.tidy(step, save.temporary.ordinal)
+            self._retire(save, asked)
+
+        self.executor.in_background(
+            save, state, host_state, timeout_s=timeout_s, began_s=began_s, then=then, save_args=save_args
+        )
+        self.save_interval.saved()
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        host_state: Mapping[str, Any],
+        *,
+        deadline: Deadline,
+        on_stage: Callable[[str], None],
+        note: str | None = None,
+    ) -> Saved:
+        """Saves now, and returns when the step is committed.
+
+        If a background save is under way and was not stopped by ``stop``, this waits for it first, until the deadline.
+        If the background save has not ended by then, this save fails in all processes. If the background save failed,
+        its error is logged, and this save is tried nevertheless. A step that this gang has already committed or
+        restored is not saved again. Chunks go from the devices to the disk without a snapshot, unless a worker process
+        writes them.
+
+        Args:
+            step: The step that ``state`` is at; the same in all processes.
+            state: The train state. Must not be donated until this returns.
+            host_state: This process's values by name.
+            deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
+            on_stage: Called with "written" (this process's files are written), "durable" (its done-record is durable)
+                and "committed" (the step is committed in all processes).
+            note: See ``SaveExtras``.
+
+        Raises:
+            SaveFailed: The step is not committed in time, or a process failed.
+            CheckpointError: The state or the host state cannot be saved; names the leaf.
+        """
+        save = self.executor.begin(self._paths, step, extras=SaveExtras(note=note))
+        with save.failing_together():
+            self.executor.background.wait_until(deadline)
+            if error := self.executor.background.take_error():
+                logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
+            if self._committed.has(step):
+                for stage in ("written", "durable", "committed"):
+                    on_stage(stage)
+                return Saved(step, self.executor.planner.plan(state)[1].plan.total_bytes)
+        total_bytes = self.executor.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
+        self._committed.add(step)
+        self._learn(Way.STREAMED)
+        self.save_interval.saved()
+        self._retire(save, self.due_saves.asked)
+        return Saved(step, total_bytes)
+
+    def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Saved:
+        """Commits the newest snapshot in host memory in place of the current state, for which there is no time.
+
+        If the background save of the snapshot is under way, this waits for it. If that save failed, the snapshot is
+        written once more.
+
+        Args:
+            deadline: When the step must be committed. A preemption's deadline may move to an earlier time meanwhile.
+            on_stage: Called with "written", "durable" and "committed"; see ``save``.
+
+        Raises:
+            SaveFailed: There is no snapshot, or it was not committed in time.
+        """
+        step, total_bytes = self.executor.promote(self._paths, deadline, on_stage)
+        self._committed.add(step)
+        return Saved(step, total_bytes)
+
+    @property
+    def directory(self) -> str:
+        """The directory of the steps, as messages show it."""
+        return str(self._paths.root)
+
+    def wait_until_finished(self) -> None:
+        """Waits for the background save. After that, process 0 removes the steps that retention does not keep.
+
+        The removed steps are no longer listed. Their files are deleted later. If another thread is removing steps,
+        process 0 waits for it for at most a minute, and then logs a warning.
+
+        Raises:
+            SaveFailed: The save failed, or did not end within a few seconds after its timeout.
+        """
+        self.executor.background.wait_until_finished(None)
+        self._committed.settle()
+
+    def close(self, timeout_s: float) -> None:
+        """Waits for the background save, and for trash to be deleted. This is the last call.
+
+        Raises:
+            SaveFailed: The save failed, or was not committed within ``timeout_s``.
+        """
+        if is_forked(self._pid):
+            return  # a forked child: the save under way, the lease and the trash are its parent's
+        deadline = Deadline.after(timeout_s, self._clock)
+        try:
+            self.executor.background.wait_until_finished(timeout_s)
+            self._committed.finish(deadline)
+            self.throughput.finish(deadline.remaining_s())
+        finally:
+            self.executor.close()
+            self.access.release()
+
+    def abandon(self, reason: str, *, timeout_s: float) -> None:
+        """Gives the background save ``timeout_s`` seconds to end.
+
+        If training failed, this is the last call, in place of ``close``. Not collective. Never raises.
+        """
+        if is_forked(self._pid):
+            return
+        self.executor.background.abandon(reason, timeout_s=timeout_s)
+        self.executor.close()
+        self.access.release()
+
+    def _learn(self, way: Way) -> None:
+        if (last := self.executor.last_save) is not None:
+            self.throughput.learn(way, last.bytes, last.committed_s)
+
+    def _retire(self, save: SaveOperation, asked: int) -> None:
+        """Removes keys of earlier saves from the store, after all processes have committed this save."""
+        try:
+            self.due_saves.retire(asked)
+            self._committed.retire(save.temporary.ordinal)
+        except GracepointError as error:
+            logger.warning("keys of earlier saves were not removed from the coordination service: %s", error)

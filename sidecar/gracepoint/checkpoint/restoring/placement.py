@@ -1,0 +1,388 @@
+"""One replica reads arrays, and sends them to the other replicas over the network of the devices.
+
+This is for arrays that are replicated along an axis of the mesh. Only the processes of the primary replica, which is
+one index of that axis, read from storage. Arrays may have different primary replicas. The devices of the other replicas
+hold zeros. A sum over the replicas then gives all of them the values of the primary replica. The bits of the values are
+summed as unsigned integers, so that no value changes.
+
+Every process makes the same call. Before a collective operation on the devices, all processes report whether they have
+read their part of these arrays (``together``). Other arrays are read meanwhile. If the processes have agreed on their
+memory before they read, the sums are compiled while they read.
+
+Where the values of a restored array go: the regions that this process reads, and the array built from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.experimental.layout import Format
+
+from gracepoint import machine
+from gracepoint.checkpoint import metrics
+from gracepoint.checkpoint.format.array_spec import Index
+from gracepoint.checkpoint.options import SingleReplica
+from gracepoint.checkpoint.planning.grid import normal_index
+from gracepoint.checkpoint.reading.parallel_reader import Values
+from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement, Sums, raise_failure_in, to_bits
+from gracepoint.deadline import Deadline
+from gracepoint.errors import CheckpointError, InvalidSharding
+from gracepoint.jax_isolation import isolated
+
+logger = logging.getLogger(__name__)
+
+# Copies of an array that a device holds during the sum: the replica's values or zeros, their sum, and the result.
+_COPIES = 3
+
+
+def check_sharding(replica: SingleReplica, where: str, sharding: Any) -> jax.sharding.NamedSharding:
+    """Returns ``sharding`` if one of its replicas can read for the others.
+
+    Raises:
+        InvalidSharding: No replica can; says why.
+    """
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        raise InvalidSharding(f"{where}: expected a NamedSharding, found {sharding}")
+    mesh, axis = sharding.mesh, replica.replica_axis_index
+    if not 0 <= axis < len(mesh.axis_names):
+        raise InvalidSharding(f"{where}: the replicas' axis is {axis}, and the mesh has axes {mesh.axis_names}")
+    count = mesh.devices.shape[axis]
+    if not 0 <= replica.primary_replica_id < count:
+        raise InvalidSharding(f"{where}: the primary replica is {replica.primary_replica_id}, and there are {count}")
+    if count == 1:
+        raise InvalidSharding(
+            f"{where}: all devices are in the primary replica, as axis {mesh.axis_names[axis]!r} has one device; "
+            f"there are no other replicas to hand anything to"
+        )
+    if mesh.axis_names[axis] in axes_of(sharding.spec):
+        raise InvalidSharding(
+            f"{where}: it is sharded over axis {mesh.axis_names[axis]!r}, along which there should be replicas"
+        )
+    return sharding
+
+
+def replica_of(replica: SingleReplica, where: str, reads: Any, sharding: Any, shape: Sequence[int]) -> SingleReplica:
+    """Returns ``replica`` with the id of the replica that has the devices of the sharding ``reads``.
+
+    Raises:
+        InvalidSharding: These are not the devices of one replica, or get other parts than in ``sharding``.
+    """
+    mesh, axis = check_sharding(replica, where, sharding).mesh, replica.replica_axis_index
+    replicas = [set(np.take(mesh.devices, index, axis=axis).flat) for index in range(mesh.devices.shape[axis])]
+    devices = getattr(reads, "device_set", None)
+    if devices not in replicas:
+        raise InvalidSharding(
+            f"{where}: single_replica_sharding is {reads}; expected one over the devices of one replica along axis "
+            f"{mesh.axis_names[axis]!r}: {' or '.join(str(sorted(d.id for d in found)) for found in replicas)}"
+        )
+    parts = sharding.devices_indices_map(tuple(shape))
+    theirs = reads.devices_indices_map(tuple(shape))
+    if any(normal_index(theirs[d], shape) != normal_index(parts[d], shape) for d in devices):
+        raise InvalidSharding(
+            f"{where}: single_replica_sharding {reads} gives the replica's devices other parts than {sharding}"
+        )
+    return dataclasses.replace(replica, primary_replica_id=replicas.index(devices))
+
+
+#: Arrays of zeros on devices, by device, shape and type.
+Zeros = dict[tuple[Any, tuple[int, ...], Any], jax.Array]
+
+
+class OnOneReplica:
+    """The placement of one array that the primary replica reads for all. ``hand_to_all`` builds it."""
+
+    def __init__(self, shape: Sequence[int], dtype: np.dtype[Any], sharding: Any, replica: SingleReplica) -> None:
+        """``sharding`` is what ``check_sharding`` returned."""
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.sharding: jax.sharding.NamedSharding = sharding
+        mesh, axis = sharding.mesh, replica.replica_axis_index
+        self.primary = replica.primary_replica_id
+        self._replicas = mesh.devices.shape[axis]
+        self._axis_name = mesh.axis_names[axis]
+        self._shard_shape: tuple[int, ...] = tuple(sharding.shard_shape(self.shape))
+        primary = set(np.take(mesh.devices, replica.primary_replica_id, axis=axis).flat)
+        self._local = sharding.addressable_devices_indices_map(self.shape)
+        self._primary: dict[Index, list[Any]] = {}
+        for device, slices in self._local.items():
+            if device in primary:
+                self._primary.setdefault(normal_index(slices, self.shape), []).append(device)
+
+    @property
+    def regions(self) -> Sequence[Index]:
+        return tuple(self._primary)
+
+    @property
+    def bytes_per_device(self) -> int:
+        return math.prod(self._shard_shape) * self.dtype.itemsize
+
+    def put(self, values: Values) -> Any:
+        return {region: self._on_its_devices(region, part) for region, part in values.items()}
+
+    def form(self) -> jax.ShapeDtypeStruct:
+        """Returns the form of what ``build`` returns: the bits of all replicas along a new first axis."""
+        bits = to_bits(np.empty((), self.dtype))
+        spec = jax.sharding.PartitionSpec(self._axis_name, *self.sharding.spec)
+        return jax.ShapeDtypeStruct(
+            (self._replicas, *self.shape, *bits.shape),
+            bits.dtype,
+            sharding=jax.sharding.NamedSharding(self.sharding.mesh, spec),
+        )
+
+    @isolated()
+    def build(self, parts: Sequence[Any], zeros: Zeros | None = None) -> jax.Array:
+        """Returns the bits of all replicas, with zeros in all replicas but the primary one.
+
+        ``zeros`` has the zeros that earlier calls made. Zeros that are missing are made and added to it.
+        """
+        zeros = {} if zeros is None else zeros
+        held = {
+            device: array
+            for part in parts
+            for region, arrays in part.items()
+            for device, array in zip(self._primary[region], arrays, strict=True)
+        }
+        form = self.form()
+        inner = (1, *self._shard_shape, *form.shape[1 + len(self.shape) :])
+        for device in self._local:
+            key = (device, inner, form.dtype)
+            # A copy from the host needs no program to be compiled. Arrays of equal shape and type share their zeros.
+            if device not in held and key not in zeros:
+                zeros[key] = jax.device_put(np.zeros(inner, form.dtype), self._on(device))
+        arrays = [held[d] if d in held else zeros[d, inner, form.dtype] for d in self._local]
+        return jax.make_array_from_single_device_arrays(form.shape, form.sharding, arrays)
+
+    def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
+        bits, devices = to_bits(values)[None], self._primary[region]
+        with isolated():
+            return list(jax.device_put([bits] * len(devices), [self._on(device) for device in devices]))
+
+    def _on(self, device: Any) -> jax.sharding.Sharding:
+        return jax.sharding.SingleDeviceSharding(device, memory_kind=self.sharding.memory_kind)
+
+
+def hand_to_all(
+    placements: Sequence[OnOneReplica],
+    parts: Sequence[list[Any]],
+    read: Callable[[Callable[[], None]], None],
+    replica: SingleReplica,
+    together: ReplicaAgreement | None,
+    deadline: Deadline,
+) -> list[jax.Array]:
+    """Reads in the primary replica, and returns the arrays in all processes.
+
+    Args:
+        placements: Placements of the arrays. The same in all processes.
+        parts: One list for each array, which ``read`` fills.
+        read: Reads this process's part. It calls its argument when the lists are filled, and may read other arrays
+            meanwhile. The caller reports its errors (``ReplicaAgreement.telling_failure``).
+        replica: How the replica reads for all others.
+        together: The processes that restore together. None: this process restores alone.
+        deadline: When the processes must have reported.
+
+    Raises:
+        CheckpointCorrupt: Another process found damage.
+        CheckpointError: Another process could not read its part. Or there are several processes, and ``together`` is
+            None.
+        BarrierTimeout: Another process did not report in time.
+    """
+    if together is None and jax.process_count() > 1:
+        raise CheckpointError(
+            "one replica can read for all only where the processes restore together: found none to agree with"
+        )
+    started_s = time.monotonic()
+    sums, arrays = Sums(placements), list[jax.Array]()
+    if together is not None and together.agreed_bytes is not None:
+        sums.compile(together.agreed_bytes)
+
+    def hand() -> None:
+        metrics.tell_replica_read(time.monotonic() - started_s)
+        sums.wait(deadline)
+        limit_bytes = _agree(replica, together, deadline)
+        read_s = time.monotonic()
+        for start, stop in sums.batches(limit_bytes):
+            zeros: Zeros = {}
+            stacked = tuple(placements[i].build(parts[i], zeros) for i in range(start, stop))
+            for i in range(start, stop):
+                parts[i].clear()
+            arrays.extend(jax.block_until_ready(sums.of(start, stop)(stacked)))
+        elapsed_s = time.monotonic() - read_s
+        metrics.tell_broadcast(elapsed_s)
+        who = ", ".join(map(str, sorted({placement.primary for placement in placements})))
+        logger.info("replica %s handed %d arrays to all in %.3f s", who, len(arrays), elapsed_s)
+
+    try:
+        read(hand)
+    finally:
+        sums.end()
+    return arrays
+
+
+def _agree(replica: SingleReplica, together: ReplicaAgreement | None, deadline: Deadline) -> int:
+    """Reports that this process has read its part. Returns how many bytes of each device's part are sent at once.
+
+    Raises an error if reading failed in some process.
+    """
+    if together is None:
+        return limit_of(replica)
+    limit_bytes = limit_of(replica) if together.agreed_bytes is None else together.agreed_bytes
+    told = together.tell(None, limit_bytes, deadline)
+    raise_failure_in(told)
+    return min(said.limit_bytes for said in told)
+
+
+def limit_of(replica: SingleReplica) -> int:
+    """Returns how many bytes of each device's part this process can send at once."""
+    if replica.broadcast_memory_limit_bytes is not None:
+        return replica.broadcast_memory_limit_bytes
+    return int(_device_bytes() * replica.broadcast_memory_scaling_factor / _COPIES)
+
+
+def _device_bytes() -> int:
+    """Returns the free bytes on the device of this process that has the least free memory.
+
+    If the devices do not report their memory, returns the free host memory divided by the number of devices.
+    """
+    free = []
+    for device in jax.local_devices():
+        stats = device.memory_stats() or {}
+        if "bytes_limit" in stats:
+            free.append(int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0)))
+    if free:
+        return min(free)
+    return machine.available_memory_bytes() // max(1, len(jax.local_devices()))
+
+
+def axes_of(spec: Sequence[Any]) -> set[str]:
+    """Returns the names of the axes of the mesh over which an array is sharded."""
+    return {axis for entry in spec for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis is not None}
+
+
+class LeafPlacement(Protocol):
+    """The placement of one array."""
+
+    @property
+    def regions(self) -> Sequence[Index]:
+        """The regions that this process needs, without duplicates."""
+
+    def put(self, values: Values) -> Any:
+        """Takes the values of some regions, or of all regions at once. Returns a part for ``build``.
+
+        The transfer of the part's JAX arrays to devices may not have ended yet.
+        """
+
+    def build(self, parts: Sequence[Any]) -> Any:
+        """Builds the array from the parts that ``put`` returned for all of its regions."""
+
+
+class OnHost:
+    """One numpy array."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._whole = tuple((0, size) for size in shape)
+        self.regions = (self._whole,)
+
+    def put(self, values: Values) -> Any:
+        return values[self._whole]
+
+    def build(self, parts: Sequence[Any]) -> Any:
+        return parts[0]
+
+
+class OnDefaultDevice(OnHost):
+    """One ``jax.Array`` that is not committed to its device: JAX may still move it."""
+
+    def __init__(self, shape: Sequence[int], *, weak_scalar: bool = False) -> None:
+        """With ``weak_scalar``, an array without axes is weakly typed, like Python's numbers."""
+        super().__init__(shape)
+        self._weak = weak_scalar and not shape
+
+    def put(self, values: Values) -> Any:
+        default, x64 = jax.config.jax_default_device, jax.config.jax_enable_x64  # the caller's: they choose both
+        with isolated(), jax.default_device(default):
+            if not self._weak:
+                return jax.device_put(values[self._whole])
+            with jax.enable_x64(x64):
+                return jnp.asarray(values[self._whole].item())
+
+
+class OnDevices:
+    """One ``jax.Array`` with a sharding, and with a device layout if one is given.
+
+    If this process has none of its devices, nothing is read, and the array has no shards in this process.
+
+    Attributes:
+        shape: Shape of the array.
+        dtype: Type of the array.
+        sharding: Sharding of the array.
+        layout: Its layout on the devices. None: the default one.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], dtype: np.dtype[Any], sharding: jax.sharding.Sharding, layout: Any = None
+    ) -> None:
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.sharding = sharding
+        self.layout = layout
+        self._devices: dict[Index, list[Any]] = {}
+        for device, slices in sharding.addressable_devices_indices_map(self.shape).items():
+            self._devices.setdefault(normal_index(slices, self.shape), []).append(device)
+
+    @property
+    def regions(self) -> Sequence[Index]:
+        return tuple(self._devices)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of each device's part."""
+        return int(math.prod(self.sharding.shard_shape(self.shape)) * self.dtype.itemsize)
+
+    def put(self, values: Values) -> Any:
+        """Returns the array if ``values`` has all regions, which is several times as fast.
+
+        Otherwise returns the single-device arrays of each region.
+        """
+        if len(values) == len(self._devices):
+            return self._whole(values)
+        return {region: self._on_its_devices(region, part) for region, part in values.items()}
+
+    @isolated()
+    def build(self, parts: Sequence[Any]) -> Any:
+        if not parts:
+            return jax.make_array_from_single_device_arrays(self.shape, self.sharding, [], dtype=self.dtype)
+        if isinstance(parts[0], jax.Array):
+            return parts[0]
+        arrays_of = {region: arrays for part in parts for region, arrays in part.items()}
+        arrays = [array for region in self._devices for array in arrays_of[region]]
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, arrays)
+
+    def _whole(self, values: Values) -> jax.Array:
+        where = self.sharding if self.layout is None else Format(self.layout, self.sharding)
+
+        def region(slices: Any) -> npt.NDArray[Any]:
+            return values[normal_index(slices, self.shape)]
+
+        with isolated():
+            return jax.make_array_from_callback(self.shape, where, region)
+
+    def _on_its_devices(self, region: Index, values: npt.NDArray[Any]) -> list[jax.Array]:
+        kind = self.sharding.memory_kind
+        devices = [jax.sharding.SingleDeviceSharding(d, memory_kind=kind) for d in self._devices[region]]
+        where = devices if self.layout is None else [Format(self.layout, device) for device in devices]
+        with isolated():
+            return list(jax.device_put([values] * len(where), where))

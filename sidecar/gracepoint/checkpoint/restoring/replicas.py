@@ -1,0 +1,264 @@
+"""How the processes agree, in a restore in which one replica reads for all, that reading succeeded everywhere.
+
+If a process failed before a collective operation, the others would wait in that operation forever. So each process
+first reports, with a timeout, whether it has read its part. A process that fails earlier reports that at once.
+
+The programs that give the values of primary replicas to all replicas, as a sum over them (``single_replica``).
+
+``compile`` lowers the programs in the caller's thread, because settings that JAX lowers by, such as x64, may hold for
+that thread alone. Another thread ("gracepoint: compiling", a daemon) then compiles them while the caller reads. Until
+``wait`` returns, only that thread uses the compiled programs. A compilation cannot be ended: if it takes too long, its
+thread outlives the call.
+
+The bits of values as unsigned integers, and back. A sum of integers changes no value, unlike one of the values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from gracepoint.checkpoint.options import SingleReplicaArrayRestoreArgs
+from gracepoint.checkpoint.orbax import is_orbax
+from gracepoint.deadline import Deadline
+from gracepoint.errors import BarrierError, CheckpointError, from_word, to_word
+from gracepoint.jax_isolation import isolated, jit
+from gracepoint.process_group import ProcessGroup
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaAnswer:
+    """The report of one process.
+
+    Attributes:
+        limit_bytes: Most bytes of each device's part that the process can receive at once.
+        word: Kind of the error with which reading failed (``errors.to_word``). None if the process has read its part.
+        failure: Message of that error. Empty if there is none.
+    """
+
+    limit_bytes: int
+    word: str | None
+    failure: str
+
+
+class ReplicaAgreement:
+    """The reports that the processes exchange in one restore. At each meeting, each process reports once.
+
+    Args:
+        gang: The processes that restore together.
+        key: Prefix of the keys of the exchanges. Unique to this restore.
+        meets_first: Whether the processes also meet before they read (``ready``). The same in all processes.
+
+    Attributes:
+        agreed_bytes: Most bytes of each device's part that every process can receive at once. None before ``ready``.
+    """
+
+    def __init__(self, gang: ProcessGroup, key: str, *, meets_first: bool = False) -> None:
+        self.gang = gang
+        self.meets_first = meets_first
+        self.agreed_bytes: int | None = None
+        self._key = key
+        self._meeting: str | None = f"{key}/ready" if meets_first else key  # the next one. None: there is none
+
+    def ready(self, limit_bytes: int, deadline: Deadline) -> int:
+        """Meets before reading. Returns ``agreed_bytes``. No other meeting follows, unless ``expects_tell`` is called.
+
+        Raises:
+            CheckpointError: Another process has failed.
+            BarrierTimeout: A process did not report in time.
+        """
+        told = self.tell(None, limit_bytes, deadline)
+        raise_failure_in(told)
+        self.agreed_bytes = min(said.limit_bytes for said in told)
+        return self.agreed_bytes
+
+    def expects_tell(self) -> None:
+        """Notes after ``ready`` that all processes report once more."""
+        self._meeting = self._key
+
+    def tell(self, failure: Exception | None, limit_bytes: int, deadline: Deadline) -> list[ReplicaAnswer]:
+        """Reports for this process at the next meeting. Returns the reports of all processes, by index.
+
+        Raises:
+            BarrierTimeout: A process did not report in time.
+        """
+        key, self._meeting = self._meeting, None
+        assert key is not None
+        word, text = (None, "") if failure is None else (to_word(failure), str(failure) or repr(failure))
+        mine = json.dumps([limit_bytes, word, text])
+        answers = self.gang.gather(key, mine, timeout_s=deadline.remaining_s())
+        return [ReplicaAnswer(*json.loads(answer)) for answer in answers]
+
+    @contextlib.contextmanager
+    def telling_failure(self, deadline: Deadline) -> Iterator[None]:
+        """Reports an error that leaves the block, if the others wait for this process at a meeting."""
+        try:
+            yield
+        except Exception as error:
+            if self._meeting is not None:
+                with contextlib.suppress(BarrierError):
+                    self.tell(error, 0, deadline)
+            raise
+
+
+def raise_failure_in(told: Sequence[ReplicaAnswer]) -> None:
+    """Raises an error if a process reported one. If all reported the same kind of error, this one is of that kind."""
+    failed = [(process, said) for process, said in enumerate(told) if said.word is not None]
+    if failed:
+        text = "; ".join(f"process {process} could not read its part: {said.failure}" for process, said in failed)
+        words = {said.word for _, said in failed}
+        raise from_word(str(words.pop()) if len(words) == 1 else "error")(text)
+
+
+def asks_one_replica(restore_args: Any) -> bool:
+    """Returns whether some of ``restore_args`` ask one replica to read for all."""
+    kind = SingleReplicaArrayRestoreArgs
+    return any(isinstance(arg, kind) or is_orbax(arg, kind.__name__) for arg in jax.tree.leaves(restore_args))
+
+
+def to_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns the bits of ``values`` as unsigned integers. Complex values get one more axis, of size two.
+
+    Types that are smaller than a byte on the device are converted to a wider type first.
+    """
+    dtype = values.dtype
+    wide = _widened(dtype)
+    if wide is not None:
+        values = values.astype(wide)
+    if dtype.kind == "c":
+        values = np.stack([values.real, values.imag], axis=-1)
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def from_bits(bits: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    """Returns the values of type ``dtype`` whose bits ``to_bits`` returned. Runs on the device."""
+    wide = _widened(dtype)
+    if dtype.kind == "b":
+        return bits != 0
+    if wide is not None:
+        return jax.lax.bitcast_convert_type(bits, wide).astype(dtype)
+    if dtype.kind == "c":
+        halves = jax.lax.bitcast_convert_type(bits, np.dtype(f"f{dtype.itemsize // 2}"))
+        return jax.lax.complex(halves[..., 0], halves[..., 1])
+    return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+def _widened(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Returns a type of whole bytes that holds all values of a type smaller than a byte. None for other types."""
+    for kind, info, wide in ((jnp.integer, jnp.iinfo, np.int8), (jnp.floating, jnp.finfo, np.float32)):
+        if jnp.issubdtype(dtype, kind) and info(dtype).bits < 8:
+            return np.dtype(wide)
+    return None
+
+
+logger = logging.getLogger(__name__)
+
+# Most seconds to wait for a compilation whose result is not needed.
+_END_S = 10.0
+
+
+class Summed(Protocol):
+    """The placement of one array. ``single_replica.OnOneReplica`` implements it.
+
+    Attributes:
+        dtype: Type of the array.
+        sharding: Sharding of the array.
+    """
+
+    dtype: np.dtype[Any]
+    sharding: jax.sharding.NamedSharding
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of each device's part."""
+
+    def form(self) -> jax.ShapeDtypeStruct:
+        """Returns the shape, type and sharding of the array that is summed along its first axis."""
+
+
+class Sums:
+    """The programs that give the values of the primary replicas to all. One for each batch of arrays."""
+
+    def __init__(self, placements: Sequence[Summed]) -> None:
+        self._placements = placements
+        self._compiled: dict[tuple[int, int], Any] = {}  # written by the thread, read when it has ended
+        self._thread: threading.Thread | None = None
+
+    def batches(self, limit_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yields ranges of arrays that fit into the limit together. An array that is larger is in a range of its own.
+
+        ``limit_bytes`` is for each device's part.
+        """
+        start, total_bytes = 0, 0
+        for position, placement in enumerate(self._placements):
+            if position > start and total_bytes + placement.bytes_per_device > limit_bytes:
+                yield start, position
+                start, total_bytes = position, 0
+            total_bytes += placement.bytes_per_device
+        if self._placements:
+            yield start, len(self._placements)
+
+    def compile(self, limit_bytes: int) -> None:
+        """Lowers the programs of all batches, and starts to compile them."""
+        lowered = {(start, stop): self._lowered(start, stop) for start, stop in self.batches(limit_bytes)}
+        self._thread = threading.Thread(
+            target=self._compile, args=(lowered,), name="gracepoint: compiling", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no more threads: each is compiled when it is used
+            self._thread = None
+
+    def wait(self, deadline: Deadline) -> None:
+        """Returns when ``compile`` has ended.
+
+        Raises:
+            CheckpointError: It has not ended by the deadline.
+        """
+        if self._thread is not None:
+            self._thread.join(deadline.remaining_s())
+            if self._thread.is_alive():
+                raise CheckpointError("the program that sends arrays to other replicas was not compiled in time")
+
+    def end(self) -> None:
+        """Waits for the thread, for some seconds at most. The interpreter must not end while the thread compiles."""
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    def of(self, start: int, stop: int) -> Callable[[tuple[jax.Array, ...]], Any]:
+        """Returns the program of one batch."""
+        found: Callable[[tuple[jax.Array, ...]], Any] = self._compiled.get((start, stop)) or self._program(start, stop)
+        return isolated()(found)
+
+    def _lowered(self, start: int, stop: int) -> Any:
+        return self._program(start, stop).lower(tuple(placement.form() for placement in self._placements[start:stop]))
+
+    def _compile(self, lowered: dict[tuple[int, int], Any]) -> None:
+        for (start, stop), program in lowered.items():
+            try:
+                self._compiled[start, stop] = program.compile()
+            except Exception as error:  # noqa: BLE001 - it is compiled again when it is used, which raises
+                logger.debug("the program of %d arrays was not compiled ahead: %s", stop - start, error)
+
+    def _program(self, start: int, stop: int) -> Any:
+        batch = self._placements[start:stop]
+        dtypes = tuple(placement.dtype for placement in batch)
+        shardings = tuple(placement.sharding for placement in batch)
+        return jit(functools.partial(_merge, dtypes), out_shardings=shardings)
+
+
+def _merge(dtypes: tuple[np.dtype[Any], ...], stacked: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(
+        from_bits(jnp.sum(bits, axis=0, dtype=bits.dtype), dtype) for bits, dtype in zip(stacked, dtypes, strict=True)
+    )

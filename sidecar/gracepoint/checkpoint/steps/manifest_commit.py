@@ -1,0 +1,449 @@
+"""Commits steps in stores that cannot rename: a step is committed when it has a manifest.
+
+The objects of a save lie below the step's final name, where Orbax expects them. Its done-records lie in a folder of the
+save beside it, and hold the generation of each object. ``object_layout`` says who may write which object.
+
+To **commit**, a process lists the step once. If each object is of the generation in the records, it creates the
+manifest ``_GRACEPOINT``, or replaces a claim by it. Both are conditional, so one process wins. Orbax's marks follow. If
+the process dies before, the next salvage adds them. Any number of processes may do so at once, may stop anywhere, and
+may repeat it.
+
+To **replace** a committed step, a save writes its objects into its own folder first. Once the save is durable, a
+process puts the save's claim in the place of the old manifest, removes Orbax's mark, moves the objects into place and
+commits. If the process dies meanwhile, the next salvage goes on, as the save is durable.
+
+Deletes steps and unfinished saves in stores that cannot rename. ``manifest_commit`` says what a step is there.
+
+To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step counts as
+deleted. Its objects are deleted later (``object_deletion``), and the claim last. Objects that Gracepoint did not write
+stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.layout import Claim, Layout, Temporary, is_claim
+from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
+from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.steps.object_deletion import (
+    TOMBSTONE,
+    condemn,
+    copied,
+    copied_in_part,
+    delete_of_save,
+    finish,
+    is_part_of_copy,
+    look_at,
+    refuse_foreign,
+    store_of,
+    sweep,
+)
+from gracepoint.checkpoint.steps.object_layout import Placement, merge_trees, move, take
+from gracepoint.checkpoint.steps.records import (
+    all_files,
+    done_records,
+    is_of,
+    manifest_bytes,
+    orbax_metadata,
+    orbax_success,
+    read_manifest,
+)
+from gracepoint.checkpoint.storage import posix
+from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.errors import CheckpointCorrupt, SaveFailed
+
+logger = logging.getLogger(__name__)
+
+_BEGUN = "begun"
+_TRIES = 20
+_MARKS = (layout.STEP_METADATA, layout.COMMIT_SUCCESS)
+
+
+def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StoragePath, Placement]:
+    """Returns the folder that a process of a save writes to, and its placement.
+
+    Args:
+        temporary: The save.
+        begun_ns: When it began, by the store's clock.
+        marks: Whether this process writes an empty object into the folder of the save. A later start finds the save by
+            it, even if the save never gets done-records.
+
+    Raises:
+        SaveFailed: The step has objects that Gracepoint did not write.
+    """
+    store = store_of(temporary.target)
+    names: dict[str, bool] = {}
+
+    def look() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            names.update((child.name, child.is_folder) for child in temporary.target.children())
+
+    store.at_once([look, functools.partial((temporary.path / _BEGUN).put, b"")] if marks else [look])
+    staged = layout.COMMIT_SUCCESS in names
+    if layout.MANIFEST in names:
+        with contextlib.suppress(FileNotFoundError):
+            data = (temporary.target / layout.MANIFEST).read_bytes()
+            staged = not is_claim(data) or Claim.from_bytes(data, str(temporary.target)).trash is not None
+    elif names and is_part_of_copy(temporary.target, names):
+        staged = True
+    else:
+        try:
+            # Only what is directly in the step is looked at. That is enough to find a step of Orbax, whose marks are
+            # there from its beginning. Other objects that are not Gracepoint's are found before the commit.
+            refuse_foreign(temporary.target, [name for name, is_folder in names.items() if not is_folder])
+        except SaveFailed:
+            temporary.path.delete_folder()
+            raise
+    claim = Claim(temporary.attempt, temporary.ordinal, begun_ns)
+    placement = Placement(temporary, claim, store, staged=staged)
+    return StoragePath(cast(Backend, placement), temporary.target.key), placement
+
+
+def finalize(temporary: Temporary, may_replace: Callable[[], bool], go_on: Callable[[], None] | None = None) -> bool:
+    """Commits a save if it is durable. Returns whether it is committed, by this or by another process.
+
+    Args:
+        temporary: The save.
+        may_replace: Returns whether this save may replace another committed save of the step. What it raises is raised.
+        go_on: Called again and again. An error that it raises ends the commit. None: each request has a timeout.
+
+    Raises:
+        CheckpointCorrupt: The done-records contradict each other, or the objects are not those of the records: a later
+            save has overwritten them.
+        SaveFailed: The step has objects that Gracepoint did not write, or a later save has claimed it.
+    """
+    records = done_records(temporary.path)
+    if records is None:
+        return is_committed(temporary)
+    try:
+        return _finish(temporary, records, may_replace, go_on)
+    except CheckpointCorrupt:
+        # Another process may have committed the save meanwhile, and deleted the save's folder.
+        if is_committed(temporary):
+            return True
+        raise
+
+
+def _finish(
+    temporary: Temporary,
+    records: Sequence[DoneRecord],
+    may_replace: Callable[[], bool],
+    go_on: Callable[[], None] | None,
+) -> bool:
+    manifest = merge(records)
+    claim = Claim(temporary.attempt, temporary.ordinal, records[0].begun_ns)
+    in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
+    if staged := {path: file for path, file in manifest.files.items() if path not in in_place}:
+        if not _take_over(temporary, claim, manifest, may_replace, go_on):
+            return is_committed(temporary)
+        moved = move(temporary, claim, staged, go_on)
+        if moved is None:
+            return is_committed(temporary)
+        in_place |= moved
+    if manifest.arrays and manifest.arrays[0].format.ocdbt and not merge_trees(temporary, claim, manifest, go_on):
+        return is_committed(temporary)
+    return _publish(temporary, claim, manifest, in_place)
+
+
+def is_committed(temporary: Temporary) -> bool:
+    """Returns whether the step is this save. Adds Orbax's marks if they are missing."""
+    if not is_of(temporary.target, temporary):
+        return False
+    marks: list[bool] = []
+
+    def look(name: str) -> None:
+        noted = store_of(temporary.target).noted((temporary.target / name).key)
+        by = None if noted is None else Claim.noted(noted.note)
+        marks.append(by is not None and (by.attempt, by.ordinal) == (temporary.attempt, temporary.ordinal))
+
+    store_of(temporary.target).at_once(functools.partial(look, name) for name in _MARKS)
+    if not all(marks):
+        with contextlib.suppress(OSError):  # a directory that this process may only read
+            _mark(temporary, None)
+    return True
+
+
+def _take_over(
+    temporary: Temporary,
+    claim: Claim,
+    manifest: Manifest,
+    may_replace: Callable[[], bool],
+    go_on: Callable[[], None] | None,
+) -> bool:
+    """Claims the step, if no other save stands there or it may be replaced. Returns whether it is claimed.
+
+    A step that was copied here, whole or in part, is deleted first: its objects do not say of which save they are.
+
+    Raises:
+        SaveFailed: The step has objects that Gracepoint did not write.
+    """
+    place, success = temporary.target / layout.MANIFEST, temporary.target / layout.COMMIT_SUCCESS
+    in_part = copied_in_part(temporary.target, manifest) if manifest_bytes(temporary.target) is None else {}
+    _refuse_foreign_beside(temporary.target, in_part)
+    if in_part:
+        logger.warning(
+            "%s is a part of a checkpoint, as a copy that was broken off leaves it: its %d objects are deleted, as the "
+            "step is saved again",
+            temporary.target,
+            len(in_part),
+        )
+        condemn(temporary.target, temporary.trash, None, None, in_part)
+    for _ in range(_TRIES):
+        marked = success.entry()
+        with contextlib.suppress(FileNotFoundError):
+            found = place.read()
+            if not is_claim(found.data):
+                save = save_of(found.data, place)
+                standing = None if save is None else Manifest.from_bytes(found.data, str(place))
+                without_note = {} if standing is None else copied(temporary.target, standing)
+                # When a copied save began was told by another clock.
+                if save is not None and save.is_later(claim) and not without_note:
+                    logger.warning("%s is given up: a later save of %s is committed", temporary.path, temporary.what)
+                    temporary.path.delete_folder()
+                    return False
+                if (save is not None and save.is_same(claim)) or not may_replace():
+                    return False
+                logger.warning("%s is saved again: it is replaced", temporary.what)
+                if without_note:
+                    condemn(temporary.target, temporary.trash, found.generation, save, without_note)
+                    continue
+                with contextlib.suppress(StaleGeneration):
+                    place.replace(claim.to_bytes(), found.generation)
+                continue
+            other = Claim.from_bytes(found.data, str(place))
+            if other.trash is not None:
+                finish(temporary.target, other.trash, go_on)
+                continue
+            if other.is_later(claim) and not other.is_same(claim):
+                return False
+            if other.is_same(claim):
+                # The mark was read before the claim, so it is of the save that stood here before.
+                if marked is not None:
+                    store_of(success).delete_version(success.key, marked.generation)
+                return True
+        if take(temporary.target, claim) is None:
+            continue
+    return False
+
+
+def _refuse_foreign_beside(target: StoragePath, known: Collection[str]) -> None:
+    """Raises SaveFailed if a step has objects that Gracepoint did not write.
+
+    Those that are ``known``, and those that the step has by its manifest, need no look.
+    """
+    item: str | None = None
+    with contextlib.suppress(CheckpointCorrupt):
+        if (manifest := read_manifest(target)) is not None:
+            known, item = dict(all_files(target, manifest)), manifest.item
+    refuse_foreign(
+        target,
+        [
+            entry.key
+            for entry in target.entries()
+            if entry.key not in known and (item is None or not layout.is_beside_manifest(entry.key, item))
+        ],
+    )
+
+
+def save_of(manifest: bytes, where: StoragePath) -> Claim | None:
+    """Returns the save that a manifest is of. None if the manifest is damaged."""
+    try:
+        fields = Manifest.fields_in(manifest, str(where))
+    except CheckpointCorrupt:
+        return None
+    return Claim(fields["attempt"], fields["ordinal"], fields["begun_ns"])
+
+
+def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: Mapping[str, Generation]) -> bool:
+    place = temporary.target / layout.MANIFEST
+    for _ in range(_TRIES):
+        listed = {entry.key: entry for entry in temporary.target.entries()}
+        if layout.MANIFEST in listed and is_committed(temporary):
+            return True
+        for path, file in manifest.files.items():
+            entry = listed.get(path)
+            if entry is None or (entry.bytes, entry.generation) != (file.bytes, in_place[path]):
+                raise CheckpointCorrupt(
+                    f"{temporary.what}: {temporary.target / path} is not what this save wrote: a later save of the "
+                    "step has overwritten it, or it was deleted"
+                )
+        refuse_foreign(temporary.target, [name for name in listed if name not in manifest.files])
+        try:
+            if layout.DAMAGE_MARK in listed:  # of the save that stood here before
+                (temporary.target / layout.DAMAGE_MARK).delete()
+            if layout.MANIFEST not in listed:
+                place.create(manifest.to_bytes())
+            else:
+                found = place.read()
+                if not is_claim(found.data):
+                    return is_committed(temporary)
+                other = Claim.from_bytes(found.data, str(place))
+                if other.trash is not None or (other.is_later(claim) and not other.is_same(claim)):
+                    return False
+                place.replace(manifest.to_bytes(), found.generation)
+        except (FileExistsError, FileNotFoundError, StaleGeneration):
+            continue
+        try:
+            _mark(temporary, manifest)
+        except OSError as error:
+            logger.warning("%s is committed; Orbax's marks follow at the next start: %s", temporary.what, error)
+        return True
+    return is_committed(temporary)
+
+
+def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
+    """Adds Orbax's marks to a committed step. ``manifest`` is that of the step. None: it is read."""
+    if manifest is None:
+        manifest = Manifest.from_bytes((temporary.target / layout.MANIFEST).read_bytes(), str(temporary.target))
+    success = orbax_success(temporary.target, f"{temporary.attempt}.{temporary.ordinal}")
+    # Marks have notes, too: what has none is not Gracepoint's, and is neither overwritten nor deleted.
+    placement = Placement(
+        temporary,
+        Claim(temporary.attempt, temporary.ordinal, manifest.begun_ns),
+        store_of(temporary.target),
+        staged=False,
+    )
+    store_of(temporary.target).at_once(
+        [
+            functools.partial(placement.mark, layout.STEP_METADATA, orbax_metadata(manifest, temporary.target)),
+            functools.partial(placement.mark, layout.COMMIT_SUCCESS, success),
+        ]
+    )
+
+
+def put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
+    """Writes a small object in place of any that is there. ``go_on``: as in ``finalize``."""
+    store, found = store_of(where), None
+    body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
+    for _ in range(_TRIES):
+        try:
+            store.write_if(where.key, body, crc32(data), found, "", go_on)
+            return
+        except (FileExistsError, StaleGeneration):
+            noted = store.noted(where.key)
+            found = None if noted is None else noted.generation
+    raise SaveFailed(f"{where} keeps changing")
+
+
+def is_unfinished(folder: StoragePath) -> bool:
+    """Returns whether a step is being written or deleted, or was left so by a process that ended."""
+    try:
+        return is_claim((folder / layout.MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return not (folder / layout.COMMIT_SUCCESS).is_value()
+
+
+def last_change_s(temporary: Temporary) -> float:
+    """Returns when a save last changed something, by the store's clock."""
+    return max(temporary.path.last_change_s(), temporary.target.last_change_s())
+
+
+#: Seconds without a change after which trash that names no step is deleted: a file system's trash that was copied, or
+#: what a process that died before it condemned the step has left.
+NAMELESS_KEPT_S = 3600.0
+
+
+def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
+    """Marks a step as deleted. ``empty_trash`` deletes its objects later.
+
+    ``only`` is the checkpoint to discard, as ``standing`` returns it. None: whichever is there.
+    """
+    place = folder / layout.MANIFEST
+    try:
+        found = place.read()
+    except FileNotFoundError:
+        return
+    if is_claim(found.data):
+        return
+    save = save_of(found.data, place)
+    if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
+        return
+    without_note = {} if save is None else copied(folder, Manifest.from_bytes(found.data, str(place)))
+    condemn(folder, trash, found.generation, save, without_note)
+
+
+def give_up(paths: Layout, temporary: Temporary) -> None:
+    """Deletes what is left of an unfinished save. First makes sure that no process can commit it any more."""
+    trash = paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
+    place = temporary.target / layout.MANIFEST
+    try:
+        found = place.read()
+        if is_claim(found.data):
+            other = Claim.from_bytes(found.data, str(place))
+            if (other.attempt, other.ordinal) == (temporary.attempt, temporary.ordinal):
+                condemn(temporary.target, trash, found.generation)
+    except FileNotFoundError:
+        if names := [entry.key for entry in temporary.target.entries()]:
+            try:
+                refuse_foreign(temporary.target, names)
+                condemn(temporary.target, trash, None)
+            except SaveFailed:
+                # A claim would hide the step of another program. Without it the save cannot be committed either: no
+                # save is committed beside objects of others.
+                delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
+    temporary.path.delete_folder()
+
+
+def give_up_failed(paths: Layout, temporary: Temporary, trash: StoragePath) -> None:
+    """Deletes the objects of a save that failed in this gang. Other saves of the step keep theirs."""
+    temporary.path.backend.delete_folder(temporary.path.key)  # first: without its records it is never durable
+    delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
+    place = temporary.target / layout.MANIFEST
+    with contextlib.suppress(FileNotFoundError):
+        found = place.read()
+        if is_claim(found.data):
+            claim = Claim.from_bytes(found.data, str(place))
+            if (claim.attempt, claim.ordinal) == (temporary.attempt, temporary.ordinal):
+                condemn(temporary.target, trash, found.generation)
+                _empty(paths, trash)
+
+
+def empty_trash(paths: Layout) -> None:
+    """Deletes the objects of discarded steps, and the folders of saves that are committed."""
+    for temporary in paths.temporaries():
+        if is_committed(temporary):
+            temporary.path.delete_folder()
+    for trash in paths.trashed():
+        _empty(paths, trash)
+
+
+def _empty(paths: Layout, trash: StoragePath) -> None:
+    with posix.telling(trash):  # one that stays must not keep the others
+        try:
+            name, _, of_save = (trash / TOMBSTONE).read_bytes().decode().partition("\n")
+        except FileNotFoundError:
+            if 0.0 < trash.last_change_s() < paths.root.now_s() - NAMELESS_KEPT_S:
+                trash.backend.delete_folder(trash.key)
+            return
+        if not sweep(paths.root / name, trash.name):
+            logger.info("a later start or save goes on to delete %s, or another process does", paths.root / name)
+            return
+        if of_save:
+            (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
+        trash.backend.delete_folder(trash.key)
+
+
+def find_condemned(paths: Layout) -> None:
+    """Writes the tombstones of condemned steps that have none, as the deleting process ended before it wrote them."""
+
+    def look(step: int) -> None:
+        folder = paths.step(step)
+        with contextlib.suppress(FileNotFoundError):
+            data = (folder / layout.MANIFEST).read_bytes()
+            if is_claim(data):
+                trash = Claim.from_bytes(data, str(folder)).trash
+                if trash is not None:
+                    # One that exists stays, as it may also name the folder of the save.
+                    with contextlib.suppress(FileExistsError):
+                        (paths.root / trash / TOMBSTONE).create(folder.name.encode())
+
+    look_at(paths.root, paths.steps(), look)

@@ -1,0 +1,280 @@
+"""What an object store's API offers. Each method makes one request. ``gcs`` and ``s3`` implement it.
+
+This module also turns error replies into exceptions, in the same way for both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import email.utils
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+from xml.etree import ElementTree
+
+from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
+from gracepoint.checkpoint.storage.objects.http import Body, Connections, Exchange
+from gracepoint.checkpoint.storage.objects.signing import ConditionFailed, Transient
+
+#: Condition of a write: the object must not exist.
+ABSENT = Generation("")
+#: Name of the metadata field in which a writer leaves a note.
+NOTE = "gracepoint"
+
+GoOn = Callable[[], None]
+_SHOWN = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """An object that exists.
+
+    Attributes:
+        bytes: Its size.
+        generation: Its version.
+        changed_s: Time of the write, in seconds since the epoch by the store's clock.
+        note: What its writer noted with it. Empty if it noted nothing.
+    """
+
+    bytes: int
+    generation: Generation
+    changed_s: float
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A part of a listing.
+
+    Attributes:
+        entries: Objects, with their complete names.
+        folders: Common prefixes up to the delimiter, with it.
+        token: What continues the listing. None at its end.
+    """
+
+    entries: Sequence[Entry]
+    folders: Sequence[str]
+    token: str | None
+
+
+class ObjectApi(Protocol):
+    """The requests to one bucket. Each raises ``Transient`` or ``Unreachable`` if it may be made again.
+
+    Attributes:
+        connections: The connections to the store.
+        clock: The clock of the store.
+        largest_bytes: Largest size of an object.
+        uploads: The requests for large objects. None: one request writes an object of any size.
+    """
+
+    connections: Connections
+    clock: StoreClock
+    largest_bytes: int
+    uploads: Uploads | None
+
+    def url(self, key: str) -> str:
+        """Returns the URI of an object or folder."""
+
+    def kvstore_spec(self, key: str) -> dict[str, Any]:
+        """Returns TensorStore's spec of all objects whose names begin with ``key``."""
+
+    def put(
+        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int
+    ) -> Generation:
+        """Writes an object. Returns its generation.
+
+        ``only_if`` is the generation that the object must have, or ``ABSENT``. None: there is no condition. ``crc32``
+        is the CRC-32 of the bytes, for stores that check it. For other stores the method computes a checksum that they
+        check.
+
+        Raises:
+            ConditionFailed: The object has another generation.
+        """
+
+    def get(self, exchange: Exchange, key: str, first: int, stop: int | None, generation: Generation | None) -> Found:
+        """Asks for a range of an object, or for all of it if ``first`` is 0 and ``stop`` is None.
+
+        The caller reads the bytes from ``exchange``. The note is not filled in.
+
+        Raises:
+            FileNotFoundError: The object does not exist. Some stores also say so if it has another generation.
+            ConditionFailed: The object has another generation.
+        """
+
+    def head(self, exchange: Exchange, key: str) -> Found | None:
+        """Returns what the store knows of an object. None if it does not exist."""
+
+    def list(self, exchange: Exchange, prefix: str, *, flat: bool, token: str | None, limit: int) -> Page:
+        """Lists the objects whose names begin with ``prefix``; if not ``flat``, up to the next slash."""
+
+    def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
+        """Deletes an object, if it has ``generation`` or ``generation`` is None. Does nothing if it does not exist.
+
+        Raises:
+            ConditionFailed: The object has another generation. Some stores do not say so, and delete nothing.
+        """
+
+
+class Uploads(Protocol):
+    """The requests of uploads in parts. Each raises ``Transient`` or ``Unreachable`` if it may be made again.
+
+    Attributes:
+        from_bytes: Size of an object from which it is uploaded in parts.
+    """
+
+    from_bytes: int
+
+    def begin(self, exchange: Exchange, key: str, note: str) -> str:
+        """Begins an upload. Returns its identifier. ``note`` will be left with the object."""
+
+    def put(self, exchange: Exchange, key: str, upload: str, number: int, body: Body, crc32: int) -> str:
+        """Writes a part. ``number`` counts the parts from 1. Returns the part's entity tag."""
+
+    def complete(
+        self, exchange: Exchange, key: str, upload: str, parts: Sequence[tuple[str, int]], only_if: Generation | None
+    ) -> Generation:
+        """Makes the object of its parts, in order. ``parts`` has the entity tag and CRC-32 of each.
+
+        Raises:
+            ConditionFailed: The object has another generation than ``only_if``, or the upload is over.
+            UploadConflict: The upload cannot be completed any more.
+        """
+
+    def abort(self, exchange: Exchange, key: str, upload: str) -> None:
+        """Ends an upload. The store deletes its parts."""
+
+
+#: Two answers of a clock differ by at least this. It is large enough to show in a float of seconds since the epoch.
+_LEAST_STEP_S = 1e-6
+
+
+class StoreClock:
+    """The store's clock, as its replies tell it, to a second. Any thread uses it.
+
+    If this machine's clock agrees with all replies, it is used, as it is finer. The answers never go back, even if a
+    reply corrects the clock: of two saves of this process, the later one has the later time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Bounds on the seconds by which the store's clock is ahead of this machine's.
+        self._least_s, self._most_s = float("-inf"), float("inf")
+        self._last_s = 0.0  # the latest answer
+
+    def told(self, date: str | None, sent_s: float) -> None:
+        """Notes the header ``Date`` of a reply to a request that was sent at ``sent_s`` by this machine's clock."""
+        if date is None:
+            return
+        try:
+            told_s = email.utils.parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            return
+        least_s, most_s = told_s - time.time(), told_s + 1.0 - sent_s
+        with self._lock:
+            self._least_s, self._most_s = max(self._least_s, least_s), min(self._most_s, most_s)
+            if self._least_s > self._most_s:  # one of the clocks was set
+                self._least_s, self._most_s = least_s, most_s
+
+    @property
+    def is_known(self) -> bool:
+        """True once a reply told the time."""
+        return self._most_s != float("inf")
+
+    def now_s(self) -> float:
+        """Returns seconds since the epoch, more than at any call before."""
+        with self._lock:
+            now_s = time.time() + min(max(0.0, self._least_s), self._most_s)
+            self._last_s = max(now_s, self._last_s + _LEAST_STEP_S)
+            return self._last_s
+
+
+def refused(what: str, exchange: Exchange, code: str, message: str, *, writes: bool) -> OSError:
+    """Returns the error for a reply that is not a success.
+
+    Args:
+        what: The method and the URI, for the message.
+        exchange: The exchange, whose head has been received.
+        code: The store's own code for the error. Empty if it gave none.
+        message: The store's explanation.
+        writes: Whether the request was to write or delete.
+    """
+    status = exchange.status
+    said = f"{what}: {status} {code} {message[:_SHOWN]}".strip()
+    if status == 412:
+        return ConditionFailed(errno.ESTALE, said)
+    if code == "NoSuchUpload":
+        return ConditionFailed(errno.ESTALE, said)
+    if code == "NoSuchBucket":
+        return OSError(errno.ENODEV, f"{said}. The bucket does not exist: create it, or correct its name")
+    if status == 404 and code in _MISSING:
+        return FileNotFoundError(errno.ENOENT, said)
+    if code == "RequestTimeTooSkewed":
+        return NotAdmitted(errno.EIO, f"{said}. This machine's clock is wrong: set it, for example with NTP")
+    if code in _QUOTA or status == 507:
+        return OSError(errno.EDQUOT, f"{said}. The quota is used up: raise it, or delete old checkpoints")
+    if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
+        return Transient(said, _after_s(exchange))
+    if status in (401, 403, 404) or code in _UNKNOWN:
+        said = f"{said}. Check this process's credentials, and that they may read, create, list and delete"
+        if status == 403 and writes and code not in _UNKNOWN:
+            said = f"{said}. If the bucket's policy demands encryption, set objectStore.serverSideEncryption"
+            return PermissionError(errno.EACCES, said)
+        return NotAdmitted(errno.EIO, said)
+    return OSError(errno.EIO, said)
+
+
+#: S3's codes for credentials that were valid before.
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "RequestExpired"})
+_QUOTA = frozenset(
+    {"QuotaExceeded", "quotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
+)
+# S3's codes for a request whose sender it does not know.
+_UNKNOWN = EXPIRED | {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity", "AuthorizationHeaderMalformed"}
+_MISSING = frozenset({"", "notFound", "NotFound", "NoSuchKey", "NoSuchVersion"})
+_AGAIN = frozenset({"RequestTimeout", "SlowDown", "rateLimitExceeded", "userRateLimitExceeded", "InternalError"})
+_LONGEST_AFTER_S = 10.0
+
+
+def _after_s(exchange: Exchange) -> float:
+    try:
+        return min(max(0.0, float(exchange.headers.get("retry-after", "0"))), _LONGEST_AFTER_S)
+    except ValueError:
+        return 0.0
+
+
+@contextlib.contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """Raises ``Transient`` if a reply is not what the store sends: a proxy may have answered in its place."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError) as error:
+        raise Transient(f"{what}: the reply is not one of the store: {type(error).__name__}: {error}") from error
+
+
+def total_bytes(exchange: Exchange, first: int) -> int:
+    """Returns the size of the whole object, from the head of a reply to ``get`` from ``first`` on.
+
+    Raises:
+        ValueError: The reply is of another range.
+        KeyError: The reply does not tell the size.
+    """
+    unit, _, told = exchange.headers.get("content-range", "").partition(" ")
+    got, _, total = told.partition("/")
+    if exchange.status != 206:
+        if first:
+            raise ValueError(f"the whole object, expected it from byte {first}")
+        return int(exchange.headers["content-length"])
+    if unit != "bytes" or got.partition("-")[0] != str(first):
+        raise ValueError(f"range {told!r}, expected bytes from {first}")
+    return int(total)
+
+
+def changed_s(exchange: Exchange) -> float:
+    """Returns the time in the header ``Last-Modified``, in seconds since the epoch. 0 if there is none."""
+    try:
+        return email.utils.parsedate_to_datetime(exchange.headers.get("last-modified", "")).timestamp()
+    except (ValueError, TypeError):
+        return 0.0

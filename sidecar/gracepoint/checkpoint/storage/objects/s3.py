@@ -1,0 +1,404 @@
+"""S3, and stores with its API. Generations are entity tags: objects with equal bytes have equal ones.
+
+``botocore`` says where a bucket is (partitions, FIPS, dual-stack, access points, a server of its own, the bucket in the
+host's name or in the path), finds and renews credentials, and signs. It reads its own variables and files. The
+requests are made here: they have deadlines, can be ended, and send arrays from where they are.
+
+TensorStore reads leaves in OCDBT and compressed ones by itself. ``kvstore_spec`` gives it the same address.
+
+``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` says whether the bucket is a part of the host's name. Without it, ``botocore``
+decides: it is one on Amazon's hosts, unless the name has a dot, and not on others. ``AWS_SERVER_SIDE_ENCRYPTION``,
+``AWS_SSE_KMS_KEY_ID`` and ``AWS_SSE_BUCKET_KEY_ENABLED`` say what new objects are encrypted with.
+
+This module has no threads.
+
+Multipart uploads of S3, for objects that are larger than one request may write.
+
+Nothing is visible before an upload is completed, which is one conditional request. S3 answers 409 to that request if
+another writer interfered. Then this upload cannot be completed any more, and another one must be made. This module has
+no threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import errno
+import functools
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlsplit
+from xml.etree import ElementTree
+
+from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
+from gracepoint.checkpoint.storage.objects import provider
+from gracepoint.checkpoint.storage.objects.http import Body, Bytes, Exchange, Request, connections_to
+from gracepoint.checkpoint.storage.objects.provider import Found, Page, StoreClock
+from gracepoint.checkpoint.storage.objects.signing import Renewed, StoreCredentials, Transient, UploadConflict
+from gracepoint.errors import SettingsError
+
+#: The header for the metadata field in which a writer leaves a note.
+NOTE_HEADER = f"x-amz-meta-{provider.NOTE}"
+
+
+class S3Uploads:
+    """The requests of multipart uploads to one bucket. See ``api.Uploads``."""
+
+    from_bytes = 256 << 20
+
+    def __init__(self, bucket: S3Api) -> None:
+        self._bucket = bucket
+
+    def begin(self, exchange: Exchange, key: str, note: str) -> str:
+        headers = {"Content-Type": "application/octet-stream", "x-amz-checksum-algorithm": "CRC32"}
+        headers |= {NOTE_HEADER: note} | self._bucket.encryption
+        self._bucket.send(exchange, "POST", key, {"uploads": ""}, headers)
+        with provider.parsing(f"POST {self._bucket.url(key)}"):
+            found = _direct_text(ElementTree.fromstring(exchange.read()), "UploadId")
+            if not found:
+                raise ValueError("no UploadId")
+            return found
+
+    def put(self, exchange: Exchange, key: str, upload: str, number: int, body: Body, crc32: int) -> str:
+        headers = {"x-amz-checksum-crc32": _encoded(crc32)}
+        self._bucket.send(exchange, "PUT", key, {"partNumber": str(number), "uploadId": upload}, headers, body)
+        exchange.read()
+        with provider.parsing(f"PUT {self._bucket.url(key)}"):
+            return exchange.headers["etag"]
+
+    def complete(
+        self,
+        exchange: Exchange,
+        key: str,
+        upload: str,
+        parts: Sequence[tuple[str, int]],
+        only_if: Generation | None,
+    ) -> Generation:
+        root = ElementTree.Element("CompleteMultipartUpload", xmlns="http://s3.amazonaws.com/doc/2006-03-01/")
+        for number, (tag, crc32) in enumerate(parts, 1):
+            part = ElementTree.SubElement(root, "Part")
+            for name, text in (("PartNumber", str(number)), ("ETag", tag), ("ChecksumCRC32", _encoded(crc32))):
+                ElementTree.SubElement(part, name).text = text
+        body = Bytes(ElementTree.tostring(root))
+        what = f"POST {self._bucket.url(key)}"
+        try:
+            self._bucket.send(exchange, "POST", key, {"uploadId": upload}, conditions(only_if), body)
+        except Transient as error:
+            if exchange.status == 409:
+                raise UploadConflict(str(error)) from error
+            raise
+        with provider.parsing(what):
+            found = ElementTree.fromstring(exchange.read())
+            tag = _direct_text(found, "ETag").strip('"')
+            # S3 may send the status 200 before it knows the outcome. Then the body tells the error.
+            if not tag:
+                raise Transient(f"{what}: {_direct_text(found, 'Code')} {_direct_text(found, 'Message')}")
+            return Generation(tag)
+
+    def abort(self, exchange: Exchange, key: str, upload: str) -> None:
+        self._bucket.send(exchange, "DELETE", key, {"uploadId": upload}, {})
+        exchange.read()
+
+
+def conditions(only_if: Generation | None) -> dict[str, str]:
+    """Returns the headers of a write with the condition ``only_if``: a generation or ``ABSENT``. Empty for None."""
+    if only_if is None:
+        return {}
+    return {"If-Match": f'"{only_if}"'} if only_if else {"If-None-Match": "*"}
+
+
+def _encoded(crc32: int) -> str:
+    return base64.b64encode(crc32.to_bytes(4, "big")).decode()
+
+
+def _direct_text(node: ElementTree.Element, name: str) -> str:
+    return next((child.text or "" for child in node if child.tag.rpartition("}")[2] == name), "")
+
+
+_ALGORITHMS = ("AES256", "aws:kms", "aws:kms:dsse")
+
+
+class S3Api:
+    """One bucket.
+
+    Attributes:
+        encryption: The headers that say what a new object is encrypted with.
+    """
+
+    largest_bytes = 5 << 40
+
+    def __init__(self, bucket: str, environ: Mapping[str, str] = os.environ) -> None:
+        self._bucket = bucket
+        self.encryption = _encryption(environ)
+        finder = _AwsKeys()
+        self._credentials = Renewed("s3://: credentials", finder)
+        url, self._region = _place(finder.session(), bucket, environ)
+        place = urlsplit(url)
+        self._base = place.path.rstrip("/")
+        if self._base not in ("", f"/{bucket}"):
+            raise SettingsError(f"s3://{bucket}: found the server {url!r}, expected one without a path of its own")
+        self.connections = connections_to(f"{place.scheme}://{place.netloc}", environ.get("AWS_CA_BUNDLE") or None)
+        self.clock = StoreClock()
+        self._deletes_with_conditions = True
+        self.uploads: provider.Uploads | None = S3Uploads(self)
+
+    def url(self, key: str) -> str:
+        return f"s3://{self._bucket}/{key}"
+
+    def kvstore_spec(self, key: str) -> dict[str, Any]:
+        spec: dict[str, Any] = {"driver": "s3", "bucket": self._bucket, "path": key, "aws_region": self._region}
+        if self._base:
+            spec["endpoint"] = self.connections.url
+        elif self.connections.url != f"https://{self._bucket}.s3.{self._region}.amazonaws.com":
+            # Without a bucket, the endpoint is the bucket's. Versions before 0.1.86 know only Amazon's own hosts, whose
+            # names they make themselves.
+            spec |= {"bucket": "", "endpoint": self.connections.url}
+        if "AWS_ACCESS_KEY_ID" in os.environ:
+            spec["aws_credentials"] = {"type": "environment"}
+        return spec
+
+    def put(
+        self, exchange: Exchange, key: str, body: Body, only_if: Generation | None, note: str, crc32: int
+    ) -> Generation:
+        checksum = base64.b64encode(crc32.to_bytes(4, "big")).decode()
+        headers = {"x-amz-checksum-crc32": checksum, "Content-Type": "application/octet-stream", NOTE_HEADER: note}
+        self.send(exchange, "PUT", key, {}, headers | self.encryption | conditions(only_if), body)
+        exchange.read()
+        with provider.parsing(f"PUT {self.url(key)}"):
+            return _tag(exchange.headers["etag"])
+
+    def get(self, exchange: Exchange, key: str, first: int, stop: int | None, generation: Generation | None) -> Found:
+        headers = {}
+        if first or stop is not None:
+            headers["Range"] = f"bytes={first}-{'' if stop is None else stop - 1}"
+        if generation is not None:
+            headers["If-Match"] = f'"{generation}"'
+        self.send(exchange, "GET", key, {}, headers)
+        with provider.parsing(f"GET {self.url(key)}"):
+            tag = _tag(exchange.headers["etag"])
+            return Found(provider.total_bytes(exchange, first), tag, provider.changed_s(exchange), "")
+
+    def head(self, exchange: Exchange, key: str) -> Found | None:
+        try:
+            self.send(exchange, "HEAD", key, {}, {})
+        except FileNotFoundError:
+            return None
+        exchange.read()
+        with provider.parsing(f"HEAD {self.url(key)}"):
+            tag, note = _tag(exchange.headers["etag"]), exchange.headers.get(NOTE_HEADER, "")
+            return Found(int(exchange.headers["content-length"]), tag, provider.changed_s(exchange), note)
+
+    def list(self, exchange: Exchange, prefix: str, *, flat: bool, token: str | None, limit: int) -> Page:
+        query = {"list-type": "2", "prefix": prefix, "max-keys": str(limit)}
+        if not flat:
+            query["delimiter"] = "/"
+        if token is not None:
+            query["continuation-token"] = token
+        self.send(exchange, "GET", "", query, {})
+        with provider.parsing(f"LIST {self.url(prefix)}"):
+            root = ElementTree.fromstring(exchange.read())
+            if root.tag.rpartition("}")[2] != "ListBucketResult":
+                raise ValueError(f"<{root.tag}>, expected <ListBucketResult>")
+            entries = [
+                Entry(_text(item, "Key"), int(_text(item, "Size")), _tag(_text(item, "ETag")), _seconds(item))
+                for item in _all(root, "Contents")
+            ]
+            folders = [_text(item, "Prefix") for item in _all(root, "CommonPrefixes")]
+            goes_on = _text(root, "IsTruncated") == "true"
+            return Page(entries, folders, _text(root, "NextContinuationToken") if goes_on else None)
+
+    def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
+        is_conditional = generation is not None and self._deletes_with_conditions
+        try:
+            self.send(exchange, "DELETE", key, {}, {"If-Match": f'"{generation}"'} if is_conditional else {})
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if is_conditional and exchange.status in (400, 501) and "NotImplemented" in str(error):
+                self._deletes_with_conditions = False  # as if the store ignored them (``probe``)
+                raise Transient(f"{error}; the request is made without its condition") from error
+            raise
+        exchange.read()
+
+    def send(
+        self,
+        exchange: Exchange,
+        method: str,
+        key: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: Body | None = None,
+    ) -> None:
+        """Sends a request, and waits for the head of its reply. Raises an error if the status is not a success."""
+        keys = self._credentials.get(exchange.go_on)
+        path = f"{self._base}/{quote(key, safe='/-_.~')}"
+        encoded = "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted(query.items()))
+        target = f"{path}?{encoded}" if encoded else path
+        signed = self._signed(keys, method, target, headers)
+        sent_s = time.time()
+        exchange.send(Request(method, target, signed, body))
+        self.clock.told(exchange.headers.get("date"), sent_s)
+        if exchange.status >= 300:
+            code, message = _error(exchange.read())
+            if code in provider.EXPIRED and self._credentials.refused(keys):
+                raise Transient(f"{method} {self.url(key)}: {code}: the credentials are renewed")
+            writes = method != "GET" and method != "HEAD"
+            raise provider.refused(f"{method} {self.url(key)}", exchange, code, message, writes=writes)
+
+    def _signed(self, keys: Any, method: str, target: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """Returns the headers with a signature."""
+        from botocore.auth import S3SigV4Auth
+        from botocore.awsrequest import AWSRequest
+
+        request = AWSRequest(method, f"{self.connections.url}{target}", headers=headers)
+        # The body is not signed. Where a header has its checksum, that header is signed.
+        request.context["client_config"] = _body_unsigned()
+        S3SigV4Auth(keys, "s3", self._region).add_auth(request)
+        return dict(request.headers.items())
+
+
+@functools.cache
+def _body_unsigned() -> Any:
+    from botocore.config import Config
+
+    return Config(s3={"payload_signing_enabled": False})
+
+
+def _place(session: Any, bucket: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the URL of a bucket and its region, as ``botocore`` would ask for it.
+
+    Raises:
+        SettingsError: There is no region, or ``botocore`` knows no such place.
+    """
+    import botocore
+    from botocore.awsrequest import AWSResponse
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or session.get_config_variable("region")
+    if not region and not endpoint:
+        raise SettingsError(f"s3://{bucket}: set AWS_REGION to the region of the bucket")
+    if bucket.endswith("--x-s3"):
+        raise SettingsError(
+            f"s3://{bucket}: directory buckets (S3 Express) have signatures and listings of their own, which are not "
+            "supported: use a general purpose bucket"
+        )
+    s3 = {"us_east_1_regional_endpoint": "regional"}
+    in_host = environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower()
+    if in_host in ("true", "false"):
+        s3["addressing_style"] = "virtual" if in_host == "true" else "path"
+    elif in_host:
+        raise SettingsError(f"AWS_VIRTUAL_HOSTED_STYLE_REQUEST: expected true or false, found {in_host!r}")
+    asked: list[str] = []
+
+    def answer(request: Any, **_: Any) -> Any:
+        asked.append(request.url)
+        return AWSResponse(request.url, 200, {}, _Nothing())  # in place of sending it
+
+    try:
+        config = Config(signature_version=botocore.UNSIGNED, s3=s3)
+        client = session.create_client("s3", region or "us-east-1", endpoint_url=endpoint, config=config)
+        client.meta.events.register("before-send.s3.HeadBucket", answer)
+        client.head_bucket(Bucket=bucket)
+    except (BotoCoreError, ValueError) as error:
+        raise SettingsError(f"s3://{bucket}: the settings of its server cannot be used: {error}") from error
+    return asked[0], str(client.meta.region_name)
+
+
+class _Nothing:
+    """The body of a reply that has none."""
+
+    def stream(self) -> Iterable[bytes]:
+        return ()
+
+
+def _encryption(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the headers that say what a new object is encrypted with.
+
+    Raises:
+        SettingsError: The settings contradict each other.
+    """
+    algorithm, key = environ.get("AWS_SERVER_SIDE_ENCRYPTION", ""), environ.get("AWS_SSE_KMS_KEY_ID", "")
+    of_bucket = environ.get("AWS_SSE_BUCKET_KEY_ENABLED", "").lower()
+    if algorithm not in ("", *_ALGORITHMS):
+        raise SettingsError(
+            f"AWS_SERVER_SIDE_ENCRYPTION: expected one of {', '.join(_ALGORITHMS)}, found {algorithm!r}"
+        )
+    if of_bucket not in ("", "true", "false"):
+        raise SettingsError(f"AWS_SSE_BUCKET_KEY_ENABLED: expected true or false, found {of_bucket!r}")
+    if (key or of_bucket == "true") and not algorithm.startswith("aws:kms"):
+        raise SettingsError(
+            "AWS_SSE_KMS_KEY_ID and AWS_SSE_BUCKET_KEY_ENABLED are for AWS_SERVER_SIDE_ENCRYPTION=aws:kms, found "
+            f"{algorithm!r}"
+        )
+    told = {"": algorithm, "-aws-kms-key-id": key, "-bucket-key-enabled": of_bucket}
+    return {f"x-amz-server-side-encryption{name}": value for name, value in told.items() if value}
+
+
+class _AwsKeys:
+    """Finds credentials with ``botocore``, which also renews them. One thread at a time uses ``__call__``."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._found: Any = None
+
+    def session(self) -> Any:
+        """Returns the session of ``botocore``.
+
+        Raises:
+            SettingsError: It is not installed.
+        """
+        if self._session is None:
+            try:
+                import botocore.session
+            except ImportError as error:
+                raise SettingsError(f"s3:// needs the extra 's3': pip install 'gracepoint[s3]' ({error})") from error
+            self._session = botocore.session.Session()
+        return self._session
+
+    def __call__(self, was_refused: bool) -> StoreCredentials[Any]:
+        if was_refused:
+            self._session = self._found = None
+        if self._found is None:
+            self._found = self.session().get_credentials()
+        if self._found is None:
+            raise NotAdmitted(
+                errno.EIO,
+                "s3://: no credentials were found. On EKS, give the pod's service account a role (IRSA or pod "
+                "identity); elsewhere set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+        found = self._found
+        expires = hasattr(found, "refresh_needed")
+        return StoreCredentials(
+            found.get_frozen_credentials(), lambda seconds: not (expires and found.refresh_needed(seconds))
+        )
+
+
+def _tag(text: str) -> Generation:
+    tag = text.removeprefix("W/").strip('"')
+    if not tag:
+        raise ValueError("an empty entity tag")
+    return Generation(tag)
+
+
+def _all(node: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    return [child for child in node if child.tag.rpartition("}")[2] == name]
+
+
+def _text(node: ElementTree.Element, name: str) -> str:
+    return next((child.text or "" for child in _all(node, name)), "")
+
+
+def _seconds(item: ElementTree.Element) -> float:
+    return datetime.datetime.fromisoformat(_text(item, "LastModified")).timestamp()
+
+
+def _error(data: bytes) -> tuple[str, str]:
+    try:
+        root = ElementTree.fromstring(data)
+    except ElementTree.ParseError:
+        return "", data[:200].decode(errors="replace")
+    return _text(root, "Code"), _text(root, "Message")

@@ -1,0 +1,535 @@
+"""Joins and leaves a JAX cluster.
+
+This module calls ``jax.distributed`` and adds four things. A pod of a JobSet finds its place without the API server
+(``detection``). If the coordinator does not answer, an error names it; JAX alone ends the process from C++ (SIGABRT)
+when its own timeout is over. Process 0 connects to the service in itself without looking up its own name, which the
+cluster's DNS may not know yet. ``shutdown`` first waits for the other processes at our own barrier, because a process
+that is late at JAX's barrier ends *all* processes with SIGABRT.
+
+Everything runs in the calling thread except one request of ``shutdown`` that cannot be interrupted. It has its own
+daemon thread ("gracepoint-shutdown"), which ends with the answer. The state of the cluster is JAX's own, so it does not
+matter which code initialised the cluster.
+
+JAX's distributed state. Read from JAX at each access, so it does not matter which code joined the cluster.
+
+Finds the cluster and the process id of a pod from its environment and its labels alone.
+
+JAX's own detection on Kubernetes asks the API server, which most training pods are not allowed to do. It also supports
+only a single Job. The same information is in the pod already: in the environment from our webhook, in the Job
+controller's completion index, and in the labels that JobSet sets on every pod. The container sees the labels if the
+pod template has this:
+
+    volumes:      [{name: podinfo, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]
+    volumeMounts: [{name: podinfo, mountPath: /etc/podinfo}]
+
+The environment has precedence over the labels. The number of processes is in neither, unless the pod was injected.
+
+Waits for process 0, which hosts JAX's coordination service. No threads and no state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gracepoint import trace
+from gracepoint.arguments import shown
+from gracepoint.errors import ClusterError, SettingsError
+from gracepoint.multihost.barriers import StoreProcessGroup
+from gracepoint.multihost.store import JaxStore
+from gracepoint.settings import Settings
+from gracepoint.wire.names import (
+    ENV_JOB_COMPLETION_INDEX,
+    JOBSET_LABEL_JOB_INDEX,
+    JOBSET_LABEL_NAME,
+    JOBSET_LABEL_REPLICATED_JOB,
+    JOBSET_LABEL_RESTART_ATTEMPT,
+    JOBSET_LABEL_UID,
+    Env,
+)
+
+
+class State:
+    """The state of the JAX cluster. Before ``initialize`` it is that of a single process."""
+
+    @property
+    def initialized(self) -> bool:
+        """True while this process is joined to a cluster."""
+        return self.client is not None
+
+    @property
+    def process_id(self) -> int:
+        """This process's id in the coordination service. It may differ from ``jax.process_index()``."""
+        found: int = jax_state().process_id
+        return found
+
+    @property
+    def num_processes(self) -> int:
+        found: int = jax_state().num_processes
+        return found
+
+    @property
+    def coordinator_address(self) -> str | None:
+        found: str | None = jax_state().coordinator_address
+        return found
+
+    @property
+    def client(self) -> Any | None:
+        """The coordination service's client. None if this process has not joined a cluster."""
+        return jax_state().client
+
+    @property
+    def service(self) -> Any | None:
+        """The coordination service. None in all processes but process 0."""
+        return jax_state().service
+
+    @property
+    def preemption_sync_manager(self) -> Any | None:
+        """JAX's preemption sync manager, which ``multihost_utils.reached_preemption_sync_point`` uses.
+
+        None if JAX's preemption service is off.
+        """
+        return jax_state().preemption_sync_manager
+
+    def initialize_preemption_sync_manager(self) -> None:
+        """Starts JAX's preemption service in a cluster that was initialised without it. ``initialize`` does so itself.
+
+        Raises:
+            ClusterError: The service runs already; there is no cluster; or ``jax_enable_preemption_service`` is off.
+        """
+        if self.preemption_sync_manager is not None:
+            raise ClusterError("the preemption sync manager is initialised already: once is enough, initialize() does")
+        if self.client is None:
+            raise ClusterError("the preemption sync manager needs a cluster: call initialize() first")
+        jax_state().initialize_preemption_sync_manager()
+        if self.preemption_sync_manager is None:
+            raise ClusterError("jax_enable_preemption_service is False: set it before the preemption sync manager")
+
+
+global_state = State()
+
+
+def jax_state() -> Any:
+    """Returns JAX's own distributed state, which is not public. Loads JAX."""
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+#: The path at which Kubernetes' documentation mounts a pod's labels.
+POD_LABELS_FILE = "/etc/podinfo/labels"
+#: The default of the policy.
+DEFAULT_COORDINATOR_PORT = 8476
+ENV_JAX_COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+ENV_JAX_COORDINATOR_PORT = "JAX_COORDINATOR_PORT"
+
+# Labels of JobSet (api/jobset/v1alpha2) and of the Job controller (batch/v1) that only this module reads.
+_LABEL_COORDINATOR = "jobset.sigs.k8s.io/coordinator"  # <pod hostname>.<subdomain>; absent if the JobSet has none
+_LABEL_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"
+_LABEL_GLOBAL_REPLICAS = "jobset.sigs.k8s.io/global-replicas"
+_LABEL_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+
+_ENV_OF_LABEL = {
+    JOBSET_LABEL_NAME: Env.JOBSET_NAME,
+    JOBSET_LABEL_UID: Env.JOBSET_UID,
+    JOBSET_LABEL_REPLICATED_JOB: Env.REPLICATED_JOB,
+    JOBSET_LABEL_JOB_INDEX: Env.JOB_INDEX,
+    JOBSET_LABEL_RESTART_ATTEMPT: Env.RESTART_ATTEMPT,
+    _LABEL_COMPLETION_INDEX: ENV_JOB_COMPLETION_INDEX,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of a process in the cluster. None for each part that is not known."""
+
+    coordinator_address: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+
+
+def read_labels(path: str) -> dict[str, str]:
+    """Reads a pod's labels from the file of a downward-API volume, which has ``key="value"`` on each line.
+
+    Empty if the file does not exist.
+    """
+    try:
+        text = Path(path).read_text()
+    except FileNotFoundError:
+        return {}
+    pairs = (line.partition("=") for line in text.splitlines() if line)
+    return {key: value.strip('"') for key, _, value in pairs}
+
+
+def detect(environ: Mapping[str, str], labels: Mapping[str, str], given: Place) -> Place | None:
+    """Completes the parts of the place that were not given.
+
+    Args:
+        environ: The process's environment.
+        labels: The pod's labels; see ``read_labels``.
+        given: The parts that were given as arguments. They are not changed.
+
+    Returns:
+        The place. None if the pod belongs neither to a JobSet nor to an Indexed Job. In an Indexed Job without a
+        JobSet, the process id is the completion index, and other parts that are not given stay None. In a JobSet, all
+        three parts are set.
+
+    Raises:
+        SettingsError: The pod belongs to a JobSet, and a part cannot be determined. The message names it.
+    """
+    merged = {env: labels[label] for label, env in _ENV_OF_LABEL.items() if label in labels}
+    merged |= {name: value for name, value in environ.items() if value}
+    if Env.JOBSET_NAME not in merged:
+        if ENV_JOB_COMPLETION_INDEX not in merged:
+            return None
+        index = Settings.from_environment(merged).completion_index
+        return dataclasses.replace(given, process_id=index if given.process_id is None else given.process_id)
+    if given.num_processes is not None:
+        merged[Env.PROCESS_COUNT] = str(given.num_processes)
+    if Env.PROCESS_COUNT not in merged:
+        raise SettingsError(
+            f"num_processes: expected the number of training processes of JobSet {merged[Env.JOBSET_NAME]!r}, which "
+            f"no label tells, found none. Give it as an argument or as {Env.PROCESS_COUNT}; the operator's webhook "
+            f"sets it in JobSets labelled with gracepoint.dev/policy"
+        )
+    settings = Settings.from_environment(_defaults(merged, labels) | merged)
+    process_id = settings.process_id if given.process_id is None else given.process_id
+    address = given.coordinator_address or _address(settings, labels, process_id, told=Env.COORDINATOR_JOB in merged)
+    return Place(address, settings.process_count, process_id)
+
+
+def _defaults(merged: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
+    """Returns JobSet's own defaults for a pod that was not injected, as environment variables."""
+    found = {
+        Env.COORDINATOR_PORT: merged.get(ENV_JAX_COORDINATOR_PORT, str(DEFAULT_COORDINATOR_PORT)),
+        Env.SUBDOMAIN: merged[Env.JOBSET_NAME],
+    }
+    replicas = labels.get(_LABEL_REPLICAS)
+    if replicas is None or replicas != labels.get(_LABEL_GLOBAL_REPLICAS):
+        return found  # there are other replicatedJobs, and no label tells which of them train
+    count = merged[Env.PROCESS_COUNT]
+    if not count.isdecimal() or int(count) % int(replicas):
+        raise SettingsError(
+            f"num_processes: expected a multiple of the {replicas} Jobs of JobSet {merged[Env.JOBSET_NAME]!r}, found "
+            f"{count}"
+        )
+    return found | {
+        Env.PODS_PER_JOB: str(int(count) // int(replicas)),
+        Env.COORDINATOR_JOB: labels[JOBSET_LABEL_REPLICATED_JOB],
+    }
+
+
+def _address(settings: Settings, labels: Mapping[str, str], process_id: int, *, told: bool) -> str:
+    """Returns the address of process 0.
+
+    The JobSet's own ``coordinator`` has precedence over defaults. If ``told`` is True, the environment names the
+    replicatedJob of process 0, which has precedence over ``coordinator``.
+    """
+    host = labels.get(_LABEL_COORDINATOR)
+    if told or host is None:
+        return settings.coordinator_address
+    own = f"{settings.jobset_name}-{settings.replicated_job}-{settings.job_index}-{settings.completion_index}"
+    if process_id == 0 and host.partition(".")[0] != own:
+        raise SettingsError(
+            f"{_LABEL_COORDINATOR}: expected the pod of process 0, {own}, as JAX's coordination service runs there, "
+            f"found {host}. Correct the JobSet's spec.coordinator, or give coordinator_address"
+        )
+    return f"{host}:{settings.coordinator_port}"
+
+
+_KNOCK_S = 1.0
+_FIRST_PAUSE_S = 0.01
+
+
+def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
+    """Waits until something listens at ``host:port``. Returns how many seconds that took.
+
+    Raises:
+        ClusterError: Nothing listens there within the timeout. The message says why the last attempt failed.
+        SettingsError: The address has no port.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"coordinator_address: expected host:port, found {address!r}")
+    began = time.monotonic()
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
+                return time.monotonic() - began
+        except OSError as error:  # the name does not exist yet, refused, no route, timeout
+            waited_s = time.monotonic() - began
+            if waited_s + pause_s > timeout_s:
+                raise ClusterError(
+                    f"waited {waited_s:.0f} s for process 0 at {address}, which did not answer: {error}. Expected its "
+                    f"coordination service there: see whether that process runs, and whether all have its address"
+                ) from error
+        time.sleep(pause_s)
+        pause_s = next_pause_s(pause_s, time.monotonic() - began)
+
+
+def next_pause_s(pause_s: float, waited_s: float) -> float:
+    """Returns how many seconds to pause before the next look for process 0.
+
+    Most processes come just before or after process 0, so pauses begin short and grow to 0.1 s. Each look is up to ten
+    requests to the cluster's DNS, so a large gang would send thousands of them in a second. Therefore a pause in a long
+    wait is a twentieth of the time waited so far, and at most a second.
+
+    Args:
+        pause_s: The pause before, in seconds.
+        waited_s: Seconds waited so far.
+    """
+    return min(pause_s * 1.5, max(0.1, waited_s / 20), 1.0)
+
+
+log = logging.getLogger(__name__)
+
+#: Set by GKE on TPU. JAX's own detection is used then, because it knows the slice.
+ENV_TPU = "TPU_WORKER_HOSTNAMES"
+#: Values of ``cluster_detection_method``: only the detection of this module, and no detection. Other names are JAX's.
+JOBSET, DEACTIVATE = "jobset", "deactivate"
+_MISSING = "{name}: expected a value, found none: give it to initialize(), or see where it looks for it"
+_LOOPBACK = "127.0.0.1"
+#: JAX's variable for the address to which process 0 binds.
+_ENV_JAX_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
+#: gRPC connects through the proxy that one of these names, also to addresses of this machine.
+_ENV_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+# Number of calls of shutdown() in this cluster. It is the key of the barrier, because every call is collective.
+_shutdowns = 0
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_device_ids: int | Sequence[int] | None = None,
+    initialization_timeout: int = 300,
+    *,
+    cluster_detection_method: str | None = None,
+    heartbeat_timeout_seconds: int = 100,
+    shutdown_timeout_seconds: int = 300,
+    coordinator_bind_address: str | None = None,
+    partition_index: int | None = None,
+    recoverable: bool | None = None,
+    pod_labels_file: str = POD_LABELS_FILE,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Joins the JAX cluster. Call it once, before any JAX computation.
+
+    Arguments that are not given are taken from ``JAX_COORDINATOR_ADDRESS``, then from the pod (``detection``), then
+    from JAX's own detection (Slurm, MPI, TPU). ``attach`` uses the cluster that this function has initialised. An
+    injected pod need not call this function.
+
+    Args:
+        coordinator_address: ``host:port`` of process 0, at which it starts the coordination service.
+        num_processes: The number of processes.
+        process_id: The id of this process, 0 to ``num_processes - 1``.
+        local_device_ids: The devices of the host that this process uses. None: all.
+        initialization_timeout: Seconds within which all processes must join.
+        cluster_detection_method: None: all of the above. "jobset": only the pod. "deactivate": only the arguments.
+            Otherwise the name of one of JAX's methods.
+        heartbeat_timeout_seconds: Seconds of silence after which a process counts as dead.
+        shutdown_timeout_seconds: Seconds that JAX's own shutdown waits for the other processes.
+        coordinator_bind_address: The address to which process 0 binds. None: all interfaces, at the port of
+            ``coordinator_address``.
+        partition_index: The slice of this process's devices, if slices are numbered by hand. Give it in all processes
+            or in none.
+        recoverable: Whether the other processes go on when a process other than process 0 dies
+            (``jax_enable_recoverability``). None leaves JAX's setting unchanged.
+        pod_labels_file: The file with the pod's labels, written by the downward API.
+        environ: The process's environment.
+
+    Raises:
+        ClusterError: The function was called twice, or after JAX's backend was initialised; or process 0 does not
+            answer at its address in time; or this version of JAX does not support recoverability.
+        SettingsError: A part is missing or out of range.
+        TypeError: ``num_processes`` or ``process_id`` is not an integer.
+    """
+    _check_not_begun()
+    given = Place(coordinator_address or environ.get(ENV_JAX_COORDINATOR_ADDRESS) or None, num_processes, process_id)
+    place, method = given, cluster_detection_method
+    if method in (None, JOBSET) and ENV_TPU not in environ:
+        found = detect(environ, read_labels(pod_labels_file), given)
+        if found is not None:
+            place, method = found, DEACTIVATE
+        elif method == JOBSET:
+            raise SettingsError(
+                f"cluster_detection_method: expected a pod of a JobSet or Indexed Job, found neither in the "
+                f"environment nor in {pod_labels_file}. Show the container its labels by the downward API"
+            )
+    if method == DEACTIVATE or None not in (place.coordinator_address, place.num_processes, place.process_id):
+        _check(place)
+    _warn_of_loopback(place, environ)
+    if recoverable is not None:
+        _set_recoverable(recoverable)
+    join_cluster(
+        place,
+        initialization_timeout=initialization_timeout,
+        heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+        shutdown_timeout_seconds=shutdown_timeout_seconds,
+        local_device_ids=local_device_ids,
+        cluster_detection_method=method,
+        coordinator_bind_address=coordinator_bind_address,
+        partition_index=partition_index,
+    )
+
+
+def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -> None:
+    """Waits until process 0 answers at its address, then calls ``jax.distributed.initialize``.
+
+    Raises:
+        ClusterError: Process 0 does not answer within the timeout.
+    """
+    import jax
+
+    if place.coordinator_address is not None and place.process_id:
+        with trace.span("wait for process 0"):
+            waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
+        initialization_timeout = max(1, math.ceil(initialization_timeout - waited_s))
+    log.info("joining address=%s process=%s of=%s", place.coordinator_address, place.process_id, place.num_processes)
+    address = _to_connect_to(place, options.get("coordinator_bind_address"), os.environ)
+    jax.distributed.initialize(
+        address,
+        place.num_processes,
+        place.process_id,
+        initialization_timeout=initialization_timeout,
+        **options,
+    )
+    if address != place.coordinator_address:
+        jax_state().coordinator_address = place.coordinator_address  # what others read is the address for all
+
+
+def _to_connect_to(place: Place, bind_address: str | None, environ: Mapping[str, str]) -> str | None:
+    """Returns the address at which this process connects to the coordination service.
+
+    Process 0 hosts the service, and uses the loopback interface. The name of a new pod can be looked up only some
+    hundred milliseconds after its processes run. If the first look-up fails, gRPC waits a second before the next one,
+    and all processes wait for process 0.
+    """
+    host, _, port = (place.coordinator_address or "").rpartition(":")
+    is_bound_to_all = not (bind_address or environ.get(_ENV_JAX_BIND_ADDRESS))
+    # With a proxy, or certificates that are checked against the address, another address is another place.
+    must_be_named = any(environ.get(name) for name in _ENV_PROXIES) or _has_certificates()
+    if place.process_id != 0 or not host or _is_loopback(host) or not is_bound_to_all or must_be_named:
+        return place.coordinator_address
+    return f"{_LOOPBACK}:{port}"
+
+
+def _has_certificates() -> bool:
+    """Returns whether the coordination service has mutual TLS, which JAX has from 0.12 on."""
+    import jax
+
+    return bool(getattr(jax.config, "jax_mtls_cert_file", None))
+
+
+def shutdown(timeout_s: float = 300.0) -> None:
+    """Leaves the cluster, together with the other processes. Has no effect if no cluster was joined. Safe to repeat.
+
+    Collective. A process that ends without this call takes part in JAX's own shutdown at exit, but the processes that
+    call this function wait for it here.
+
+    Args:
+        timeout_s: Seconds to wait for the other processes.
+
+    Raises:
+        BarrierTimeout: Some processes did not arrive in time. The message names them by their ids in the coordination
+            service. This process stays in the cluster and may call again.
+    """
+    import jax
+
+    global _shutdowns
+    state = jax_state()
+    if state.client is None:
+        return
+    _shutdowns += 1
+    store = JaxStore(state.client, "gracepoint/shutdown")
+    began = time.monotonic()
+    StoreProcessGroup(store, state.process_id, state.num_processes).barrier(str(_shutdowns), timeout_s=timeout_s)
+    if state.process_id == 0 and jax.config.jax_enable_recoverability:
+        _wait_until_alone(state, timeout_s - (time.monotonic() - began))
+    jax.distributed.shutdown()
+    _shutdowns = 0
+
+
+def _wait_until_alone(state: Any, timeout_s: float) -> None:
+    """Keeps process 0, which hosts the service, until the others have left. With recoverability, JAX does not wait.
+
+    The service answers a request for the live nodes once every live process has sent one. Only process 0 sends one, so
+    the answer comes when the other processes have left.
+    """
+    asking = threading.Thread(
+        target=state.client.get_live_nodes,
+        args=(list(range(state.num_processes)),),
+        name="gracepoint-shutdown",
+        daemon=True,
+    )
+    asking.start()
+    asking.join(max(0.0, timeout_s))
+    if asking.is_alive():
+        log.warning("not all other processes have left the cluster, which ends with this one waited_s=%g", timeout_s)
+
+
+def _check_not_begun() -> None:
+    from jax._src import xla_bridge
+
+    if global_state.initialized:
+        raise ClusterError(
+            "initialize(): the JAX cluster was joined before, by this function or by jax.distributed.initialize(). "
+            "Call one of them, once; attach() adopts it"
+        )
+    if xla_bridge.backends_are_initialized():
+        raise ClusterError(
+            "initialize(): JAX's backend is in use already, for this process alone. Call it before any computation, "
+            "and before jax.devices() and the like"
+        )
+
+
+def _check(place: Place) -> None:
+    if place.coordinator_address is None:
+        raise SettingsError(_MISSING.format(name="coordinator_address"))
+    count, process_id = _integer("num_processes", place.num_processes), _integer("process_id", place.process_id)
+    if not 0 <= process_id < count:
+        raise SettingsError(f"process_id: expected 0 to num_processes - 1, found {process_id} of {count}")
+
+
+def _warn_of_loopback(place: Place, environ: Mapping[str, str]) -> None:
+    """Logs a warning if processes in other pods cannot reach the coordinator."""
+    host = (place.coordinator_address or "").rpartition(":")[0]
+    in_a_pod = "KUBERNETES_SERVICE_HOST" in environ
+    if in_a_pod and (place.num_processes or 1) > 1 and _is_loopback(host):
+        log.warning(
+            "address=%s is a loopback address: processes in other pods cannot reach it; expected a name or address of "
+            "process 0's pod",
+            place.coordinator_address,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    name = host.strip("[]")
+    return name in ("localhost", "::1") or name.startswith("127.")
+
+
+def _integer(name: str, value: int | None) -> int:
+    if value is None:
+        raise SettingsError(_MISSING.format(name=name))
+    if not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer, found {shown(value)}")
+    return value
+
+
+def _set_recoverable(recoverable: bool) -> None:
+    import jax
+
+    try:
+        jax.config.update("jax_enable_recoverability", recoverable)
+    except AttributeError as error:
+        raise ClusterError(f"recoverable: jax {jax.__version__} has no jax_enable_recoverability") from error

@@ -1,0 +1,167 @@
+"""Which process holds up the others. Every process that makes no progress says so in the store; one reads what all say.
+
+Each part of a process, such as the training or the background save, says so by itself, and is compared with the same
+part of the other processes. A process that is stopped, or whose host hangs, says nothing. So the processes that say
+nothing are suspected first, then those that are behind, then those in another stage. Any thread may call everything
+here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from gracepoint.multihost.store import KeyExists, KeyValueStore, Pods, named
+from gracepoint.process_group import ProcessGroup
+
+_FOLDER = "stalls"
+#: The stack of a process is cut to this number of characters: all stacks lie in the memory of process 0.
+_STACK_CHARACTERS = 3000
+
+
+@dataclasses.dataclass(frozen=True)
+class StalledAt:
+    """Where a part of a process is if it makes no progress.
+
+    Attributes:
+        stage: What the part does, in words.
+        order: How far it is, as numbers that can be compared with those of other processes: less is further back. The
+            first one is the same in all processes that stall together, as a rule.
+        reached: The same in words.
+        stack: Where its thread is, as lines of a traceback.
+    """
+
+    stage: str
+    order: tuple[int, ...]
+    reached: str
+    stack: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspicion:
+    """Which processes hold up the others.
+
+    Attributes:
+        processes: Their indices.
+        why: Why they are suspected, in words.
+        stack: Where the first of them is. Empty if it has not said so.
+    """
+
+    processes: list[int]
+    why: str
+    stack: str
+
+
+def host_is_silent(host: int, pods: Pods, why: str = "does not answer") -> Suspicion:
+    """Returns the suspicion for a store that does not answer: the process that hosts it is suspected."""
+    return Suspicion([host], f"{named([host], pods)}, which hosts the coordination service, {why}", "")
+
+
+class StallBoard:
+    """Where the processes say that they make no progress.
+
+    Args:
+        store: The key-value store that all processes share.
+        group: The processes that train together.
+        host: Index of the process that hosts the store.
+
+    Attributes:
+        host: As given.
+        is_host: True in that process.
+    """
+
+    def __init__(self, store: KeyValueStore, group: ProcessGroup, host: int = 0) -> None:
+        self._store = store
+        self._group = group
+        self.host = host
+        self.is_host = group.process_index == host
+
+    def post(self, part: str, place: StalledAt) -> bool:
+        """Says where a part of this process is now. Returns True if this process tells the operator for all.
+
+        Raises:
+            StoreUnavailable: The store cannot be reached.
+        """
+        self._store.delete_folder(self._place(part))
+        self.say(part, place)
+        me = str(self._group.process_index)
+        return self._group.decide(f"{_FOLDER}/told/{_key(part)}/{place.order[0]}", me) == me
+
+    def say(self, part: str, place: StalledAt) -> None:
+        """Says where a part of this process is, unless that was said before.
+
+        Raises:
+            StoreUnavailable: The store cannot be reached.
+        """
+        place = dataclasses.replace(place, stack=place.stack[-_STACK_CHARACTERS:])
+        with contextlib.suppress(KeyExists):  # another thread of this process was faster
+            self._store.set(f"{self._place(part)}/place", json.dumps(dataclasses.asdict(place)))
+
+    def take_down(self, part: str) -> None:
+        """Says that a part of this process makes progress again, or has ended.
+
+        Raises:
+            StoreUnavailable: The store cannot be reached.
+        """
+        self._store.delete_folder(self._place(part))
+
+    def suspicion(self, part: str, names: Pods = ()) -> Suspicion:
+        """Reads where this part is in each process. Returns which processes hold up the others.
+
+        Raises:
+            StoreUnavailable: The store cannot be reached.
+        """
+        found = self._store.list(f"{_FOLDER}/places/{_key(part)}")
+        places = {int(key.partition("/")[0]): _read(value) for key, value in found.items()}
+        return suspicion(places, self._group.process_count, names)
+
+    def _place(self, part: str) -> str:
+        return f"{_FOLDER}/places/{_key(part)}/{self._group.process_index}"
+
+
+def _key(part: str) -> str:
+    return part.replace(" ", "-")
+
+
+def _read(value: str) -> StalledAt:
+    fields = json.loads(value)
+    return StalledAt(**{**fields, "order": tuple(fields["order"])})
+
+
+def suspicion(places: Mapping[int, StalledAt], count: int, names: Pods = ()) -> Suspicion:
+    """Returns which of ``count`` processes hold up the others.
+
+    Args:
+        places: Where the processes are that have said that they make no progress.
+        count: How many processes there are.
+        names: The pods of the processes, for the words.
+    """
+    if not places:
+        return Suspicion([], "no process says any more that it makes no progress", "")
+    silent = [index for index in range(count) if index not in places]
+    if silent:
+        return Suspicion(
+            silent,
+            f"{named(silent, names)} did not say so as well: stopped, or busy with something that the others wait for",
+            "",
+        )
+    orders = {index: place.order for index, place in places.items()}
+    first, last = min(orders.values()), max(orders.values())
+    if first != last:
+        behind = sorted(index for index, order in orders.items() if order == first)
+        ahead = next(place for place in places.values() if place.order == last)
+        be = "is" if len(behind) == 1 else "are"
+        why = f"{named(behind, names)} {be} at {places[behind[0]].reached}, others at {ahead.reached}"
+        return Suspicion(behind, why, places[behind[0]].stack)
+    stages = collections.Counter(place.stage for place in places.values())
+    (usual, _), *others = stages.most_common()
+    if others:
+        apart = sorted(index for index, place in places.items() if place.stage != usual)
+        why = f"{named(apart, names)} {'is' if len(apart) == 1 else 'are'} in another stage than the others ({usual})"
+        return Suspicion(apart, f"{why}: {places[apart[0]].stage}", places[apart[0]].stack)
+    everybody = sorted(places)
+    why = f"all processes are at {places[everybody[0]].reached}, in the same stage"
+    return Suspicion(everybody, why, places[everybody[0]].stack)

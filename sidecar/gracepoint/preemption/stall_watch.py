@@ -1,0 +1,353 @@
+"""Says when this process makes no progress: in its log, to the other processes, and to the operator.
+
+* The **stall thread** ("gracepoint-stalls", daemon, one per process) looks every few seconds. It owns the detector.
+* Each stall is told by a thread of its own ("gracepoint-stall", daemon), which asks the store in one more thread
+  ("gracepoint-stall-store"), as the store may not answer: process 0, which hosts it, may be the one that is stopped.
+  They end within half a minute. One that waits for a store that does not answer is left behind.
+
+The training thread is not involved: a sync point costs nothing more. ``stop`` ends the stall thread.
+
+What follows from a stall: a report to the operator and, if the settings say so, the end of this process.
+
+The threads of the stall watch call everything here but ``watch``.
+
+Finds out which process holds up the others when the time of a preemption is over, within a fraction of a second.
+
+Every process says in the store where it is. Process 0, which reports for all, then reads what they have said. If it
+does not run, its substitute does that (``substitute``). A process that is stopped says nothing. If the store does not
+answer, the process that hosts it is suspected: process 0, as a rule.
+
+``ask`` starts one thread ("gracepoint-suspects", daemon). It may wait for a store that never answers, or for a file
+system that hangs, as a stack has lines of source files. It then ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gracepoint.errors import GracepointError
+from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion, host_is_silent
+from gracepoint.multihost.store import Pods, pods_of
+from gracepoint.preemption import trainer_watch
+from gracepoint.preemption.exit import ProcessExit
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled, dump_all_stacks, stack_of
+from gracepoint.preemption.substitute import Substitute
+from gracepoint.preemption.trainer_watch import SharedHeartbeat
+from gracepoint.process_group import ProcessGroup
+from gracepoint.settings import Settings
+from gracepoint.wire.names import STALL_RESTART
+
+log = logging.getLogger(__name__)
+
+_MOST_LOOK_EVERY_S = 5.0
+#: How long the teller waits for the other processes to say that they make no progress: they reach their limits within
+#: a look and a step of each other.
+_OTHERS_S = 10.0
+#: How long the store may take to answer each of two questions. With the above, a stall is told within 30 s.
+_STORE_S = 7.0
+_JOIN_S = 1.0
+
+
+class Reports(Protocol):
+    """What is done about stalls, as ``stall_reports.StallReports``."""
+
+    def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:
+        """Called in one process for all, unless the store does not answer."""
+
+    def over(self, part: str) -> None:
+        """Called in the same process when there is progress again."""
+
+    def limit(self, why: str) -> None:
+        """Called in every process once the operator was told, or when that took too long."""
+
+
+class StallWatch:
+    """See the module.
+
+    Args:
+        limit_s: Seconds without progress after which a part of the process is stalled.
+        activities: Returns what the parts of the process do; the training is the first one.
+        board: Where the processes say that they make no progress.
+        pods: Names of the pods by process index.
+        reports: Is told of stalls.
+        heartbeat: Where this process says that it runs. None: nobody looks.
+        clock: Returns monotonic seconds.
+        others_s: Seconds to wait for the other processes to say that they make no progress.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        activities: Callable[[], Sequence[Activity]],
+        board: StallBoard,
+        pods: Pods,
+        reports: Reports,
+        heartbeat: SharedHeartbeat | None = None,
+        *,
+        clock: Callable[[], float],
+        others_s: float = _OTHERS_S,
+    ) -> None:
+        self._activities = activities
+        self._board = board
+        self._pods = pods
+        self._reports = reports
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._others_s = others_s
+        self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
+        self._detector = StallDetector(limit_s, self._look_every_s)
+        self._detector.look(clock(), time.process_time(), [])  # so that a stop of this process shows from now on
+        self._stopped = threading.Event()
+        self._stalled: set[str] = set()  # parts that are stalled now; the stall thread writes it
+        self._told: set[str] = set()  # parts of which this process told the operator
+        self._thread = threading.Thread(target=self._run, name="gracepoint-stalls", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread. Safe to repeat."""
+        self._stopped.set()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._look_every_s):
+            try:
+                self._look()
+            except Exception as error:
+                log.exception("could not look for stalls error=%s", error)
+        if self._heartbeat is not None:
+            self._heartbeat.end()  # here, as no beat can follow
+
+    def _look(self) -> None:
+        activities = self._activities()
+        if self._heartbeat is not None:
+            self._heartbeat.beat(activities[0].stage)
+        changes = self._detector.look(self._clock(), time.process_time(), activities)
+        if changes.paused_s:
+            log.warning("this process was stopped for a while seconds=%.1f", changes.paused_s)
+        for part in changes.over:
+            self._stalled.discard(part)
+            log.warning("there is progress again part=%s", part)
+            self._in_a_thread(functools.partial(self._end, part))
+        for stalled in changes.stalled:
+            self._stalled.add(stalled.activity.part)
+            stack = stack_of(stalled.activity.thread_id)
+            log.error(
+                "no progress part=%s stage=%s seconds=%.0f\n%s",
+                stalled.activity.part,
+                stalled.activity.stage,
+                stalled.for_s,
+                stack,
+            )
+            dump_all_stacks()
+            self._in_a_thread(functools.partial(self._tell, stalled, stack))
+
+    def _in_a_thread(self, function: Callable[[], None]) -> None:
+        threading.Thread(target=function, name="gracepoint-stall", daemon=True).start()
+
+    def _tell(self, stalled: Stalled, stack: str) -> None:
+        found: list[Suspicion] = []
+        asking = threading.Thread(
+            target=self._ask, args=(stalled, stack, found), name="gracepoint-stall-store", daemon=True
+        )
+        asking.start()
+        asking.join(self._others_s + 2 * _STORE_S)
+        if asking.is_alive():
+            found.append(host_is_silent(self._board.host, self._pods))
+        part = stalled.activity.part
+        if part in self._stalled and not self._stopped.is_set():
+            if found:
+                self._told.add(part)
+                self._reports.stalled(stalled, found[0])
+            self._reports.limit(f"no progress in {stalled.activity.stage} for {stalled.for_s:.0f} s")
+
+    def _ask(self, stalled: Stalled, stack: str, found: list[Suspicion]) -> None:
+        """Appends who is suspected, if this process is to tell the operator."""
+        try:
+            now = stalled.activity
+            tells = self._board.post(now.part, StalledAt(now.stage, now.order, now.reached, stack))
+            self._stopped.wait(self._others_s)
+            if tells:
+                found.append(self._board.suspicion(now.part, self._pods))
+        except GracepointError as error:
+            log.warning("the other processes could not be asked about a stall error=%s", error)
+            found.append(host_is_silent(self._board.host, self._pods, f"cannot be reached: {error}"))
+
+    def _end(self, part: str) -> None:
+        try:
+            self._board.take_down(part)
+        except GracepointError as error:
+            log.warning("could not tell the other processes that a stall is over error=%s", error)
+        if part in self._told:
+            self._told.discard(part)
+            self._reports.over(part)
+
+
+class StallReports:
+    """See the module.
+
+    Args:
+        settings: Say whether a stall ends the process, and with which exit code.
+        reporter: Tells the operator.
+        process_exit: Ends the process.
+        step: Returns the step that training has reached.
+    """
+
+    def __init__(
+        self, settings: Settings, reporter: Reporter, process_exit: ProcessExit, step: Callable[[], int]
+    ) -> None:
+        self._settings = settings
+        self._reporter = reporter
+        self._exit = process_exit
+        self._step = step
+        self._pods: Pods = ()
+
+    def watch(
+        self,
+        workers: trainer_watch.Workers,
+        group: ProcessGroup,
+        activities: Callable[[], Sequence[Activity]],
+        board: StallBoard,
+        pods: Pods,
+        clock: Callable[[], float],
+    ) -> StallWatch | None:
+        """Begins to watch this process, also from its worker processes. Called in the training thread.
+
+        Args:
+            workers: Has the worker processes.
+            group: The processes.
+            activities: As ``StallWatch``.
+            board: As ``StallWatch``.
+            pods: As ``StallWatch``.
+            clock: As ``StallWatch``.
+
+        Returns:
+            The watch. None: the settings do not want one.
+        """
+        limit_s = self._settings.stall_after_s
+        if limit_s <= 0:
+            return None
+        self._pods = pods
+        session = self._reporter.session
+        heartbeat = trainer_watch.watched(workers, self._settings, session, group.process_index, self._step)
+        return StallWatch(limit_s, activities, board, pods, self, heartbeat, clock=clock)
+
+    def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:
+        """Tells the operator of a stall. Called in one process for all, unless the store does not answer.
+
+        Args:
+            stalled: The stalled part of this process.
+            suspicion: Who is suspected.
+        """
+        stage, why, suspects = stalled.activity.stage, suspicion.why, suspicion.processes
+        pods = pods_of(suspects, self._pods)
+        self._reporter.stall(stage, self._step(), stalled.for_s, suspects, why, suspicion.stack, pods)
+
+    def over(self, part: str) -> None:
+        """Tells the operator that a part makes progress again. Called in the process that told of the stall."""
+        self._reporter.stall_over(part, self._step())
+
+    def limit(self, why: str) -> None:
+        """Ends the process if the settings say so. Called in every process when the operator was told.
+
+        Within a preemption the deadline is the limit, and the watchdog ends the process: the save may still succeed.
+        """
+        if self._settings.stall_action == STALL_RESTART and not self._exit.decided and not self._exit.watches:
+            log.error("this process exits, so that the job starts again reason=%s", why)
+            self._exit.decide(self._settings.unsaved_exit_code)
+
+
+#: How long process 0 waits for what the others say. The deadline is the same in all processes, except for the time that
+#: messages take, and process 0 comes a moment later than the others.
+_ANSWERS_PART, _ANSWERS_S = 0.4, 0.14
+#: How long all of this may take. The substitute of process 0 needs most of it.
+_ANSWER_S = 0.45
+#: Lines of a stack in a message, and their characters: the innermost frame.
+_LINES = 2
+_CHARACTERS = 300
+
+
+class StragglerSearch:
+    """See the module.
+
+    Args:
+        board: Where the processes say where they are.
+        activities: Returns what the parts of this process do; the training is the first one.
+        pods: Names of the pods by process index.
+        substitute: Knows whether this process reports in place of process 0.
+    """
+
+    def __init__(
+        self, board: StallBoard, activities: Callable[[], Sequence[Activity]], pods: Pods, substitute: Substitute
+    ) -> None:
+        self._board = board
+        self._activities = activities
+        self._pods = pods
+        self._substitute = substitute
+
+    def ask(self, epoch: int, most_s: float = _ANSWER_S) -> Callable[[], str]:
+        """Begins to find out, without a wait. Returns a function that waits for the answer.
+
+        The answer is the process, its pod and where it is, in words. It is empty in processes that do not report, and
+        if no process is suspected.
+
+        Args:
+            epoch: Number of the preemption, the same in all processes.
+            most_s: Seconds that it may take, counted from now. It never takes longer than ``_ANSWER_S``.
+        """
+        answers = queue.SimpleQueue[str]()
+        within_s = min(most_s, _ANSWER_S)
+        until_s = time.monotonic() + within_s
+        asks_primary = threading.Event()
+
+        def find() -> None:
+            try:
+                self._say(f"preemption {epoch}")
+                if not self._substitute.is_primary:
+                    asks_primary.set()
+                answers.put(self._find(epoch, min(_ANSWERS_PART * within_s, _ANSWERS_S)))
+            except GracepointError as error:
+                answers.put(self._without_answer(f"cannot be reached: {error}"))
+            except Exception as error:
+                answers.put("")
+                log.exception("could not find out which process holds up the others error=%s", error)
+
+        with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
+            threading.Thread(target=find, name="gracepoint-suspects", daemon=True).start()
+
+        def answer() -> str:
+            try:
+                return answers.get(timeout=max(0.001, until_s - time.monotonic()))
+            except queue.Empty:
+                return "" if asks_primary.is_set() else self._without_answer("does not answer")
+
+        return answer
+
+    def _say(self, part: str) -> None:
+        training = self._activities()[0]
+        stack = stack_of(training.thread_id)
+        self._board.say(part, StalledAt(training.stage, training.order, training.reached, stack))
+
+    def _find(self, epoch: int, others_s: float) -> str:
+        if self._substitute.is_primary:
+            time.sleep(others_s)
+        elif not self._substitute.reason(epoch):
+            return ""  # one process reads what all have said: if a thousand did, the store would be too slow
+        return _in_words(self._board.suspicion(f"preemption {epoch}", self._pods))
+
+    def _without_answer(self, why: str) -> str:
+        if self._board.is_host:
+            return ""  # this process is not stopped, whatever keeps its store from answering
+        return host_is_silent(self._board.host, self._pods, why).why
+
+
+def _in_words(found: Suspicion) -> str:
+    at = " ".join([line.strip() for line in found.stack.splitlines() if line.strip()][-_LINES:])
+    return f"{found.why}; it is at: {at[:_CHARACTERS]}" if at else found.why

@@ -1,0 +1,554 @@
+"""``attach``: joins the JAX cluster, brings the processes together and opens a session.
+
+No state. The only threads are those of the ``AttachWatch``, which end with ``attach``, and of ``preloading``.
+
+Checks of arguments of ``attach`` that are no settings of the environment.
+
+Loads beside the joining of the JAX cluster what ``attach`` and the restore need after it: modules and files.
+
+A process waits while it joins: for process 0, and for the last process. The **preloading thread**
+("gracepoint-preload", daemon) uses that time. It imports modules, has the system read the newest checkpoint into its
+page cache or makes a connection to the object store ready, and ends. Nothing waits for it but an import of the same
+module. What fails here is done again by ``attach`` and ``restore``, which raise the error.
+
+Says when ``attach`` makes no progress, and for which processes this one waits: in the log, and to the operator.
+
+The stall watch of a session (``preemption.stall_detection``) begins once the processes have met. Before that there is:
+
+* The **attach thread** ("gracepoint-attach", daemon), which looks every few seconds. It owns the detectors, and ends
+  with ``close``.
+* A thread for each question to the store ("gracepoint-attach-store", daemon), as the store may not answer: process 0,
+  which hosts it, may be the one that is stopped. One that gets no answer is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from gracepoint import machine, trace
+from gracepoint import trace as tracing
+from gracepoint.arguments import shown
+from gracepoint.errors import GracepointError, SettingsError
+from gracepoint.multihost import global_state, join, meet
+from gracepoint.multihost.membership import PodNames
+from gracepoint.multihost.stalls import host_is_silent
+from gracepoint.multihost.store import Pods, named, pods_of
+from gracepoint.preemption.reporter import Reporter
+from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled, dump_all_stacks, stack_of
+from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
+from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.receivers import Mailbox, Operator, Receiver
+from gracepoint.session.compilation import ProgramWatch
+from gracepoint.session.session import Session, check_none_is_open
+from gracepoint.settings import Settings
+from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, STALL_RESTART, Env
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint import WriteOptions
+
+#: Placeholders in the directory of a policy, which the operator replaces.
+_PLACEHOLDERS = ("{namespace}", "{jobset}")
+
+
+def checked_directory(directory: Any) -> str | None:
+    """Returns the directory as a text. None if none is given.
+
+    Raises:
+        SettingsError: It is no path, or has a placeholder that only the operator fills in.
+    """
+    if directory is None:
+        return None
+    text = os.fspath(directory) if isinstance(directory, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise SettingsError(f"attach(directory=...): expected a path or a URI, found {shown(directory)}")
+    for placeholder in _PLACEHOLDERS:
+        if placeholder in text:
+            raise SettingsError(
+                f"attach(directory=...): found {text!r}, but only a CheckpointPolicy's directory has {placeholder}, "
+                f"which the operator fills in. Write the name itself, or call attach() without a directory in a job "
+                f"that has a policy"
+            )
+    return text
+
+
+def check_receiver(receiver: Any) -> None:
+    """Checks that a receiver can be started and closed.
+
+    Raises:
+        SettingsError: It cannot.
+    """
+    missing = [name for name in ("start", "close") if not callable(getattr(receiver, name, None))]
+    if receiver is not None and missing:
+        raise SettingsError(
+            f"attach(receiver=...): expected an object with start(mailbox) and close(), found {shown(receiver)} "
+            f"without {' and '.join(missing)}"
+        )
+
+
+log = logging.getLogger(__name__)
+
+_MODULES = (
+    "gracepoint.checkpoint.engine",
+    "gracepoint.compile_cache.opening",
+    "gracepoint.checkpoint.restoring.start_state",
+)
+
+
+def begin(settings: Settings) -> threading.Thread | None:
+    """Begins to load. Returns the thread, or None if this process does not wait for others while it joins."""
+    if settings.process_count in (None, 1) or global_state.initialized:
+        return None
+    thread = threading.Thread(target=_load, args=(settings,), name="gracepoint-preload", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the system has no more threads
+        log.info("nothing is loaded ahead error=%s", error)
+        return None
+    return thread
+
+
+def _load(settings: Settings) -> None:
+    try:
+        for name in _MODULES:
+            with trace.span(f"import {name}"):
+                importlib.import_module(name)
+        if settings.directory is not None:
+            from gracepoint.checkpoint.reading.parallel_reader import read_ahead
+
+            with trace.span("begin to read ahead"):
+                begun_bytes = read_ahead(settings.directory, settings.process_id)
+            log.info("reading ahead what this process saved last bytes=%d", begun_bytes)
+    except Exception as error:  # noqa: BLE001 - raised again by what needs it
+        log.info("not everything was loaded ahead error=%s", error)
+
+
+#: After so many seconds in one stage, the log says for whom this process waits.
+_SLOW_S = 30.0
+_MOST_LOOK_EVERY_S = 5.0
+#: How long the store may take to answer. Shorter than the gap between two looks from which the detectors conclude that
+#: this process was stopped.
+_STORE_S = 5.0
+_TOLD_S = 10.0
+_JOIN_S = 1.0
+
+
+class AttachWatch:
+    """See the module. Used as a context manager in the thread that calls ``attach``, which calls everything here.
+
+    Args:
+        settings: The limit, what follows from it, and where the operator is.
+        operator: Opens a connection to the operator. None: by the settings.
+        leave: Ends this process with an exit code.
+        slow_s: Seconds in one stage after which the log says for whom this process waits.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        operator: Callable[[], Operator | None] | None = None,
+        leave: Callable[[int], None] = os._exit,
+        slow_s: float = _SLOW_S,
+    ) -> None:
+        self._settings = settings
+        self._operator = operator or functools.partial(Operator.known_to, settings, time.monotonic)
+        self._leave = leave
+        self._session = secrets.token_hex(8)
+        self._thread_id = threading.get_ident()
+        self._stage = ""
+        self._gang: ProcessGroup | None = None
+        self._pods: Pods = ()
+        self._host = 0
+        self._told = False  # whether the operator believes that attach makes no progress
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if settings.stall_after_s > 0:
+            self._look_every_s = min(_MOST_LOOK_EVERY_S, settings.stall_after_s / 10, slow_s / 10)
+            self._slow = StallDetector(slow_s, self._look_every_s)
+            self._stalls = StallDetector(settings.stall_after_s, self._look_every_s)
+            self._thread = threading.Thread(target=self._run, name="gracepoint-attach", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._told = False  # attach has failed, so the operator is not told that it goes on
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+
+    @contextlib.contextmanager
+    def at(self, stage: str) -> Iterator[None]:
+        """Names what ``attach`` does within the block."""
+        before, self._stage = self._stage, stage
+        try:
+            with trace.span(stage):
+                yield
+        finally:
+            self._stage = before
+
+    def met(self, gang: ProcessGroup, pods: Pods = (), host: int = 0) -> None:
+        """Says who the processes are. From now on it is known for whom this one waits.
+
+        Args:
+            gang: The processes.
+            pods: Names of their pods.
+            host: Index of the one that hosts the store.
+        """
+        self._gang, self._pods, self._host = gang, pods, host
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._look_every_s):
+            try:
+                self._look()
+            except Exception as error:
+                log.exception("could not look for stalls error=%s", error)
+        if self._told:
+            self._tell_over()
+
+    def _look(self) -> None:
+        now_s, cpu_s, stage = time.monotonic(), time.process_time(), self._stage
+        # The start of JAX's backend is a part of the meeting, and computes.
+        doing = [Activity("attach", stage, (stage,), thread_id=self._thread_id, computes=True)] if stage else []
+        for slow in self._slow.look(now_s, cpu_s, doing).stalled:
+            log.warning("attach waits stage=%s seconds=%.0f %s", stage, slow.for_s, self._whom()[1])
+        changes = self._stalls.look(now_s, cpu_s, doing)
+        if changes.over and self._told:
+            self._tell_over()
+        for stalled in changes.stalled:
+            self._stalled(stalled)
+
+    def _stalled(self, stalled: Stalled) -> None:
+        stack = stack_of(self._thread_id)
+        awaited, why = self._whom()
+        stage = stalled.activity.stage
+        log.error(
+            "no progress part=attach stage=%s seconds=%.0f suspects=%s %s\n%s",
+            stage,
+            stalled.for_s,
+            awaited,
+            why,
+            stack,
+        )
+        dump_all_stacks()
+        if self._stage != stage:
+            return  # it went on while the store was asked
+        if self._tells(awaited):
+            self._told = True
+            try:
+                pods = pods_of(awaited or [], self._pods)
+                self._report(lambda reporter: reporter.stall(stage, 0, stalled.for_s, awaited or [], why, stack, pods))
+            except GracepointError as error:
+                log.warning("the operator could not be told error=%s", error)
+        if self._settings.stall_action == STALL_RESTART:
+            log.error("this process exits, so that the job starts again reason=no progress in %s", stage)
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            self._leave(self._settings.unsaved_exit_code)
+
+    def _whom(self) -> tuple[list[int] | None, str]:
+        """Returns for which processes this one waits, and that in words. None if it is not known."""
+        gang, found = self._gang, list[list[int]]()
+        if gang is None:
+            return None, "this process does not know the others yet"
+
+        def ask() -> None:
+            try:
+                found.append(gang.awaited())
+            except GracepointError as error:
+                log.info("the store could not be asked for whom this process waits error=%s", error)
+
+        asking = threading.Thread(target=ask, name="gracepoint-attach-store", daemon=True)
+        asking.start()
+        asking.join(_STORE_S)
+        if not found:
+            return [self._host], host_is_silent(self._host, self._pods).why
+        if not found[0]:
+            return [], "this process waits for no other"
+        return found[0], f"this process waits for {named(found[0], self._pods)}"
+
+    def _tells(self, awaited: list[int] | None) -> bool:
+        """Returns whether this process tells the operator for all: the first one of those that wait."""
+        if self._gang is None:  # nobody is known yet: process 0 waits for another one, or process 1 for process 0
+            return self._settings.process_count is None or self._settings.process_id in (0, 1)
+        waiting = (index for index in range(self._gang.process_count) if index not in (awaited or []))
+        return not awaited or self._gang.process_index == next(waiting, 0)
+
+    def _tell_over(self) -> None:
+        self._told = False
+        self._report(lambda reporter: reporter.stall_over("attach", 0))
+
+    def _report(self, say: Callable[[Reporter], None]) -> None:
+        """Has a reporter made for this one message say it: the session, which has the connection, is not open yet."""
+        operator = self._operator()
+        sender = None if operator is None else operator.sender
+        mailbox, time_spent = Mailbox(time.monotonic), TimeSpent(time.monotonic)
+        say(Reporter(sender, self._settings, self._session, SingleProcess(), mailbox, time_spent))
+        if operator is not None:
+            operator.sender.flush(_TOLD_S)
+            operator.close()
+
+
+#: Where a single process without any setting keeps its checkpoints, below the current folder.
+LOCAL_DIRECTORY = "gracepoint-checkpoints"
+_CHECK_TIMEOUT_S = 60.0
+
+
+def attach(
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    save_every_steps: int | None = None,
+    save_every_s: float | None = None,
+    save_interval: Literal["fixed", "auto"] | None = None,
+    keep_last: int | None = None,
+    keep_every_steps: int | None = None,
+    keep_for_s: float | None = None,
+    tolerate_failures_s: float | None = None,
+    saved_exit_code: int | None = None,
+    unsaved_exit_code: int | None = None,
+    grace_period_s: float | None = None,
+    margin: float | None = None,
+    head_start_s: float | None = None,
+    metadata: str | None = None,
+    gce_notice_s: float | None = None,
+    host_memory_limit_bytes: int | None = None,
+    writer: str | None = None,
+    stall_after_s: float | None = None,
+    stall_action: Literal["report", "restart"] | None = None,
+    compilation_cache: str | None = None,
+    compilation_cache_bytes: int | None = None,
+    compilation_cache_days: int | None = None,
+    trace: str | None = None,
+    receiver: Receiver | None = None,
+    write_options: WriteOptions | None = None,
+) -> Session:
+    """Joins the training processes and starts to listen for preemptions. Collective.
+
+    An argument overrides the policy's value, which comes through the environment. If an argument is None, the policy's
+    value counts; without a policy, as on a laptop, the value that is called the default below. Joins the JAX cluster
+    unless it is initialised already, and initialises JAX's backend.
+
+    Args:
+        directory: Path or URI (``gs://bucket/name``, ...) below which the steps are kept, on storage that all
+            processes share. Default: ``gracepoint-checkpoints`` below the current folder, for one process only.
+        save_every_steps: A periodic save is due at the first sync point from each multiple of this number of steps on.
+            0, the default: no saves by number of steps, so that only a preemption saves.
+        save_every_s: A periodic save is due this many seconds after the last one. 0, the default: no saves by time.
+        save_interval: ``fixed``, the default: the two arguments above say when saves are due. ``auto``: the operator
+            says after how many seconds, from what saves cost and how often steps were lost. ``save_every_steps`` does
+            not count then, and ``save_every_s`` (600 if it is 0) counts until the operator has figures.
+        keep_last: How many committed steps are kept. Default: 3.
+        keep_every_steps: Multiples of this number of steps are kept, too. 0, the default: none for that reason.
+        keep_for_s: Steps that are younger than this are kept, too. 0, the default: none for that reason.
+        tolerate_failures_s: Seconds for which periodic saves may fail, one after the other, before ``step`` raises
+            ``SaveFailed`` in all processes. Until then training goes on, and each failure is logged and reported. An
+            emergency save is tried whatever failed before. 0: the first failure ends training. Default: 900.
+        saved_exit_code: Exit code of the process after an emergency save. Default: 77.
+        unsaved_exit_code: Exit code if that save failed. Default: 78.
+        grace_period_s: Seconds that the process lives after a SIGTERM. Default: 30.
+        margin: Factor on predicted durations. Default: 1.25.
+        head_start_s: A preemption's save begins no later than this many seconds before the deadline, however short it
+            is predicted to be: a safety margin for delays that are in no prediction. Shorter notices (spot: 15 to 30
+            s) are acted upon at once. 0: the prediction alone counts. Default: 60.
+        metadata: Clouds whose metadata server is watched for notices: ``gce``, ``aws`` and ``azure``, separated by
+            commas, or ``auto``. Default: none.
+        gce_notice_s: Seconds of ``preemptionNoticeDuration``, if the instances of Google Compute Engine have one. The
+            metadata server does not tell it. 0, the default: they have none.
+        host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. Default: all that
+            is free.
+        writer: Who writes saves: ``thread``, the default, a thread of this process; ``worker``, a process that finishes
+            them even if this one dies; or a keeper, by the path of its socket. ``WriteOptions.writer`` counts first.
+        stall_after_s: Seconds without progress after which a process is reported as stalled: in a step, a save, a
+            restore or a meeting. A compilation counts as progress as long as it computes. Choose more than the longest
+            evaluation without a sync point. 0: nothing is watched. Default: 900.
+        stall_action: What follows from a stall. ``report``, the default: an error in the log, and to the operator.
+            ``restart``: all processes also exit with ``unsaved_exit_code``, so that the job starts again.
+        compilation_cache: Whether compiled programs are kept, so that the next start does not compile them again.
+            ``off``, the default; ``on``: beside the checkpoints; or a path or URI of a directory for them, which
+            several jobs may share. JAX runs what is in it, so only those who may run code in these processes may
+            write to it.
+        compilation_cache_bytes: Bytes that all compiled programs together may have. The oldest are deleted. Default:
+            10 GiB.
+        compilation_cache_days: Days without use after which a compiled program is deleted. Default: 30.
+        trace: Folder in which each process writes where its time goes, in a file that https://ui.perfetto.dev opens.
+            Default: no such file is written.
+        receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
+            session and closed with it. None if there is none.
+        write_options: How the arrays of checkpoints are written, such as their format or chunks. The same in all
+            processes. None: the defaults.
+
+    Raises:
+        Preempted: It was raised before in this process, which is to exit.
+        SettingsError: A setting is missing, unknown or wrong, or a session is open already. Or this container has
+            accelerators, and JAX has fallen back to the CPU.
+        CheckpointError: The directory cannot be written to, or not all processes share its storage. Or another job uses
+            it, or another cluster of the same start of this job.
+        AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
+        BarrierTimeout: A process did not come.
+    """
+    start = ProcessStart(time.monotonic(), time.time(), machine.process_age_s())
+    check_none_is_open()
+    check_receiver(receiver)
+    settings = Settings.from_environment(os.environ).override(
+        directory=checked_directory(directory),
+        save_every_steps=save_every_steps,
+        save_every_s=save_every_s,
+        save_interval=save_interval,
+        keep_last=keep_last,
+        keep_every_steps=keep_every_steps,
+        keep_for_s=keep_for_s,
+        tolerate_failures_s=tolerate_failures_s,
+        saved_exit_code=saved_exit_code,
+        unsaved_exit_code=unsaved_exit_code,
+        grace_period_s=grace_period_s,
+        margin=margin,
+        head_start_s=head_start_s,
+        metadata=metadata,
+        gce_notice_s=gce_notice_s,
+        host_memory_limit_bytes=host_memory_limit_bytes,
+        writer=writer,
+        stall_after_s=stall_after_s,
+        stall_action=stall_action,
+        compilation_cache=compilation_cache,
+        compilation_cache_bytes=compilation_cache_bytes,
+        compilation_cache_days=compilation_cache_days,
+        trace=trace,
+    )
+    with AttachWatch(settings) as watch:
+        _begin_trace(settings, start.age_s)
+        try:
+            return _opened(settings, watch, write_options, receiver, start)
+        except BaseException:
+            tracing.end()
+            raise
+
+
+def _opened(
+    settings: Settings,
+    watch: AttachWatch,
+    write_options: WriteOptions | None,
+    receiver: Receiver | None,
+    start: ProcessStart,
+) -> Session:
+    begin(settings)
+    with contextlib.ExitStack() as if_it_fails:
+        programs = ProgramWatch()
+        if_it_fails.callback(programs.close)
+        with watch.at("joining of the JAX cluster"):
+            join(settings)
+        with watch.at("meeting of the processes"):
+            meeting = meet(settings, watch.met, start.unix_s)
+        watch.met(meeting.gang, PodNames(meeting.members), meeting.host)
+        tracing.tell(index=meeting.gang.process_index, attempt=meeting.attempt)
+        where = _directory(settings, meeting.gang.process_count)
+        is_auto = settings.save_interval == SAVE_AUTO
+        with tracing.span("import of the checkpoint engine"):
+            from gracepoint.checkpoint.engine import StepCheckpointer
+            from gracepoint.checkpoint.restoring.restore_tree import check_accelerators_of_container
+            from gracepoint.compile_cache.opening import open_compile_cache
+
+        check_accelerators_of_container(os.environ)
+        # First, as it reads in the background what the restore and the first steps need.
+        with tracing.span("opening of the compilation cache"):
+            compile_cache = open_compile_cache(settings, meeting, where)
+        if compile_cache is not None:
+            if_it_fails.callback(compile_cache.close, well=False)
+        checkpointer = StepCheckpointer(
+            where,
+            gang=meeting.gang,
+            attempt=meeting.attempt,
+            save_every_steps=0 if is_auto else settings.save_every_steps,
+            save_every_s=(settings.save_every_s or DEFAULT_AUTO_S) if is_auto else settings.save_every_s,
+            keep_last=settings.keep_last,
+            keep_every_steps=settings.keep_every_steps,
+            keep_for_s=settings.keep_for_s,
+            host_memory_limit_bytes=settings.host_memory_limit_bytes,
+            remember_throughput=True,
+            hastens=settings.operator_url is not None,
+            options=_options(settings, write_options),
+            clock=time.monotonic,
+        )
+        job = settings.jobset_uid or meeting.attempt
+        # First the claim: it makes room for what is written next, which only the job that has the lease may do.
+        with watch.at("claim of the directory"):
+            checkpointer.access.claim(job, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
+        if_it_fails.callback(checkpointer.access.release)
+        with watch.at("check of the directory"):
+            checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
+        log.info(
+            "attached process=%d of=%d attempt=%s directory=%s",
+            meeting.gang.process_index,
+            meeting.gang.process_count,
+            meeting.attempt,
+            where,
+        )
+        try:
+            with tracing.span("opening of the session"):
+                session = Session(
+                    settings,
+                    meeting,
+                    checkpointer,
+                    where,
+                    clock=time.monotonic,
+                    start=dataclasses.replace(start, last_unix_s=meeting.last_started_unix_s),
+                    receiver=receiver,
+                    compile_cache=compile_cache,
+                    programs=programs,
+                )
+        except BaseException as error:
+            checkpointer.abandon(str(error), timeout_s=0.0)
+            raise
+        if_it_fails.pop_all()
+        return session
+
+
+def _begin_trace(settings: Settings, age_s: float | None) -> None:
+    if settings.trace is None:
+        return
+    tracing.begin(settings.trace, settings.pod_name or machine.host_name())
+    tracing.tell(job=settings.jobset_name, restart_attempt=settings.restart_attempt, node=settings.node_name)
+    if age_s is not None:
+        tracing.ended("before attach: Python, imports", age_s)
+
+
+def _options(settings: Settings, given: WriteOptions | None) -> WriteOptions:
+    from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
+
+    options = DEFAULT_OPTIONS if given is None else given
+    if not isinstance(options, WriteOptions):
+        raise SettingsError(
+            f"attach(write_options=...): expected gracepoint.checkpoint.WriteOptions(...), found {shown(options)}"
+        )
+    return dataclasses.replace(options, writer=settings.writer) if options.writer is None else options
+
+
+def _directory(settings: Settings, process_count: int) -> str:
+    if settings.directory is not None:
+        is_uri = "://" in settings.directory
+        return settings.directory if is_uri else str(Path(settings.directory).absolute())
+    if process_count > 1:
+        raise SettingsError(
+            f"{Env.DIRECTORY}: expected a path or a URI on storage that all {process_count} processes share, "
+            f"found none. Set it in the policy, or call attach(directory)"
+        )
+    where = str(Path.cwd() / LOCAL_DIRECTORY)
+    log.warning("no directory was given, checkpoints go below the current one directory=%s", where)
+    return where

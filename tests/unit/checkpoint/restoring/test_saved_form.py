@@ -1,0 +1,131 @@
+"""A job that had accelerators does not go on on the CPU unless it is told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import gracepoint
+from gracepoint.checkpoint import CheckpointManager
+from gracepoint.checkpoint.format import array_spec, orbax_metadata
+from gracepoint.errors import CheckpointRefused, SettingsError
+from tests.unit.checkpoint.fakes.engine import sharding
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def nothing_chosen() -> Iterator[None]:
+    """JAX has found the CPU alone by itself, as it does where a GPU's driver is not ready."""
+    chosen = jax.config.jax_platforms
+    jax.config.update("jax_platforms", None)
+    yield
+    jax.config.update("jax_platforms", chosen)
+
+
+def state(kind: str) -> dict[str, Any]:
+    w = jnp.arange(16.0).reshape(4, 4)
+    return {"w": jax.device_put(w, sharding("x", "y")) if kind == "a mesh" else w, "count": jnp.int32(1)}
+
+
+def saved_on_gpus(root: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves step 1 with a file of shardings as it is on GPUs."""
+    real = orbax_metadata.sharding
+
+    def on_gpus(leaves: Any) -> bytes:
+        recorded = {name: json.loads(text) for name, text in json.loads(real(leaves)).items()}
+        return json.dumps({name: json.dumps({**each, "platform": "gpu"}) for name, each in recorded.items()}).encode()
+
+    with monkeypatch.context() as patch, gracepoint.attach(root, save_every_steps=1) as session:
+        patch.setattr(orbax_metadata, "sharding", on_gpus)
+        session.step(1, state(kind))
+
+
+@pytest.mark.parametrize("kind", ["a mesh", "a device"])
+def test_the_platform_of_the_devices_is_recorded(kind: str, tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path, save_every_steps=1) as session:
+        session.step(1, state(kind))
+    recorded = array_spec.parse(json.loads((tmp_path / "1/default/_sharding").read_bytes()), "")
+    assert {array_spec.platform_of(each) for each in recorded.values()} == {"cpu"}
+    assert {each["platform"] for each in recorded.values()} == {"cpu"}
+
+
+@pytest.mark.parametrize(("kind", "devices"), [("a mesh", 4), ("a device", 1)])
+def test_accelerators_before_and_the_cpu_by_fallback_is_refused(
+    kind: str, devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_chosen: None
+) -> None:
+    saved_on_gpus(tmp_path, kind, monkeypatch)
+    with gracepoint.attach(tmp_path) as session:
+        with pytest.raises(
+            CheckpointRefused, match=f"{devices} gpu -> {jax.device_count()} cpu.*set JAX_PLATFORMS=cpu"
+        ):
+            session.restore(like=state(kind))
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        assert session.restore(like=state(kind))[1] == 1
+
+
+@pytest.mark.parametrize("chosen", ["cpu", "cpu,cuda"])
+def test_the_cpu_by_choice_goes_on_and_the_change_is_told(
+    chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_chosen: None
+) -> None:
+    saved_on_gpus(tmp_path, "a mesh", monkeypatch)
+    jax.config.update("jax_platforms", chosen)
+    with gracepoint.attach(tmp_path) as session:
+        restored, step = session.restore(like=state("a mesh"))
+        assert session.restored is not None
+        assert session.restored.changed == ("devices: 4 gpu -> 4 cpu",)
+    assert step == 1
+    np.testing.assert_array_equal(restored["w"], np.arange(16.0).reshape(4, 4))
+
+
+def test_looking_at_a_checkpoint_on_the_cpu_is_not_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_chosen: None
+) -> None:
+    saved_on_gpus(tmp_path / "run", "a device", monkeypatch)
+    with CheckpointManager(tmp_path / "run") as manager:
+        np.testing.assert_array_equal(manager.restore().state["w"], np.arange(16.0).reshape(4, 4))
+    with gracepoint.attach(tmp_path / "own") as session:
+        assert session.restore(like=state("a device"), from_=tmp_path / "run")[1] == 0
+
+
+@pytest.mark.parametrize(("name", "platform"), [("cuda:0", "gpu"), ("TPU_0(process=0,(0,0,0,0))", "tpu")])
+def test_a_step_of_orbax_tells_the_platform_by_the_name_of_its_device(
+    name: str, platform: str, tmp_path: Path, nothing_chosen: None
+) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(3, args=ocp.args.StandardSave(state("a device")))
+    file = tmp_path / "3" / "default" / "_sharding"
+    recorded = {key: json.loads(text) for key, text in json.loads(file.read_text()).items()}
+    file.write_text(json.dumps({key: json.dumps({**each, "device_str": name}) for key, each in recorded.items()}))
+    with gracepoint.attach(tmp_path) as session, pytest.raises(CheckpointRefused, match=f"1 {platform} -> 4 cpu"):
+        session.restore(like=state("a device"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("NVIDIA_VISIBLE_DEVICES", "GPU-5a1f,GPU-77"), ("NVIDIA_VISIBLE_DEVICES", "MIG-1"), ("TPU_WORKER_HOSTNAMES", "a")],
+)
+def test_a_first_start_is_refused_where_the_container_was_given_accelerators(
+    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_chosen: None
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=f"{variable}={value} gives this container accelerators"):
+        gracepoint.attach(tmp_path)
+    jax.config.update("jax_platforms", "cpu")
+    gracepoint.attach(tmp_path).close()
+
+
+@pytest.mark.parametrize("value", ["all", "void", "none", ""])
+def test_what_images_set_by_themselves_is_no_accelerator(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_chosen: None
+) -> None:
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", value)
+    gracepoint.attach(tmp_path).close()

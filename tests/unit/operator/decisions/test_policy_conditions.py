@@ -1,0 +1,33 @@
+"""The status of a policy."""
+
+from __future__ import annotations
+
+from gracepoint_operator.decisions import policy_conditions
+from gracepoint_operator.model.preemption_record import PreemptionRecord
+from tests.unit.operator.fakes import objects
+from tests.unit.operator.fakes.objects import NOW
+
+
+def test_last_save_of_a_policy_may_be_a_promoted_snapshot() -> None:
+    epochs = []
+    for number, (phase, step) in enumerate([("Committed", 40), ("Promoted", 70), ("Failed", 90)], start=1):
+        body = objects.preemption(number, phase=phase, ended_at=NOW + number)
+        body["status"]["step"] = step
+        epochs.append(PreemptionRecord.of(body))
+    saved = policy_conditions.last_save(epochs, None)
+    assert saved is not None
+    assert (saved.step, saved.preemption) == (70, epochs[1].name)
+    assert policy_conditions.last_save(epochs[:1], saved) == saved, "also when its record was deleted"
+    assert policy_conditions.last_save(epochs, policy_conditions.last_save(epochs[:1], None)) == saved
+
+
+def test_replicas_choose_the_same_of_two_saves_of_one_moment() -> None:
+    epochs = []
+    for number in (1, 2):
+        body = objects.preemption(number, phase="Committed", ended_at=NOW)
+        body["status"]["step"] = 40
+        epochs.append(PreemptionRecord.of(body))
+    saved = policy_conditions.last_save(epochs, None)
+    assert policy_conditions.last_save(epochs[::-1], None) == saved
+    assert policy_conditions.last_save(epochs[:1], saved) == saved
+    assert policy_conditions.last_save(epochs, policy_conditions.last_save(epochs[:1], None)) == saved

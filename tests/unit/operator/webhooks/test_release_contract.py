@@ -1,0 +1,231 @@
+"""The release contract on JobSets as users write them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+
+from gracepoint_operator.resources import CheckpointPolicySpec
+from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
+from gracepoint_operator.webhooks.contracts import DEFAULT_GRACE_PERIOD_S, DEFAULT_MAX_RESTARTS
+from gracepoint_operator.webhooks.release_contract import RULE_NAME
+from tests.unit.operator.fakes.samples import Json, by_jobset, job_of, jobset, pod_of, policy_spec, replicated_job
+
+POLICY = policy_spec()
+DISRUPTION = [{"type": "DisruptionTarget", "status": "True"}]
+
+
+def contracted(body: Json, policy: CheckpointPolicySpec = POLICY) -> Json:
+    result = release_contract(body, policy)
+    assert isinstance(result, Patched), result
+    return result.object
+
+
+def refusal(body: Json, policy: CheckpointPolicySpec = POLICY) -> str:
+    result = release_contract(body, policy)
+    assert isinstance(result, ContractViolation)
+    return result.message
+
+
+def test_bare_jobset_gets_everything_to_exit_and_restart() -> None:
+    made = contracted(jobset())
+    job = job_of(made)
+    assert pod_of(made)["restartPolicy"] == "Never"
+    assert pod_of(made)["terminationGracePeriodSeconds"] == DEFAULT_GRACE_PERIOD_S
+    assert (job["backoffLimit"], job["completionMode"]) == (0, "Indexed")
+    assert job["podFailurePolicy"]["rules"] == [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": "train", "operator": "In", "values": [77, 78]},
+        },
+        {"action": "FailJob", "onPodConditions": DISRUPTION},
+    ]
+    failure_policy = made["spec"]["failurePolicy"]
+    assert failure_policy["maxRestarts"] == DEFAULT_MAX_RESTARTS
+    (rule,) = failure_policy["rules"]
+    assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    assert rule["targetReplicatedJobs"] == ["workers"]
+
+
+def test_the_object_that_is_given_is_not_changed() -> None:
+    body = jobset()
+    before = copy.deepcopy(body)
+    contracted(body)
+    assert body == before
+
+
+def test_conforming_jobset_stays_unchanged_after_jobsets_webhook() -> None:
+    once = contracted(jobset())
+    assert contracted(once) == once
+    after_jobset = by_jobset(once)
+    assert contracted(after_jobset) == after_jobset
+
+
+def test_exit_codes_are_ordered_since_kubernetes_refuses_others() -> None:
+    policy = policy_spec(afterSave={"savedExitCode": 90, "unsavedExitCode": 40})
+    rule = job_of(contracted(jobset(), policy))["podFailurePolicy"]["rules"][0]
+    assert rule["onExitCodes"]["values"] == [40, 90]
+
+
+def test_the_rules_name_is_one_that_jobset_accepts() -> None:
+    assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", RULE_NAME)
+
+
+@pytest.mark.parametrize(
+    ("message", "uncounted"),
+    [
+        pytest.param(
+            "Container train for pod team/x failed with exit code 77 matching FailJob rule at index 0",
+            True,
+            id="saved",
+        ),
+        pytest.param("Pod team/x has condition DisruptionTarget matching FailJob rule at index 1", True, id="drain"),
+        pytest.param(
+            "Container train for pod team/x failed with exit code 3 matching FailJob rule at index 2",
+            False,
+            id="a user's own rule for a real error",
+        ),
+        pytest.param(
+            "Container train for pod team/x failed with exit code 177 matching FailJob rule at index 2",
+            False,
+            id="a code that ends like ours",
+        ),
+    ],
+)
+def test_only_preemptions_restart_uncounted(message: str, uncounted: bool) -> None:
+    """Messages as Kubernetes 1.34 writes them (pkg/controller/job/pod_failure_policy.go)."""
+    (rule,) = contracted(jobset())["spec"]["failurePolicy"]["rules"]
+    assert any(re.search(p, message) for p in rule["onJobFailureMessagePatterns"]) is uncounted
+
+
+def test_the_users_failure_policy_stays_behind_our_rule() -> None:
+    own = {"name": "dont_retry", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    made = contracted(jobset(failurePolicy={"maxRestarts": 0, "rules": [own]}))
+    failure_policy = made["spec"]["failurePolicy"]
+    assert failure_policy["maxRestarts"] == 0
+    assert [rule["name"] for rule in failure_policy["rules"]] == [RULE_NAME, "dont_retry"]
+
+
+def test_a_rule_of_ours_from_an_exported_jobset_is_renewed() -> None:
+    exported = contracted(jobset())
+    made = contracted(exported, policy_spec(afterSave={"savedExitCode": 90, "unsavedExitCode": 91}))
+    (rule,) = made["spec"]["failurePolicy"]["rules"]
+    assert rule["onJobFailureMessagePatterns"][0] == "exit code (90|91) matching FailJob rule"
+
+
+def test_the_users_rules_on_other_exit_codes_stay_behind_ours() -> None:
+    own = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
+    ignoring = {"action": "Count", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}}
+    body = jobset(replicated_job(podFailurePolicy={"rules": [own, ignoring]}))
+    rules = job_of(contracted(body))["podFailurePolicy"]["rules"]
+    assert rules[2:] == [own, ignoring]
+
+
+def test_values_that_the_user_has_set_rightly_are_kept() -> None:
+    body = jobset(replicated_job(backoffLimit=0, completionMode="Indexed"))
+    pod_of(body).update(restartPolicy="Never", terminationGracePeriodSeconds=600)
+    assert pod_of(contracted(body))["terminationGracePeriodSeconds"] == 600
+
+
+@pytest.mark.parametrize(
+    ("job", "path", "found"),
+    [
+        pytest.param({"backoffLimit": 6}, "backoffLimit", "6", id="backoffLimit"),
+        pytest.param({"backoffLimitPerIndex": 1}, "backoffLimitPerIndex", "1", id="backoffLimitPerIndex"),
+        pytest.param({"completionMode": "NonIndexed"}, "completionMode", "NonIndexed", id="completionMode"),
+        pytest.param({"completions": 4}, "parallelism", "1", id="pods one after the other"),
+        pytest.param(
+            {"podReplacementPolicy": "TerminatingOrFailed"},
+            "podReplacementPolicy",
+            "TerminatingOrFailed",
+            id="podReplacementPolicy",
+        ),
+        pytest.param(
+            {"podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": DISRUPTION}]}},
+            "podFailurePolicy.rules[0].action",
+            "Ignore for DisruptionTarget",
+            id="disruptions ignored",
+        ),
+        pytest.param(
+            {
+                "podFailurePolicy": {
+                    "rules": [{"action": "Count", "onExitCodes": {"operator": "In", "values": [1, 77]}}]
+                }
+            },
+            "podFailurePolicy.rules[0].action",
+            "Count for exit codes [1, 77]",
+            id="our exit code counted",
+        ),
+    ],
+)
+def test_what_contradicts_is_refused_with_path_found_expected_and_fix(
+    job: dict[str, Any], path: str, found: str
+) -> None:
+    message = refusal(jobset(replicated_job(**job)))
+    assert message.startswith(f"spec.replicatedJobs[0].template.spec.{path}: found {found}")
+    assert ", expected " in message
+    assert re.search(r"\. (Remove|Set) ", message)
+
+
+def test_on_failure_is_refused_and_never_changed() -> None:
+    body = jobset()
+    pod_of(body)["restartPolicy"] = "OnFailure"
+    message = refusal(body)
+    assert "spec.replicatedJobs[0].template.spec.template.spec.restartPolicy: found OnFailure" in message
+    assert "Write restartPolicy: Never" in message
+
+
+def test_called_after_jobsets_webhook_it_says_what_to_write() -> None:
+    """Then "not set" looks like "OnFailure": the chart's configuration name puts ours first."""
+    message = refusal(by_jobset(jobset()))
+    assert "OnFailure (JobSet's own default where it is not set)" in message
+
+
+def test_every_problem_is_told_at_once() -> None:
+    message = refusal(jobset(replicated_job("a", backoffLimit=6), replicated_job("b", backoffLimit=7)))
+    assert "replicatedJobs[0].template.spec.backoffLimit: found 6" in message
+    assert "replicatedJobs[1].template.spec.backoffLimit: found 7" in message
+
+
+def test_replicated_jobs_that_do_not_train_are_left_alone() -> None:
+    body = jobset(replicated_job("workers"), replicated_job("tensorboard", backoffLimit=6))
+    made = contracted(body, policy_spec(training={"replicatedJobs": ["workers"]}))
+    assert made["spec"]["replicatedJobs"][1] == body["spec"]["replicatedJobs"][1]
+    assert made["spec"]["failurePolicy"]["rules"][0]["targetReplicatedJobs"] == ["workers"]
+
+
+@pytest.mark.parametrize(
+    ("training", "path", "words"),
+    [
+        pytest.param({"replicatedJobs": ["wrokers"]}, "spec.replicatedJobs: ", "'wrokers'", id="unknown replicatedJob"),
+        pytest.param(
+            {"container": "main"},
+            "spec.replicatedJobs[0].template.spec.template.spec.containers: ",
+            "found ['train'], expected the container 'main'",
+            id="unknown container",
+        ),
+    ],
+)
+def test_a_policy_that_names_what_the_jobset_lacks_refuses_it(training: dict[str, Any], path: str, words: str) -> None:
+    message = refusal(jobset(), policy_spec(training=training))
+    assert message.startswith(path)
+    assert words in message
+
+
+def test_a_gang_of_nobody_is_refused() -> None:
+    assert "replicas: found 0" in refusal(jobset(replicated_job(replicas=0)))
+    assert "spec.replicatedJobs: found none" in refusal({**jobset(), "spec": {}})
+
+
+def test_disabled_host_names_are_refused() -> None:
+    assert "spec.network.enableDNSHostnames" in refusal(jobset(network={"enableDNSHostnames": False}))
+
+
+def test_completions_that_kubernetes_would_ask_for_are_filled_in() -> None:
+    body = jobset(replicated_job(pods=4))
+    del job_of(body)["completions"]
+    assert job_of(contracted(body))["completions"] == 4

@@ -1,0 +1,116 @@
+"""Stages of a save: seconds since the notice, and their summary over processes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import cast
+
+import pytest
+
+from gracepoint.multihost import InMemoryStore
+from gracepoint.preemption import substitute as module
+from gracepoint.preemption.reporter import EpochProgress, Reporter, Stages, summary
+from gracepoint.preemption.substitute import Substitute
+from gracepoint.preemption.time_spent import TimeSpent
+from gracepoint.process_group import SingleProcess
+from gracepoint.receivers import Disruption, Mailbox, Sender
+from gracepoint.settings import Settings
+from gracepoint.wire.messages import Phase
+from tests.unit.multihost.fakes.gangs import gangs
+from tests.unit.preemption.fakes.reporters import Sent, without_operator
+from tests.unit.preemption.fakes.time_left import Left
+
+
+def test_stages_are_counted_from_the_notice_in_seconds() -> None:
+    now_s = iter([11.0, 12.5])
+    stages = Stages(10.0, lambda: next(now_s))
+    assert stages.last is None
+    stages.mark("frozen")
+    stages.mark("agreed")
+    assert json.loads(stages.to_json()) == {"frozen": 1.0, "agreed": 2.5}
+    assert stages.last == "agreed"
+
+
+def test_an_unknown_stage_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'frozzen'"):
+        Stages(0.0, lambda: 0.0).mark("frozzen")
+
+
+def test_summary_covers_all_processes_and_stages_that_all_reached() -> None:
+    found = summary(['{"frozen": 1.0, "written": 2.0}', '{"frozen": 2.0}', '{"frozen": 6.0, "written": 1.0}'])
+    assert {k: (t.p50_s, t.max_s) for k, t in found.items()} == {"frozen": (2.0, 6.0)}
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["process 0 runs", "process 0 does not run"])
+def test_the_end_of_a_drill_is_reported_once_also_without_process_0(
+    runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if runs:
+        monkeypatch.setattr(module, "_MOST_S", 60.0)  # time for an answer on a busy machine
+    store, sent, mailbox = InMemoryStore(), Sent(), Mailbox(lambda: 0.0)
+    primary, substitute = (Substitute(store, index, 2, ("pod-0",), Left(30.0 if runs else 2.0)) for index in range(2))
+    if runs:
+        primary.opened(5)
+    group = gangs(2, store)[1]
+    reporter = Reporter(cast(Sender, sent), Settings(), "session", group, mailbox, TimeSpent(lambda: 0.0))
+    mailbox.post(Disruption(preemption="gpt-1", cause="Drill", signal="drill", remaining_s=30.0, drill=True))
+    epoch = EpochProgress(5, True, Stages(0.0, lambda: 0.0), mailbox, reporter, substitute)
+    epoch.report(Phase.FAILED, message="drill: not saved: the disk is full")
+    mailbox.drop("gpt-1")  # a drill that failed is over at once
+    substitute.wait(60)
+    primary.close()
+    if runs:
+        assert sent.messages == []
+    else:
+        (told,) = sent.messages
+        assert (told.preemption, told.phase) == ("gpt-1", Phase.FAILED)
+        assert told.message.startswith("drill: not saved: the disk is full; process 0 (pod-0) does not answer")
+
+
+@pytest.mark.parametrize(
+    ("phase", "threads"),
+    [(Phase.COMMITTED, True), (Phase.FAILED, False)],
+    ids=["a commit", "a failure while the interpreter ends"],
+)
+def test_process_0_has_reported_an_end_before_its_session_ended(
+    phase: Phase, threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_S", 60.0)
+    store = InMemoryStore()
+    primary, other = (Substitute(store, index, 2, ("pod-0",), Left(30.0)) for index in range(2))
+    primary.opened(5)
+    with monkeypatch.context() as ending:
+        if not threads:  # as of Python 3.12 then
+            ending.setattr(threading.Thread, "start", refused)
+        without_operator_at(5, primary).report(phase)
+        primary.close()
+    told: list[str] = []
+    other.report(5, told.append)
+    other.wait(60)
+    assert told == []
+
+
+def refused(thread: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+def without_operator_at(number: int, substitute: Substitute) -> EpochProgress:
+    clock = time.monotonic
+    return EpochProgress(number, False, Stages(0.0, clock), Mailbox(clock), without_operator(), substitute)
+
+
+def test_nothing_is_told_after_the_end_whatever_other_threads_still_have_to_tell() -> None:
+    sent, mailbox = Sent(), Mailbox(lambda: 0.0)
+    reporter = Reporter(cast(Sender, sent), Settings(), "session", SingleProcess(), mailbox, TimeSpent(lambda: 0.0))
+    epoch = EpochProgress(5, False, Stages(0.0, lambda: 0.0), mailbox, reporter)
+    epoch.report(Phase.DRAINED)
+    epoch.succeeded()
+    epoch.report(Phase.WRITTEN, step=2, bytes=9)
+    epoch.report(Phase.COMMITTED)
+    epoch.report(Phase.AGREED, ordinal=3)
+    epoch.has_doubt("there is probably no time")
+    phases = [report.phase for report in sent.messages]
+    assert phases == [Phase.DRAINED, Phase.WRITTEN, Phase.COMMITTED]
+    assert (sent.messages[-1].step, sent.messages[-1].bytes) == (2, 9)

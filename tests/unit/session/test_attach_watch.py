@@ -1,0 +1,172 @@
+"""What is said when ``attach`` makes no progress: real threads, and limits of a fraction of a second."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gracepoint.errors import BarrierError
+from gracepoint.multihost import InMemoryStore, StoreProcessGroup, StoreUnavailable
+from gracepoint.session.attach import AttachWatch
+from gracepoint.settings import Settings
+from tests.unit.multihost.fakes.gangs import gangs
+from tests.waiting import until
+
+# Threads that wait for real seconds.
+pytestmark = pytest.mark.integration
+
+LIMIT_S = 0.3
+PATIENCE_S = 60.0
+KEY = "members"
+
+
+class Operator:
+    """Keeps what it is told, in place of a connection."""
+
+    def __init__(self) -> None:
+        self.sender = self
+        self.messages: list[Any] = []
+        self.told = threading.Event()
+        self.over = threading.Event()
+
+    def send(self, message: Any, **_: Any) -> None:
+        self.messages.append(message)
+        (self.over if message.over else self.told).set()
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def watch(operator: Operator, action: str = "report", **options: Any) -> AttachWatch:
+    settings = Settings(stall_after_s=LIMIT_S, stall_action=action)
+    return AttachWatch(settings, operator=lambda: operator, slow_s=LIMIT_S / 2, **options)  # type: ignore[arg-type,return-value]
+
+
+@pytest.fixture
+def come() -> Iterator[Callable[[StoreProcessGroup], None]]:
+    """Has a process come to the barrier, in a thread that waits there until the end of the test."""
+    waiting: list[tuple[StoreProcessGroup, threading.Thread]] = []
+
+    def wait(gang: StoreProcessGroup) -> None:
+        with contextlib.suppress(BarrierError):
+            gang.barrier(KEY, timeout_s=PATIENCE_S)
+
+    def begin(gang: StoreProcessGroup) -> None:
+        thread = threading.Thread(target=wait, args=(gang,))
+        thread.start()
+        waiting.append((gang, thread))
+        until(gang.awaited, "the process to wait")
+
+    yield begin
+    for gang, thread in waiting:
+        gang.cancel(KEY, "the test has ended")
+        thread.join(PATIENCE_S)
+
+
+def test_the_processes_that_do_not_come_are_named(
+    come: Callable[[StoreProcessGroup], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = gangs(3)
+    come(second)
+    come(third)
+    operator = Operator()
+    with caplog.at_level(logging.WARNING), watch(operator) as watching:
+        watching.met(second, ["pod-0", "pod-1", "pod-2"])
+        with watching.at("meeting of the processes"):
+            assert operator.told.wait(PATIENCE_S)
+            first.barrier(KEY, timeout_s=PATIENCE_S)
+        assert operator.over.wait(PATIENCE_S)
+    assert "attach waits stage=meeting of the processes" in caplog.text
+    assert "test_the_processes_that_do_not_come_are_named" in caplog.text  # the stack of this thread
+    (told, over) = operator.messages
+    assert (told.stage, told.suspects, told.over) == ("meeting of the processes", [0], False)
+    assert told.message == "this process waits for process 0 (pod-0)"
+    assert over.over
+
+
+def test_one_of_those_that_wait_tells_the_operator(come: Callable[[StoreProcessGroup], None]) -> None:
+    _, second, third = gangs(3)
+    come(second)
+    come(third)
+    telling, silent = Operator(), Operator()
+    with watch(telling) as a, watch(silent) as b:
+        a.met(second)
+        b.met(third)
+        with a.at("meeting"), b.at("meeting"):
+            assert telling.told.wait(PATIENCE_S)
+            assert not silent.told.wait(2 * LIMIT_S)
+
+
+def test_a_process_before_the_meeting_is_awaited_where_others_start_the_backend() -> None:
+    first, second = gangs(2)
+    with second.waiting.expecting("backend"):
+        assert second.awaited() == [0]
+        with first.waiting.expecting("backend"):
+            assert second.awaited() == []
+    assert second.awaited() == []
+
+
+def test_process_0_is_suspected_if_the_store_does_not_answer() -> None:
+    class Gone(InMemoryStore):
+        def list(self, folder: str) -> dict[str, str]:
+            raise StoreUnavailable("no answer")
+
+    operator = Operator()
+    gang = StoreProcessGroup(Gone(), 1, 2)
+    come_key = gang.waiting.at("b", lambda: list(map(int, Gone().list("b"))))
+    with watch(operator) as watching, come_key, watching.at("meeting"):
+        watching.met(gang)
+        assert operator.told.wait(PATIENCE_S)
+    assert operator.messages[0].suspects == [0]
+    assert "does not answer" in operator.messages[0].message
+
+
+def test_a_stage_that_goes_on_in_time_is_not_told() -> None:
+    operator = Operator()
+    settings = Settings(stall_after_s=2.0)
+    with AttachWatch(settings, operator=lambda: operator, slow_s=2.0) as watching:  # type: ignore[arg-type,return-value]
+        for number in range(25):  # longer than the limit, all together
+            with watching.at(f"stage {number}"):
+                time.sleep(0.1)
+    assert operator.messages == []
+
+
+def test_the_process_exits_if_the_policy_says_so() -> None:
+    codes: list[int] = []
+    left = threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        left.set()
+
+    with watch(Operator(), "restart", leave=leave) as watching, watching.at("claim of the directory"):
+        assert left.wait(PATIENCE_S)
+    assert codes == [Settings().unsaved_exit_code]
+
+
+def test_an_attach_that_failed_is_not_told_to_go_on() -> None:
+    operator = Operator()
+
+    def meet() -> None:
+        with watch(operator) as watching, watching.at("meeting"):
+            assert operator.told.wait(PATIENCE_S)
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        meet()
+    assert [message.over for message in operator.messages] == [False]
+
+
+def test_nothing_is_watched_without_a_limit() -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    with AttachWatch(Settings(stall_after_s=0)) as watching, watching.at("meeting"):
+        assert {thread.name for thread in threading.enumerate()} == before
