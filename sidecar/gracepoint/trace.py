@@ -25,7 +25,7 @@ from typing import Any
 
 from gracepoint import machine
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: More events than this are counted, and not kept. A start has some hundred.
 MOST_EVENTS = 20_000
@@ -106,7 +106,7 @@ class Trace:
             os.replace(partial, self.path)
         except OSError as error:
             if not self._failed:
-                log.warning("the trace cannot be written path=%s error=%s", self.path, error)
+                logger.warning("the trace cannot be written path=%s error=%s", self.path, error)
             self._failed = True
 
 

@@ -19,7 +19,7 @@ from gracepoint.checkpoint.storage.objects import requests
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.compile_cache.program_folders import place_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds after which a file whose writer died is deleted.
 UNFINISHED_S = 86_400.0
@@ -95,7 +95,7 @@ def clean(top: StoragePath, bounds: Bounds) -> None:
         for folder in found.folders:
             (top / folder).delete_folder()
     if found.too_old or found.too_many:
-        log.info(
+        logger.info(
             "compiled programs deleted directory=%s unused=%d beyond_bound=%d",
             top,
             found.too_old,

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from gracepoint.multihost import global_state
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _COMPILE_ARGUMENTS = ("backend", "computation", "devices")
 _WRITE_ARGUMENTS = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
@@ -149,7 +149,7 @@ class JaxHooks:
                     cache_key, module_name, executable, backend, int(compile_time_secs)
                 )
             except Exception as error:  # noqa: BLE001 - the program is compiled, and the training goes on
-                log.warning("compiled program %s is not kept: %s", module_name, error)
+                logger.warning("compiled program %s is not kept: %s", module_name, error)
 
         return cache_write
 

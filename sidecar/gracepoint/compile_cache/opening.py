@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gracepoint.multihost import Meeting
     from gracepoint.settings import Settings
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _LISTING_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 30.0
@@ -61,9 +61,9 @@ def open_compile_cache(settings: Settings, meeting: Meeting, directory: str) -> 
     try:
         return _open(settings, meeting, _top(settings.compilation_cache, directory))
     except CannotInstall as error:
-        log.warning("gracepoint keeps no compiled programs: %s", error)
+        logger.warning("gracepoint keeps no compiled programs: %s", error)
     except Exception as error:  # noqa: BLE001 - training goes on without
-        log.warning("gracepoint keeps no compiled programs: %s: %s", type(error).__name__, error)
+        logger.warning("gracepoint keeps no compiled programs: %s: %s", type(error).__name__, error)
     tell_nothing(meeting.gang.process_index, meeting.gang.process_count, meeting.store)
     return None
 
@@ -88,7 +88,7 @@ def _open(settings: Settings, meeting: Meeting, top: StoragePath) -> CompileCach
     hooks = JaxHooks(programs)
     hooks.install()
     programs.start()
-    log.info("compiled programs are kept directory=%s", top / folder)
+    logger.info("compiled programs are kept directory=%s", top / folder)
     return CompileCache(programs, hooks)
 
 
@@ -131,6 +131,6 @@ def _fingerprint(devices: Sequence[Any]) -> str:
 
         cache_key._hash_accelerator_config(hashed, np.array(devices))  # noqa: SLF001
     except Exception as error:  # noqa: BLE001 - processes are then taken to have equal keys
-        log.debug("what JAX hashes of the topology is not known: %s", error)
+        logger.debug("what JAX hashes of the topology is not known: %s", error)
         return ""
     return hashed.hexdigest()

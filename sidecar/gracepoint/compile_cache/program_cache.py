@@ -27,7 +27,7 @@ from gracepoint.compile_cache.program_file import NotThisProgram, file_name, pac
 from gracepoint.compile_cache.program_folders import SHARED, own_part
 from gracepoint.compile_cache.uploads import ProgramUploads
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds from the start in which the list of programs must be there. Until then a compilation waits for it.
 LISTED_WITHIN_S = 30.0
@@ -132,7 +132,7 @@ class ProgramCache:
         self._uploads.close(timeout_s)
         self._ended.set()
         self._downloads.forget()
-        log.info(
+        logger.info(
             "compiled programs found=%d compiled=%d kept=%d directory=%s",
             self.found,
             self.compiled,
@@ -148,17 +148,17 @@ class ProgramCache:
         name = file_name(key)
         stored = programs.get(name)
         if stored is None:
-            log.debug("compiled program not found, and compiled folder=%s key=%s", part, key)
+            logger.debug("compiled program not found, and compiled folder=%s key=%s", part, key)
             return None
         path = self._folder / part / name
         try:
             data = self._downloads.read(path)
             program = unpack(key, data)
         except FileNotFoundError:
-            log.info("compiled program %s was deleted meanwhile, and is compiled anew", path)
+            logger.info("compiled program %s was deleted meanwhile, and is compiled anew", path)
             return None
         except NotThisProgram as error:
-            log.warning("compiled program %s is ignored, and compiled anew: %s", path, error)
+            logger.warning("compiled program %s is ignored, and compiled anew: %s", path, error)
             return None
         except Exception as error:  # noqa: BLE001 - whatever a store raises, JAX can compile
             self._warn_once("unreadable", f"compiled program {path} cannot be read, and is compiled anew: {error}")
@@ -171,7 +171,7 @@ class ProgramCache:
         """Returns the programs that were in the store at the start. Waits for them, but not for long."""
         left_s = self._began_s + LISTED_WITHIN_S - time.monotonic()
         if not self._listed.wait(max(0.0, left_s)) and self._set_listing(NOTHING):
-            log.warning(
+            logger.warning(
                 "compiled programs in %s are not used in this run: the store was not listed within %g s",
                 self._folder,
                 LISTED_WITHIN_S,
@@ -193,7 +193,7 @@ class ProgramCache:
             listing = self._list_programs()
         except Exception as error:  # noqa: BLE001 - without the list everything is compiled
             listing = NOTHING
-            log.warning("compiled programs in %s are not used in this run: %s", self._folder, error)
+            logger.warning("compiled programs in %s are not used in this run: %s", self._folder, error)
         if self._set_listing(listing):
             self._downloads.prefetch(self._ahead(listing))
         if self._is_first:
@@ -213,7 +213,7 @@ class ProgramCache:
                 break
             wanted.append((stored.bytes, part, name))
         wanted.sort(reverse=True)
-        log.info("compiled programs read ahead count=%d of=%d directory=%s", len(wanted), len(found), self._folder)
+        logger.info("compiled programs read ahead count=%d of=%d directory=%s", len(wanted), len(found), self._folder)
         return [self._folder / part / name for _, part, name in wanted]
 
     def _clean_if_much(self, written_bytes: int) -> None:
@@ -234,4 +234,4 @@ class ProgramCache:
             if kind in self._said:
                 return
             self._said.add(kind)
-        log.warning("%s", text)
+        logger.warning("%s", text)

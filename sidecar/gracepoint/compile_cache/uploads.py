@@ -18,7 +18,7 @@ from collections.abc import Callable
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.threads import DaemonThread
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _THREADS = 4
 #: Most bytes that wait to be written, or are being written. A program that does not fit in is not kept.
@@ -64,7 +64,7 @@ class ProgramUploads:
                 return
             if self._waiting_bytes + size_bytes > _WAITING_BYTES:
                 if not self._full:
-                    log.warning(
+                    logger.warning(
                         "some compiled programs are not kept: the store takes them too slowly at %s", path.parent
                     )
                 self._full = True
@@ -85,7 +85,7 @@ class ProgramUploads:
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter ends
-            log.debug("no thread could be started to keep compiled programs: %s", error)
+            logger.debug("no thread could be started to keep compiled programs: %s", error)
 
     def close(self, timeout_s: float) -> None:
         """Waits until everything is written, or no thread writes. Nothing is added afterwards. Never raises."""
@@ -95,7 +95,7 @@ class ProgramUploads:
             if self._waiting and not self._running():
                 self._start_thread()
             if not self._changed.wait_for(lambda: not self._running(), timeout_s) or self._waiting:
-                log.info("compiled programs not written in time count=%d", len(self._waiting) + self._running())
+                logger.info("compiled programs not written in time count=%d", len(self._waiting) + self._running())
             self._waiting.clear()
 
     def _run(self, thread: DaemonThread) -> None:
@@ -129,7 +129,9 @@ class ProgramUploads:
         except FileNotFoundError:
             path.parent.make_folder()
             path.put(data)
-        log.debug("compiled program kept path=%s bytes=%d took_s=%.2f", path, len(data), time.monotonic() - started_s)
+        logger.debug(
+            "compiled program kept path=%s bytes=%d took_s=%.2f", path, len(data), time.monotonic() - started_s
+        )
         with self._lock:
             self._failures = 0
             self._bytes += len(data)
@@ -143,6 +145,8 @@ class ProgramUploads:
                 self._closed = True
                 self._waiting.clear()
         if failures == 1:
-            log.warning("a compiled program is not kept, and the next start compiles it again: %s: %s", path, error)
+            logger.warning("a compiled program is not kept, and the next start compiles it again: %s: %s", path, error)
         elif failures == _FAILURES:
-            log.warning("compiled programs are no longer kept in this run, as the store does not take them: %s", error)
+            logger.warning(
+                "compiled programs are no longer kept in this run, as the store does not take them: %s", error
+            )

@@ -160,7 +160,7 @@ class Timekeeper:
             self._member.look(0.0, left_s)
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _JOIN_S = 1.0
 #: How long training waits after the deadline for the timing thread, which can name the missing processes.
@@ -277,7 +277,7 @@ class Agreement:
             if self.seat.epoch is not None:
                 self._gang.fail(self.steps_key, AgreementError(reason))
         except GracepointError as error:
-            log.warning("could not tell the others that this process breaks off error=%s", error)
+            logger.warning("could not tell the others that this process breaks off error=%s", error)
 
     @property
     def in_epoch(self) -> bool:
@@ -420,11 +420,11 @@ class Agreement:
             for _ in self._member.finish():
                 pass
         except StoreUnavailable as error:
-            log.warning("could not tell the others that training has finished error=%s", error)
+            logger.warning("could not tell the others that training has finished error=%s", error)
         else:
             with self._lock:
                 if not self._changed.wait_for(lambda: self._member.ledger.finished, _HEARD_S):
-                    log.warning("did not hear the end of training from the bell waited_s=%g", _HEARD_S)
+                    logger.warning("did not hear the end of training from the bell waited_s=%g", _HEARD_S)
         return self.seat.epoch is not None and self._held() is Verdict.OVER
 
     def abandon(self, reason: str) -> None:
@@ -441,11 +441,11 @@ class Agreement:
         try:
             self._bell.close(self._me)
         except StoreUnavailable as error:
-            log.warning("could not wake the agreement's thread error=%s", error)
+            logger.warning("could not wake the agreement's thread error=%s", error)
         for thread in self._threads:
             thread.join(_JOIN_S)
             if thread.is_alive():
-                log.warning("a thread did not end name=%s waited_s=%g", thread.name, _JOIN_S)
+                logger.warning("a thread did not end name=%s waited_s=%g", thread.name, _JOIN_S)
 
     def _held(self) -> Verdict:
         with self._lock:
@@ -501,10 +501,10 @@ class Agreement:
             for number in over:
                 self._gang.retire(self._member.folder(number))
         except GracepointError as error:
-            log.warning("keys of an epoch that is over were not removed error=%s", error)
+            logger.warning("keys of an epoch that is over were not removed error=%s", error)
 
     def _fail_here(self, error: Exception) -> None:
-        log.error("the agreement failed in this process error=%s", error, exc_info=error)
+        logger.error("the agreement failed in this process error=%s", error, exc_info=error)
         epoch = self._member.ledger.epoch
         if epoch is not None:
             with self._lock:
@@ -536,7 +536,7 @@ class Agreement:
         try:
             self._timekeeper.look()
         except GracepointError as error:
-            log.warning("could not keep the time of a notice, trying again error=%s", error)
+            logger.warning("could not keep the time of a notice, trying again error=%s", error)
 
     def _tells_of_left_in_s(self) -> float | None:
         """Returns when it may be time to say that another process has left. None if there is nothing to say."""
@@ -555,7 +555,7 @@ class Agreement:
         self._left_at_s = math.inf
         if self.seat.finished or self._leaving:  # meanwhile
             return
-        log.error(
+        logger.error(
             "%s left the training after step %d, sync point %d: %s. This process is at step %d, sync point %d: a step, "
             "save or barrier that needs the other does not end, and no preemption is saved. All processes must pass "
             "the same steps",

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from gracepoint.multihost.ledger import Closing, Entry, Finished, Gone, from_json, to_json
 from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore, StoreUnavailable
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PARK_S = 24 * 3600.0
 _LOOK_EVERY_S = 0.5
@@ -114,7 +114,7 @@ class Bell:
             except StoreUnavailable as error:
                 if self._closed.is_set():
                     return None
-                log.warning("cannot read notices of other processes error=%s retry_s=%g", error, retry_s)
+                logger.warning("cannot read notices of other processes error=%s retry_s=%g", error, retry_s)
                 self._closed.wait(retry_s)
                 retry_s = min(2 * retry_s, _RETRY_AT_MOST_S)
 
@@ -141,7 +141,7 @@ class Bell:
                     self._store.delete_folder(f"bell/{number}")
                 self._store.delete_folder(f"bell-read/{page}")
         except StoreUnavailable as error:  # the page is not removed
-            log.warning("entries that all have read were not removed error=%s", error)
+            logger.warning("entries that all have read were not removed error=%s", error)
 
 
 def _ends(entry: Entry) -> bool:

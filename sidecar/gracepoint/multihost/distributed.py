@@ -290,7 +290,7 @@ def next_pause_s(pause_s: float, waited_s: float) -> float:
     return min(pause_s * 1.5, max(0.1, waited_s / 20), 1.0)
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Set by GKE on TPU. JAX's own detection is used then, because it knows the slice.
 ENV_TPU = "TPU_WORKER_HOSTNAMES"
@@ -395,7 +395,7 @@ def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -
         with trace.span("wait for process 0"):
             waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
         initialization_timeout = max(1, math.ceil(initialization_timeout - waited_s))
-    log.info("joining address=%s process=%s of=%s", place.coordinator_address, place.process_id, place.num_processes)
+    logger.info("joining address=%s process=%s of=%s", place.coordinator_address, place.process_id, place.num_processes)
     address = _to_connect_to(place, options.get("coordinator_bind_address"), os.environ)
     jax.distributed.initialize(
         address,
@@ -475,7 +475,7 @@ def _wait_until_alone(state: Any, timeout_s: float) -> None:
     asking.start()
     asking.join(max(0.0, timeout_s))
     if asking.is_alive():
-        log.warning("not all other processes have left the cluster, which ends with this one waited_s=%g", timeout_s)
+        logger.warning("not all other processes have left the cluster, which ends with this one waited_s=%g", timeout_s)
 
 
 def _check_not_begun() -> None:
@@ -506,7 +506,7 @@ def _warn_of_loopback(place: Place, environ: Mapping[str, str]) -> None:
     host = (place.coordinator_address or "").rpartition(":")[0]
     in_a_pod = "KUBERNETES_SERVICE_HOST" in environ
     if in_a_pod and (place.num_processes or 1) > 1 and _is_loopback(host):
-        log.warning(
+        logger.warning(
             "address=%s is a loopback address: processes in other pods cannot reach it; expected a name or address of "
             "process 0's pod",
             place.coordinator_address,

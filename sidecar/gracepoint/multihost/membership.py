@@ -32,7 +32,7 @@ from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.settings import Settings
 from gracepoint.wire.names import ENV_JOB_COMPLETION_INDEX, Env
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _BLOCK = 256
 _READ_S = 5.0
@@ -100,7 +100,7 @@ class PodNames(Sequence[str | None]):
         try:
             return self._members[index].pod_name
         except GracepointError as error:
-            log.info("the name of a process cannot be read process=%d error=%s", index, error)
+            logger.info("the name of a process cannot be read process=%d error=%s", index, error)
             return None
 
 
@@ -210,7 +210,7 @@ def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
             part of the address or of the process id is missing.
     """
     if global_state.initialized:
-        log.info("adopted the initialised jax.distributed")
+        logger.info("adopted the initialised jax.distributed")
         return False
     if settings.process_count == 1:
         return False
@@ -225,7 +225,7 @@ def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
             )
         return False
     if ENV_TPU in environ:
-        log.info("leaving the cluster's detection to jax reason=%s is set", ENV_TPU)
+        logger.info("leaving the cluster's detection to jax reason=%s is set", ENV_TPU)
         join_cluster(Place(), initialization_timeout=_INITIALIZATION_TIMEOUT_S)
         return True
     place = Place(settings.coordinator_address, settings.process_count, settings.process_id)
@@ -248,7 +248,7 @@ def raise_jax_notice(client: Any) -> None:
     try:
         client.key_value_set("RECEIVED_PREEMPTION_NOTICE", now)
     except RuntimeError as error:
-        log.info("jax's own preemption notice was not raised error=%s", str(error).splitlines()[0])
+        logger.info("jax's own preemption notice was not raised error=%s", str(error).splitlines()[0])
 
 
 def meet(
@@ -334,7 +334,7 @@ def _check_count(injected: Sequence[int | None], joined: int, by: str | None, le
         return
     if least:
         # Several clusters of one start cannot overwrite each other: only one of them can claim the directory.
-        log.warning("the size of the job was changed injected=%d joined=%d", wrong, joined)
+        logger.warning("the size of the job was changed injected=%d joined=%d", wrong, joined)
         return
     found = f"the cluster that {by} was initialised with has {joined}" if by else "jax.distributed was not initialised"
     raise AgreementError(

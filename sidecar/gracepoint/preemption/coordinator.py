@@ -34,7 +34,7 @@ from gracepoint.receivers import Hints, Mailbox, Receiver
 from gracepoint.receivers.operator import ReceiverSet
 from gracepoint.settings import Settings
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FLUSH_S = 3.0
 #: How long after the end of a training loop the notice of what ended it may come.
@@ -320,7 +320,7 @@ class Coordinator:
             over = self._agreement.finish()
         except AgreementError as error:
             # A process is gone in the middle of a preemption. This one has nothing left to save.
-            log.warning("training finished during a preemption without agreement error=%s", error)
+            logger.warning("training finished during a preemption without agreement error=%s", error)
             over = True
         if over:
             self._outcome.finished()

@@ -35,7 +35,7 @@ from gracepoint.receivers import Mailbox
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FLUSH_S = 3.0
 _GATHER_S = 3.0
@@ -192,7 +192,7 @@ class EmergencySave:
         if stops:
             chosen = dataclasses.replace(chosen, choice=Choice.CANCEL_AND_SAVE)
         epoch.chose(chosen)
-        log.warning("chosen choice=%s step=%d reason=%s", chosen.choice, chosen.step, chosen.reason)
+        logger.warning("chosen choice=%s step=%d reason=%s", chosen.choice, chosen.step, chosen.reason)
         if chosen.choice is not Choice.SAVE_NOW:  # else the next stage's report, which comes at once, says it
             epoch.report(Phase.AGREED)
         return chosen
@@ -245,7 +245,7 @@ class EmergencySave:
         epoch.report(Phase.DURABLE, stages=stages)
         end = Phase.PROMOTED if steps_lost > 0 else Phase.COMMITTED
         epoch.report(end, steps_lost=steps_lost, seconds_to_spare=spare_s, stages=stages, message=reason)
-        log.warning(
+        logger.warning(
             "preempted saved=True drill=%s step=%d steps_lost=%d seconds_to_spare=%.1f%s",
             epoch.drill,
             step,
@@ -272,7 +272,7 @@ class EmergencySave:
         try:
             found = self._group.gather(self._key("stages"), own.to_json(), timeout_s=wait_s, processes=some)
         except BarrierError as error:
-            log.warning("stages of this process only error=%s", error)
+            logger.warning("stages of this process only error=%s", error)
             return own.own(), own.without
         return summary(found), lacking(found, some)
 

@@ -36,7 +36,7 @@ from gracepoint import trace
 from gracepoint.errors import GracepointError
 from gracepoint.multihost import KeyValueStore
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How long user code may run after Preempted was raised. It is not all the time until the deadline: the host of the
 #: coordination service waits as long for a peer that was killed, and the job cannot start again before that.
@@ -187,7 +187,7 @@ class ProcessExit:
                 on_overdue()
                 if self._code is not None:  # only now is known what a background save has committed
                     code = self._code
-            log.warning("ended by the watchdog code=%d", code)
+            logger.warning("ended by the watchdog code=%d", code)
             trace.moment(f"the watchdog ends the process with code {code}")
             flush_output()
             trace.write()  # last, as its storage may hang

@@ -45,7 +45,7 @@ from gracepoint.receivers.mailbox import Disruption, Listener, Mailbox
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class NoticeLog(Protocol):
@@ -88,7 +88,7 @@ class NoticePublisher(Listener):
                 revision=disruption.revision,
             )
         except GracepointError as error:
-            log.error("the other processes could not be told of the notice error=%s", error)
+            logger.error("the other processes could not be told of the notice error=%s", error)
 
     def retracted(self, origin: str, reason: str) -> None:
         """As ``Listener``."""
@@ -97,7 +97,7 @@ class NoticePublisher(Listener):
         try:
             self._bell.take_back(self._own + origin if unnamed else origin, reason)
         except GracepointError as error:
-            log.error("the other processes could not be told of the retraction error=%s", error)
+            logger.error("the other processes could not be told of the retraction error=%s", error)
 
 
 class NoticeReader:
@@ -178,7 +178,7 @@ class PreemptionObserver:
             case Noticed(notice):
                 disruption = self._notices.received(notice)
                 if notice.by != self._group.process_index:
-                    log.warning("another process has a notice process=%d notice=%s", notice.by, disruption)
+                    logger.warning("another process has a notice process=%d notice=%s", notice.by, disruption)
             case Retracted(notice, _, reason):
                 self._retracted(notice, reason)
             case Moot(notices, by):
@@ -211,7 +211,7 @@ class PreemptionObserver:
                 on_overdue=self._outcome.overdue,
             )
         self._outcome.begun()  # only now: it writes to the store, which may not answer
-        log.warning("the freeze begins drill=%s left_s=%.1f", epoch.drill, self.time_left_s())
+        logger.warning("the freeze begins drill=%s left_s=%.1f", epoch.drill, self.time_left_s())
         self.looked()
         if not epoch.drill and self._group.process_index == 0:
             self._on_freeze()
@@ -223,7 +223,7 @@ class PreemptionObserver:
 
     def _retracted(self, notice: NoticeEntry, reason: str, *, alone: bool = False) -> None:
         disruption = self._notices.removed(notice.origin)
-        log.warning("a notice was taken back origin=%s reason=%s", notice.origin, reason)
+        logger.warning("a notice was taken back origin=%s reason=%s", notice.origin, reason)
         if disruption is not None and disruption.preemption:  # the operator knows nothing of notices without a name
             self._reporter.report(Phase.RETRACTED, Progress(message=reason), disruption, alone=alone)
 
@@ -249,7 +249,7 @@ class PreemptionObserver:
             return  # that there is too little time is known and reported, and an older step is committed
         doubt = self._budget.doubt(drained=epoch.stages.has("drained"))
         if doubt:
-            log.error("%s; tried all the same", doubt)
+            logger.error("%s; tried all the same", doubt)
             epoch.has_doubt(doubt)
 
     def start_in_s(self, remaining_s: float = math.inf) -> float:

@@ -132,7 +132,7 @@ class TimeBudget:
         )
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FLUSH_S = 3.0
 #: How long the other processes have to say with which step they exit; the watchdog has a second for all of its work.
@@ -294,7 +294,7 @@ class Outcome:
         committed = self._committed_step()
         if known.get("steps_lost") is None and committed is not None:
             known["steps_lost"] = self._current_step() - committed
-        log.error("preempted saved=False drill=%s reason=%s", self.epoch.drill, reason, exc_info=error)
+        logger.error("preempted saved=False drill=%s reason=%s", self.epoch.drill, reason, exc_info=error)
         self.exit_with(self._settings.unsaved_exit_code)
         self.epoch.report(Phase.FAILED, message=f"drill: {reason}" if self.epoch.drill else reason, **known)
 
@@ -328,7 +328,7 @@ class Outcome:
         if self.epoch.drill:
             reason = f"drill: {reason}"
         if self.epoch.fail_first():
-            log.error("preempted saved=True drill=%s reason=%s", self.epoch.drill, reason)
+            logger.error("preempted saved=True drill=%s reason=%s", self.epoch.drill, reason)
             self.exit_with(self._settings.saved_exit_code)
             self.epoch.report(Phase.PROMOTED, step=instead, steps_lost=lost, message=reason)
         return reason

@@ -39,7 +39,7 @@ from gracepoint.wire.messages import (
 )
 from gracepoint.wire.names import SAVE_AUTO
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How long a message is tried that is not about an open preemption.
 _UNHURRIED_S = 60.0
@@ -125,7 +125,7 @@ class Reporter:
             "message": progress.message,
         }
         told = " ".join(f"{name}={value}" for name, value in known.items() if value not in (None, ""))
-        log.info("preemption phase=%s %s", phase, told)
+        logger.info("preemption phase=%s %s", phase, told)
         if self._sender is None or not (self._is_primary or alone):
             return
         self._spoke = True
@@ -158,7 +158,7 @@ class Reporter:
         self.time_spent.passed(step)
         if saved_step is not None:
             self.time_spent.committed(saved_step)
-        log.info(
+        logger.info(
             "forecast state_bytes=%d step_s=%.4f drain_s=%.4f save_s=%.4f",
             figures.state_bytes,
             figures.step_s,
@@ -212,12 +212,12 @@ class Reporter:
             try:
                 self._saved_for = SavedFor.from_json(note)
             except WireError as error:  # a newer library wrote it
-                log.warning("it is not known for which preemption the step was saved error=%s", error)
+                logger.warning("it is not known for which preemption the step was saved error=%s", error)
         if training:
             self.time_spent.trains()
         else:
             self.time_spent.restored(restored_step)
-        log.info("resumed restored_step=%s training=%s", restored_step, training)
+        logger.info("resumed restored_step=%s training=%s", restored_step, training)
         if self._sender is not None and self._is_primary:
             message = Resumption(
                 pod_uid=self._settings.pod_uid or "",
@@ -258,7 +258,9 @@ class Reporter:
             stack: Where the first of them is.
             pods: Names of their pods, as far as they are known.
         """
-        log.error("stall stage=%s step=%d seconds=%.0f suspects=%s message=%s", stage, step, for_s, suspects, message)
+        logger.error(
+            "stall stage=%s step=%d seconds=%.0f suspects=%s message=%s", stage, step, for_s, suspects, message
+        )
         self._send_stall(stage, step, message, for_s, suspects, stack, pods)
 
     def stall_over(self, stage: str, step: int) -> None:
@@ -268,7 +270,7 @@ class Reporter:
             stage: The part of this process that was stalled.
             step: The step that this process has reached.
         """
-        log.warning("stall is over stage=%s step=%d", stage, step)
+        logger.warning("stall is over stage=%s step=%d", stage, step)
         self._send_stall(stage, step, "there is progress again", over=True)
 
     def _send_stall(
@@ -330,7 +332,7 @@ class Reporter:
             return
         wait_s = timeout_s if self._spoke else min(timeout_s, _RECEIPT_S)
         if not self._sender.flush(wait_s) and self._spoke:
-            log.warning("the operator was not told everything waited_s=%g", wait_s)
+            logger.warning("the operator was not told everything waited_s=%g", wait_s)
 
 
 #: In the order in which they come.

@@ -141,7 +141,7 @@ class StallDetector:
         return changes
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FRAMES = 12
 #: Parts of the names of JAX's functions that make a program, as in jax 0.4.35 to 0.10.
@@ -175,7 +175,7 @@ def dump_all_stacks() -> None:
     try:
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
     except (io.UnsupportedOperation, AttributeError, ValueError, OSError):  # the stream is no file, or there is none
-        log.info("the stacks of all threads cannot be written to the standard error stream")
+        logger.info("the stacks of all threads cannot be written to the standard error stream")
 
 
 #: Stages of a process's part of a save, in order.

@@ -45,7 +45,7 @@ from gracepoint.process_group import ProcessGroup
 from gracepoint.settings import Settings
 from gracepoint.wire.names import STALL_RESTART
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MOST_LOOK_EVERY_S = 5.0
 #: How long the teller waits for the other processes to say that they make no progress: they reach their limits within
@@ -121,7 +121,7 @@ class StallWatch:
             try:
                 self._look()
             except Exception as error:
-                log.exception("could not look for stalls error=%s", error)
+                logger.exception("could not look for stalls error=%s", error)
         if self._heartbeat is not None:
             self._heartbeat.end()  # here, as no beat can follow
 
@@ -131,15 +131,15 @@ class StallWatch:
             self._heartbeat.beat(activities[0].stage)
         changes = self._detector.look(self._clock(), time.process_time(), activities)
         if changes.paused_s:
-            log.warning("this process was stopped for a while seconds=%.1f", changes.paused_s)
+            logger.warning("this process was stopped for a while seconds=%.1f", changes.paused_s)
         for part in changes.over:
             self._stalled.discard(part)
-            log.warning("there is progress again part=%s", part)
+            logger.warning("there is progress again part=%s", part)
             self._in_a_thread(functools.partial(self._end, part))
         for stalled in changes.stalled:
             self._stalled.add(stalled.activity.part)
             stack = stack_of(stalled.activity.thread_id)
-            log.error(
+            logger.error(
                 "no progress part=%s stage=%s seconds=%.0f\n%s",
                 stalled.activity.part,
                 stalled.activity.stage,
@@ -177,14 +177,14 @@ class StallWatch:
             if tells:
                 found.append(self._board.suspicion(now.part, self._pods))
         except GracepointError as error:
-            log.warning("the other processes could not be asked about a stall error=%s", error)
+            logger.warning("the other processes could not be asked about a stall error=%s", error)
             found.append(host_is_silent(self._board.host, self._pods, f"cannot be reached: {error}"))
 
     def _end(self, part: str) -> None:
         try:
             self._board.take_down(part)
         except GracepointError as error:
-            log.warning("could not tell the other processes that a stall is over error=%s", error)
+            logger.warning("could not tell the other processes that a stall is over error=%s", error)
         if part in self._told:
             self._told.discard(part)
             self._reports.over(part)
@@ -260,7 +260,7 @@ class StallReports:
         Within a preemption the deadline is the limit, and the watchdog ends the process: the save may still succeed.
         """
         if self._settings.stall_action == STALL_RESTART and not self._exit.decided and not self._exit.watches:
-            log.error("this process exits, so that the job starts again reason=%s", why)
+            logger.error("this process exits, so that the job starts again reason=%s", why)
             self._exit.decide(self._settings.unsaved_exit_code)
 
 
@@ -317,7 +317,7 @@ class StragglerSearch:
                 answers.put(self._without_answer(f"cannot be reached: {error}"))
             except Exception as error:
                 answers.put("")
-                log.exception("could not find out which process holds up the others error=%s", error)
+                logger.exception("could not find out which process holds up the others error=%s", error)
 
         with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
             threading.Thread(target=find, name="gracepoint-suspects", daemon=True).start()

@@ -35,7 +35,7 @@ from gracepoint.errors import GracepointError
 from gracepoint.multihost import KeyExists, KeyTimeout, KeyValueStore
 from gracepoint.multihost.store import Pods, named
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds for the question and its answer. At least ``_LEAST_S``, and at least ``_PART`` of the reserve, as the report
 #: needs the rest. If the deadline is further away, up to ``_MOST_S``, which is less than a process has to exit once its
@@ -110,7 +110,7 @@ class Substitute:
         try:
             thread.start()
         except RuntimeError as error:  # a limit on threads: the save, and the report of its end, need none of them
-            log.warning("process 0 will not answer if the others ask whether it runs error=%s", error)
+            logger.warning("process 0 will not answer if the others ask whether it runs error=%s", error)
         else:
             self._answering = (thread, closing, folder)
 
@@ -148,7 +148,7 @@ class Substitute:
             else:
                 self._store.set(f"{folder}/answered", "")
         except GracepointError as error:
-            log.info("process 0 cannot say that it runs error=%s", error)
+            logger.info("process 0 cannot say that it runs error=%s", error)
 
     def _is_asked(self, folder: str) -> bool:
         """Waits for a question. Returns False if none has come until shortly after the deadline, which may move."""
@@ -240,7 +240,7 @@ class Substitute:
                 with contextlib.suppress(GracepointError):  # it was asked, or the store cannot be reached
                     self._store.set(f"{_folder(epoch)}/asked", "")
             elif reason := self.reason(epoch):
-                log.warning("this process reports the end of the preemption reason=%s", reason)
+                logger.warning("this process reports the end of the preemption reason=%s", reason)
                 send(reason)
 
         if (self.is_primary or self._asks) and epoch >= 0:

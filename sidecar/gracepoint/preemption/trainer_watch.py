@@ -109,7 +109,7 @@ def _allow_tracing_by(process_id: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(process_id), 0, 0, 0)  # fails if there is no Yama
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MOST_LOOK_EVERY_S = 5.0
 _TELL_WITHIN_S = 60.0
@@ -158,7 +158,7 @@ def watched(
     try:
         heartbeat = SharedHeartbeat(step=step)
     except OSError as error:
-        log.warning("no worker process will look at this process error=%s", error)
+        logger.warning("no worker process will look at this process error=%s", error)
         return None
     at = ProcessAt.here(threading.get_native_id())
     workers.in_every_worker(begin, heartbeat.block, Watched(settings, session, index, at))
@@ -217,7 +217,7 @@ class TrainerWatch:
             try:
                 self.look()
             except Exception as error:
-                log.exception("could not look at the training process error=%s", error)
+                logger.exception("could not look at the training process error=%s", error)
 
     def look(self) -> None:
         """Looks once."""
@@ -232,7 +232,7 @@ class TrainerWatch:
         doing = [Activity(_PART, self._heartbeat.stage, (beats,))] if beats else []
         changes = self._detector.look(now_s, time.process_time(), doing)
         if changes.over and not worker.trainer_has_died():
-            log.warning("the training process runs again")
+            logger.warning("the training process runs again")
             self._tell(self._stall("the training process runs again", over=True))
         for stalled in changes.stalled:
             if not worker.trainer_has_died():
@@ -246,7 +246,7 @@ class TrainerWatch:
             message += f"; its stack is not known: {seen.why_not}" if seen.why_not else ""
         else:
             message = f"{name} does not run, and its worker process cannot see it: {seen.why_not}"
-        log.error(
+        logger.error(
             "no progress part=%s stage=%s seconds=%.0f %s\n%s",
             _PART,
             stalled.activity.stage,
@@ -281,4 +281,4 @@ class TrainerWatch:
             if self._operator is not None:
                 self._operator.sender.send(stall, within_s=_TELL_WITHIN_S)
         except GracepointError as error:
-            log.warning("the operator could not be told error=%s", error)
+            logger.warning("the operator could not be told error=%s", error)

@@ -218,7 +218,7 @@ class Backoff:
         self._failures = 0
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _LONGEST_LINE_BYTES = 1 << 20
 _HEARTBEATS_MISSED = 3
@@ -289,7 +289,7 @@ class OperatorSubscriber:
             if self._closed.is_set():
                 return
             # While the operator is down for an hour, the log has one line for each reason, not hundreds.
-            log.log(
+            logger.log(
                 logging.DEBUG if reason in self._said else logging.WARNING,
                 "not subscribed to the operator, trying again; SIGTERM is still watched reason=%s",
                 reason,
@@ -312,7 +312,7 @@ class OperatorSubscriber:
             try:
                 frame = Frame.read(line)
             except WireError as error:  # the next line is a new frame, so only this one is lost
-                log.error("ignored a frame that cannot be read error=%s", error)
+                logger.error("ignored a frame that cannot be read error=%s", error)
                 unreadable += 1
                 if unreadable == _MOST_UNREADABLE:
                     raise ChannelError(f"{unreadable} frames of the stream could not be read") from error
@@ -333,7 +333,7 @@ class OperatorSubscriber:
             raise ChannelError(f"expected the operator's hello: {error}") from error
         if not isinstance(hello, Hello):
             raise ChannelError(f"expected the operator's hello, found {hello.type}")
-        log.info("subscribed replica=%s heartbeat_s=%g", hello.replica, hello.heartbeat_s)
+        logger.info("subscribed replica=%s heartbeat_s=%g", hello.replica, hello.heartbeat_s)
         self._channel.set_timeout_s(_HEARTBEATS_MISSED * hello.heartbeat_s)
         self._connected.set()
 
@@ -343,14 +343,14 @@ class OperatorSubscriber:
         try:
             self._trust(frame.authorities)
         except ssl.SSLError as error:
-            log.error("kept the authorities, as the operator's cannot be read error=%s", error)
+            logger.error("kept the authorities, as the operator's cannot be read error=%s", error)
             return
         self._who = dataclasses.replace(self._who, trust=trust_digest(frame.authorities))
-        log.info("trusts other authorities of the operator digest=%s", self._who.trust)
+        logger.info("trusts other authorities of the operator digest=%s", self._who.trust)
 
     def _take(self, frame: Notice | Retraction | Hint) -> None:
         if (frame.pod_uid, frame.session) != (self._who.pod_uid, self._who.session):
-            log.warning(
+            logger.warning(
                 "ignored what is not for this session type=%s pod_uid=%s session=%s own_pod_uid=%s own_session=%s",
                 frame.type,
                 frame.pod_uid,
@@ -362,12 +362,12 @@ class OperatorSubscriber:
             if self._hints is not None:
                 self._hints.take(frame)
         elif isinstance(frame, Retraction):
-            log.warning("received a retraction preemption=%s reason=%s", frame.preemption, frame.reason)
+            logger.warning("received a retraction preemption=%s reason=%s", frame.preemption, frame.reason)
             self._mailbox.retract(frame.preemption, frame.reason)
         elif frame.mode not in (Mode.ENFORCE, Mode.DRILL):
-            log.info("ignored a notice that asks for nothing preemption=%s mode=%s", frame.preemption, frame.mode)
+            logger.info("ignored a notice that asks for nothing preemption=%s mode=%s", frame.preemption, frame.mode)
         else:
-            log.warning(
+            logger.warning(
                 "received a notice preemption=%s mode=%s cause=%s signal=%s remaining_s=%.1f",
                 frame.preemption,
                 frame.mode,

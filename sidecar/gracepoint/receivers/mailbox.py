@@ -245,7 +245,7 @@ class Mailbox:
         return not known
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: The session prepares no more often than this, so an autoscaler that often changes its mind costs little.
 LEAST_PAUSE_S = 300.0
@@ -279,7 +279,7 @@ class Hints:
         if not is_new:
             return
         too_soon = self._last_s is not None and now_s - self._last_s < LEAST_PAUSE_S
-        log.warning(
+        logger.warning(
             "received a hint, training goes on cause=%s signal=%s nodes=%s prepares=%s",
             hint.cause,
             hint.signal,

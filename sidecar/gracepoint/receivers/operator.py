@@ -23,7 +23,7 @@ from gracepoint.wire.frames import trust_digest
 from gracepoint.wire.messages import Spent, Subscription
 from gracepoint.wire.names import Env
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ACKNOWLEDGE_WITHIN_S = 30.0
 #: See ``receipt_after_s``.
@@ -54,7 +54,7 @@ class Operator:
     def known_to(cls, settings: Settings, clock: Callable[[], float]) -> Operator | None:
         """Returns the operator. None, with a line in the log, if its address is not set."""
         if settings.operator_url is None:
-            log.info("no operator is known, SIGTERM alone is watched variable=%s", Env.OPERATOR_URL)
+            logger.info("no operator is known, SIGTERM alone is watched variable=%s", Env.OPERATOR_URL)
             return None
         return cls(settings, clock)
 

@@ -28,7 +28,7 @@ from gracepoint.wire.names import (
     PATH_TROUBLE,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PATHS: dict[type[Message], str] = {
     Acknowledgement: PATH_ACKNOWLEDGE,
@@ -111,7 +111,7 @@ class Sender:
                     if isinstance(item.message, Trouble) and item.message.kind == message.kind:
                         self._waiting.remove(item)
             if len(self._waiting) >= _MOST_WAITING:
-                log.error("dropped, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING)
+                logger.error("dropped, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING)
                 return
             self._waiting.append(_Item(message, self._clock(), within_s, after_s))
             self._changed.notify_all()
@@ -165,9 +165,9 @@ class Sender:
             except ChannelError as error:
                 pause_s = backoff.next_s()
                 if error.status in _FINAL or self._clock() + pause_s > item.until_s:
-                    log.error("not sent message=%s error=%s", _named(item.message), error)
+                    logger.error("not sent message=%s error=%s", _named(item.message), error)
                     return
-                log.info("trying again message=%s error=%s", _named(item.message), error)
+                logger.info("trying again message=%s error=%s", _named(item.message), error)
                 if error.status == http.HTTPStatus.FORBIDDEN:
                     self._channel.close()  # a new connection may lead to the other replica, which knows the session
             with self._lock:
@@ -179,9 +179,9 @@ class Sender:
         try:
             every_s = SaveEvery.from_json(answer).every_s
         except WireError as error:
-            log.error("ignored an answer that cannot be read message=%s error=%s", _named(message), error)
+            logger.error("ignored an answer that cannot be read message=%s error=%s", _named(message), error)
             return
-        log.info("the operator suggests an interval between saves seconds=%.1f", every_s)
+        logger.info("the operator suggests an interval between saves seconds=%.1f", every_s)
         self.on_interval(every_s)
 
 

@@ -40,7 +40,7 @@ from typing import Any
 
 from gracepoint.receivers.mailbox import SIGTERM, Disruption, Mailbox
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _JOIN_S = 1.0
 _LOOK_EVERY_S = 5.0
@@ -81,7 +81,7 @@ class SigtermReceiver:
     def install(self) -> bool:
         """Installs the handler. Returns False, with a line in the log, if Python does not allow it here."""
         if threading.current_thread() is not threading.main_thread():
-            log.warning(
+            logger.warning(
                 "SIGTERM is not watched: attach() was called outside of the main thread thread=%s",
                 threading.current_thread().name,
             )
@@ -128,7 +128,7 @@ class SigtermReceiver:
         if not self._installed:
             return
         if threading.current_thread() is not threading.main_thread():
-            log.warning("SIGTERM's handler stays: only the main thread can restore the one before")
+            logger.warning("SIGTERM's handler stays: only the main thread can restore the one before")
             return
         self._restore()
         self._write_end.send(_END)
@@ -169,7 +169,7 @@ class SigtermReceiver:
             with _hard_exits_raised():
                 theirs(number, None)
         except BaseException as error:  # noqa: BLE001 - it would decide how the process ends, in place of the save
-            log.warning("%s's handler %s, called after the session's end, raised %r", name, _named(theirs), error)
+            logger.warning("%s's handler %s, called after the session's end, raised %r", name, _named(theirs), error)
 
     # The reader thread.
 
@@ -192,7 +192,7 @@ class SigtermReceiver:
         if self._posted.is_set():
             return  # the grace period counts from the first signal
         self._posted.set()
-        log.warning("received %s grace_period_s=%g", name, self._grace_period_s)
+        logger.warning("received %s grace_period_s=%g", name, self._grace_period_s)
         self._mailbox.post(Disruption(preemption="", cause=SIGTERM, signal=name, remaining_s=self._grace_period_s))
         self._on_signal()
 
@@ -202,20 +202,22 @@ class SigtermReceiver:
         try:
             os.write(self._previous_fd, numbers)
         except OSError as error:
-            log.debug("the wakeup fd that was there before takes nothing error=%s", error)
+            logger.debug("the wakeup fd that was there before takes nothing error=%s", error)
 
     # What other code installs.
 
     def _tell_of_those_before(self) -> None:
         theirs, in_c = self._theirs[signal.SIGTERM], _c_handler(signal.SIGTERM)
         if callable(theirs):
-            log.info("SIGTERM's handler %s will be called after the session's end, and not before", _named(theirs))
+            logger.info("SIGTERM's handler %s will be called after the session's end, and not before", _named(theirs))
         elif theirs == signal.SIG_IGN:
-            log.warning("SIGTERM was ignored, and is a notice from now on")
+            logger.warning("SIGTERM was ignored, and is a notice from now on")
         elif in_c > signal.SIG_IGN and not any(word in os.path.basename(_library(in_c)) for word in _JAX):
-            log.warning("SIGTERM's handler in C is replaced, and will not be called library=%s", _library(in_c))
+            logger.warning("SIGTERM's handler in C is replaced, and will not be called library=%s", _library(in_c))
         if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-            log.warning("SIGTERM is blocked in the main thread: a thread of Gracepoint takes it, also from a sigwait()")
+            logger.warning(
+                "SIGTERM is blocked in the main thread: a thread of Gracepoint takes it, also from a sigwait()"
+            )
 
     def _look_at(self, number: int) -> None:
         found, name = signal.getsignal(number), signal.Signals(number).name
@@ -224,9 +226,9 @@ class SigtermReceiver:
             return
         who = f"one in C, of {_library(in_c)}, which is not called any more" if ours else _named(found)
         if threading.current_thread() is not threading.main_thread():
-            log.warning("%s may not be noticed: its handler was replaced after attach() by %s", name, who)
+            logger.warning("%s may not be noticed: its handler was replaced after attach() by %s", name, who)
             return
-        log.warning(
+        logger.warning(
             "%s's handler was replaced after attach() by %s: Gracepoint's is in front again, and calls one of Python "
             "after the session's end",
             name,

@@ -98,7 +98,7 @@ def check_receiver(receiver: Any) -> None:
         )
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MODULES = (
     "gracepoint.checkpoint.engine",
@@ -115,7 +115,7 @@ def begin(settings: Settings) -> threading.Thread | None:
     try:
         thread.start()
     except RuntimeError as error:  # the system has no more threads
-        log.info("nothing is loaded ahead error=%s", error)
+        logger.info("nothing is loaded ahead error=%s", error)
         return None
     return thread
 
@@ -130,9 +130,9 @@ def _load(settings: Settings) -> None:
 
             with trace.span("begin to read ahead"):
                 begun_bytes = read_ahead(settings.directory, settings.process_id)
-            log.info("reading ahead what this process saved last bytes=%d", begun_bytes)
+            logger.info("reading ahead what this process saved last bytes=%d", begun_bytes)
     except Exception as error:  # noqa: BLE001 - raised again by what needs it
-        log.info("not everything was loaded ahead error=%s", error)
+        logger.info("not everything was loaded ahead error=%s", error)
 
 
 #: After so many seconds in one stage, the log says for whom this process waits.
@@ -219,7 +219,7 @@ class AttachWatch:
             try:
                 self._look()
             except Exception as error:
-                log.exception("could not look for stalls error=%s", error)
+                logger.exception("could not look for stalls error=%s", error)
         if self._told:
             self._tell_over()
 
@@ -228,7 +228,7 @@ class AttachWatch:
         # The start of JAX's backend is a part of the meeting, and computes.
         doing = [Activity("attach", stage, (stage,), thread_id=self._thread_id, computes=True)] if stage else []
         for slow in self._slow.look(now_s, cpu_s, doing).stalled:
-            log.warning("attach waits stage=%s seconds=%.0f %s", stage, slow.for_s, self._whom()[1])
+            logger.warning("attach waits stage=%s seconds=%.0f %s", stage, slow.for_s, self._whom()[1])
         changes = self._stalls.look(now_s, cpu_s, doing)
         if changes.over and self._told:
             self._tell_over()
@@ -239,7 +239,7 @@ class AttachWatch:
         stack = stack_of(self._thread_id)
         awaited, why = self._whom()
         stage = stalled.activity.stage
-        log.error(
+        logger.error(
             "no progress part=attach stage=%s seconds=%.0f suspects=%s %s\n%s",
             stage,
             stalled.for_s,
@@ -256,9 +256,9 @@ class AttachWatch:
                 pods = pods_of(awaited or [], self._pods)
                 self._report(lambda reporter: reporter.stall(stage, 0, stalled.for_s, awaited or [], why, stack, pods))
             except GracepointError as error:
-                log.warning("the operator could not be told error=%s", error)
+                logger.warning("the operator could not be told error=%s", error)
         if self._settings.stall_action == STALL_RESTART:
-            log.error("this process exits, so that the job starts again reason=no progress in %s", stage)
+            logger.error("this process exits, so that the job starts again reason=no progress in %s", stage)
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     stream.flush()
@@ -274,7 +274,7 @@ class AttachWatch:
             try:
                 found.append(gang.awaited())
             except GracepointError as error:
-                log.info("the store could not be asked for whom this process waits error=%s", error)
+                logger.info("the store could not be asked for whom this process waits error=%s", error)
 
         asking = threading.Thread(target=ask, name="gracepoint-attach-store", daemon=True)
         asking.start()
@@ -493,7 +493,7 @@ def _opened(
         if_it_fails.callback(checkpointer.access.release)
         with watch.at("check of the directory"):
             checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
-        log.info(
+        logger.info(
             "attached process=%d of=%d attempt=%s directory=%s",
             meeting.gang.process_index,
             meeting.gang.process_count,
@@ -550,5 +550,5 @@ def _directory(settings: Settings, process_count: int) -> str:
             f"found none. Set it in the policy, or call attach(directory)"
         )
     where = str(Path.cwd() / LOCAL_DIRECTORY)
-    log.warning("no directory was given, checkpoints go below the current one directory=%s", where)
+    logger.warning("no directory was given, checkpoints go below the current one directory=%s", where)
     return where

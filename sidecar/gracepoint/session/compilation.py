@@ -111,7 +111,7 @@ class ProgramWatch:
                 self._programs = ProgramCounts(before.there + 1, before.found, time.monotonic())
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: The interpreter's end waits so long for a compilation that is still under way.
 _AT_EXIT_S = 60.0
@@ -184,7 +184,7 @@ class CompiledFunction:
         began_s = time.monotonic()
         with self._stage("compilation", computes=True), trace.span(f"wait for the compilation of {job.name}"):
             while not job.done.wait(_SAID_EVERY_S):  # a compilation has no limit; the stall watch looks at it
-                log.info("waiting for a compilation function=%s seconds=%.0f", job.name, time.monotonic() - began_s)
+                logger.info("waiting for a compilation function=%s seconds=%.0f", job.name, time.monotonic() - began_s)
         if job.error is not None:
             raise job.error
 
@@ -195,7 +195,7 @@ class CompiledFunction:
         given, self._given, self._job = self._given, None, None
         if given is not None and self._watch.count(job.name) > before:
             differs = _difference(given, (args, kwargs))  # deleted arrays still have shape and dtype
-            log.warning(
+            logger.warning(
                 "compiled again, as it was called in another way than compile() was told function=%s: %s",
                 job.name,
                 differs or "a mesh, a precision or the like is set in another way at the call",
@@ -277,7 +277,7 @@ class Compilations:
         if thread is None:
             return
         if not thread.wait(timeout_s):
-            log.warning("a compilation is still under way waited_s=%g", timeout_s)
+            logger.warning("a compilation is still under way waited_s=%g", timeout_s)
             atexit.register(thread.wait, _AT_EXIT_S)
 
     def _add(self, job: _Job) -> None:
@@ -292,7 +292,7 @@ class Compilations:
                 self._thread.start()
             except RuntimeError as error:  # the system has no more threads
                 self._thread = None
-                log.warning("no thread could be started: the call compiles function=%s: %s", job.name, error)
+                logger.warning("no thread could be started: the call compiles function=%s: %s", job.name, error)
                 self._waiting.remove(job)
                 job.done.set()
 
@@ -307,7 +307,7 @@ class Compilations:
                 with trace.span(f"compile {job.name} in the background"):
                     job.work()
             except BaseException as error:  # noqa: BLE001 - raised by the call
-                log.info("a compilation failed, and its call will say why function=%s", job.name)
+                logger.info("a compilation failed, and its call will say why function=%s", job.name)
                 job.error = error
             finally:
                 job.work = _nothing  # it holds the program before it was compiled

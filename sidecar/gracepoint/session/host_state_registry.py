@@ -20,7 +20,7 @@ from gracepoint.arguments import shown
 from gracepoint.elastic import ElasticData, same_in_all
 from gracepoint.errors import CheckpointMismatch, HostStateLost, SettingsError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: A function that raises within so many seconds is asked once more, in the training thread.
 _QUICKLY_S = 1.0
@@ -113,7 +113,9 @@ class HostStates:
             began_s = time.monotonic()
             found[name] = self._get(name, value.get)
             if (took_s := time.monotonic() - began_s) > _SLOW_S:
-                log.warning("host_state is slow, and training waits for it at each save name=%s s=%.1f", name, took_s)
+                logger.warning(
+                    "host_state is slow, and training waits for it at each save name=%s s=%.1f", name, took_s
+                )
         return found
 
     def get_in_time(self, limit_s: float) -> dict[str, Any]:
@@ -130,7 +132,7 @@ class HostStates:
             left_s = max(0.0, until_s - time.monotonic()) / (1 if place == len(self._values) - 1 else 2)
             found[name] = answer = _asked(name, value.get, left_s)
             if isinstance(answer, HostStateLost):
-                log.error("the step is saved without a host_state name=%s reason=%s", name, answer)
+                logger.error("the step is saved without a host_state name=%s reason=%s", name, answer)
         return found
 
     def get_now(self, limit_s: float | None = None) -> dict[str, Any]:
@@ -177,12 +179,12 @@ class HostStates:
                 f"{sorted(restored) or 'none'}: register the names that it was saved with"
             )
         for name in sorted(restored.keys() - self._values.keys()):
-            log.warning("a host_state of the checkpoint is not registered and was dropped name=%s", name)
+            logger.warning("a host_state of the checkpoint is not registered and was dropped name=%s", name)
         for name, value in self._values.items():
             if not isinstance(lost := restored[name], HostStateLost):
                 value.set(restored[name])
             elif value.missing is not None:
-                log.error("step %d was saved without host_state %r (%s): missing= is called", step, name, lost)
+                logger.error("step %d was saved without host_state %r (%s): missing= is called", step, name, lost)
                 value.missing(step)
             else:
                 raise lost

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint.engine import StepCheckpointer
     from gracepoint.checkpoint.metrics import SaveStats
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.05
 #: A save that failed is tried again after so many seconds, if none is due before.
@@ -194,7 +194,7 @@ class PeriodicSaves:
                 self._failing.told = True
             raise SaveFailed(decided.ends)
         if not decided.begins:
-            log.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
+            logger.error("a periodic save is left out, as the one before it does not end, and a preemption waits")
             return False
         self._due_s, self._due_step = self._clock(), step
         return True
@@ -208,7 +208,7 @@ class PeriodicSaves:
             if executor.last_save is not failing.before:
                 self._failing = None
                 over = f"a periodic save is committed again, after {failing.saves} that failed"
-                log.warning("%s", over)
+                logger.warning("%s", over)
                 self._coordinator.reporter.trouble(TroubleKind.SAVES, over, over=True)
             elif self._clock() - failing.tried_s > _RETRIED_AFTER_S:
                 failing.tried_s = self._clock()
@@ -220,7 +220,7 @@ class PeriodicSaves:
             executor.background.check_for_errors()
         except SaveFailed as error:
             if newest is not None and newest.committed:
-                log.error("what follows a save has failed, the save itself is committed error=%s", error)
+                logger.error("what follows a save has failed, the save itself is committed error=%s", error)
             else:
                 self._failed(error)
 
@@ -233,7 +233,7 @@ class PeriodicSaves:
         failing.tried_s, failing.error, failing.told = self._due_s, error, False
         for_s, said = self._clock() - failing.since_s, self._said(failing)
         left_s = max(0.0, self._tolerate_s - for_s)
-        log.error("%s; training goes on, and ends if none succeeds within %.0f s", said, left_s, exc_info=error)
+        logger.error("%s; training goes on, and ends if none succeeds within %.0f s", said, left_s, exc_info=error)
         self._coordinator.reporter.trouble(TroubleKind.SAVES, said, for_s=for_s, times=failing.saves, left_s=left_s)
 
     def _ends(self) -> str:
@@ -372,7 +372,7 @@ class OwnLoop:
     def _trains(self) -> None:
         """Says, after the first step, what that took."""
         programs = self._programs.programs
-        log.info("programs until the first step compiled=%d found=%d", programs.compiled, programs.found)
+        logger.info("programs until the first step compiled=%d found=%d", programs.compiled, programs.found)
         trace.tell(programs_compiled=programs.compiled, programs_found=programs.found)
         trace.moment("trains")
         trace.write()

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint.storage.storage_path import UserPath
     from gracepoint.compile_cache.opening import CompileCache
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 600.0
 _ABANDON_TIMEOUT_S = 10.0
@@ -67,7 +67,7 @@ def check_none_is_open() -> None:
     if _open is None or not _open.is_of_this_process:
         return
     if _open.preempted is not None:
-        log.error("attach() was called after Preempted: the process is to exit, and only its next start attaches")
+        logger.error("attach() was called after Preempted: the process is to exit, and only its next start attaches")
         raise _open.preempted
     raise SettingsError("attach(): a session is open in this process; close() it first")
 
@@ -486,11 +486,13 @@ class Session(OwnLoop):
             if self._coordinator.stop(reason):
                 self._save_last()
         except Preempted as preempted:
-            log.error("training broke off during a preemption reason=%s outcome=%s", reason, preempted.reason)
+            logger.error("training broke off during a preemption reason=%s outcome=%s", reason, preempted.reason)
             if error is not None:
                 error.add_note(f"gracepoint: the process exits with code {preempted.code}: {preempted.reason}")
         except GracepointError as not_saved:
-            log.error("training broke off during a preemption, and nothing is saved reason=%s: %s", reason, not_saved)
+            logger.error(
+                "training broke off during a preemption, and nothing is saved reason=%s: %s", reason, not_saved
+            )
 
     def _break_off(self, reason: str, because_of: BaseException | None = None) -> None:
         """Ends the session because of an error. Never raises.

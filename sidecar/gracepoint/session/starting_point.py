@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint.restoring.start_state import Asked
     from gracepoint.checkpoint.storage.storage_path import UserPath
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RESTORE_TIMEOUT_S = 3600.0
 
@@ -78,10 +78,10 @@ def start_from(
     with asked.telling():
         if restored is not None:
             values.set(restored.host_state, restored.step)
-            log.info("restored step=%d", restored.step)
+            logger.info("restored step=%d", restored.step)
             changed = (*restored.changed, *values.changed)
             if changed and checkpointer.restorer.is_primary:
-                log.warning("the job goes on in another form step=%d %s", restored.step, ", ".join(changed))
+                logger.warning("the job goes on in another form step=%d %s", restored.step, ", ".join(changed))
             origin = RestoredFrom(checkpointer.directory, restored.step, own=True, changed=changed)
             return Start(restored.state, restored.step, origin, restored.note)
         if base is not None:
@@ -92,7 +92,7 @@ def start_from(
                 restore_args=asked.restore_args,
                 options=asked.options,
             )
-            log.warning("training begins at step 0 with the state of another run from=%s step=%d", base, found.step)
+            logger.warning("training begins at step 0 with the state of another run from=%s step=%d", base, found.step)
             return Start(found.state, None, RestoredFrom(str(base), found.step, own=False))
-    log.warning("no checkpoint was restored, training begins at step 0")
+    logger.warning("no checkpoint was restored, training begins at step 0")
     return Start(asked.first_state(), None, None)

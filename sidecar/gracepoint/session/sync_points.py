@@ -59,7 +59,7 @@ from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.preemption.forecast import LIMIT
 from gracepoint.threads import check_not_forked
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: A save counts as having taken at least this many seconds: 0 is not a duration that ``own_save_took`` accepts.
 _LEAST_S = 1e-3
@@ -110,7 +110,7 @@ class SyncPoints:
         check_state("step(step, state)", state)
         if number <= (before := self._coordinator.step) and self._grows:
             self._grows = False
-            log.warning(
+            logger.warning(
                 "step(%d) was called after step %d: expected the number of finished steps, which is 1 after the first "
                 "step and grows with each. For a sync point that is not a step, call poll()",
                 number,

@@ -40,7 +40,7 @@ from typing import Any, Protocol
 from gracepoint.errors import GracepointError
 from gracepoint.receivers.mailbox import Disruption, Mailbox
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 HORIZON_S = 3600.0
 #: Two start times of an event that differ by at most this count as equal, because servers tell whole seconds.
@@ -141,16 +141,16 @@ class Board:
         signal = self._signal(event)
         if state is _State.POSTED:
             remaining_s = left_s if left_s is not None and left_s > 0 else event.lead_s
-            log.warning("the cloud announces signal=%s cause=%s remaining_s=%.1f", signal, event.cause, remaining_s)
+            logger.warning("the cloud announces signal=%s cause=%s remaining_s=%.1f", signal, event.cause, remaining_s)
             self._mailbox.post(
                 Disruption(preemption="", cause=event.cause, signal=signal, remaining_s=remaining_s),
             )
         elif state is _State.AHEAD:
-            log.info("the cloud announces for later signal=%s cause=%s in_s=%.0f", signal, event.cause, left_s)
+            logger.info("the cloud announces for later signal=%s cause=%s in_s=%.0f", signal, event.cause, left_s)
         elif event.hint:
-            log.info("the cloud hints, training goes on signal=%s cause=%s", signal, event.cause)
+            logger.info("the cloud hints, training goes on signal=%s cause=%s", signal, event.cause)
         else:
-            log.warning(
+            logger.warning(
                 "not acted on, as it was there before this process signal=%s cause=%s: an event that does not end "
                 "must not stop each new start",
                 signal,
@@ -165,7 +165,7 @@ class Board:
         del self._known[known.event.name]
 
     def _retract(self, event: Event, why: str) -> None:
-        log.warning("taken back signal=%s reason=%s", self._signal(event), why)
+        logger.warning("taken back signal=%s reason=%s", self._signal(event), why)
         self._mailbox.retract(self._signal(event), why)
 
     def _signal(self, event: Event) -> str:

@@ -53,7 +53,7 @@ def _aws(client: MetadataClient) -> bool:
 _QUESTIONS: dict[str, Callable[[MetadataClient], bool]] = {"gce": _gce, "azure": _azure, "aws": _aws}
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: The same in all three clouds. The address is link-local, so requests do not leave the machine and need no DNS.
 BASE_URL = "http://169.254.169.254"
@@ -122,12 +122,12 @@ class Watcher:
         # Each error is logged once, so a server that cannot be reached for a day does not fill the log.
         if trouble and trouble not in self._said:
             self._said.add(trouble)
-            log.warning(
+            logger.warning(
                 "cannot see what the cloud announces, trying again watcher=%s error=%s", self._group.name, trouble
             )
         elif self._said and not trouble:
             self._said.clear()
-            log.info("the cloud's metadata is seen again watcher=%s", self._group.name)
+            logger.info("the cloud's metadata is seen again watcher=%s", self._group.name)
 
 
 class MetadataWatchers:
@@ -203,10 +203,10 @@ class MetadataWatchers:
     def _detect(self) -> None:
         cloud = detect(self._probe)
         if cloud is not None:
-            log.info("detected cloud=%s", cloud)
+            logger.info("detected cloud=%s", cloud)
             self._watch(cloud)
         elif not self._closed:
-            log.warning("no cloud's metadata is watched, as none answered base_url=%s", self._base_url)
+            logger.warning("no cloud's metadata is watched, as none answered base_url=%s", self._base_url)
 
     def _watch(self, cloud: str) -> None:
         for group in self._groups(cloud):
@@ -215,7 +215,7 @@ class MetadataWatchers:
                 if self._closed:
                     return
                 self._watchers.append(Watcher(group, boards))
-        log.info("watching the cloud's metadata cloud=%s", cloud)
+        logger.info("watching the cloud's metadata cloud=%s", cloud)
 
     def _groups(self, cloud: str) -> list[WatchGroup]:
         grace_s = self._grace_period_s
