@@ -55,7 +55,7 @@ from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.recording import policy_writer, trouble_recorder
 from gracepoint_operator.recording.garbage_collector import AcknowledgementLog, GarbageCollector
-from gracepoint_operator.recording.pod_writer import EvictionResponder, FirstSeenWriter, PodProtector
+from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtector
 from gracepoint_operator.recording.policy_writer import ConnectionWriter, PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.replica_lease import ReplicaLease
@@ -78,7 +78,6 @@ class Reconciler:
         hint_notifier: Tells hints.
         workload_refresh: Asks the API server why pods were deleted.
         request_writer: Writes answers to requests.
-        eviction_responder: Answers Evictions.
         pod_protector: Protects pods from autoscalers.
         preemption_writer: Knows which records this replica created.
         clock: Seconds since the epoch.
@@ -98,7 +97,6 @@ class Reconciler:
         hint_notifier: HintNotifier,
         workload_refresh: WorkloadRefresh,
         request_writer: RequestWriter,
-        eviction_responder: EvictionResponder,
         pod_protector: PodProtector,
         preemption_writer: PreemptionWriter,
         clock: Callable[[], float],
@@ -111,7 +109,6 @@ class Reconciler:
         self._hint_notifier = hint_notifier
         self._workload_refresh = workload_refresh
         self._request_writer = request_writer
-        self._eviction_responder = eviction_responder
         self._pod_protector = pod_protector
         self._preemption_writer = preemption_writer
         self._clock = clock
@@ -147,8 +144,7 @@ class Reconciler:
             )
         observe_at = self._observe(gang)  # last, so that no notice waits for it
         decided = dataclasses.replace(gang, epochs=tuple(self._cache.preemptions.epochs_of(uid)))
-        answer_at = self._eviction_responder.respond(decided)
-        times = (next_decision_at(decided, now), observe_at, answer_at, self._pod_protector.protect(decided))
+        times = (next_decision_at(decided, now), observe_at, self._pod_protector.protect(decided))
         return min((at for at in times if at is not None), default=None)
 
     def tell_hints(self, uid: str) -> None:
@@ -282,7 +278,6 @@ class Controller:
             api, self.cache, lambda: self.ready, metrics, clock, kept, self._drop, namespaces
         )
         self._request_writer = RequestWriter(api, metrics, write_interval_s)
-        self._eviction_responder = EvictionResponder(api, self.cache, metrics, clock, write_interval_s)
         self._pod_protector = PodProtector(api, self.cache, metrics, clock, write_interval_s, allowed=protects_pods)
         self._decisions = DecisionQueue(lambda workload_uid: self._reconciler.decide(workload_uid), clock)
         self.evictions = EvictionHold(
@@ -296,7 +291,6 @@ class Controller:
             HintNotifier(self.subscribers),
             self._workload_refresh,
             self._request_writer,
-            self._eviction_responder,
             self._pod_protector,
             self._preemption_writer,
             clock,
@@ -366,7 +360,7 @@ class Controller:
             await self.connection_writer.close(_LEAVES_S)
             writers = (
                 *(self._preemption_writer, self._policy_writer, self._stall_recorder, self._trouble_recorder),
-                *(self._request_writer, self._eviction_responder, self._pod_protector, self._first_seen_writer),
+                *(self._request_writer, self._pod_protector, self._first_seen_writer),
             )
             await asyncio.gather(*(writer.close(_LAST_WRITES_S) for writer in writers))
 
@@ -415,7 +409,6 @@ class Controller:
         self._policy_writer.forget(uid)  # a workload
         self._stall_recorder.forget(uid)
         self._trouble_recorder.forget(uid)
-        self._eviction_responder.forget(uid)
         self._pod_protector.forget(uid)
         if place is not None and place[0] is objects.PREEMPTIONS:
             self._acknowledgements.forget(place[1:])

@@ -40,13 +40,11 @@ from gracepoint_operator.kube.objects import read_namespace
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.model.evictions import held_for_s
 from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import (
     CheckpointPolicy,
     ClusterCheckpointPolicy,
-    SignalKind,
     default_of,
     made_from,
     why_no_default,
@@ -56,7 +54,6 @@ from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_i
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
 from gracepoint_operator.webhooks.release_contract import CRD_NAME, tell_of_others
 from gracepoint_operator.webhooks.updates import MemberPlace, SharedReads, of_workload
-from gracepoint_operator.workloads import POD_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -204,15 +201,6 @@ class Admission:
             ]
         going_on = [(item, where) for item, where in found if not (item.finished or item.deleted)]
         return sorted(f"{item.kind} {where}{item.name}" for item, where in going_on)
-
-    def answers_evictions(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        workload = self._core.cache.objects.workloads.get(workloads.membership_of(labels).workload_uid)
-        if workload is None:
-            known = self._core.cache.policies.get((namespace, labels.get(POD_LABEL, "")))
-        else:
-            known = self._core.cache.policy_of(workload)
-        holds = known is not None and known.spec.counts(SignalKind.EVICTION) and held_for_s(known.spec) is not None
-        return holds and self._core.watches.works(objects.EVICTIONS)
 
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset(self._core.cache.objects.disrupted_nodes)

@@ -33,13 +33,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="session")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """An API server of the newest Kubernetes, with its APIs of Evictions and of groups of pods."""
+    """An API server of the newest Kubernetes, with its API of groups of pods."""
     if reason := why_not(parts.NEWEST_KUBERNETES):
         pytest.skip(reason)
-    flags = (
-        "--feature-gates=EvictionRequestAPI=true,GenericWorkload=true",
-        "--runtime-config=lifecycle.k8s.io/v1alpha1=true,scheduling.k8s.io/v1beta1=true",
-    )
+    flags = ("--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true")
     with open_api_server(tmp_path_factory.mktemp("newest"), other=parts.NEWEST_KUBERNETES, flags=flags) as made:
         _define(made)
         yield made

@@ -82,8 +82,6 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "events.k8s.io/events": {"create"},
         "karpenter.sh/nodeclaims": watch,
         "kueue.x-k8s.io/workloads": read,
-        "lifecycle.k8s.io/evictions": read,
-        "lifecycle.k8s.io/evictions/status": {"patch"},
         "batch/jobs": read,
         "jobset.x-k8s.io/jobsets": read,
         "gracepoint.dev/clustercheckpointpolicies": read,

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from gracepoint_operator import signals
-from gracepoint_operator.cache.indexes import DeviceIndex, EvictionIndex, FirstSeen, GangObjects, SignalIndex
+from gracepoint_operator.cache.indexes import DeviceIndex, FirstSeen, GangObjects, SignalIndex
 from gracepoint_operator.cache.policy_store import PolicyStore
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, ResourceVersions, version_of
 from gracepoint_operator.cache.snapshots import Snapshots, Suspensions, undated_since
@@ -39,7 +39,6 @@ from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.objects import LONGEST_NAME, Kind, Namespace, Node, Pod, read_namespace, read_node
 from gracepoint_operator.logs import about
 from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints, read_claim, read_rule, read_slice
-from gracepoint_operator.model.eviction_requests import EvictionAsked, read_eviction
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
 from gracepoint_operator.read_errors import Unreadable, reading
@@ -51,7 +50,7 @@ from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType,
 #: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
 #: of a NodeClaim, the UID of the owner of a Kueue workload.
 Value = (Namespace | Node | Pod | Job | Workload | ClaimedDevices | DeviceTaints) | (
-    CheckpointPolicy | ClusterCheckpointPolicy | PreemptionRecord | RequestRecord | EvictionAsked | str
+    CheckpointPolicy | ClusterCheckpointPolicy | PreemptionRecord | RequestRecord | str
 )
 
 
@@ -105,7 +104,6 @@ class CacheReader:
             objects.NODES: read_node,
             objects.NODE_CLAIMS: _node_of_claim,
             objects.KUEUE_WORKLOADS: _owner_of_kueue_workload,
-            objects.EVICTIONS: read_eviction,
             objects.RESOURCE_CLAIMS: read_claim,
             objects.PODS: read_pod,
             objects.JOBS: read_job,
@@ -264,7 +262,6 @@ class ClusterCache:
     Attributes:
         policies: The policies in the newest version that can be read, as they apply.
         reader: Reads objects into what is stored. Any thread may use it.
-        evictions: The Evictions of lifecycle.k8s.io.
         suspensions: Which suspensions have a reason that is not known yet.
     """
 
@@ -283,7 +280,6 @@ class ClusterCache:
         self.first_seen = FirstSeen(clock)
         self.reader = CacheReader(rows)
         self._signal_index = SignalIndex(self.first_seen)
-        self.evictions = EvictionIndex(self.first_seen)
         self._devices = DeviceIndex(self.first_seen)
         self.versions = ResourceVersions(clock)
         self._checked: set[str] = set()
@@ -296,7 +292,6 @@ class ClusterCache:
             preemptions=self.preemptions,
             first_seen=self.first_seen,
             signal_index=self._signal_index,
-            evictions=self.evictions,
             devices=self._devices,
             versions=self.versions,
             suspensions=self.suspensions,
@@ -359,9 +354,6 @@ class ClusterCache:
                 wanted = self.preemptions.put_request(request)
                 self.first_seen.see(uid, {request.mark: request.created_at}, listed=listed)
                 return set(self.objects.workloads_named(wanted))
-            case EvictionAsked() as asked:
-                changed = self.evictions.put(asked, listed=listed)
-                return self.objects.workloads_of_pods([asked.pod_uid]) if changed else set()
             case ClaimedDevices() | DeviceTaints() as devices:
                 return self.objects.workloads_of_pods(self._devices.put(devices, listed=listed))
             case str() as owner:
@@ -402,8 +394,6 @@ class ClusterCache:
             return self.objects.workloads_on(attached_to)
         if kind is objects.KUEUE_WORKLOADS:
             return self.objects.queued_as(attached_to)
-        if kind is objects.EVICTIONS:
-            return self.objects.workloads_of_pods([self.evictions.drop(uid)])
         if kind in objects.DEVICES:
             return self.objects.workloads_of_pods(self._devices.drop(uid))
         if kind is objects.PODS:

@@ -1,31 +1,17 @@
-"""The nodes, pods, Jobs and workloads that are known, indexed by node and by workload.
+"""What is known of the cluster, indexed by how it is looked up. The controller's event loop owns it; there are no locks.
 
-The controller's event loop owns it; there are no locks. Only ``ClusterCache`` changes it.
+* ``GangObjects``: nodes, pods, Jobs and workloads, by node and by workload.
+* ``DeviceIndex``: the devices that pods use, and the taints of devices.
+* ``SignalIndex``: the marks of the disruption catalogue. Some objects matter only because of the object that they
+  belong to: Karpenter's NodeClaim for a node, Kueue's Workload for a workload. Only their marks and their owner are
+  kept.
+* ``FirstSeen``: when this replica first saw something for which the API gives no time, or no exact one. For an object
+  from a watch, that is now, by this replica's clock. An object from a list (at start, or after a watch lost its place)
+  may have changed earlier. Then the time from the API is taken, or the time at which another replica saw it, if that is
+  earlier (``recording.pod_writer``).
 
-The devices that pods use, and the taints of devices.
-
-The controller's event loop owns the index; there are no locks.
-
-The Evictions of lifecycle.k8s.io that are known, by the pod that they are about.
-
-The controller's event loop owns the index; there are no locks.
-
-The marks of the disruption catalogue on the known objects.
-
-Some objects matter only because of the object that they belong to: Karpenter's NodeClaim for a node, Kueue's Workload
-for a workload. Only their marks and their owner are kept. The controller's event loop owns the index; there are no
-locks.
-
-When this replica first saw something for which the API gives no time, or no exact one.
-
-For an object from a watch, that is now, by this replica's clock. An object from a list (at start, or after a watch
-lost its place) may have changed earlier. Then the time from the API is taken, or the time at which another replica saw
-it, if that is earlier (``recording.pod_writer``). The controller's event loop owns it; there are no locks.
-
-The known objects, indexed by how they are looked up: pods by node and by workload, marks, devices, Evictions.
-
-``cluster_cache`` changes the indexes, and the other modules of ``cache`` read them. ``recording`` also uses
-``first_seen``. The indexes call ``model``, ``signals`` and ``preemption_store``.
+Only ``ClusterCache`` changes the indexes, and the other modules of ``cache`` read them. ``recording`` also uses
+``FirstSeen``. The indexes call ``model``, ``signals`` and ``preemption_store``.
 """
 
 from __future__ import annotations
@@ -38,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from gracepoint_operator.cache.preemption_store import Key, discard
 from gracepoint_operator.kube.objects import Node, Pod, Toleration
 from gracepoint_operator.model.devices import AllocatedDevice, ClaimedDevices, Device, DeviceSelector, DeviceTaints
-from gracepoint_operator.model.eviction_requests import EvictionAsked
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.signals import Mark
 from gracepoint_operator.workloads import BY_NAME, Job, Workload
@@ -480,71 +465,6 @@ def _marks_on(allocated: AllocatedDevice, taints: Iterable[_Taint]) -> Iterator[
         if selector.selects(allocated.device):
             text = f"{mark.text} of device {allocated.device}"[:_TEXT_LIMIT]
             yield uid, dataclasses.replace(mark, text=text, tolerations=allocated.tolerations)
-
-
-class EvictionIndex:
-    """See the module.
-
-    Args:
-        first_seen: Is told when the operator's turn in an Eviction began.
-    """
-
-    def __init__(self, first_seen: FirstSeen) -> None:
-        self._first_seen = first_seen
-        self._by_uid: dict[str, EvictionAsked] = {}
-        # Namespace and UID of the pod -> UIDs of the Evictions. Anybody may write any pod's UID into their namespace.
-        self._of_pod: dict[Key, set[str]] = {}
-        self._named: dict[Key, str] = {}
-
-    def put(self, asked: EvictionAsked, *, listed: bool) -> bool:
-        """Stores an Eviction. Returns whether anything changed that matters."""
-        before = self._by_uid.get(asked.uid)
-        if before is not None:
-            self._unlink(before)
-        self._by_uid[asked.uid] = asked
-        self._named[asked.key] = asked.uid
-        if asked.pod_uid:
-            self._of_pod.setdefault((asked.namespace, asked.pod_uid), set()).add(asked.uid)
-        self._first_seen.see(asked.uid, {asked.mark: asked.started_at} if asked.lasts else {}, listed=listed)
-        return before is None or _what_matters(before) != _what_matters(asked)
-
-    def drop(self, uid: str) -> str:
-        """Forgets an Eviction that was deleted. Returns the UID of its pod. Empty if it is not known."""
-        gone = self._by_uid.pop(uid, None)
-        if gone is None:
-            return ""
-        if self._named.get(gone.key) == uid:
-            del self._named[gone.key]
-        self._unlink(gone)
-        return gone.pod_uid
-
-    def named(self, key: Key) -> EvictionAsked | None:
-        return self._by_uid.get(self._named.get(key, ""))
-
-    def of(self, pods: Iterable[Pod]) -> dict[str, EvictionAsked]:
-        """The Evictions that are signals, by the UID of the pod. If a pod has several, one that waits for an answer."""
-        if not self._of_pod:  # nearly always
-            return {}
-        found: dict[str, EvictionAsked] = {}
-        for pod in pods:
-            lasting = [
-                asked for uid in self._of_pod.get((pod.namespace, pod.uid), ()) if (asked := self._by_uid[uid]).lasts
-            ]
-            if lasting:
-                found[pod.uid] = min(lasting, key=lambda asked: (not asked.active, asked.started_at or 0.0, asked.uid))
-        return found
-
-    def _unlink(self, asked: EvictionAsked) -> None:
-        place = (asked.namespace, asked.pod_uid)
-        uids = self._of_pod.get(place)
-        if uids is not None:
-            uids.discard(asked.uid)
-            if not uids:
-                del self._of_pod[place]
-
-
-def _what_matters(asked: EvictionAsked) -> tuple[bool, bool, tuple[str, ...]]:
-    return asked.active, asked.answered, asked.requesters
 
 
 class SignalIndex:

@@ -58,7 +58,6 @@ SELECTORS: dict[objects.Kind, str | None] = {
     objects.NODES: None,
     objects.NODE_CLAIMS: None,
     objects.KUEUE_WORKLOADS: None,
-    objects.EVICTIONS: None,
     objects.RESOURCE_SLICES: None,
     objects.DEVICE_TAINT_RULES: None,
     objects.RESOURCE_CLAIMS: None,
@@ -70,7 +69,7 @@ ALWAYS: Set[objects.Kind] = SELECTORS.keys() - objects.DEVICES
 
 
 #: Kinds that a cluster may not have. A failure of one of them delays nothing else.
-OPTIONAL: frozenset[objects.Kind] = objects.DEVICES | {objects.NODE_CLAIMS, objects.KUEUE_WORKLOADS, objects.EVICTIONS}
+OPTIONAL: frozenset[objects.Kind] = objects.DEVICES | {objects.NODE_CLAIMS, objects.KUEUE_WORKLOADS}
 
 #: What the operator decides by. If a cluster stops serving one, as when CRDs of another version are installed, that
 #: does not mean that its objects are gone.

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from gracepoint_operator.cache.indexes import DeviceIndex, EvictionIndex, FirstSeen, GangObjects, SignalIndex
+from gracepoint_operator.cache.indexes import DeviceIndex, FirstSeen, GangObjects, SignalIndex
 from gracepoint_operator.cache.policy_store import PolicyStore
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, ResourceVersions
 from gracepoint_operator.kube import objects as kinds
@@ -158,7 +158,6 @@ class Snapshots:
     preemptions: PreemptionStore
     first_seen: FirstSeen
     signal_index: SignalIndex
-    evictions: EvictionIndex
     devices: DeviceIndex
     versions: ResourceVersions
     suspensions: Suspensions
@@ -199,8 +198,6 @@ class Snapshots:
         marked.update(pod.uid for pod in pods)
         # By the node names in the pods, because a NodeClaim outlives its node.
         marked |= self.signal_index.attached_to([*queued_as, *{pod.node for pod in pods}])
-        asked = self.evictions.of(pods)
-        marked.update(eviction.uid for eviction in asked.values())
         since = self.first_seen.since(marked | of_devices.sources)
         return GangSnapshot(
             workload_uid=workload_uid,
@@ -210,14 +207,12 @@ class Snapshots:
             pods=pods,
             nodes=nodes,
             policy=None if workload is None else self.policy_of(workload),
-            longest_hold_s=None if namespace is None else self.policies.hold_limit(namespace).seconds,
             epochs=tuple(self.preemptions.epochs_of(workload_uid, namespace)),
             requests=requests,
             marks=marks,
             since=since,
             bound_at=self.first_seen.bound_at(pod.uid for pod in pods),
             checked=frozenset(uid for uid in self.checked if objects.pods[uid].workload_uid == workload_uid),
-            evictions=asked,
             unexplained=self.suspensions.unexplained(workload_uid, since),
         )
 

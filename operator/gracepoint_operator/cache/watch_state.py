@@ -103,12 +103,6 @@ class WatchState:
             watch = self._watches.get(kind)
             return kind not in self._expected or (watch is not None and watch.begun)
 
-    def works(self, kind: Kind) -> bool:
-        """True if the cluster has the kind, its watch has begun, and the last request for it did not fail."""
-        with self._lock:
-            watch = self._watches.get(kind)
-            return watch is not None and watch.begun and not watch.failing_since
-
     def asked(self, thread: str, kind: Kind | None = None, since: int = 0) -> None:
         """Notes that a thread sends a request.
 

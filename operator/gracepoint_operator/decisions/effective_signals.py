@@ -29,7 +29,7 @@ from gracepoint.wire.frames import SAME_REVISION
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator import signals
 from gracepoint_operator.kube.objects import Pod
-from gracepoint_operator.model import eviction_requests, evictions
+from gracepoint_operator.model import evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
 from gracepoint_operator.resources import (
@@ -117,10 +117,6 @@ def relevant(
         if (since_at := gang.since.get(evictions.mark(pod.uid))) is not None and not pod.finished:
             attempt = evictions.signal(pod, policy, gang.epochs, since_at)
             found.append((dataclasses.replace(attempt, cause=_announced_cause(gang, pod)), None))
-        if (eviction := gang.evictions.get(pod.uid)) is not None and not pod.finished:
-            found.append(
-                (eviction_requests.signal(pod, policy, eviction, gang.epochs, gang.since[eviction.mark]), None)
-            )
     for signal, request in found:
         far = request is None and signal.is_far(gang.since[signal.mark], now)
         if policy.counts(signal.kind) and signal.confidence is not Confidence.HINT and not far:

@@ -449,8 +449,6 @@ POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")
 #: are the same in v1beta1 and v1beta2 except for one name.
 NODE_CLAIMS = Kind("/apis/karpenter.sh/v1", "nodeclaims", namespaced=False)
 KUEUE_WORKLOADS = Kind("/apis/kueue.x-k8s.io", "workloads", any_version=True)
-#: Evictions that responders take part in (KEP-4563). Served only if the cluster's gate EvictionRequestAPI is on.
-EVICTIONS = Kind("/apis/lifecycle.k8s.io/v1alpha1", "evictions")
 #: Dynamic resource allocation: which pods use which devices, and the taints of devices. Watched only if configured.
 RESOURCE_CLAIMS = Kind("/apis/resource.k8s.io/v1", "resourceclaims")
 RESOURCE_SLICES = Kind("/apis/resource.k8s.io/v1", "resourceslices", namespaced=False)

@@ -17,7 +17,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX, Node, Pod
 from gracepoint_operator.model import evictions
-from gracepoint_operator.model.eviction_requests import EvictionAsked
 from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy, Laggard, Lags
 from gracepoint_operator.signals import Mark
@@ -45,8 +44,6 @@ class GangSnapshot:
         since: When each mark was first seen, in seconds since the epoch.
         bound_at: When each pod was first seen bound, by UID.
         checked: UIDs of deleted pods whose Job and workload were read again after the deletion.
-        longest_hold_s: Evictions are held for at most so many seconds here, as administrators say. None: not limited.
-        evictions: The Evictions that are signals (``EvictionAsked.lasts``), by the UID of the pod.
         unexplained: Marks of suspensions after which Kueue's Workload was not read yet, which says the reason.
     """
 
@@ -63,8 +60,6 @@ class GangSnapshot:
     since: Mapping[str, float]
     bound_at: Mapping[str, float]
     checked: frozenset[str]
-    longest_hold_s: float | None = None
-    evictions: Mapping[str, EvictionAsked] = dataclasses.field(default_factory=dict)
     unexplained: frozenset[str] = frozenset()
 
     @functools.cached_property
@@ -103,7 +98,7 @@ class GangSnapshot:
         """The members of which anything is known that may be a signal. Nearly always few of them."""
         if self.requests:
             return self.members
-        wanted = self.marks.keys() | evictions.attempted(self.since) | self.evictions.keys()
+        wanted = self.marks.keys() | evictions.attempted(self.since)
         return tuple(pod for pod in self.members if pod.uid in wanted) if wanted else ()
 
     def job_goes_on(self, pod: Pod) -> bool:

@@ -1,43 +1,37 @@
-"""Protects pods from autoscalers while the newest checkpoint of their gang is too old (``voluntaryDisruption``).
+"""What the operator writes beside its own resources: annotations of pods, and when marks were first seen.
 
-Runs as tasks of a write queue on the controller's event loop. ``protect`` is called with each gang that is decided
-about. It decides by what the policy's status says, so both replicas decide the same. A pod is written only if its
-annotations have to change:
+Everything runs on the controller's event loop, as tasks of a write queue.
+
+``PodProtector`` protects pods from autoscalers while the newest checkpoint of their gang is too old
+(``voluntaryDisruption``). ``protect`` is called with each gang that is decided about. It decides by what the policy's
+status says, so both replicas decide the same. A pod is written only if its annotations have to change:
 
 * when a gang starts, at most twice for each pod: to protect it once a process reports its times, and to end that once
   the state is restored. If the first report comes after the restore, nothing is written;
 * twice for each checkpoint that comes late. While checkpoints come in time, nothing is written.
 
-Both replicas may write the same. Each takes the pods of a gang in an order of its own, and leaves out those on which
-the watch shows the other replica's annotations by then. At most ``_AT_ONCE`` writes are under way: those of a large
-gang must not take all threads of ``KubeClient``, which others need without delay.
+Both replicas may write the same. Each takes the pods of a gang in a random order, and leaves out those on which the
+watch shows the other replica's annotations by then. At most ``_AT_ONCE`` writes are in progress: those of a large gang
+must not take all threads of ``KubeClient``, which others need without delay.
 
-Keeps the times at which marks were first seen, beyond the life of one process.
+``FirstSeenWriter`` keeps the times at which marks were first seen, beyond the life of one process. The API does not
+tell when a label, an annotation, a field or most taints were set. It only tells when their owner last changed anything
+on the object. So an operator that starts again cannot know whether such a mark was there before a pod was bound, which
+is no disruption, or came later. Therefore the replicas keep what they have seen in a ConfigMap: one entry for each such
+mark that concerns a pod, with a digest of the mark and the time in seconds since the epoch.
 
-The API does not tell when a label, an annotation, a field or most taints were set. It only tells when their owner last
-changed anything on the object. So an operator that starts again cannot know whether such a mark was there before a pod
-was bound, which is no disruption, or came later. Therefore the replicas keep what they have seen in a ConfigMap: one
-entry for each such mark that concerns a pod, with a digest of the mark and the time in seconds since the epoch.
-
-Runs on the controller's event loop: ``recall`` once before the cluster is listed, then tasks of a write queue. A
-replica writes the entries that it adds, removes those that it knew, and touches no others, so two replicas need not
-agree on a time. When it has listed the cluster, it also removes old entries whose marks no longer exist.
+``recall`` reads it once, before the cluster is listed. A replica writes the entries that it adds, removes those that it
+knew, and touches no others, so two replicas need not agree on a time. When it has listed the cluster, it also removes
+old entries whose marks no longer exist.
 
 A job that is made again has no pods for some seconds. So the entry of a mark that still exists, but concerns no pod any
 more, is kept for ``GRACE_S``. An operator that is killed meanwhile then still knows that the mark is older than the new
 pods. So the ConfigMap has at most the marks that concerned a pod in that time.
-
-Answers Evictions of lifecycle.k8s.io: that a gang saves, and when its pods may go.
-
-Runs as tasks of a write queue on the controller's event loop. ``respond`` is called after each decision. Each write
-computes the answer from what is known at that moment, so both replicas write the same. The fields are applied to the
-operator's own entry of the Eviction's status; those of others are not touched.
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import math
 import random
@@ -45,8 +39,6 @@ from collections.abc import Callable, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.indexes import digest
-from gracepoint_operator.decisions import answers
-from gracepoint_operator.decisions.answers import HEARTBEAT_S, EvictionAnswer
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.pods_seen import Exposure, exposure
 from gracepoint_operator.kube import client, objects
@@ -55,7 +47,6 @@ from gracepoint_operator.kube.objects import Pod, changes
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.model.eviction_requests import RESPONDER, EvictionAsked
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.workloads import Workload
 
@@ -264,101 +255,3 @@ def _seconds(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-_MANAGER = "gracepoint-eviction-responder"
-
-
-class EvictionResponder:
-    """Keeps the operator's entries in the Evictions up to date.
-
-    Args:
-        api: The API server.
-        cache: What is known of the cluster.
-        metrics: Counts failures.
-        clock: Seconds since the epoch.
-        interval_s: Seconds between two writes of one Eviction.
-    """
-
-    def __init__(
-        self, api: KubeClient, cache: ClusterCache, metrics: Metrics, clock: Callable[[], float], interval_s: float
-    ) -> None:
-        self._api = api
-        self._cache = cache
-        self._clock = clock
-        self._written: dict[str, tuple[EvictionAnswer, float]] = {}  # by UID: what was written, and when
-        self._write_queue = WriteQueue("eviction", self._write, metrics, interval_s)
-
-    def respond(self, gang: GangSnapshot) -> float | None:
-        """Answers the Evictions of a gang's pods soon. Returns when to call again even if nothing changes."""
-        if not gang.evictions:
-            return None
-        now = self._clock()
-        for asked in gang.evictions.values():
-            found = answers.answer(gang, asked, now)
-            if found is not None and self._is_news(asked, found, now):
-                self._write_queue.touch(asked.key, urgent=found.done)
-        return answers.next_at(gang, now)
-
-    def forget(self, uid: str) -> None:
-        """Forgets an Eviction that was deleted."""
-        self._written.pop(uid, None)
-
-    async def close(self, timeout_s: float) -> None:
-        await self._write_queue.close(timeout_s)
-
-    def _is_news(self, asked: EvictionAsked, found: EvictionAnswer, now: float) -> bool:
-        before, at = self._written.get(asked.uid, (None, 0.0))
-        same = before is not None and (before.done, before.until_at) == (found.done, found.until_at)
-        return not same or now - at >= HEARTBEAT_S
-
-    async def _write(self, key: Key) -> None:
-        asked, found = self._answer(key)
-        if asked is None or found is None:
-            return
-        now = self._clock()
-        # The API server refuses times that go back, by whichever clock: that of Kubernetes, of the other replica, ours.
-        at = max([now, *(time for time in (asked.started_at, asked.heartbeat_at) if time is not None)])
-        entry: JsonObject = {"name": RESPONDER, "heartbeatTime": _stamp(at), "message": found.message}
-        if found.done:
-            entry["completionTime"] = _stamp(at)
-        elif found.until_at is not None:
-            entry["expectedCompletionTime"] = _stamp(max(found.until_at, at))
-        body = {
-            "apiVersion": objects.EVICTIONS.api_version,
-            "kind": "Eviction",
-            "metadata": {"name": asked.name, "namespace": asked.namespace},
-            "status": {"responders": [entry]},
-        }
-        try:
-            await self._api.apply_status(objects.EVICTIONS, *key, body, manager=_MANAGER)
-        except client.NotFound:
-            return
-        except client.Refused:
-            if await self._is_over(key, asked):
-                return
-            raise
-        newest = self._cache.evictions.named(key)
-        if newest is not None and newest.uid == asked.uid:  # or it was deleted in the meantime, and is forgotten
-            self._written[asked.uid] = (found, now)
-
-    def _answer(self, key: Key) -> tuple[EvictionAsked | None, EvictionAnswer | None]:
-        asked = self._cache.evictions.named(key)
-        pod = None if asked is None else self._cache.objects.pods.get(asked.pod_uid)
-        if asked is None or pod is None:
-            return None, None
-        return asked, answers.answer(self._cache.gang(pod.workload_uid), asked, self._clock())
-
-    async def _is_over(self, key: Key, asked: EvictionAsked) -> bool:
-        """Returns whether the operator's turn is over, so that nothing more may be written. Reads the Eviction."""
-        try:
-            body = await self._api.get(objects.EVICTIONS, *key)
-        except client.NotFound:
-            return True
-        self._cache.put(objects.EVICTIONS, body, listed=True, fresh=True)
-        newest = self._cache.evictions.named(key)
-        return newest is None or newest.uid != asked.uid or not newest.active
-
-
-def _stamp(at: float) -> str:
-    return datetime.datetime.fromtimestamp(int(at), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -23,8 +23,6 @@ be scheduled to the node that it left. The affinity is a preference, not a requi
 for life. Clouds give the machine that replaces a node the same node name. With a requirement, a pod that fits nowhere
 else would stay pending for ever.
 
-Makes the operator a responder of a gang's pods, where the cluster has the API for it (KEP-4563). Pure.
-
 Checks a pod template for conflicts with the release contract and with the injected parts. Pure.
 """
 
@@ -38,7 +36,6 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint.wire.names import TOKEN_AUDIENCE, TOKEN_DIRECTORY, Env
 from gracepoint_operator.kube.objects import LABEL_JOB_NAME, LABEL_JOB_UID
-from gracepoint_operator.model.eviction_requests import PRIORITY, RESPONDER
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.resources.policy import EncryptionAlgorithm, SaveWriter
 from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJob, gang, helpers, is_job
@@ -463,23 +460,4 @@ def avoid_nodes(pod: Json, nodes: frozenset[str]) -> Json:
     if new := [requirement for requirement in requirements if requirement not in present]:
         preferred = [*preferred, {"weight": _WEIGHT, "preference": {"matchFields": new}}]
     node_affinity[_PREFERRED] = preferred
-    return made
-
-
-#: The API server accepts as many in a pod.
-_MOST = 10
-
-
-def add_responder(pod: Json) -> Json:
-    """Returns the pod with the operator as a responder. Its other responders stay.
-
-    Pods that the scheduler places as a group (``spec.schedulingGroup``) cannot have responders.
-    """
-    spec = pod.get("spec") or {}
-    responders: list[Json] = spec.get("evictionResponders") or []
-    known = any(item.get("name") == RESPONDER for item in responders)
-    if known or len(responders) >= _MOST or spec.get("schedulingGroup") is not None:
-        return pod
-    made = copy.deepcopy(pod)
-    made["spec"]["evictionResponders"] = [*responders, {"name": RESPONDER, "priority": PRIORITY}]
     return made

@@ -34,7 +34,6 @@ from gracepoint_operator.webhooks.admission_review import (
 )
 from gracepoint_operator.webhooks.injection import (
     AdmissionSettings,
-    add_responder,
     avoid_nodes,
     inject_workload,
     is_injected,
@@ -113,14 +112,6 @@ class AdmissionContext(Protocol):
         Args:
             namespace: The policy's namespace. Empty: it is a ClusterCheckpointPolicy, whose default they use.
             policy: The policy's name.
-        """
-
-    def answers_evictions(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        """Returns whether the operator sees the Evictions of lifecycle.k8s.io, and makes those of a pod wait.
-
-        Args:
-            namespace: Namespace of the pod.
-            labels: Labels of the pod.
         """
 
     def disrupted_nodes(self) -> frozenset[str]:
@@ -369,8 +360,6 @@ async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Js
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
             pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
-            if context.answers_evictions(request.namespace, request.labels):
-                pod = add_responder(pod)
             if is_elastic(pod):
                 pod = resized_pod(pod, await context.places(request.namespace, request.labels))
     except CAUSES as error:

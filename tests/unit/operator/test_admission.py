@@ -1,21 +1,18 @@
-"""What the webhooks ask of the operator: whose Evictions it answers."""
+"""What the webhooks ask of the operator: who uses a policy, and which policy a workload may name."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
-from gracepoint.wire import names
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import ClusterCheckpointPolicy
 from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.workloads import CREATED_WITH, JOBSETS
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, Clock
@@ -24,45 +21,6 @@ from tests.unit.operator.fakes.replica import Replica, cluster, running, until
 
 def admission(replica: Replica) -> Admission:
     return Admission(cast(KubeClient, replica.api), replica.core, cast(Certificates, None), "https://o:443")
-
-
-def name_of_policy(replica: Replica) -> str:
-    return str(replica.api.of(kinds.POLICIES)[0]["metadata"]["name"])
-
-
-@pytest.mark.parametrize(
-    ("policy", "holds"),
-    [
-        pytest.param({}, True, id="hold"),
-        pytest.param({"evictionHold": {"enabled": False}}, False, id="hold is off"),
-        pytest.param({"mode": "Observe"}, False, id="observed only"),
-        pytest.param({"mode": "Drill"}, False, id="drill"),
-        pytest.param({"signals": ["NodeTaint"]}, False, id="evictions do not count"),
-    ],
-)
-async def test_evictions_are_answered_under_policies_that_hold(clock: Clock, policy: Any, holds: bool) -> None:
-    api = MemoryApi(clock)
-    cluster(api, **policy)
-    async with running(api, clock) as replica:
-        replica.core.watches.answered(kinds.EVICTIONS, listed=True)
-        labels = {names.LABEL_POLICY: name_of_policy(replica)}
-        of_gang = {**labels, names.JOBSET_LABEL_UID: objects.JOBSET_UID}
-        assert admission(replica).answers_evictions(NAMESPACE, labels) is holds
-        assert admission(replica).answers_evictions(NAMESPACE, of_gang) is holds
-        assert not admission(replica).answers_evictions(NAMESPACE, {names.LABEL_POLICY: "another"})
-
-
-async def test_evictions_are_answered_as_at_the_creation_if_the_policy_is_gone(clock: Clock) -> None:
-    api = MemoryApi(clock)
-    cluster(api)
-    body = objects.jobset()
-    body["metadata"]["annotations"] = {CREATED_WITH: json.dumps(objects.policy()["spec"])}
-    api.add(JOBSETS, body)
-    api.remove(kinds.POLICIES, objects.policy())
-    async with running(api, clock) as replica:
-        replica.core.watches.answered(kinds.EVICTIONS, listed=True)
-        labels = {names.LABEL_POLICY: "careful", names.JOBSET_LABEL_UID: objects.JOBSET_UID}
-        assert admission(replica).answers_evictions(NAMESPACE, labels)
 
 
 async def test_whoever_deletes_a_policy_is_told_who_uses_it(clock: Clock) -> None:
@@ -85,25 +43,6 @@ async def test_whoever_deletes_a_policy_of_the_cluster_is_told_who_uses_its_defa
         assert admission(replica).users_of("", "careful") == [f"JobSet {NAMESPACE}/train"]
         replica.see(kinds.POLICIES, objects.policy())
         await until(lambda: not admission(replica).users_of("", "careful"), "the namespace's own policy to come first")
-
-
-async def test_evictions_that_cannot_be_seen_are_not_answered(clock: Clock) -> None:
-    api = MemoryApi(clock)
-    cluster(api)
-    async with running(api, clock) as replica:
-        watches, asked = replica.core.watches, admission(replica)
-        steps: list[Callable[[], None]] = [
-            lambda: watches.absent(kinds.EVICTIONS, optional=True),
-            lambda: watches.asked("thread", kinds.EVICTIONS),
-            lambda: watches.failed(kinds.EVICTIONS, "HTTP 403", optional=True),
-            lambda: watches.answered(kinds.EVICTIONS, listed=True),
-            lambda: watches.failed(kinds.EVICTIONS, "HTTP 403", optional=True),
-        ]
-        found = []
-        for step in steps:
-            step()
-            found.append(asked.answers_evictions(NAMESPACE, {names.LABEL_POLICY: name_of_policy(replica)}))
-        assert found == [False, False, False, True, False]
 
 
 async def test_a_policy_of_the_cluster_may_be_named_where_it_is_for_the_namespace(clock: Clock) -> None:

@@ -302,9 +302,6 @@ class Operator:
     def users_of(self, namespace: str, policy: str) -> list[str]:
         return ["JobSet train"]
 
-    def answers_evictions(self, namespace: str, labels: Any) -> bool:
-        return True
-
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset({"node-1"})
 

@@ -90,10 +90,8 @@ def test_each_watched_namespace_has_an_age_and_failures_of_its_own(
         clock.move(1)
         watches.answered(objects.PODS, "a")
         watches.seen(objects.PODS, "a")
-    assert not watches.works(objects.PODS)
     assert watches.ages() == {objects.PODS: 10}
     assert gaps == [True, True], "the other one has missed nothing"
     watches.left(objects.PODS, "b")
-    assert watches.works(objects.PODS)
     assert watches.ages() == {objects.PODS: 0}
     assert caplog.messages == ["a kind fails, and is tried again"]

@@ -185,5 +185,5 @@ def _apply(status: JsonObject, applied: JsonObject) -> None:
     for field, wanted in applied.items():
         entries = {entry["name"]: entry for entry in status.get(field, [])}
         for entry in wanted:
-            entries[entry["name"]] = {**(entries.get(entry["name"], {}) if field == "responders" else {}), **entry}
+            entries[entry["name"]] = entry
         status[field] = list(entries.values())

@@ -48,7 +48,6 @@ class Operator:
         self.default: CheckpointPolicy | Exception | None = None
         self.nodes: frozenset[str] = frozenset()
         self.evictions: list[tuple[str, str, str | None]] = []
-        self.answers = False
         self.users: dict[tuple[str, str], list[str]] = {}
         self.waits_for: str | None = None
         self.too_many: str | Exception | None = None
@@ -83,9 +82,6 @@ class Operator:
 
     def users_of(self, namespace: str, policy: str) -> list[str]:
         return self.users.get((namespace, policy), [])
-
-    def answers_evictions(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        return self.answers
 
     def disrupted_nodes(self) -> frozenset[str]:
         return self.nodes
@@ -257,17 +253,6 @@ async def test_gang_pod_avoids_disrupted_nodes_and_gets_the_current_ca(client: C
     made = patched(pod, await call(client, PATH_PODS, pod))
     assert environment(made["spec"]["containers"][0])[Env.CA_CERTIFICATE] == "PEM-2"
     assert "doomed" in json.dumps(made["spec"]["affinity"])
-
-
-@pytest.mark.parametrize("answers", [True, False])
-async def test_only_pods_whose_evictions_are_answered_get_a_responder(
-    client: Client, operator: Operator, answers: bool
-) -> None:
-    template = patched(jobset(), await call(client, PATH_JOBSETS, jobset()))
-    operator.answers = answers
-    pod = {"metadata": {"labels": {LABEL_POLICY: "default"}}, "spec": pod_of(template)}
-    made = patched(pod, await call(client, PATH_PODS, pod))
-    assert ("evictionResponders" in made["spec"]) is answers
 
 
 ELASTIC = {"training": {"minProcesses": 2}}
