@@ -1,4 +1,4 @@
-"""What is known of the cluster, indexed by how it is looked up. The controller's event loop owns it; there are no locks.
+"""What is known of the cluster, by how it is looked up. The controller's event loop owns it; there are no locks.
 
 * ``GangObjects``: nodes, pods, Jobs and workloads, by node and by workload.
 * ``DeviceIndex``: the devices that pods use, and the taints of devices.
