@@ -99,13 +99,15 @@ def settings() -> str:
         f"except for `{ENV_JOB_COMPLETION_INDEX}`, which the Job controller sets.",
         "[The training loop](../training-loop.md) says what they mean and which field of a policy sets them.",
         "",
-        "| variable | type | default |",
-        "|---|---|---|",
+        "| variable | type | default | what it is |",
+        "|---|---|---|---|",
     ]
     for field in dataclasses.fields(Settings):
         default = "" if field.default in (None, ()) else f"`{field.default}`"
         kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
-        lines.append(f"| `{VARIABLES[field.name]}` | `{kind.replace(' | None', '')}` | {default} |")
+        lines.append(
+            f"| `{VARIABLES[field.name]}` | `{kind.replace(' | None', '')}` | {default} | {field.metadata['doc']} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from gracepoint.errors import SettingsError
 from gracepoint.wire.names import (
@@ -40,154 +40,8 @@ from gracepoint.wire.names import (
     Env,
 )
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """All settings. The field ``x`` is the variable ``GRACEPOINT_X``; None means that it is not set.
-
-    The one exception is ``completion_index``.
-    """
-
-    # Who this pod is.
-    namespace: str | None = None
-    pod_name: str | None = None
-    pod_uid: str | None = None
-    node_name: str | None = None
-    jobset_name: str | None = None
-    jobset_uid: str | None = None
-    restart_attempt: int = 0
-    replicated_job: str | None = None
-    job_index: int = 0
-    # Its place among the training processes.
-    process_count: int | None = None
-    process_offset: int = 0
-    pods_per_job: int | None = None
-    min_processes: int = 0  # the least number of processes, if their number may change; 0: it may not
-    completion_index: int | None = None  # the variable JOB_COMPLETION_INDEX, which the Job controller sets
-    coordinator_job: str | None = None
-    coordinator_port: int | None = None
-    subdomain: str | None = None
-    # The channel.
-    operator_url: str | None = None
-    ca_certificate: str | None = None  # PEM
-    token_file: str = TOKEN_FILE
-    # What else is watched.
-    metadata: tuple[str, ...] = ()  # some of METADATA_CLOUDS, or METADATA_AUTO alone
-    gce_notice_s: float = 0.0  # the instance's preemptionNoticeDuration, added to the usual notice; 0: it has none
-    # The policy.
-    policy: str | None = None
-    directory: str | None = None
-    save_every_steps: int = 0  # 0: no periodic saves by number of steps
-    save_every_s: float = 0.0  # 0: no periodic saves by time
-    save_interval: str = SAVE_FIXED  # SAVE_AUTO: the operator suggests the seconds, and steps do not count
-    keep_last: int = 3
-    keep_every_steps: int = 0  # 0: no steps are kept for that reason
-    keep_for_s: float = 0.0  # 0: no steps are kept for that reason
-    tolerate_failures_s: float = DEFAULT_TOLERATE_FAILURES_S  # for which periodic saves may fail; 0: not at all
-    writer: str | None = None  # who writes saves: thread, worker, or the path of a keeper's socket; None: thread
-    host_memory_limit_bytes: int | None = None  # for snapshots, in each process; None: all that is free
-    saved_exit_code: int = DEFAULT_SAVED_EXIT_CODE
-    unsaved_exit_code: int = DEFAULT_UNSAVED_EXIT_CODE
-    grace_period_s: float = 30.0  # Kubernetes' own default
-    margin: float = 1.25
-    head_start_s: float = DEFAULT_HEAD_START_S  # a save begins that long before the deadline at the latest
-    stall_after_s: float = DEFAULT_STALL_AFTER_S  # 0: nothing is watched
-    stall_action: str = STALL_REPORT
-    compilation_cache: str | None = None  # off, on, or the directory of compiled programs; None: off
-    compilation_cache_bytes: int = DEFAULT_COMPILATION_CACHE_BYTES  # of all compiled programs together
-    compilation_cache_days: int = DEFAULT_COMPILATION_CACHE_DAYS  # a program unused for so long is deleted
-    trace: str | None = None  # path of the folder in which each process writes where its time goes
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """Reads the settings.
-
-        Raises:
-            SettingsError: A ``GRACEPOINT_`` name is unknown, or a value cannot be read.
-        """
-        unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in _READERS)
-        if unknown:
-            meant = "".join(f"Did you mean {n}? " for n in difflib.get_close_matches(unknown[0], _READERS, 1))
-            raise SettingsError(
-                f"{unknown[0]}: this version of gracepoint does not know this setting. {meant}Correct its spelling, "
-                f"remove it, or install the operator's version in the image. Known: {', '.join(sorted(_READERS))}"
-            )
-        # The downward API writes an empty text for a label that the pod does not have: empty means not set.
-        found = {
-            field: reader(name, environ[name])
-            for name, (field, reader) in _READERS.items()
-            if environ.get(name, "") != ""
-        }
-        return cls(**found)
-
-    def override(self, **values: Any) -> Self:
-        """Returns a copy with the values that are not None. They are checked like those of the environment.
-
-        Raises:
-            SettingsError: A value is out of range.
-        """
-        given = {field: value for field, value in values.items() if value is not None}
-        for field, value in given.items():
-            if not isinstance(value, str | numbers.Number | os.PathLike):
-                kind = type(value).__qualname__
-                raise SettingsError(f"attach({field}=...): expected a text or a number, found a {kind}")
-            reader = _BY_FIELD[field]
-            given[field] = reader(f"attach({field}=...)", str(value))
-        return dataclasses.replace(self, **given)
-
-    @property
-    def process_id(self) -> int:
-        """The id with which this pod joins the JAX cluster.
-
-        Raises:
-            SettingsError: A setting that it is computed from is missing, or the settings contradict each other.
-        """
-        count = self.required("process_count")
-        if count == 1:
-            return 0
-        index = self.required("completion_index")
-        process_id: int = self.process_offset + self.job_index * self.required("pods_per_job") + index
-        if process_id >= count:
-            raise SettingsError(
-                f"{Env.PROCESS_COUNT}: expected more than this pod's process id, found {count} where offset "
-                f"{self.process_offset}, job index {self.job_index}, {self.pods_per_job} pods a job and "
-                f"completion index {index} give {process_id}. The job's size was changed without the policy's "
-                f"spec.training.minProcesses, or while it ran; or these variables are set by hand: remove them"
-            )
-        return process_id
-
-    @property
-    def coordinator_address(self) -> str:
-        """``host:port`` of process 0.
-
-        Raises:
-            SettingsError: A setting that it is computed from is missing.
-        """
-        if self.coordinator_job is None and self.replicated_job is None:
-            # A Job by itself. Its pods have the host names <job>-<completion index>.
-            pod = f"{self.required('jobset_name')}-0"
-        else:
-            pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
-        return f"{pod}.{self.required('subdomain')}:{self.required('coordinator_port')}"
-
-    def required(self, field: str, *, because: str | None = None) -> Any:
-        """Returns the value of a field that must be set.
-
-        Raises:
-            SettingsError: It is not set.
-        """
-        value = getattr(self, field)
-        if value is None:
-            raise SettingsError(
-                f"{VARIABLES[field]}: expected a value, as {because or self._gang_because()}, found none. In a cluster "
-                f"the operator's webhook sets all {ENV_PREFIX} variables; do not set some of them by hand"
-            )
-        return value
-
-    def _gang_because(self) -> str:
-        return f"{Env.PROCESS_COUNT} is {self.process_count} and jax.distributed was not initialised before attach()"
-
-
+T = TypeVar("T")
+#: Reads the text of a setting, which an error calls by the name that is given.
 Reader = Callable[[str, str], Any]
 
 
@@ -289,53 +143,205 @@ _cache = _one_of(
     fits=lambda value: value.startswith("/") or "://" in value,
 )
 
-#: Environment variable -> (field, function that reads its text).
-_READERS: dict[str, tuple[str, Reader]] = {
-    Env.NAMESPACE: ("namespace", _text),
-    Env.POD_NAME: ("pod_name", _text),
-    Env.POD_UID: ("pod_uid", _text),
-    Env.NODE_NAME: ("node_name", _text),
-    Env.JOBSET_NAME: ("jobset_name", _text),
-    Env.JOBSET_UID: ("jobset_uid", _text),
-    Env.RESTART_ATTEMPT: ("restart_attempt", _integer(0)),
-    Env.REPLICATED_JOB: ("replicated_job", _text),
-    Env.JOB_INDEX: ("job_index", _integer(0)),
-    Env.PROCESS_COUNT: ("process_count", _integer(1)),
-    Env.PROCESS_OFFSET: ("process_offset", _integer(0)),
-    Env.PODS_PER_JOB: ("pods_per_job", _integer(1)),
-    Env.MIN_PROCESSES: ("min_processes", _integer(1)),
-    ENV_JOB_COMPLETION_INDEX: ("completion_index", _integer(0)),
-    Env.COORDINATOR_JOB: ("coordinator_job", _text),
-    Env.COORDINATOR_PORT: ("coordinator_port", _integer(1, 65535)),
-    Env.SUBDOMAIN: ("subdomain", _text),
-    Env.OPERATOR_URL: ("operator_url", _https_url),
-    Env.CA_CERTIFICATE: ("ca_certificate", _pem),
-    Env.TOKEN_FILE: ("token_file", _text),
-    Env.METADATA: ("metadata", _clouds),
-    Env.GCE_NOTICE_S: ("gce_notice_s", _number(0)),
-    Env.POLICY: ("policy", _text),
-    Env.DIRECTORY: ("directory", location),
-    Env.SAVE_EVERY_STEPS: ("save_every_steps", _integer(0)),
-    Env.SAVE_EVERY_S: ("save_every_s", _number(0)),
-    Env.SAVE_INTERVAL: ("save_interval", _one_of(SAVE_FIXED, SAVE_AUTO)),
-    Env.KEEP_LAST: ("keep_last", _integer(1)),
-    Env.KEEP_EVERY_STEPS: ("keep_every_steps", _integer(0)),
-    Env.KEEP_FOR_S: ("keep_for_s", _number(0)),
-    Env.TOLERATE_FAILURES_S: ("tolerate_failures_s", _number(0)),
-    Env.WRITER: ("writer", _writer),
-    Env.HOST_MEMORY_LIMIT_BYTES: ("host_memory_limit_bytes", _integer(1)),
-    Env.SAVED_EXIT_CODE: ("saved_exit_code", _exit_code),
-    Env.UNSAVED_EXIT_CODE: ("unsaved_exit_code", _exit_code),
-    Env.GRACE_PERIOD_S: ("grace_period_s", _number(0, above=True)),
-    Env.MARGIN: ("margin", _number(1)),
-    Env.HEAD_START_S: ("head_start_s", _number(0)),
-    Env.STALL_AFTER_S: ("stall_after_s", _number(0)),
-    Env.STALL_ACTION: ("stall_action", _one_of(STALL_REPORT, STALL_RESTART)),
-    Env.COMPILATION_CACHE: ("compilation_cache", _cache),
-    Env.COMPILATION_CACHE_BYTES: ("compilation_cache_bytes", _integer(1)),
-    Env.COMPILATION_CACHE_DAYS: ("compilation_cache_days", _integer(1)),
-    Env.TRACE: ("trace", location),
-}
+
+def setting(default: T, read: Reader, doc: str = "", *, variable: str = "") -> T:
+    """Returns a field of ``Settings``.
+
+    Args:
+        default: The value if the variable is not set.
+        read: Reads the variable's text.
+        doc: What it is, where its name does not say that.
+        variable: The variable. Empty: it has the name of the field.
+    """
+    return dataclasses.field(default=default, metadata={"read": read, "doc": doc, "variable": variable})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings. The field ``x`` is the variable ``GRACEPOINT_X``, if it names no other; None: it is not set.
+
+    This is their one list: the names of the variables, the arguments of ``attach`` and the pages of the documentation
+    are made from it or compared with it.
+    """
+
+    # Who this pod is.
+    namespace: str | None = setting(None, _text)
+    pod_name: str | None = setting(None, _text)
+    pod_uid: str | None = setting(None, _text)
+    node_name: str | None = setting(None, _text)
+    jobset_name: str | None = setting(None, _text, "name of the JobSet, or of a Job by itself")
+    jobset_uid: str | None = setting(None, _text, "its UID")
+    restart_attempt: int = setting(0, _integer(0), "the JobSet's restarts when the pod was created")
+    replicated_job: str | None = setting(None, _text, "not set in a Job by itself")
+    job_index: int = setting(0, _integer(0))
+    # Its place among the training processes.
+    process_count: int | None = setting(None, _integer(1), "processes that train together")
+    process_offset: int = setting(
+        0, _integer(0), "of this replicatedJob: process id = offset + job index * pods per job + completion index"
+    )
+    pods_per_job: int | None = setting(None, _integer(1))
+    min_processes: int = setting(
+        0,
+        _integer(1),
+        "least number of processes with which the job may come back, if its size may change; 0: it may not",
+    )
+    completion_index: int | None = setting(
+        None, _integer(0), "set by the Job controller", variable=ENV_JOB_COMPLETION_INDEX
+    )
+    coordinator_job: str | None = setting(
+        None, _text, "replicatedJob of process 0, which listens at <jobset>-<this>-0-0.<subdomain>:<port>"
+    )
+    coordinator_port: int | None = setting(None, _integer(1, 65535))
+    subdomain: str | None = setting(None, _text)
+    # The channel.
+    operator_url: str | None = setting(None, _https_url, "https://<service>.<namespace>.svc:<port>")
+    ca_certificate: str | None = setting(None, _pem, "PEM of the authority that signs the operator's certificate")
+    token_file: str = setting(TOKEN_FILE, _text)
+    # What else is watched.
+    metadata: tuple[str, ...] = setting(
+        (), _clouds, "clouds whose metadata server is watched, with commas between, or auto"
+    )
+    gce_notice_s: float = setting(
+        0.0, _number(0), "seconds of the instance's preemptionNoticeDuration, added to the usual notice; 0: it has none"
+    )
+    # The policy.
+    policy: str | None = setting(None, _text, "name of the CheckpointPolicy")
+    directory: str | None = setting(None, location, "path or URI below which the steps are kept")
+    save_every_steps: int = setting(0, _integer(0), "0: no periodic saves by number of steps")
+    save_every_s: float = setting(0.0, _number(0), "0: no periodic saves by time")
+    save_interval: str = setting(
+        SAVE_FIXED, _one_of(SAVE_FIXED, SAVE_AUTO), "auto: the operator suggests the seconds, and steps do not count"
+    )
+    keep_last: int = setting(3, _integer(1), "committed steps that are kept")
+    keep_every_steps: int = setting(0, _integer(0), "0: no steps are kept for that reason")
+    keep_for_s: float = setting(0.0, _number(0), "0: no steps are kept for that reason")
+    tolerate_failures_s: float = setting(
+        DEFAULT_TOLERATE_FAILURES_S, _number(0), "seconds for which periodic saves may fail; 0: not at all"
+    )
+    writer: str | None = setting(
+        None, _writer, "who writes saves: thread, worker, or the path of a keeper's socket; not set: thread"
+    )
+    host_memory_limit_bytes: int | None = setting(
+        None, _integer(1), "for snapshots, in each process; not set: all that is free"
+    )
+    saved_exit_code: int = setting(DEFAULT_SAVED_EXIT_CODE, _exit_code)
+    unsaved_exit_code: int = setting(DEFAULT_UNSAVED_EXIT_CODE, _exit_code)
+    grace_period_s: float = setting(
+        30.0, _number(0, above=True), "seconds that the pod lives after a SIGTERM; the default is Kubernetes' own"
+    )
+    margin: float = setting(1.25, _number(1), "factor on predicted durations")
+    head_start_s: float = setting(
+        DEFAULT_HEAD_START_S, _number(0), "a save begins that many seconds before the deadline at the latest"
+    )
+    stall_after_s: float = setting(
+        DEFAULT_STALL_AFTER_S, _number(0), "seconds without progress that count as a stall; 0: nothing is watched"
+    )
+    stall_action: str = setting(
+        STALL_REPORT, _one_of(STALL_REPORT, STALL_RESTART), "report, or restart: the processes also exit"
+    )
+    compilation_cache: str | None = setting(
+        None, _cache, "off, on, or the directory of compiled programs; not set: off"
+    )
+    compilation_cache_bytes: int = setting(
+        DEFAULT_COMPILATION_CACHE_BYTES, _integer(1), "of all compiled programs together"
+    )
+    compilation_cache_days: int = setting(
+        DEFAULT_COMPILATION_CACHE_DAYS, _integer(1), "a program that was unused for so long is deleted"
+    )
+    trace: str | None = setting(None, location, "folder in which each process writes where its time goes")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Self:
+        """Reads the settings.
+
+        Raises:
+            SettingsError: A ``GRACEPOINT_`` name is unknown, or a value cannot be read.
+        """
+        known = sorted(VARIABLES.values())
+        unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in known)
+        if unknown:
+            meant = "".join(f"Did you mean {n}? " for n in difflib.get_close_matches(unknown[0], known, 1))
+            raise SettingsError(
+                f"{unknown[0]}: this version of gracepoint does not know this setting. {meant}Correct its spelling, "
+                f"remove it, or install the operator's version in the image. Known: {', '.join(known)}"
+            )
+        # The downward API writes an empty text for a label that the pod does not have: empty means not set.
+        texts = {field: environ.get(name, "") for field, name in VARIABLES.items()}
+        return cls(**{field: _read(field, VARIABLES[field], text) for field, text in texts.items() if text != ""})
+
+    def override(self, **values: Any) -> Self:
+        """Returns a copy with the values that are not None. They are checked like those of the environment.
+
+        Raises:
+            SettingsError: A value is out of range.
+        """
+        given = {field: value for field, value in values.items() if value is not None}
+        for field, value in given.items():
+            if not isinstance(value, str | numbers.Number | os.PathLike):
+                kind = type(value).__qualname__
+                raise SettingsError(f"attach({field}=...): expected a text or a number, found a {kind}")
+            given[field] = _read(field, f"attach({field}=...)", str(value))
+        return dataclasses.replace(self, **given)
+
+    @property
+    def process_id(self) -> int:
+        """The id with which this pod joins the JAX cluster.
+
+        Raises:
+            SettingsError: A setting that it is computed from is missing, or the settings contradict each other.
+        """
+        count = self.required("process_count")
+        if count == 1:
+            return 0
+        index = self.required("completion_index")
+        process_id: int = self.process_offset + self.job_index * self.required("pods_per_job") + index
+        if process_id >= count:
+            raise SettingsError(
+                f"{Env.PROCESS_COUNT}: expected more than this pod's process id, found {count} where offset "
+                f"{self.process_offset}, job index {self.job_index}, {self.pods_per_job} pods a job and "
+                f"completion index {index} give {process_id}. The job's size was changed without the policy's "
+                f"spec.training.minProcesses, or while it ran; or these variables are set by hand: remove them"
+            )
+        return process_id
+
+    @property
+    def coordinator_address(self) -> str:
+        """``host:port`` of process 0.
+
+        Raises:
+            SettingsError: A setting that it is computed from is missing.
+        """
+        if self.coordinator_job is None and self.replicated_job is None:
+            # A Job by itself. Its pods have the host names <job>-<completion index>.
+            pod = f"{self.required('jobset_name')}-0"
+        else:
+            pod = f"{self.required('jobset_name')}-{self.required('coordinator_job')}-0-0"
+        return f"{pod}.{self.required('subdomain')}:{self.required('coordinator_port')}"
+
+    def required(self, field: str, *, because: str | None = None) -> Any:
+        """Returns the value of a field that must be set.
+
+        Raises:
+            SettingsError: It is not set.
+        """
+        value = getattr(self, field)
+        if value is None:
+            raise SettingsError(
+                f"{VARIABLES[field]}: expected a value, as {because or self._gang_because()}, found none. In a cluster "
+                f"the operator's webhook sets all {ENV_PREFIX} variables; do not set some of them by hand"
+            )
+        return value
+
+    def _gang_because(self) -> str:
+        return f"{Env.PROCESS_COUNT} is {self.process_count} and jax.distributed was not initialised before attach()"
+
+
 #: Field -> environment variable.
-VARIABLES = {field: name for name, (field, _) in _READERS.items()}
-_BY_FIELD = dict(_READERS.values())
+VARIABLES = {
+    field.name: field.metadata["variable"] or f"{ENV_PREFIX}{field.name.upper()}"
+    for field in dataclasses.fields(Settings)
+}
+
+
+def _read(field: str, name: str, text: str) -> Any:
+    return Settings.__dataclass_fields__[field].metadata["read"](name, text)

@@ -53,7 +53,7 @@ from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.receivers import Mailbox, Operator, Receiver
 from gracepoint.session.compilation import ProgramWatch
 from gracepoint.session.session import Session, check_none_is_open
-from gracepoint.settings import Settings
+from gracepoint.settings import VARIABLES, Settings
 from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, STALL_RESTART, Env
 
 if TYPE_CHECKING:
@@ -404,33 +404,13 @@ def attach(
         AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
         BarrierTimeout: A process did not come.
     """
+    arguments = locals().copy()  # those that are settings have the names of the fields of ``Settings``
     start = ProcessStart(time.monotonic(), time.time(), machine.process_age_s())
     check_none_is_open()
     check_receiver(receiver)
+    arguments["directory"] = checked_directory(directory)
     settings = Settings.from_environment(os.environ).override(
-        directory=checked_directory(directory),
-        save_every_steps=save_every_steps,
-        save_every_s=save_every_s,
-        save_interval=save_interval,
-        keep_last=keep_last,
-        keep_every_steps=keep_every_steps,
-        keep_for_s=keep_for_s,
-        tolerate_failures_s=tolerate_failures_s,
-        saved_exit_code=saved_exit_code,
-        unsaved_exit_code=unsaved_exit_code,
-        grace_period_s=grace_period_s,
-        margin=margin,
-        head_start_s=head_start_s,
-        metadata=metadata,
-        gce_notice_s=gce_notice_s,
-        host_memory_limit_bytes=host_memory_limit_bytes,
-        writer=writer,
-        stall_after_s=stall_after_s,
-        stall_action=stall_action,
-        compilation_cache=compilation_cache,
-        compilation_cache_bytes=compilation_cache_bytes,
-        compilation_cache_days=compilation_cache_days,
-        trace=trace,
+        **{name: value for name, value in arguments.items() if name in VARIABLES}
     )
     with AttachWatch(settings) as watch:
         _begin_trace(settings, start.age_s)

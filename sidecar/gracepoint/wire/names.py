@@ -82,8 +82,9 @@ ENV_PREFIX = "GRACEPOINT_"
 class Env:
     """Environment variables of the training container, written by the operator's webhook.
 
-    Values marked "downward" come from the pod's own fields. All others are constants of the JobSet and its policy. The
-    library reads all of them once, in ``attach``. An absent variable has the default of ``settings.Settings``.
+    Those that say who the pod is come from the pod's own fields (the downward API). All others are constants of the
+    JobSet and its policy. The library reads all of them once, in ``attach``. ``settings.Settings`` says what each
+    means, which values it takes, and what its absence means. Its field ``x`` is ``GRACEPOINT_X``.
     """
 
     # Who this pod is (downward).
@@ -96,49 +97,44 @@ class Env:
     RESTART_ATTEMPT = "GRACEPOINT_RESTART_ATTEMPT"
     REPLICATED_JOB = "GRACEPOINT_REPLICATED_JOB"
     JOB_INDEX = "GRACEPOINT_JOB_INDEX"
-    # Its place among the training processes:
-    # process id = PROCESS_OFFSET + JOB_INDEX * PODS_PER_JOB + JOB_COMPLETION_INDEX
+    # Its place among the training processes.
     PROCESS_COUNT = "GRACEPOINT_PROCESS_COUNT"
     PROCESS_OFFSET = "GRACEPOINT_PROCESS_OFFSET"
     PODS_PER_JOB = "GRACEPOINT_PODS_PER_JOB"
-    # The least number of processes with which the job may come back, if its size may change. Absent: it may not.
     MIN_PROCESSES = "GRACEPOINT_MIN_PROCESSES"
-    # Process 0 listens at <JOBSET_NAME>-<COORDINATOR_JOB>-0-0.<SUBDOMAIN>:<COORDINATOR_PORT>. In a Job by itself,
-    # JOBSET_NAME and JOBSET_UID are those of the Job, COORDINATOR_JOB and REPLICATED_JOB are absent, and process 0
-    # listens at <JOBSET_NAME>-0.<SUBDOMAIN>:<COORDINATOR_PORT>.
     COORDINATOR_JOB = "GRACEPOINT_COORDINATOR_JOB"
     COORDINATOR_PORT = "GRACEPOINT_COORDINATOR_PORT"
     SUBDOMAIN = "GRACEPOINT_SUBDOMAIN"
     # The channel.
-    OPERATOR_URL = "GRACEPOINT_OPERATOR_URL"  # https://<service>.<namespace>.svc:<port>
-    CA_CERTIFICATE = "GRACEPOINT_CA_CERTIFICATE"  # PEM
+    OPERATOR_URL = "GRACEPOINT_OPERATOR_URL"
+    CA_CERTIFICATE = "GRACEPOINT_CA_CERTIFICATE"
     TOKEN_FILE = "GRACEPOINT_TOKEN_FILE"
     # What else is watched.
-    METADATA = "GRACEPOINT_METADATA"  # some of METADATA_CLOUDS, separated by commas; or METADATA_AUTO
-    GCE_NOTICE_S = "GRACEPOINT_GCE_NOTICE_S"  # seconds of the instance's preemptionNoticeDuration
+    METADATA = "GRACEPOINT_METADATA"
+    GCE_NOTICE_S = "GRACEPOINT_GCE_NOTICE_S"
     # The policy.
     POLICY = "GRACEPOINT_POLICY"
-    DIRECTORY = "GRACEPOINT_DIRECTORY"  # URI or path of the directory of this JobSet's steps
-    SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"  # 0: no periodic saves by number of steps
-    SAVE_EVERY_S = "GRACEPOINT_SAVE_EVERY_S"  # seconds; 0 or absent: no periodic saves by time
-    SAVE_INTERVAL = "GRACEPOINT_SAVE_INTERVAL"  # SAVE_FIXED or SAVE_AUTO; absent: SAVE_FIXED
+    DIRECTORY = "GRACEPOINT_DIRECTORY"
+    SAVE_EVERY_STEPS = "GRACEPOINT_SAVE_EVERY_STEPS"
+    SAVE_EVERY_S = "GRACEPOINT_SAVE_EVERY_S"
+    SAVE_INTERVAL = "GRACEPOINT_SAVE_INTERVAL"
     KEEP_LAST = "GRACEPOINT_KEEP_LAST"
-    KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"  # 0 or absent: no steps are kept for that reason
-    KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"  # seconds; 0 or absent: no steps are kept for that reason
-    WRITER = "GRACEPOINT_WRITER"  # thread, worker, or the path of a keeper's socket; absent: thread
-    HOST_MEMORY_LIMIT_BYTES = "GRACEPOINT_HOST_MEMORY_LIMIT_BYTES"  # for snapshots; absent: all that is free
+    KEEP_EVERY_STEPS = "GRACEPOINT_KEEP_EVERY_STEPS"
+    KEEP_FOR_S = "GRACEPOINT_KEEP_FOR_S"
+    WRITER = "GRACEPOINT_WRITER"
+    HOST_MEMORY_LIMIT_BYTES = "GRACEPOINT_HOST_MEMORY_LIMIT_BYTES"
     SAVED_EXIT_CODE = "GRACEPOINT_SAVED_EXIT_CODE"
     UNSAVED_EXIT_CODE = "GRACEPOINT_UNSAVED_EXIT_CODE"
-    GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"  # seconds that the pod lives after a SIGTERM
-    MARGIN = "GRACEPOINT_MARGIN"  # factor on predicted durations, at least 1
-    HEAD_START_S = "GRACEPOINT_HEAD_START_S"  # seconds before the deadline at which a save begins at the latest
-    TOLERATE_FAILURES_S = "GRACEPOINT_TOLERATE_FAILURES_S"  # seconds for which periodic saves may fail; 0: not at all
-    STALL_AFTER_S = "GRACEPOINT_STALL_AFTER_S"  # seconds without progress; 0: nothing is watched
-    STALL_ACTION = "GRACEPOINT_STALL_ACTION"  # STALL_REPORT or STALL_RESTART
-    COMPILATION_CACHE = "GRACEPOINT_COMPILATION_CACHE"  # off, on, or URI or path of a directory; absent: off
-    COMPILATION_CACHE_BYTES = "GRACEPOINT_COMPILATION_CACHE_BYTES"  # of all compiled programs together
-    COMPILATION_CACHE_DAYS = "GRACEPOINT_COMPILATION_CACHE_DAYS"  # days without use before one is deleted
-    TRACE = "GRACEPOINT_TRACE"  # path of a folder for traces; absent: none is written
+    GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"
+    MARGIN = "GRACEPOINT_MARGIN"
+    HEAD_START_S = "GRACEPOINT_HEAD_START_S"
+    TOLERATE_FAILURES_S = "GRACEPOINT_TOLERATE_FAILURES_S"
+    STALL_AFTER_S = "GRACEPOINT_STALL_AFTER_S"
+    STALL_ACTION = "GRACEPOINT_STALL_ACTION"
+    COMPILATION_CACHE = "GRACEPOINT_COMPILATION_CACHE"
+    COMPILATION_CACHE_BYTES = "GRACEPOINT_COMPILATION_CACHE_BYTES"
+    COMPILATION_CACHE_DAYS = "GRACEPOINT_COMPILATION_CACHE_DAYS"
+    TRACE = "GRACEPOINT_TRACE"
 
 
 #: Values of SAVE_INTERVAL: the settings alone say when periodic saves are due; or the operator does, once it knows.
