@@ -43,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> int:
     from gracepoint.pod_check import check_pod
 
-    def report(found: list[dict[str, str]]) -> None:
-        print(f"{found[-1]['state']:7} {found[-1]['name']}: {found[-1]['message']}", flush=True)
+    def report(results: list[dict[str, str]]) -> None:
+        print(f"{results[-1]['state']:7} {results[-1]['name']}: {results[-1]['message']}", flush=True)
         if options.json is not None:
-            options.json.write_text(json.dumps(found), encoding="utf-8")
+            options.json.write_text(json.dumps(results), encoding="utf-8")
 
-    found = check_pod(os.environ, report)
-    return _DAMAGED if any(item["state"] != "ok" for item in found) else _GOOD
+    checks = check_pod(os.environ, report)
+    return _DAMAGED if any(check["state"] != "ok" for check in checks) else _GOOD
 
 
 def _verify(options: argparse.Namespace) -> int:

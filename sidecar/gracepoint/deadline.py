@@ -215,10 +215,10 @@ class Situation:
         total_bytes = snapshot.done_bytes + snapshot.left_bytes
         if total_bytes == 0:
             return 0.0
-        left = snapshot.left_bytes / total_bytes
+        share = snapshot.left_bytes / total_bytes
         # If a save has written nothing yet, all that is known is that it takes as long again.
         by_itself = snapshot.left_bytes / snapshot.done_bytes if snapshot.done_bytes else 1.0
-        return max(self.rewrite_s * left, snapshot.elapsed_s * by_itself)
+        return max(self.rewrite_s * share, snapshot.elapsed_s * by_itself)
 
     def _writing_s(self, bytes_per_s: float | None) -> float:
         return 0.0 if self.state_bytes is None else writing_s(self.state_bytes, self.process_count, bytes_per_s)
@@ -231,14 +231,14 @@ class Situation:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Reads what ``to_json`` returned in another process, which has the same version of this library."""
-        found = json.loads(text)
-        if found["left_s"] is None:
-            found["left_s"] = math.inf
-        if found["snapshot"] is not None:
-            found["snapshot"] = NewestSnapshot(
-                **found["snapshot"] | {"state": SnapshotState(found["snapshot"]["state"])}
+        fields = json.loads(text)
+        if fields["left_s"] is None:
+            fields["left_s"] = math.inf
+        if fields["snapshot"] is not None:
+            fields["snapshot"] = NewestSnapshot(
+                **fields["snapshot"] | {"state": SnapshotState(fields["snapshot"]["state"])}
             )
-        return cls(**found)
+        return cls(**fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,14 +289,14 @@ def plan(now: Situation) -> Plan:
     """Chooses the current step if it fits, else an older one that does, else what may succeed without the margin."""
     snapshot, left_s, margin = now.snapshot, now.left_s, now.margin
     writing = snapshot is not None and snapshot.state is SnapshotState.WRITING
-    current_s, left = now.drain_s + now.save_s, f"{max(left_s, 0.0):.1f} s are left"
+    current_s, remaining = now.drain_s + now.save_s, f"{max(left_s, 0.0):.1f} s are left"
     save_alone = Choice.CANCEL_AND_SAVE if writing else Choice.SAVE_NOW
 
     def current(choice: Choice, reason: str) -> Plan:
         return Plan(choice, now.step, 0, reason)
 
     if now.state_bytes is None:
-        return current(Choice.SAVE_NOW, f"step {now.step} is saved: nothing was measured yet, {left}")
+        return current(Choice.SAVE_NOW, f"step {now.step} is saved: nothing was measured yet, {remaining}")
     if snapshot is not None and snapshot.step == now.step:
         if writing:
             return current(Choice.FINISH_IN_FLIGHT, f"the save under way is of step {now.step} itself")
@@ -309,30 +309,31 @@ def plan(now: Situation) -> Plan:
         both_s = max(finish_s, now.drain_s) + now.save_s  # the devices finish their steps while the save goes on
         flight = f"the save of step {snapshot.step} under way another {finish_s:.1f} s"
         if margin * both_s <= left_s:
-            return current(Choice.FINISH_IN_FLIGHT, f"{needs} and {flight}: there is time for both, {left}")
+            return current(Choice.FINISH_IN_FLIGHT, f"{needs} and {flight}: there is time for both, {remaining}")
         if margin * current_s <= left_s:
-            return current(Choice.CANCEL_AND_SAVE, f"{needs} and {flight}: there is no time for both, {left}")
+            return current(Choice.CANCEL_AND_SAVE, f"{needs} and {flight}: there is no time for both, {remaining}")
         if margin * finish_s <= left_s and both_s <= left_s:
             return current(
-                Choice.FINISH_IN_FLIGHT, f"{needs} and {flight}: both fit without margin, and that one is safe, {left}"
+                Choice.FINISH_IN_FLIGHT,
+                f"{needs} and {flight}: both fit without margin, and that one is safe, {remaining}",
             )
         if margin * finish_s <= left_s:
             lost = now.step - snapshot.step
-            return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {flight}, {left}")
+            return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {flight}, {remaining}")
     elif margin * current_s <= left_s:
-        return current(Choice.SAVE_NOW, f"{needs}, {left}")
+        return current(Choice.SAVE_NOW, f"{needs}, {remaining}")
     held = snapshot is not None and snapshot.state is SnapshotState.HELD and snapshot.step != now.step
     if snapshot is not None and held and margin * now.rewrite_s <= left_s:
         lost = now.step - snapshot.step
         again = f"the snapshot of step {snapshot.step}, whose save failed, {now.rewrite_s:.1f} s"
-        return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {again}, {left}")
+        return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {again}, {remaining}")
     if current_s <= left_s:
-        return current(save_alone, f"{needs}, which fits without margin, {left}")
+        return current(save_alone, f"{needs}, which fits without margin, {remaining}")
     older_s = now.finish_s if writing else now.rewrite_s if held else math.inf
     if snapshot is not None and older_s <= left_s:
         lost, older = now.step - snapshot.step, f"the snapshot of step {snapshot.step} {older_s:.1f} s"
-        return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {older}, which fits without margin, {left}")
-    return current(Choice.IMPOSSIBLE, f"{needs}, and nothing older can be had in time, {left}; tried all the same")
+        return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {older}, which fits without margin, {remaining}")
+    return current(Choice.IMPOSSIBLE, f"{needs}, and nothing older can be had in time, {remaining}; tried all the same")
 
 
 def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:
@@ -341,9 +342,9 @@ def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:
     The save of a snapshot ends alike in all processes, so what one of them knows of its end is true for all. Where a
     process could not take its snapshot, the newest ones are of different steps. Then none can be committed.
     """
-    found = [situation.snapshot for situation in situations]
-    newest = max((each for each in found if each is not None), key=lambda each: each.step, default=None)
-    if newest is None or any(each is None or each.step != newest.step for each in found):
+    snapshots = [situation.snapshot for situation in situations]
+    newest = max((each for each in snapshots if each is not None), key=lambda each: each.step, default=None)
+    if newest is None or any(each is None or each.step != newest.step for each in snapshots):
         return None if newest is None else dataclasses.replace(newest, state=SnapshotState.GONE)
     # GONE before HELD: a snapshot that one process no longer has cannot be committed.
     for state in (SnapshotState.COMMITTED, SnapshotState.GONE, SnapshotState.HELD):
@@ -354,5 +355,5 @@ def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:
 
 
 def _of_known(choose: Callable[[Sequence[T]], T], values: Sequence[T | None]) -> T | None:
-    known = [value for value in values if value is not None]
-    return choose(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return choose(numbers) if numbers else None

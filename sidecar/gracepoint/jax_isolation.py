@@ -55,7 +55,7 @@ def isolated() -> Iterator[None]:
     managers = [
         manager(value)
         for flag, manager, value in settings
-        if (found := getattr(config, flag)) is not None and found != value  # None is JAX's default
+        if (current := getattr(config, flag)) is not None and current != value  # None is JAX's default
     ]
     stale = [(context, value) for context, value in contexts if context.value != value]
     # An empty mesh is not the same to JAX as none: it is always set, so that nothing is compiled for each of them.

@@ -47,10 +47,10 @@ def process_identity(pid: int) -> str:
 
 def _started_as_ps_says(pid: int) -> str:
     try:
-        told = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, timeout=10)
+        result = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return "-".join(told.stdout.replace(":", "-").split())
+    return "-".join(result.stdout.replace(":", "-").split())
 
 
 def process_age_s(root: Path = Path("/")) -> float | None:
@@ -146,10 +146,10 @@ def processor(root: Path = Path("/")) -> str:
         lines = (root / "proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
         lines = []
-    wanted = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
-    found = dict(line.split(":", 1) for line in lines if ":" in line)
-    named = {name.strip(): value.strip() for name, value in found.items()}
-    return "\n".join([os.uname().machine, *(named[name] for name in wanted if name in named)])
+    keys = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    named = {name.strip(): value.strip() for name, value in fields.items()}
+    return "\n".join([os.uname().machine, *(named[name] for name in keys if name in named)])
 
 
 def available_memory_bytes() -> int:
@@ -174,11 +174,11 @@ def left_by_pool(root: Path = Path("/")) -> dict[str, int]:
         root: The folder that has ``proc`` and ``sys/fs/cgroup``.
     """
     machine = _machine_name(root)
-    left = {machine: _of_machine_name(root / "proc/meminfo")}
+    free = {machine: _of_machine_name(root / "proc/meminfo")}
     for group in _groups(root, "memory"):
         if (left_bytes := _of_group(group)) is not None:
-            left[f"{machine}/{group.stat().st_ino}"] = left_bytes  # the inode, as paths differ between containers
-    return {pool: left_bytes for pool, left_bytes in left.items() if left_bytes is not None}
+            free[f"{machine}/{group.stat().st_ino}"] = left_bytes  # the inode, as paths differ between containers
+    return {pool: left_bytes for pool, left_bytes in free.items() if left_bytes is not None}
 
 
 def _machine_name(root: Path) -> str:
@@ -199,15 +199,15 @@ def _groups(root: Path, controller: str) -> list[Path]:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found: list[Path] = []
+    folders: list[Path] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             mount = root / "sys/fs/cgroup" / (controller if controllers else "")
             own = mount / path.strip("/")
             # In a container, its own group is often the root of what it sees, whatever path ``proc`` tells.
-            found += [mount, *(group for group in (own, *own.parents) if mount in group.parents)]
-    return found
+            folders += [mount, *(group for group in (own, *own.parents) if mount in group.parents)]
+    return folders
 
 
 def _of_group(group: Path) -> int | None:

@@ -47,15 +47,15 @@ def check_pod(
         "channel": _channel,
         "storage": _storage,
     }
-    found = []
+    results = []
     for name, check in checks.items():
         try:
-            found.append({"name": name, "state": "ok", "message": check(environment)})
+            results.append({"name": name, "state": "ok", "message": check(environment)})
         except Exception as error:  # noqa: BLE001  a check that breaks has failed; the others still run
             message = str(error) if isinstance(error, PodCheckFailed) else f"{type(error).__name__}: {error}"
-            found.append({"name": name, "state": "FAILED", "message": message})
-        report(found)
-    return found
+            results.append({"name": name, "state": "FAILED", "message": message})
+        report(results)
+    return results
 
 
 def _channel(environment: Mapping[str, str]) -> str:
@@ -105,12 +105,12 @@ def _storage(environment: Mapping[str, str]) -> str:
         probe, data = folder / f".gracepoint-check-{secrets.token_hex(8)}", os.urandom(32)
         probe.put(data)
         try:
-            found = probe.read_bytes()
+            data_read = probe.read_bytes()
         finally:
             probe.delete()
     except OSError as error:
         rights = "" if error.errno in _NOT_OF_RIGHTS else f". {_RIGHTS}"
         raise PodCheckFailed(f"{directory}: {error}{rights}") from error
-    if found != data:
+    if data_read != data:
         raise PodCheckFailed(f"{directory}: found other bytes than were written")
     return f"{directory}: written, read and deleted"

@@ -59,9 +59,9 @@ def location(name: str, value: str) -> str:
     Raises:
         SettingsError: Something in it stands for another text, and nobody would replace it.
     """
-    if found := _VARIABLE.search(value):
+    if match := _VARIABLE.search(value):
         raise SettingsError(
-            f"{name}: found {value!r}, where {found.group()} is not replaced: write what it stands for, in Python with "
+            f"{name}: found {value!r}, where {match.group()} is not replaced: write what it stands for, in Python with "
             f"os.path.expandvars(...)"
         )
     expanded = os.path.expanduser(value)
@@ -71,7 +71,7 @@ def location(name: str, value: str) -> str:
 
 
 def _integer(low: int, high: int | None = None) -> Reader:
-    wanted = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    expected = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
 
     def read(name: str, value: str) -> int:
         try:
@@ -79,14 +79,14 @@ def _integer(low: int, high: int | None = None) -> Reader:
         except ValueError:
             number = low - 1
         if number < low or (high is not None and number > high):
-            raise SettingsError(f"{name}: expected {wanted}, found {value!r}")
+            raise SettingsError(f"{name}: expected {expected}, found {value!r}")
         return number
 
     return read
 
 
 def _number(low: float, *, above: bool = False) -> Reader:
-    wanted = f"a number {'above' if above else 'of at least'} {low:g}"
+    expected = f"a number {'above' if above else 'of at least'} {low:g}"
 
     def read(name: str, value: str) -> float:
         try:
@@ -94,7 +94,7 @@ def _number(low: float, *, above: bool = False) -> Reader:
         except ValueError:
             number = math.nan
         if not math.isfinite(number) or number < low or (above and number == low):
-            raise SettingsError(f"{name}: expected {wanted}, found {value!r}")
+            raise SettingsError(f"{name}: expected {expected}, found {value!r}")
         return number
 
     return read
@@ -114,21 +114,21 @@ def _pem(name: str, value: str) -> str:
 
 
 def _clouds(name: str, value: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(word.strip() for word in value.split(",")))
-    if found != (METADATA_AUTO,) and not set(found) <= set(METADATA_CLOUDS):
+    names = tuple(dict.fromkeys(word.strip() for word in value.split(",")))
+    if names != (METADATA_AUTO,) and not set(names) <= set(METADATA_CLOUDS):
         raise SettingsError(
             f"{name}: expected {METADATA_AUTO}, or some of {', '.join(METADATA_CLOUDS)} with commas between, "
             f"found {value!r}"
         )
-    return found
+    return names
 
 
 def _one_of(*words: str, other: str = "", fits: Callable[[str], bool] = lambda _: False) -> Reader:
-    wanted = f"{', '.join(words)}, or {other}" if other else " or ".join(words)
+    expected = f"{', '.join(words)}, or {other}" if other else " or ".join(words)
 
     def read(name: str, value: str) -> str:
         if value not in words and not fits(value):
-            raise SettingsError(f"{name}: expected {wanted}, found {value!r}")
+            raise SettingsError(f"{name}: expected {expected}, found {value!r}")
         return value
 
     return read
@@ -275,13 +275,13 @@ class Settings:
         Raises:
             SettingsError: A value is out of range.
         """
-        given = {field: value for field, value in values.items() if value is not None}
-        for field, value in given.items():
+        overrides = {field: value for field, value in values.items() if value is not None}
+        for field, value in overrides.items():
             if not isinstance(value, str | numbers.Number | os.PathLike):
                 kind = type(value).__qualname__
                 raise SettingsError(f"attach({field}=...): expected a text or a number, found a {kind}")
-            given[field] = _read(field, f"attach({field}=...)", str(value))
-        return dataclasses.replace(self, **given)
+            overrides[field] = _read(field, f"attach({field}=...)", str(value))
+        return dataclasses.replace(self, **overrides)
 
     @property
     def process_id(self) -> int:

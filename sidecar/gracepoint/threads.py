@@ -49,12 +49,12 @@ def is_forked(pid: int) -> bool:
     return machine.process_id() != pid
 
 
-def check_not_forked(pid: int, what: str) -> None:
-    """Raises ForkedChild if this process is not ``pid``, which made ``what``."""
+def check_not_forked(pid: int, owner: str) -> None:
+    """Raises ForkedChild if this process is not ``pid``, which made ``owner``."""
     if is_forked(pid):
         raise ForkedChild(
-            f"{what} belongs to process {pid}, and this is process {machine.process_id()}, which was forked from it: a "
-            "forked child has none of its parent's threads, and would write beside it. Use it in the process that made "
+            f"{owner} belongs to process {pid}, and this is process {machine.process_id()}, which was forked from it: "
+            "a forked child has none of its parent's threads. Use it in the process that made "
             "it; in the child, make another"
         )
 

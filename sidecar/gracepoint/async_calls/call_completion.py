@@ -131,8 +131,8 @@ class CallCompletion:
             logger.warning("keys of an asynchronous call were not removed call=%d error=%s", index, error)
 
 
-def _error(ended: Future[None]) -> str:
-    error = ended.exception()
+def _error(future: Future[None]) -> str:
+    error = future.exception()
     return str(error) or type(error).__name__ if error is not None else ""
 
 
@@ -144,10 +144,10 @@ def _complete(everywhere: Future[None], index: int, texts: dict[int, str]) -> No
 
 
 def _not_all(index: int, error: Exception) -> AsyncCallFailed:
-    what = (
+    cause = (
         "did not end in all processes" if isinstance(error, BarrierError) else "could not be followed in all processes"
     )
-    failed = AsyncCallFailed(f"call {index} {what}: {error!r}", index)
+    failed = AsyncCallFailed(f"call {index} {cause}: {error!r}", index)
     failed.__cause__ = error
     return failed
 
@@ -177,22 +177,22 @@ class FinalizePoints:
         self._finalized: int
         self._begin_run()
 
-    def ask(self, ended: int) -> int:
+    def ask(self, ready: int) -> int:
         """Returns the number of calls, counted from the first of the queue, that are to be finalized by now.
 
         Collective: every process asks at the same points.
 
         Args:
-            ended: The number of calls that have ended in all processes, as this process knows. Only process 0's counts.
+            ready: Calls that have ended in all processes, as far as this process knows. Only process 0's counts.
 
         Raises:
             BarrierTimeout: Process 0 is so far behind that it has not published the next plan in time.
         """
         if self._gang.process_count == 1:
-            return ended
+            return ready
         if self._question == self._questions:
             before, self._question = self._questions, 0
-            plan = self._plans.enter(lambda plan: json.dumps((self._questions_of_next(plan, before), ended)))
+            plan = self._plans.enter(lambda plan: json.dumps((self._questions_of_next(plan, before), ready)))
             self._questions, self._finalized = map(int, json.loads(plan))
         self._question += 1
         return self._finalized

@@ -251,17 +251,17 @@ class AsyncCaller(abc.ABC):
         if not self._asked:
             return True
         index, here, everywhere = self._asked[0]
-        ended = here if no_dist else everywhere
+        future = here if no_dist else everywhere
         if not blocking:
             if no_dist and not here.done():
                 return False
             if not no_dist and self.points.ask(index + everywhere.done()) <= index:
                 return False
-        self.wait_all([ended])
+        self.wait_all([future])
         self._asked.popleft()
         if not self._asked and not no_dist:
             self.points.end_run()
-        if (error := ended.exception()) is not None:
+        if (error := future.exception()) is not None:
             raise self.failure(index, error)
         return True
 
@@ -282,12 +282,13 @@ class AsyncCaller(abc.ABC):
         Raises:
             AsyncCallFailed: One has not ended in time.
         """
-        left = futures.wait(ends, timeout=self._timeout_s).not_done
-        if left and self._gang.process_count > 1:  # a meeting that began a moment later is about to name who is missing
-            left = futures.wait(ends, timeout=min(self._timeout_s, _NAMED_S)).not_done
-        if left:
+        pending = futures.wait(ends, timeout=self._timeout_s).not_done
+        # A meeting that began a moment later is about to name who is missing.
+        if pending and self._gang.process_count > 1:
+            pending = futures.wait(ends, timeout=min(self._timeout_s, _NAMED_S)).not_done
+        if pending:
             raise AsyncCallFailed(
-                f"{len(left)} of {len(ends)} asynchronous calls have not ended within {self._timeout_s:g} s in all "
+                f"{len(pending)} of {len(ends)} asynchronous calls have not ended within {self._timeout_s:g} s in all "
                 "processes; they go on"
             )
         return len(ends)
@@ -321,10 +322,10 @@ class ThreadAsyncCaller(AsyncCaller):
 
     def run(self, request: AsyncRequest) -> Future[None]:
         arguments = request.preloaded_args()
-        ended: Future[None] = Future()
+        future: Future[None] = Future()
         if request.async_fn is None:
-            ended.set_result(None)
-            return ended
+            future.set_result(None)
+            return future
         if self._work is None:
             work: _Calls = queue.SimpleQueue()
             thread = threading.Thread(
@@ -332,8 +333,8 @@ class ThreadAsyncCaller(AsyncCaller):
             )
             thread.start()  # if the system has no thread, this call fails, and the next one tries again
             self._work, self._thread = work, thread
-        self._work.put((request, arguments, ended))
-        return ended
+        self._work.put((request, arguments, future))
+        return future
 
     def close(self, abort: bool = False) -> None:
         """As ``AsyncCaller.close``. A function that runs cannot be interrupted: with ``abort`` nobody waits for it."""
@@ -342,8 +343,8 @@ class ThreadAsyncCaller(AsyncCaller):
         work, self._work = self._work, None
         if abort:
             with contextlib.suppress(queue.Empty):
-                while (left := work.get_nowait()) is not None:
-                    left[2].set_exception(CallFailed("the call was aborted"))
+                while (item := work.get_nowait()) is not None:
+                    item[2].set_exception(CallFailed("the call was aborted"))
         work.put(None)
         if not abort:
             self._thread.join(self._timeout_s)
@@ -360,12 +361,12 @@ def _run_all(work: _Calls, nice: int) -> None:
         with contextlib.suppress(OSError):  # no right to: the calls run at the priority of the training
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + nice)
     while (item := work.get()) is not None:
-        request, arguments, ended = item
+        request, arguments, future = item
         assert request.async_fn is not None
         try:
             request.async_fn(*arguments, **request.async_fn_kwargs)
         except BaseException:  # noqa: BLE001 - told to all processes; SystemExit must not end the thread silently
-            ended.set_exception(CallFailed(traceback.format_exc()))
+            future.set_exception(CallFailed(traceback.format_exc()))
         else:
-            ended.set_result(None)
-        del item, request, arguments, ended
+            future.set_result(None)
+        del item, request, arguments, future

@@ -67,14 +67,14 @@ def main(path: str, modules: Sequence[str] = ()) -> None:
 
 def _started(modules: Sequence[str]) -> dict[int, subprocess.Popen[bytes]]:
     """Starts a process for each module. Returns them by file descriptors that are readable once a process has ended."""
-    found: dict[int, subprocess.Popen[bytes]] = {}
+    processes: dict[int, subprocess.Popen[bytes]] = {}
     for module in modules:
         command = [sys.executable, "-P", "-m", module]
         try:
-            _add(found, subprocess.Popen(command, stdin=subprocess.DEVNULL, env=child_environment()))
+            _add(processes, subprocess.Popen(command, stdin=subprocess.DEVNULL, env=child_environment()))
         except OSError as error:
             logger.warning("%s is not run: %s", module, error)
-    return found
+    return processes
 
 
 def _add(processes: dict[int, subprocess.Popen[bytes]], process: subprocess.Popen[bytes]) -> None:

@@ -92,9 +92,9 @@ class _ProcessAsyncCaller(AsyncCaller):
         except BaseException:
             self._pool.give_back(block)
             raise
-        ended = worker.send(request.call_idx, block, header_bytes, shared)
+        future = worker.send(request.call_idx, block, header_bytes, shared)
         self._sent(worker)
-        return ended
+        return future
 
     def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
         """Has each worker call a function once: present workers after their calls, later ones before any other call.
@@ -188,8 +188,8 @@ class _ProcessAsyncCaller(AsyncCaller):
         return workers
 
 
-def _log_error(ended: Future[None]) -> None:
-    if (error := ended.exception()) is not None:
+def _log_error(future: Future[None]) -> None:
+    if (error := future.exception()) is not None:
         logger.warning("a call that every worker process gets has failed: %s", error)
 
 

@@ -76,9 +76,9 @@ class WorkerProcess:
         self._disconnected = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         if keeper is None:
-            self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                self._process = start_process(theirs)
+            self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with peer:
+                self._process = start_process(peer)
         else:
             self._connection = _connected(keeper, _KEEPER_STARTS_S if keeper_starts else 0.0)
         # Python's own timeout would make the socket non-blocking for the reading thread, too.
@@ -196,9 +196,9 @@ class WorkerProcess:
             self.wait(_END_S)
         with self._lock:
             self._ended = True
-            left, self._calls = list(self._calls.values()), {}
+            pending, self._calls = list(self._calls.values()), {}
         self._connection.close()
-        for future, block in left:
+        for future, block in pending:
             block.free()
             future.set_exception(CallFailed(f"{self.name} ended: {self._how_ended()}"))
 
@@ -216,10 +216,10 @@ class WorkerProcess:
         return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
 
-def require_linux(what: str) -> None:
-    """Raises SettingsError, with ``what`` in words, if the system is not Linux."""
+def require_linux(option: str) -> None:
+    """Raises SettingsError, with ``option`` in words, if the system is not Linux."""
     if sys.platform != "linux":
-        raise SettingsError(f"{what}: this needs Linux, found {sys.platform}. Leave it out for work on a laptop")
+        raise SettingsError(f"{option}: this needs Linux, found {sys.platform}. Leave it out for work on a laptop")
 
 
 def start_process(connection: socket.socket) -> subprocess.Popen[bytes]:

@@ -152,8 +152,8 @@ class Timekeeper:
         self._observer.looked()
         self._looks += 1
         if ledger.epoch.stop is not None and ledger.epoch.agreed is not None:
-            if why := self._handed.lost(ledger.epoch.agreed):
-                self._member.give_up(ledger.epoch, why)
+            if reason := self._handed.lost(ledger.epoch.agreed):
+                self._member.give_up(ledger.epoch, reason)
             return
         left_s = self._observer.time_left_s() + self._turn_s
         if left_s <= 0 or barriers.polls(self._me, self._looks):
@@ -388,8 +388,8 @@ class Agreement:
         if not self.seat.meets:
             return None
 
-        def compared(told: list[str]) -> str:
-            return protocol.compare(told, self.seat.ordinal, merge)
+        def compared(messages: list[str]) -> str:
+            return protocol.compare(messages, self.seat.ordinal, merge)
 
         word = protocol.word(step, word)
         return protocol.result(self._gang.reduce(self.steps_key, word, compared, timeout_s=deadline.remaining_s()))
@@ -470,14 +470,14 @@ class Agreement:
     # The reading thread.
 
     def _read(self) -> None:
-        while (found := self._bell.next()) is not None:
+        while (entry := self._bell.next()) is not None:
             try:
-                for _ in self._member.hear(*found):
+                for _ in self._member.hear(*entry):
                     pass
             except Exception as error:  # noqa: BLE001 - raised in the training thread, which waits for it
                 self._fail_here(error)
-            left = self._member.ledger.left
-            if left is not None and left.by != self._me and self._left_at_s is None:
+            departure = self._member.ledger.left
+            if departure is not None and departure.by != self._me and self._left_at_s is None:
                 self._left_at_s = time.monotonic()
             self._notify()
 
@@ -547,9 +547,9 @@ class Agreement:
         return None if wait_s == math.inf else max(0.0, wait_s)
 
     def _tell_of_left(self) -> None:
-        left, step = self._member.ledger.left, self._observer.position()[0]
-        assert left is not None
-        if self.seat.ordinal < left.ordinal:  # this process is not yet where that one has left
+        departure, step = self._member.ledger.left, self._observer.position()[0]
+        assert departure is not None
+        if self.seat.ordinal < departure.ordinal:  # this process is not yet where that one has left
             self._left_at_s = time.monotonic()
             return
         self._left_at_s = math.inf
@@ -559,10 +559,10 @@ class Agreement:
             "%s left the training after step %d, sync point %d: %s. This process is at step %d, sync point %d: a step, "
             "save or barrier that needs the other does not end, and no preemption is saved. All processes must pass "
             "the same steps",
-            named([left.by], self._pods),
-            left.step,
-            left.ordinal,
-            left.reason if isinstance(left, Gone) else "close() said that it has ended",
+            named([departure.by], self._pods),
+            departure.step,
+            departure.ordinal,
+            departure.reason if isinstance(departure, Gone) else "close() said that it has ended",
             step,
             self.seat.ordinal,
         )

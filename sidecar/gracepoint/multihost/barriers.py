@@ -67,17 +67,17 @@ from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore, gro
 
 def read_released(text: str) -> dict[str, Any]:
     """Reads the value of the key."""
-    found: dict[str, Any] = json.loads(text)
-    return found
+    value: dict[str, Any] = json.loads(text)
+    return value
 
 
-def released_value(key: str, released: dict[str, Any], who: str, by: str) -> str:
+def released_value(key: str, released: dict[str, Any], group: str, by: str) -> str:
     """Returns the result of a barrier.
 
     Args:
         key: The barrier's key.
         released: What was decided.
-        who: The name of the set of processes that this process names.
+        group: The name of the set of processes that this process names.
         by: The process that decided, in words.
 
     Raises:
@@ -94,7 +94,7 @@ def released_value(key: str, released: dict[str, Any], who: str, by: str) -> str
             f"barrier {key!r}: {by} gave up after {released['timeout_s']:g} s, {released['why']}",
             tuple(released["missing"]),
         )
-    if released["who"] != who:
+    if released["who"] != group:
         raise BarrierFailed(
             f"barrier {key!r}: {by} completed it with other processes than those that this one names: give "
             f"every process the same processes=, or each group a key of its own"
@@ -154,10 +154,10 @@ class Arrivals:
             counters: What the store lists in the folder.
             count: How many processes arrive.
         """
-        found: list[int] = []
+        absent: list[int] = []
         for group, start in enumerate(range(0, count, self.fan_out)):
-            found += self._marks(int(counters.get(f"0/{group}", "0")), min(self.fan_out, count - start))
-        return found
+            absent += self._marks(int(counters.get(f"0/{group}", "0")), min(self.fan_out, count - start))
+        return absent
 
     def _marks(self, counter: int, members: int) -> Sequence[int]:
         return [counter >> slot * self.bits & self.most for slot in range(members)]
@@ -170,16 +170,16 @@ PLAIN = Arrivals(1, 31, max)
 _ALL = "all"
 
 
-def missing(store: KeyValueStore, key: str, who: str, participants: Sequence[int]) -> list[int]:
+def missing(store: KeyValueStore, key: str, group: str, participants: Sequence[int]) -> list[int]:
     """Returns which of the participants have not come to a barrier.
 
     Args:
         store: The store.
         key: The barrier's key.
-        who: The name of the set of participants.
+        group: The name of the set of participants.
         participants: The processes that take part.
     """
-    marks = PLAIN.marks(store.list(f"{key}/.arrived/{who}"), len(participants))
+    marks = PLAIN.marks(store.list(f"{key}/.arrived/{group}"), len(participants))
     return [process for process, mark in zip(participants, marks, strict=True) if not mark]
 
 
@@ -238,8 +238,8 @@ class Waiting:
             StoreUnavailable: The store cannot be reached.
         """
         with self._lock:
-            asked = list(self._awaited.values())
-        return sorted({process for ask in asked for process in ask()})
+            questions = list(self._awaited.values())
+        return sorted({process for ask in questions for process in ask()})
 
 
 #: Seconds by rank: up to 8 processes are few enough to follow the first one quickly.
@@ -284,8 +284,8 @@ def may_decide(
         timeout_s: Seconds that another process's turn may take.
     """
     for turn in range(_TURNS):
-        mine = {"by": process_index}
-        if release(f"{key}/turn/{turn}", mine) is mine:
+        decision = {"by": process_index}
+        if release(f"{key}/turn/{turn}", decision) is decision:
             return None
         try:
             return read_released(store.get(f"{key}/released", timeout_s=timeout_s))
@@ -388,14 +388,14 @@ class StoreProcessGroup:
         participants = self._participants(processes)
         if source not in participants:
             raise ValueError(f"broadcast {key!r}: expected a source among the processes taking part, found {source}")
-        who = group_name(participants, self._process_count)
+        group = group_name(participants, self._process_count)
         self._use_once(key)
         if source == self._process_index:
             if value is None:
                 error = ValueError(f"broadcast of {key!r}: process {source} must give the value, found None")
                 self.fail(key, error)
                 raise error
-            released = self._release(key, {"by": source, "who": who, "result": value})
+            released = self._release(key, {"by": source, "who": group, "result": value})
         else:
             try:
                 with self.waiting.at(key, lambda: [source]):
@@ -408,7 +408,7 @@ class StoreProcessGroup:
                 raise BarrierTimeout(
                     f"broadcast {key!r}: {self._named([source])} published nothing within {timeout_s:g} s", (source,)
                 ) from error
-        return released_value(key, released, who, self._named([released["by"]]))
+        return released_value(key, released, group, self._named([released["by"]]))
 
     def decide(self, key: str, value: str) -> str:
         """As ``ProcessGroup.decide``."""
@@ -439,16 +439,16 @@ class StoreProcessGroup:
 
     def cancel(self, key: str, reason: str) -> bool:
         """As ``ProcessGroup.cancel``."""
-        mine = {"by": self._process_index, "cancelled": reason + self._without(key)}
-        return self._release(key, mine) is mine
+        decision = {"by": self._process_index, "cancelled": reason + self._without(key)}
+        return self._release(key, decision) is decision
 
     def _without(self, key: str) -> str:
         """Returns, in words, which processes have not come to a barrier of all processes. Empty if none waits there."""
         everybody = range(self._process_count)
-        who = group_name(everybody, self._process_count)
-        if self._groups_at(key) != {who}:
+        group = group_name(everybody, self._process_count)
+        if self._groups_at(key) != {group}:
             return ""
-        late = missing(self._store, key, who, everybody)
+        late = missing(self._store, key, group, everybody)
         return f", without {self._named(late)} of {self._process_count}" if late else ""
 
     def _groups_at(self, key: str) -> set[str]:
@@ -457,7 +457,7 @@ class StoreProcessGroup:
     def _meet(
         self, key: str, value: str | None, timeout_s: float, participants: Sequence[int], complete: Callable[[], str]
     ) -> str:
-        who = group_name(participants, self._process_count)
+        group = group_name(participants, self._process_count)
         rank = participants.index(self._process_index)
         self._use_once(key)
         began_s = time.monotonic()
@@ -470,22 +470,22 @@ class StoreProcessGroup:
         )
         if value is not None:
             self._store.set(f"{key}/.words/{rank // _BLOCK}/{rank}", value)
-        if PLAIN.arrive(self._store, f"{key}/.arrived/{who}", rank, len(participants)) is not None:
-            released = self._complete(key, who, complete)
+        if PLAIN.arrive(self._store, f"{key}/.arrived/{group}", rank, len(participants)) is not None:
+            released = self._complete(key, group, complete)
         else:
-            with self.waiting.at(key, lambda: missing(self._store, key, who, participants)):
-                released = self._wait(key, who, rank, timeout_s, participants)
-        result = released_value(key, released, who, self._named([released["by"]]))
+            with self.waiting.at(key, lambda: missing(self._store, key, group, participants)):
+                released = self._wait(key, group, rank, timeout_s, participants)
+        result = released_value(key, released, group, self._named([released["by"]]))
         logger.info("process %d passed barrier %r after %.3f s", self._process_index, key, time.monotonic() - began_s)
         return result
 
-    def _complete(self, key: str, who: str, complete: Callable[[], str]) -> dict[str, Any]:
+    def _complete(self, key: str, group: str, complete: Callable[[], str]) -> dict[str, Any]:
         """Completes the barrier in the last process to arrive, unless it was decided otherwise meanwhile."""
         before = self._store.try_get(f"{key}/released")
         if before is not None:
             return read_released(before)
         try:
-            released = self._release(key, {"by": self._process_index, "who": who, "result": complete()})
+            released = self._release(key, {"by": self._process_index, "who": group, "result": complete()})
         except BaseException as error:
             self.fail(key, error)
             raise
@@ -493,27 +493,27 @@ class StoreProcessGroup:
         self._store.delete_folder(f"{key}/.words")
         return released
 
-    def _wait(self, key: str, who: str, rank: int, timeout_s: float, participants: Sequence[int]) -> dict[str, Any]:
+    def _wait(self, key: str, group: str, rank: int, timeout_s: float, participants: Sequence[int]) -> dict[str, Any]:
         for wait_s in (timeout_s, after_s(rank)):
             with contextlib.suppress(KeyTimeout):
                 return read_released(self._store.get(f"{key}/released", timeout_s=wait_s))
-        late = missing(self._store, key, who, participants)
+        late = missing(self._store, key, group, participants)
         if len(self._groups_at(key)) > 1:
-            late, why = [], "as the processes do not all name the same processes= to take part"
+            late, reason = [], "as the processes do not all name the same processes= to take part"
         elif late:
-            why = f"without {self._named(late)} of {len(participants)}"
+            reason = f"without {self._named(late)} of {len(participants)}"
         else:
-            why = "as the last was at work"
-        mine = {"by": self._process_index, "timeout_s": timeout_s, "missing": late, "why": why}
-        return self._release(key, mine)
+            reason = "as the last was at work"
+        decision = {"by": self._process_index, "timeout_s": timeout_s, "missing": late, "why": reason}
+        return self._release(key, decision)
 
-    def _release(self, key: str, what: dict[str, Any]) -> dict[str, Any]:
+    def _release(self, key: str, value: dict[str, Any]) -> dict[str, Any]:
         """Decides the barrier, or returns what was decided before."""
         try:
-            self._store.set(f"{key}/released", json.dumps(what))
+            self._store.set(f"{key}/released", json.dumps(value))
         except KeyExists:
             return read_released(self._store.get(f"{key}/released", timeout_s=5))
-        return what
+        return value
 
     def check_participants(self, processes: Collection[int] | None) -> None:
         """Raises ValueError if ``processes`` has an index that does not exist, or lacks this process."""
@@ -523,17 +523,18 @@ class StoreProcessGroup:
         """Returns the processes that take part, sorted."""
         if processes is None:
             return range(self._process_count)
-        found = sorted(set(processes))
-        if not found or found[0] < 0 or found[-1] >= self._process_count:
+        members = sorted(set(processes))
+        if not members or members[0] < 0 or members[-1] >= self._process_count:
             raise ValueError(
-                f"processes: expected at least one of the process indices 0 to {self._process_count - 1}, found {found}"
+                f"processes: expected at least one of the process indices 0 to {self._process_count - 1}, "
+                f"found {members}"
             )
-        if self._process_index not in found:
+        if self._process_index not in members:
             raise ValueError(
                 f"processes: expected this process, {self._process_index}, to be among those taking part, found "
-                f"{found}: the others must not make the call"
+                f"{members}: the others must not make the call"
             )
-        return found
+        return members
 
     def _use_once(self, key: str) -> None:
         with self._lock:

@@ -105,8 +105,8 @@ class Bell:
             try:
                 if not self._some_end:
                     return self._read(self._store.get(f"bell/{self._next}", timeout_s=_PARK_S))
-                if (found := self.try_next()) is not None:
-                    return found
+                if (entry := self.try_next()) is not None:
+                    return entry
                 if self._closed.wait(self._look_every_s):
                     return self.try_next()  # an entry may have been written in between
             except KeyTimeout:
@@ -120,8 +120,8 @@ class Bell:
 
     def try_next(self) -> tuple[int, Entry] | None:
         """Returns the next entry and its number, without a wait. None if it is not written yet."""
-        found = self._store.try_get(f"bell/{self._next}")
-        return None if found is None else self._read(found)
+        text = self._store.try_get(f"bell/{self._next}")
+        return None if text is None else self._read(text)
 
     def _read(self, text: str) -> tuple[int, Entry]:
         with self._lock:

@@ -142,17 +142,17 @@ def _exchange(
     gang, me = cluster.gang, cluster.gang.process_index
     participants = sorted(set(processes)) if processes is not None else list(range(gang.process_count))
     key = cluster.keys.next(f"broadcast-{group_name(participants, gang.process_count)}")  # each group has a counter
-    mine = me == min(participants, default=me) if is_source is None else bool(is_source)
+    is_source_here = me == min(participants, default=me) if is_source is None else bool(is_source)
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
-    words = gang.gather(f"{key}/who", json.dumps([mine, digest]), timeout_s=timeout_s, processes=processes)
-    told = {process: json.loads(word) for process, word in zip(participants, words, strict=True)}
-    sources = [process for process, (is_it, _) in told.items() if is_it]
+    words = gang.gather(f"{key}/who", json.dumps([is_source_here, digest]), timeout_s=timeout_s, processes=processes)
+    answers = {process: json.loads(word) for process, word in zip(participants, words, strict=True)}
+    sources = [process for process, (is_it, _) in answers.items() if is_it]
     if len(sources) != 1:
-        found = named(sources) if sources else "none"
+        listing = named(sources) if sources else "none"
         _leave(gang, key, processes)
-        raise AgreementError(f"broadcast_one_to_all: expected is_source=True in exactly one process, found {found}")
+        raise AgreementError(f"broadcast_one_to_all: expected is_source=True in exactly one process, found {listing}")
     (source,) = sources
-    strangers = [process for process, (_, other) in told.items() if other != told[source][1]]
+    strangers = [process for process, (_, other) in answers.items() if other != answers[source][1]]
     if strangers:
         word = json.dumps(shapes) if me == source else None
         text = gang.broadcast(f"{key}/tree", word, timeout_s=timeout_s, source=source, processes=processes)
@@ -184,9 +184,9 @@ def _leave(gang: StoreProcessGroup, key: str, processes: Collection[int] | None)
         logger.warning("the keys of a broadcast are not removed: %s", error)
 
 
-def _difference(expected: Sequence[str], found: Sequence[str]) -> str:
+def _difference(expected: Sequence[str], actual: Sequence[str]) -> str:
     """Returns, in words, the first difference of this process's tree. Empty if there is none."""
-    for one, other in itertools.zip_longest(expected, found, fillvalue="no such leaf"):
+    for one, other in itertools.zip_longest(expected, actual, fillvalue="no such leaf"):
         if one != other:
             return f"; in this one, expected {one}, found {other}"
     return ""
@@ -213,10 +213,10 @@ def _through_devices(views: Sequence[np.ndarray[Any, Any]], source: int, partici
             for stretch, part in _overlaps(views, piece, start):
                 part[:] = stretch
         with isolated():
-            mine = jax.make_array_from_process_local_data(split, words[None], (len(participants), len(words)))
-            found = jax.block_until_ready(add(mine))  # the next piece uses the same memory
+            operand = jax.make_array_from_process_local_data(split, words[None], (len(participants), len(words)))
+            total = jax.block_until_ready(add(operand))  # the next piece uses the same memory
         if jax.process_index() != source:
-            shards = sorted(found.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+            shards = sorted(total.addressable_shards, key=lambda shard: shard.index[0].start or 0)
             received = np.concatenate([to_numpy(shard.data) for shard in shards]).view(np.uint8)
             for stretch, part in _overlaps(views, received, start):
                 stretch[:] = part

@@ -68,18 +68,18 @@ class State:
     @property
     def process_id(self) -> int:
         """This process's id in the coordination service. It may differ from ``jax.process_index()``."""
-        found: int = jax_state().process_id
-        return found
+        index: int = jax_state().process_id
+        return index
 
     @property
     def num_processes(self) -> int:
-        found: int = jax_state().num_processes
-        return found
+        count: int = jax_state().num_processes
+        return count
 
     @property
     def coordinator_address(self) -> str | None:
-        found: str | None = jax_state().coordinator_address
-        return found
+        address: str | None = jax_state().coordinator_address
+        return address
 
     @property
     def client(self) -> Any | None:
@@ -169,13 +169,13 @@ def read_labels(path: str) -> dict[str, str]:
     return {key: value.strip('"') for key, _, value in pairs}
 
 
-def detect(environ: Mapping[str, str], labels: Mapping[str, str], given: Place) -> Place | None:
+def detect(environ: Mapping[str, str], labels: Mapping[str, str], explicit: Place) -> Place | None:
     """Completes the parts of the place that were not given.
 
     Args:
         environ: The process's environment.
         labels: The pod's labels; see ``read_labels``.
-        given: The parts that were given as arguments. They are not changed.
+        explicit: The parts that were given as arguments. They are not changed.
 
     Returns:
         The place. None if the pod belongs neither to a JobSet nor to an Indexed Job. In an Indexed Job without a
@@ -191,9 +191,9 @@ def detect(environ: Mapping[str, str], labels: Mapping[str, str], given: Place) 
         if ENV_JOB_COMPLETION_INDEX not in merged:
             return None
         index = Settings.from_environment(merged).completion_index
-        return dataclasses.replace(given, process_id=index if given.process_id is None else given.process_id)
-    if given.num_processes is not None:
-        merged[Env.PROCESS_COUNT] = str(given.num_processes)
+        return dataclasses.replace(explicit, process_id=index if explicit.process_id is None else explicit.process_id)
+    if explicit.num_processes is not None:
+        merged[Env.PROCESS_COUNT] = str(explicit.num_processes)
     if Env.PROCESS_COUNT not in merged:
         raise SettingsError(
             f"num_processes: expected the number of training processes of JobSet {merged[Env.JOBSET_NAME]!r}, which "
@@ -201,40 +201,42 @@ def detect(environ: Mapping[str, str], labels: Mapping[str, str], given: Place) 
             f"sets it in JobSets labelled with gracepoint.dev/policy"
         )
     settings = Settings.from_environment(_defaults(merged, labels) | merged)
-    process_id = settings.process_id if given.process_id is None else given.process_id
-    address = given.coordinator_address or _address(settings, labels, process_id, told=Env.COORDINATOR_JOB in merged)
+    process_id = settings.process_id if explicit.process_id is None else explicit.process_id
+    address = explicit.coordinator_address or _address(
+        settings, labels, process_id, is_explicit=Env.COORDINATOR_JOB in merged
+    )
     return Place(address, settings.process_count, process_id)
 
 
 def _defaults(merged: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
     """Returns JobSet's own defaults for a pod that was not injected, as environment variables."""
-    found = {
+    defaults = {
         Env.COORDINATOR_PORT: merged.get(ENV_JAX_COORDINATOR_PORT, str(DEFAULT_COORDINATOR_PORT)),
         Env.SUBDOMAIN: merged[Env.JOBSET_NAME],
     }
     replicas = labels.get(_LABEL_REPLICAS)
     if replicas is None or replicas != labels.get(_LABEL_GLOBAL_REPLICAS):
-        return found  # there are other replicatedJobs, and no label tells which of them train
+        return defaults  # there are other replicatedJobs, and no label tells which of them train
     count = merged[Env.PROCESS_COUNT]
     if not count.isdecimal() or int(count) % int(replicas):
         raise SettingsError(
             f"num_processes: expected a multiple of the {replicas} Jobs of JobSet {merged[Env.JOBSET_NAME]!r}, found "
             f"{count}"
         )
-    return found | {
+    return defaults | {
         Env.PODS_PER_JOB: str(int(count) // int(replicas)),
         Env.COORDINATOR_JOB: labels[JOBSET_LABEL_REPLICATED_JOB],
     }
 
 
-def _address(settings: Settings, labels: Mapping[str, str], process_id: int, *, told: bool) -> str:
+def _address(settings: Settings, labels: Mapping[str, str], process_id: int, *, is_explicit: bool) -> str:
     """Returns the address of process 0.
 
-    The JobSet's own ``coordinator`` has precedence over defaults. If ``told`` is True, the environment names the
+    The JobSet's own ``coordinator`` has precedence over defaults. If ``is_explicit`` is True, the environment names the
     replicatedJob of process 0, which has precedence over ``coordinator``.
     """
     host = labels.get(_LABEL_COORDINATOR)
-    if told or host is None:
+    if is_explicit or host is None:
         return settings.coordinator_address
     own = f"{settings.jobset_name}-{settings.replicated_job}-{settings.job_index}-{settings.completion_index}"
     if process_id == 0 and host.partition(".")[0] != own:
@@ -355,12 +357,12 @@ def initialize(
         TypeError: ``num_processes`` or ``process_id`` is not an integer.
     """
     _check_not_begun()
-    given = Place(coordinator_address or environ.get(ENV_JAX_COORDINATOR_ADDRESS) or None, num_processes, process_id)
-    place, method = given, cluster_detection_method
+    explicit = Place(coordinator_address or environ.get(ENV_JAX_COORDINATOR_ADDRESS) or None, num_processes, process_id)
+    place, method = explicit, cluster_detection_method
     if method in (None, JOBSET) and ENV_TPU not in environ:
-        found = detect(environ, read_labels(pod_labels_file), given)
-        if found is not None:
-            place, method = found, DEACTIVATE
+        detected = detect(environ, read_labels(pod_labels_file), explicit)
+        if detected is not None:
+            place, method = detected, DEACTIVATE
         elif method == JOBSET:
             raise SettingsError(
                 f"cluster_detection_method: expected a pod of a JobSet or Indexed Job, found neither in the "

@@ -199,8 +199,8 @@ def to_json(entry: Entry) -> str:
 
 def from_json(text: str) -> Entry:
     """Reads what ``to_json`` returned in another process, which has the same version of this library."""
-    found: dict[str, Any] = json.loads(text)
-    entry: Entry = _KINDS[found.pop("kind")](**found)
+    fields: dict[str, Any] = json.loads(text)
+    entry: Entry = _KINDS[fields.pop("kind")](**fields)
     return entry
 
 
@@ -336,12 +336,12 @@ class Ledger:
                 return self, ()
 
     def _undecided(self, epoch: int) -> bool:
-        found = self.epoch
-        return self.failed is None and found is not None and (found.number, found.agreed) == (epoch, None)
+        current = self.epoch
+        return self.failed is None and current is not None and (current.number, current.agreed) == (epoch, None)
 
     def _stops(self, epoch: int) -> bool:
-        found = self.epoch
-        return self.failed is None and found is not None and found.number == epoch and found.stop is not None
+        current = self.epoch
+        return self.failed is None and current is not None and current.number == epoch and current.stop is not None
 
     def _noticed(self, number: int, notice: NoticeEntry) -> tuple[Ledger, tuple[Event, ...]]:
         if notice.origin in self._dealt_with:
@@ -405,8 +405,8 @@ class Ledger:
         if self.epoch is not None or not self.standing:
             return after, ()
         notices = tuple(self.standing.values())
-        left = after._dropping(notices)  # noqa: SLF001  of this class
-        return dataclasses.replace(left, changed=number), (Moot(notices, entry.by),)
+        remaining = after._dropping(notices)  # noqa: SLF001  of this class
+        return dataclasses.replace(remaining, changed=number), (Moot(notices, entry.by),)
 
     def _after_gone(self, gone: Gone) -> tuple[Ledger, tuple[Event, ...]]:
         """Breaks the open epoch, because an agreed point is not reached without this process.

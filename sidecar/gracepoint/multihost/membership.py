@@ -82,8 +82,8 @@ class Members(Sequence[ProcessNames]):
             return self._host
         block, place = divmod(number, _BLOCK)
         if block not in self._blocks:
-            found = json.loads(self._store.get(f"names/{block}", timeout_s=_READ_S))
-            self._blocks[block] = [ProcessNames(*names) for names in found]
+            rows = json.loads(self._store.get(f"names/{block}", timeout_s=_READ_S))
+            self._blocks[block] = [ProcessNames(*names) for names in rows]
         return self._blocks[block][place]
 
 
@@ -153,24 +153,26 @@ def introduce(
     count = gang.process_count
 
     def merge(words: list[str]) -> str:
-        said = [json.loads(word) for word in words]
-        members = sorted((names for names, _, _, _ in said), key=lambda names: names[0])
+        messages = [json.loads(word) for word in words]
+        members = sorted((names for names, _, _, _ in messages), key=lambda names: names[0])
         indices = [names[0] for names in members]
         if indices != list(range(count)):
             return json.dumps({"wrong": f"expected the process indices 0 to {count - 1} once each, found {indices}"})
         for start in range(0, count, _BLOCK):
             store.set(f"names/{start // _BLOCK}", json.dumps(members[start : start + _BLOCK]))
-        wrong = next((injected for _, injected, _, _ in said if injected is not None and injected != count), None)
-        starts = [start for _, _, _, start in said]
+        wrong = next((injected for _, injected, _, _ in messages if injected is not None and injected != count), None)
+        starts = [start for _, _, _, start in messages]
         last_start = None if None in starts else max(starts)
-        return json.dumps({"nonce": said[0][2], "miscounted": wrong, "last_start": last_start, "host": said[0][0]})
+        return json.dumps(
+            {"nonce": messages[0][2], "miscounted": wrong, "last_start": last_start, "host": messages[0][0]}
+        )
 
-    mine = json.dumps([dataclasses.astuple(me), injected, nonce, started_unix_s])
-    found = json.loads(gang.reduce("members", mine, merge, timeout_s=timeout_s))
-    if "wrong" in found:
-        raise AgreementError(found["wrong"])
-    host = ProcessNames(*found["host"])
-    return Introduced(found["nonce"], Members(store, count, host), host, found["miscounted"], found["last_start"])
+    message = json.dumps([dataclasses.astuple(me), injected, nonce, started_unix_s])
+    answer = json.loads(gang.reduce("members", message, merge, timeout_s=timeout_s))
+    if "wrong" in answer:
+        raise AgreementError(answer["wrong"])
+    host = ProcessNames(*answer["host"])
+    return Introduced(answer["nonce"], Members(store, count, host), host, answer["miscounted"], answer["last_start"])
 
 
 _INITIALIZATION_TIMEOUT_S = 300
@@ -297,7 +299,7 @@ def meet(
             f"the backend was initialised before jax.distributed, or it does not span the cluster"
         )
     me = ProcessNames(jax.process_index(), state.process_id, settings.pod_name)
-    found = introduce(
+    introduced = introduce(
         me,
         settings.process_count,
         secrets.token_hex(4),
@@ -307,12 +309,12 @@ def meet(
         timeout_s=_MEETING_TIMEOUT_S,
     )
     everybody.retire("backend")
-    _check_count([found.miscounted], count, "jax.distributed", settings.min_processes)
-    attempt = f"{job}-{found.nonce}"
+    _check_count([introduced.miscounted], count, "jax.distributed", settings.min_processes)
+    attempt = f"{job}-{introduced.nonce}"
     store = JaxStore(state.client, f"gracepoint/{attempt}")
-    gang = StoreProcessGroup(store, me.process_index, count, names=PodNames(found.members))
-    host = found.host.process_index
-    return Meeting(gang, store, attempt, found.members, me, state.client, host, found.last_started_unix_s)
+    gang = StoreProcessGroup(store, me.process_index, count, names=PodNames(introduced.members))
+    host = introduced.host.process_index
+    return Meeting(gang, store, attempt, introduced.members, me, state.client, host, introduced.last_started_unix_s)
 
 
 def _check_count(injected: Sequence[int | None], joined: int, by: str | None, least: int) -> None:
@@ -336,10 +338,10 @@ def _check_count(injected: Sequence[int | None], joined: int, by: str | None, le
         # Several clusters of one start cannot overwrite each other: only one of them can claim the directory.
         logger.warning("the size of the job was changed injected=%d joined=%d", wrong, joined)
         return
-    found = f"the cluster that {by} was initialised with has {joined}" if by else "jax.distributed was not initialised"
+    state = f"the cluster that {by} was initialised with has {joined}" if by else "jax.distributed was not initialised"
     raise AgreementError(
         f"{Env.PROCESS_COUNT}={wrong}: the operator's webhook counted {wrong} training processes in this job, but "
-        f"{found}. Several clusters of one job would each take themselves for the whole of it, and overwrite each "
+        f"{state}. Several clusters of one job would each take themselves for the whole of it, and overwrite each "
         f"other's checkpoints. Let attach() join the cluster, or call gracepoint.multihost.initialize() without "
         f"arguments before it; where jax.distributed.initialize() is called, give it num_processes={wrong} and the "
         f"same coordinator_address in all pods. If {joined} is right, the JobSet was changed after it was created: "

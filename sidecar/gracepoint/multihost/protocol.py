@@ -155,8 +155,8 @@ class Seat:
 
 def join_marks(marks: Iterable[int]) -> int:
     """Returns the largest distance of some marks, and whether one asks for a meeting."""
-    found = list(marks)
-    return max(mark >> 1 for mark in found) << 1 | any(mark & 1 for mark in found)
+    values = list(marks)
+    return max(mark >> 1 for mark in values) << 1 | any(mark & 1 for mark in values)
 
 
 class Member:
@@ -270,8 +270,8 @@ class Member:
             self._agree(epoch, self.frozen.join(marks))
         elif not in_time:
             missing = named((i for i, mark in enumerate(marks) if not mark), self._pods)
-            why = f"waited until the time was over for {missing} of {len(marks)} to say at which sync point they are"
-            self._decide(Failed(epoch.number, self._process_index, why))
+            reason = f"waited until the time was over for {missing} of {len(marks)} to say at which sync point they are"
+            self._decide(Failed(epoch.number, self._process_index, reason))
 
     def _agree(self, epoch: Epoch, mark: int) -> None:
         distance = mark >> 1
@@ -280,9 +280,9 @@ class Member:
             latest = max(map(int, self._store.list(f"{self.folder(epoch.number)}/ahead")))
         self._decide(Agreed(epoch.number, self.point(latest), bool(mark & 1)))
 
-    def give_up(self, epoch: Epoch, why: str) -> None:
+    def give_up(self, epoch: Epoch, reason: str) -> None:
         """Ends an epoch in which a process broke off: this process cannot save at that sync point."""
-        failed = Failed(epoch.number, self._process_index, f"{named([self._process_index], self._pods)}: {why}")
+        failed = Failed(epoch.number, self._process_index, f"{named([self._process_index], self._pods)}: {reason}")
         self._bell.ring(failed, unless=lambda there: isinstance(there, Failed) and there.epoch == failed.epoch)
 
     @property
@@ -351,9 +351,9 @@ def compare(words: Sequence[str], sync_point: int, merge: Callable[[list[str]], 
         merge: Called with the texts of the words, if all steps are equal. An ``AgreementError`` that it raises is
             raised in all processes.
     """
-    told = [each.split(" ", 1) for each in words]
-    first = told[0][0]
-    for process, (step, _) in enumerate(told):
+    parts = [each.split(" ", 1) for each in words]
+    first = parts[0][0]
+    for process, (step, _) in enumerate(parts):
         if step != first:
             wrong = (
                 f"at sync point {sync_point} process 0 is at step {first} and process {process} at step {step}: every "
@@ -361,7 +361,7 @@ def compare(words: Sequence[str], sync_point: int, merge: Callable[[list[str]], 
             )
             return json.dumps({"wrong": wrong})
     try:
-        return json.dumps({"merged": merge([text for _, text in told])})
+        return json.dumps({"merged": merge([text for _, text in parts])})
     except AgreementError as error:
         return json.dumps({"wrong": str(error)})
 
@@ -372,7 +372,7 @@ def result(answer: str) -> str:
     Raises:
         AgreementError: Two processes are at different steps, or ``merge`` raised this error.
     """
-    found: dict[str, str] = json.loads(answer)
-    if "wrong" in found:
-        raise AgreementError(found["wrong"])
-    return found["merged"]
+    value: dict[str, str] = json.loads(answer)
+    if "wrong" in value:
+        raise AgreementError(value["wrong"])
+    return value["merged"]

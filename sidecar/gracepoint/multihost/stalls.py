@@ -55,9 +55,9 @@ class Suspicion:
     stack: str
 
 
-def host_is_silent(host: int, pods: Pods, why: str = "does not answer") -> Suspicion:
+def host_is_silent(host: int, pods: Pods, reason: str = "does not answer") -> Suspicion:
     """Returns the suspicion for a store that does not answer: the process that hosts it is suspected."""
-    return Suspicion([host], f"{named([host], pods)}, which hosts the coordination service, {why}", "")
+    return Suspicion([host], f"{named([host], pods)}, which hosts the coordination service, {reason}", "")
 
 
 class StallBoard:
@@ -114,8 +114,8 @@ class StallBoard:
         Raises:
             StoreUnavailable: The store cannot be reached.
         """
-        found = self._store.list(f"{_FOLDER}/places/{_key(part)}")
-        places = {int(key.partition("/")[0]): _read(value) for key, value in found.items()}
+        listing = self._store.list(f"{_FOLDER}/places/{_key(part)}")
+        places = {int(key.partition("/")[0]): _read(value) for key, value in listing.items()}
         return suspicion(places, self._group.process_count, names)
 
     def _place(self, part: str) -> str:
@@ -154,14 +154,16 @@ def suspicion(places: Mapping[int, StalledAt], count: int, names: Pods = ()) -> 
         behind = sorted(index for index, order in orders.items() if order == first)
         ahead = next(place for place in places.values() if place.order == last)
         be = "is" if len(behind) == 1 else "are"
-        why = f"{named(behind, names)} {be} at {places[behind[0]].reached}, others at {ahead.reached}"
-        return Suspicion(behind, why, places[behind[0]].stack)
+        reason = f"{named(behind, names)} {be} at {places[behind[0]].reached}, others at {ahead.reached}"
+        return Suspicion(behind, reason, places[behind[0]].stack)
     stages = collections.Counter(place.stage for place in places.values())
     (usual, _), *others = stages.most_common()
     if others:
         apart = sorted(index for index, place in places.items() if place.stage != usual)
-        why = f"{named(apart, names)} {'is' if len(apart) == 1 else 'are'} in another stage than the others ({usual})"
-        return Suspicion(apart, f"{why}: {places[apart[0]].stage}", places[apart[0]].stack)
+        reason = (
+            f"{named(apart, names)} {'is' if len(apart) == 1 else 'are'} in another stage than the others ({usual})"
+        )
+        return Suspicion(apart, f"{reason}: {places[apart[0]].stage}", places[apart[0]].stack)
     everybody = sorted(places)
-    why = f"all processes are at {places[everybody[0]].reached}, in the same stage"
-    return Suspicion(everybody, why, places[everybody[0]].stack)
+    reason = f"all processes are at {places[everybody[0]].reached}, in the same stage"
+    return Suspicion(everybody, reason, places[everybody[0]].stack)

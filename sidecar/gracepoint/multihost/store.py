@@ -159,10 +159,10 @@ class JaxStore:
     def list(self, folder: str) -> dict[str, str]:
         path = self._path(folder) + "/"
         try:
-            found = self._client.key_value_dir_get(path)
+            entries = self._client.key_value_dir_get(path)
         except RuntimeError as error:
             raise _translated(error, f"listing {folder!r}") from error
-        return {key.removeprefix(path): value for key, value in found}
+        return {key.removeprefix(path): value for key, value in entries}
 
     def delete_folder(self, folder: str) -> None:
         try:
@@ -179,12 +179,12 @@ def _code(error: RuntimeError) -> str:
     return str(error).partition(":")[0]
 
 
-def _translated(error: RuntimeError, what: str) -> GracepointError:
+def _translated(error: RuntimeError, action: str) -> GracepointError:
     if _code(error) == "ALREADY_EXISTS":
-        return KeyExists(f"{what}: it is set already")
+        return KeyExists(f"{action}: it is set already")
     if _code(error) == "DEADLINE_EXCEEDED":
-        return KeyTimeout(f"{what}, which nobody set")
-    return StoreUnavailable(f"{what}: {str(error).splitlines()[0]}")
+        return KeyTimeout(f"{action}, which nobody set")
+    return StoreUnavailable(f"{action}: {str(error).splitlines()[0]}")
 
 
 class BarrierKeys:
@@ -235,13 +235,13 @@ def group_name(participants: Sequence[int], process_count: int) -> str:
 
 def pods_of(processes: Iterable[int], pods: Pods) -> list[str]:
     """Returns the names of the pods of some processes, of ten at most, without those that are not known."""
-    found = (pods[index] for index in list(processes)[:_AT_MOST] if index < len(pods))
-    return [name for name in found if name]
+    names_there = (pods[index] for index in list(processes)[:_AT_MOST] if index < len(pods))
+    return [name for name in names_there if name]
 
 
 def named(processes: Iterable[int], names: Pods = ()) -> str:
     """Returns process indices in words, with their pods if known. Ten at most are named."""
-    found = list(processes)
-    shown = ", ".join(f"{i} ({names[i]})" if i < len(names) and names[i] else str(i) for i in found[:_AT_MOST])
-    more = f" and {len(found) - _AT_MOST} more" if len(found) > _AT_MOST else ""
-    return f"process{'es' if len(found) != 1 else ''} {shown}{more}"
+    indices = list(processes)
+    shown = ", ".join(f"{i} ({names[i]})" if i < len(names) and names[i] else str(i) for i in indices[:_AT_MOST])
+    more = f" and {len(indices) - _AT_MOST} more" if len(indices) > _AT_MOST else ""
+    return f"process{'es' if len(indices) != 1 else ''} {shown}{more}"

@@ -165,8 +165,8 @@ class OperatorConnection:
             return connection.getresponse()
         except (OSError, http.client.HTTPException, ValueError) as error:  # a token that is no header's value, say
             self.close()
-            what = f"{type(error).__name__}: {error}"
-            raise ChannelError(f"POST {path} to {self._host}:{self._port}: {what}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise ChannelError(f"POST {path} to {self._host}:{self._port}: {reason}") from error
 
     def _connect(self, handshake_timeout_s: float) -> http.client.HTTPConnection:
         context = ssl.create_default_context(cadata=self._ca_certificate)
@@ -244,7 +244,7 @@ class OperatorSubscriber:
     def __init__(
         self,
         channel: OperatorConnection,
-        who: Subscription,
+        subscription: Subscription,
         mailbox: Mailbox,
         acknowledge: Callable[[Acknowledgement], None],
         hints: Hints | None = None,
@@ -253,7 +253,7 @@ class OperatorSubscriber:
         stalled_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._channel = channel
-        self._who = who
+        self._who = subscription
         self._mailbox = mailbox
         self._hints = hints
         self._trust = trust
@@ -299,8 +299,8 @@ class OperatorSubscriber:
 
     def _read_stream(self, backoff: Backoff) -> None:
         spent = None if self._spent is None else self._spent()
-        who = dataclasses.replace(self._who, spent=spent, stalled_s=self._stalled_s())
-        response = self._channel.stream(PATH_SUBSCRIBE, who)
+        subscription = dataclasses.replace(self._who, spent=spent, stalled_s=self._stalled_s())
+        response = self._channel.stream(PATH_SUBSCRIBE, subscription)
         self._greeted(response)
         unreadable = 0
         while not self._closed.is_set():

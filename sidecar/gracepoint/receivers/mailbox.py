@@ -68,10 +68,10 @@ class Disruption:
             WireError: The text is something else.
         """
         try:
-            found = cls(**json.loads(text))
+            disruption = cls(**json.loads(text))
         except (TypeError, ValueError) as error:
             raise WireError(f"expected a disruption, found {text[:80]!r}: {error}") from error
-        return found
+        return disruption
 
 
 class Listener:
@@ -215,8 +215,8 @@ class Mailbox:
 
     def _foremost(self, *, drill: bool) -> Disruption | None:
         with self._lock:
-            found = [post for post in self._posts.values() if post.disruption.drill is drill]
-        first = min(found, key=lambda post: (not post.disruption.preemption, post.deadline_s), default=None)
+            posts = [post for post in self._posts.values() if post.disruption.drill is drill]
+        first = min(posts, key=lambda post: (not post.disruption.preemption, post.deadline_s), default=None)
         return None if first is None else first.disruption
 
     def _keep(self, origin: str, disruption: Disruption) -> bool:
@@ -233,16 +233,16 @@ class Mailbox:
             deadline_s = min(deadline_s, before.deadline_s)
         elif same is None:
             same = abs(before.told_deadline_s - deadline_s) <= SAME_DEADLINE_S
-        known = same and before.disruption.drill is disruption.drill
-        told = before if known else None
+        repeated = same and before.disruption.drill is disruption.drill
+        previous = before if repeated else None
         self._posts[origin] = _Post(
             disruption,
             deadline_s,
-            deadline_s if told is None else told.told_deadline_s,
-            disruption.revision if told is None or told.told_revision is None else told.told_revision,
+            deadline_s if previous is None else previous.told_deadline_s,
+            disruption.revision if previous is None or previous.told_revision is None else previous.told_revision,
             before.first_at_s,
         )
-        return not known
+        return not repeated
 
 
 logger = logging.getLogger(__name__)

@@ -80,7 +80,7 @@ class Operator:
             stalled_s: Returns for how many seconds training has stalled. None if it has not.
         """
         settings = self._settings
-        who = Subscription(
+        subscription = Subscription(
             namespace=settings.namespace or "",
             pod_name=settings.pod_name or "",
             pod_uid=settings.pod_uid or "",
@@ -95,7 +95,7 @@ class Operator:
         )
         self._subscriber = OperatorSubscriber(
             self._channel(),
-            who,
+            subscription,
             mailbox,
             lambda receipt: self.sender.send(
                 receipt,
@@ -125,9 +125,9 @@ class Operator:
     def _channel(self) -> OperatorConnection:
         settings = self._settings
         assert settings.operator_url is not None
-        made = OperatorConnection(settings.operator_url, settings.ca_certificate, settings.token_file)
-        self._connections.append(made)
-        return made
+        connection = OperatorConnection(settings.operator_url, settings.ca_certificate, settings.token_file)
+        self._connections.append(connection)
+        return connection
 
     def _trust(self, authorities: str) -> None:
         for connection in self._connections:

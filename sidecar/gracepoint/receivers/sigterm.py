@@ -116,9 +116,9 @@ class SigtermReceiver:
         for number in self._theirs:
             self._look_at(number)
         if threading.current_thread() is threading.main_thread():
-            found = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
-            if found != self._write_end.fileno():
-                self._previous_fd = found
+            previous_fd = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+            if previous_fd != self._write_end.fileno():
+                self._previous_fd = previous_fd
 
     def close(self) -> None:
         """Restores the previous handler and fd, ends the thread, and calls that handler if there was a signal.
@@ -145,13 +145,13 @@ class SigtermReceiver:
 
     def _restore(self) -> None:
         self._installed = False
-        for number, theirs in self._theirs.items():
+        for number, handler in self._theirs.items():
             # Compared by equality, as each access makes a new bound method. A handler that replaced ours stays.
             if signal.getsignal(number) == self._handle:
-                signal.signal(number, signal.SIG_DFL if theirs is None else theirs)
-        found = signal.set_wakeup_fd(self._previous_fd)
-        if found != self._write_end.fileno():
-            signal.set_wakeup_fd(found)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        current_fd = signal.set_wakeup_fd(self._previous_fd)
+        if current_fd != self._write_end.fileno():
+            signal.set_wakeup_fd(current_fd)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Runs in the main thread between two bytecodes: perhaps late, perhaps while the thread holds a lock."""
@@ -162,14 +162,14 @@ class SigtermReceiver:
         self._on_caught()
 
     def _call_theirs(self, number: int) -> None:
-        theirs, name = self._theirs[number], signal.Signals(number).name
-        if not callable(theirs):
+        handler, name = self._theirs[number], signal.Signals(number).name
+        if not callable(handler):
             return
         try:
             with _hard_exits_raised():
-                theirs(number, None)
+                handler(number, None)
         except BaseException as error:  # noqa: BLE001 - it would decide how the process ends, in place of the save
-            logger.warning("%s's handler %s, called after the session's end, raised %r", name, _named(theirs), error)
+            logger.warning("%s's handler %s, called after the session's end, raised %r", name, _named(handler), error)
 
     # The reader thread.
 
@@ -181,9 +181,9 @@ class SigtermReceiver:
             except TimeoutError:
                 self._look_due = True
                 continue
-            found = next((number for number in self._theirs if number in numbers), None)
-            if found is not None or _HANDLED in numbers:
-                self._post(signal.Signals(found or self._last_handled).name)
+            passed = next((number for number in self._theirs if number in numbers), None)
+            if passed is not None or _HANDLED in numbers:
+                self._post(signal.Signals(passed or self._last_handled).name)
             self._pass_on(numbers.replace(_END, b"").replace(_HANDLED, b""))
             if _END in numbers or not numbers:
                 return
@@ -207,10 +207,10 @@ class SigtermReceiver:
     # What other code installs.
 
     def _tell_of_those_before(self) -> None:
-        theirs, in_c = self._theirs[signal.SIGTERM], _c_handler(signal.SIGTERM)
-        if callable(theirs):
-            logger.info("SIGTERM's handler %s will be called after the session's end, and not before", _named(theirs))
-        elif theirs == signal.SIG_IGN:
+        handler, in_c = self._theirs[signal.SIGTERM], _c_handler(signal.SIGTERM)
+        if callable(handler):
+            logger.info("SIGTERM's handler %s will be called after the session's end, and not before", _named(handler))
+        elif handler == signal.SIG_IGN:
             logger.warning("SIGTERM was ignored, and is a notice from now on")
         elif in_c > signal.SIG_IGN and not any(word in os.path.basename(_library(in_c)) for word in _JAX):
             logger.warning("SIGTERM's handler in C is replaced, and will not be called library=%s", _library(in_c))
@@ -220,22 +220,22 @@ class SigtermReceiver:
             )
 
     def _look_at(self, number: int) -> None:
-        found, name = signal.getsignal(number), signal.Signals(number).name
-        ours, in_c = found == self._handle, _c_handler(number)
-        if ours and in_c == self._c_handler:
+        handler, name = signal.getsignal(number), signal.Signals(number).name
+        unchanged, in_c = handler == self._handle, _c_handler(number)
+        if unchanged and in_c == self._c_handler:
             return
-        who = f"one in C, of {_library(in_c)}, which is not called any more" if ours else _named(found)
+        owner = f"one in C, of {_library(in_c)}, which is not called any more" if unchanged else _named(handler)
         if threading.current_thread() is not threading.main_thread():
-            logger.warning("%s may not be noticed: its handler was replaced after attach() by %s", name, who)
+            logger.warning("%s may not be noticed: its handler was replaced after attach() by %s", name, owner)
             return
         logger.warning(
             "%s's handler was replaced after attach() by %s: Gracepoint's is in front again, and calls one of Python "
             "after the session's end",
             name,
-            who,
+            owner,
         )
-        if not ours:
-            self._theirs[number] = found
+        if not unchanged:
+            self._theirs[number] = handler
         signal.signal(number, self._handle)
 
 
@@ -270,10 +270,10 @@ def _library(address: int) -> str:
     """Returns the file of the library that has a function. Empty if that is not known."""
     info = _SymbolInfo()
     try:
-        found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info))
+        is_known = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info))
     except AttributeError:  # a system without it
         return ""
-    return os.fsdecode(info.file) if found and info.file else ""
+    return os.fsdecode(info.file) if is_known and info.file else ""
 
 
 @contextlib.contextmanager
@@ -295,6 +295,6 @@ def _hard_exits_raised() -> Iterator[None]:
 
 def _forget(receiver: weakref.ref[SigtermReceiver]) -> None:
     """Runs in a forked child: its parent's signals are not its own."""
-    found = receiver()
-    if found is not None and found._installed:  # noqa: SLF001  of this module
-        found._restore()  # noqa: SLF001
+    previous = receiver()
+    if previous is not None and previous._installed:  # noqa: SLF001  of this module
+        previous._restore()  # noqa: SLF001

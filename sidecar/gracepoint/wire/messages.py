@@ -64,9 +64,9 @@ class Message:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Reads one message from a parsed JSON object, as ``from_json``."""
-        found = data.get("version")
-        if found != VERSION:
-            raise WireError(f"{cls.__name__}.version: expected {VERSION}, found {shown(found)}")
+        version = data.get("version")
+        if version != VERSION:
+            raise WireError(f"{cls.__name__}.version: expected {VERSION}, found {shown(version)}")
         return typing.cast(Self, _read(cls.__name__, cls, data))
 
 
@@ -99,8 +99,8 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def parsed(what: str, text: str | bytes) -> dict[str, Any]:
-    """Parses a JSON object; ``what`` names it in the error.
+def parsed(source: str, text: str | bytes) -> dict[str, Any]:
+    """Parses a JSON object; ``source`` names it in the error.
 
     Raises:
         WireError: The text is no JSON object.
@@ -108,9 +108,9 @@ def parsed(what: str, text: str | bytes) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: deeply nested brackets
-        raise WireError(f"{what}: expected a JSON object, found {text[:80]!r} ({error})") from error
+        raise WireError(f"{source}: expected a JSON object, found {text[:80]!r} ({error})") from error
     if not isinstance(data, dict):
-        raise WireError(f"{what}: expected a JSON object, found {type(data).__name__}")
+        raise WireError(f"{source}: expected a JSON object, found {type(data).__name__}")
     return data
 
 
@@ -120,44 +120,44 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _read(path: str, wanted: Any, value: Any) -> Any:
-    """Converts ``value`` (plain JSON) to the type ``wanted``, or raises naming ``path``. Texts become printable."""
-    if wanted is str and isinstance(value, str):
+def _read(path: str, expected: Any, value: Any) -> Any:
+    """Converts ``value`` (plain JSON) to the type ``expected``, or raises naming ``path``. Texts become printable."""
+    if expected is str and isinstance(value, str):
         return printable(value)
-    if type(value) is wanted and wanted is not float:  # the fast path, for most fields
+    if type(value) is expected and expected is not float:  # the fast path, for most fields
         return value
-    origin = typing.get_origin(wanted)
+    origin = typing.get_origin(expected)
     if origin in (typing.Union, types.UnionType):  # only "X | None" is used
         if value is None:
             return None
-        (wanted,) = (arm for arm in typing.get_args(wanted) if arm is not type(None))
-        return _read(path, wanted, value)
+        (expected,) = (arm for arm in typing.get_args(expected) if arm is not type(None))
+        return _read(path, expected, value)
     if origin is list and isinstance(value, list):
-        (item,) = typing.get_args(wanted)
+        (item,) = typing.get_args(expected)
         return [_read(f"{path}[{i}]", item, v) for i, v in enumerate(value)]
     if origin is dict and isinstance(value, dict):
-        return {printable(k): _read(f"{path}.{k}", typing.get_args(wanted)[1], v) for k, v in value.items()}
-    if dataclasses.is_dataclass(wanted) and isinstance(value, Mapping):
-        hints = _hints(typing.cast(type, wanted))
+        return {printable(k): _read(f"{path}.{k}", typing.get_args(expected)[1], v) for k, v in value.items()}
+    if dataclasses.is_dataclass(expected) and isinstance(value, Mapping):
+        hints = _hints(typing.cast(type, expected))
         read = {}
-        for field in dataclasses.fields(wanted):
+        for field in dataclasses.fields(expected):
             key = json_key(field.name)
             if key in value:
                 read[field.name] = _read(f"{path}.{key}", hints[field.name], value[key])
             elif field.default is dataclasses.MISSING:
                 raise WireError(f"{path}.{key}: missing; found the fields {shown(sorted(value))}")
-        return typing.cast(type, wanted)(**read)
-    if isinstance(wanted, type):
-        if issubclass(wanted, StrEnum):
-            if isinstance(value, str) and value in set(wanted):
-                return wanted(value)
-            raise WireError(f"{path}: expected one of {[str(v) for v in wanted]}, found {shown(value)}")
-        if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return typing.cast(type, expected)(**read)
+    if isinstance(expected, type):
+        if issubclass(expected, StrEnum):
+            if isinstance(value, str) and value in set(expected):
+                return expected(value)
+            raise WireError(f"{path}: expected one of {[str(v) for v in expected]}, found {shown(value)}")
+        if expected is float and isinstance(value, int | float) and not isinstance(value, bool):
             if math.isfinite(value):
                 return float(value)
-        elif isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool)):
+        elif isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
             return value
-    name = wanted.__name__ if isinstance(wanted, type) else str(wanted)
+    name = expected.__name__ if isinstance(expected, type) else str(expected)
     raise WireError(f"{path}: expected {name}, found {shown(value)}")
 
 

@@ -110,26 +110,26 @@ class Board:
         """Compares the events that the source sees now with the known ones, and posts or retracts notices."""
         for event in look.events:
             self._saw(event, look.server_time_s)
-        seen = {event.name for event in look.events}
-        for name in [name for name in self._known if name not in seen]:
+        names = {event.name for event in look.events}
+        for name in [name for name in self._known if name not in names]:
             self._gone(self._known[name])
         self._looked = True
 
     def _saw(self, event: Event, server_time_s: float) -> None:
-        known = self._known.get(event.name)
+        record = self._known.get(event.name)
         left_s = None if event.starts_at_s is None else event.starts_at_s - server_time_s
-        if known is None or _moved(known.event, event):
+        if record is None or _moved(record.event, event):
             state = self._judge(event, left_s)
-            if known is not None and known.state is _State.POSTED:
+            if record is not None and record.state is _State.POSTED:
                 if event.starts_at_s is None:  # it has begun; the time that was told before is still valid
                     return
                 if state is not _State.POSTED:
-                    self._retract(known.event, "it was moved")
+                    self._retract(record.event, "it was moved")
             self._known[event.name] = _Known(event, state)
             self._tell(event, state, left_s)
-        elif known.state is _State.AHEAD and self._judge(event, left_s) is _State.POSTED:
-            known.state = _State.POSTED
-            self._tell(event, known.state, left_s)
+        elif record.state is _State.AHEAD and self._judge(event, left_s) is _State.POSTED:
+            record.state = _State.POSTED
+            self._tell(event, record.state, left_s)
 
     def _judge(self, event: Event, left_s: float | None) -> _State:
         is_ahead = left_s is not None and left_s > 0
@@ -157,16 +157,16 @@ class Board:
                 event.cause,
             )
 
-    def _gone(self, known: _Known) -> None:
-        if known.state is _State.POSTED:
-            if not known.event.cancelable:
+    def _gone(self, record: _Known) -> None:
+        if record.state is _State.POSTED:
+            if not record.event.cancelable:
                 return  # it cannot be taken back, so an answer without it is an error
-            self._retract(known.event, "the cloud does not list it any more")
-        del self._known[known.event.name]
+            self._retract(record.event, "the cloud does not list it any more")
+        del self._known[record.event.name]
 
-    def _retract(self, event: Event, why: str) -> None:
-        logger.warning("taken back signal=%s reason=%s", self._signal(event), why)
-        self._mailbox.retract(self._signal(event), why)
+    def _retract(self, event: Event, reason: str) -> None:
+        logger.warning("taken back signal=%s reason=%s", self._signal(event), reason)
+        self._mailbox.retract(self._signal(event), reason)
 
     def _signal(self, event: Event) -> str:
         return f"{self._cloud} {event.name} on {self._host}"
@@ -259,11 +259,11 @@ class MetadataClient:
             connection.request(method, path, headers=dict(headers))
             response = connection.getresponse()
             text = response.read(_MOST_BYTES).decode(errors="replace")
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return MetadataResponse(response.status, text, found, self._server_time_s(found))
+            named = {name.lower(): value for name, value in response.getheaders()}
+            return MetadataResponse(response.status, text, named, self._server_time_s(named))
         except (OSError, http.client.HTTPException, ValueError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise MetadataError(f"{method} {path} at {self._host}:{self._port}: {what}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise MetadataError(f"{method} {path} at {self._host}:{self._port}: {reason}") from error
         finally:
             self._socket = None
             connection.close()
@@ -315,18 +315,18 @@ class WatchGroup:
     sources: Sequence[MetadataSource]
 
 
-def expected_ok(what: str, answer: MetadataResponse) -> str:
+def expected_ok(source: str, answer: MetadataResponse) -> str:
     """Returns the body of an answer.
 
     Raises:
         MetadataError: The status is not 200.
     """
     if answer.status != 200:
-        raise MetadataError(f"{what}: expected HTTP 200, found {answer.status} {answer.text[:120]!r}")
+        raise MetadataError(f"{source}: expected HTTP 200, found {answer.status} {answer.text[:120]!r}")
     return answer.text
 
 
-def parsed(what: str, text: str) -> Any:
+def parsed(source: str, text: str) -> Any:
     """Returns the JSON value of a body.
 
     Raises:
@@ -335,10 +335,10 @@ def parsed(what: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise MetadataError(f"{what}: expected JSON, found {text[:120]!r} ({error})") from error
+        raise MetadataError(f"{source}: expected JSON, found {text[:120]!r} ({error})") from error
 
 
-def rfc3339_s(what: str, value: Any) -> float:
+def rfc3339_s(field: str, value: Any) -> float:
     """Returns the seconds since the epoch of a time such as ``2026-01-01T00:00:00Z``.
 
     Raises:
@@ -347,11 +347,11 @@ def rfc3339_s(what: str, value: Any) -> float:
     try:
         moment = datetime.datetime.fromisoformat(value)
     except (TypeError, ValueError) as error:
-        raise MetadataError(f"{what}: expected a time as 2026-01-01T00:00:00Z, found {value!r}") from error
+        raise MetadataError(f"{field}: expected a time as 2026-01-01T00:00:00Z, found {value!r}") from error
     return _utc_s(moment)
 
 
-def rfc2822_s(what: str, value: Any) -> float:
+def rfc2822_s(field: str, value: Any) -> float:
     """Returns the seconds since the epoch of a time such as ``Mon, 19 Sep 2016 18:29:47 GMT``.
 
     The name of the day may be missing.
@@ -362,7 +362,7 @@ def rfc2822_s(what: str, value: Any) -> float:
     try:
         moment = email.utils.parsedate_to_datetime(value)
     except (AttributeError, TypeError, ValueError) as error:
-        raise MetadataError(f"{what}: expected a time as 19 Sep 2016 18:29:47 GMT, found {value!r}") from error
+        raise MetadataError(f"{field}: expected a time as 19 Sep 2016 18:29:47 GMT, found {value!r}") from error
     return _utc_s(moment)
 
 

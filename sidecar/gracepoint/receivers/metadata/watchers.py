@@ -92,11 +92,11 @@ class Watcher:
     def _run(self) -> None:
         backoff = Backoff(first_s=1.0, most_s=_MOST_BACKOFF_S)
         while True:
-            seen, trouble = self._look()
+            answered, trouble = self._look()
             if self._closed.is_set():
                 return
             self._say(trouble)
-            if seen:
+            if answered:
                 backoff.reset()
                 pause_s = min(source.pause_s for source in self._group.sources)
                 pause_s *= _chance.uniform(1 - _JITTER, 1 + _JITTER)
@@ -107,16 +107,16 @@ class Watcher:
 
     def _look(self) -> tuple[bool, str]:
         """Looks once at each source. Returns whether any look succeeded, and the first error, or an empty text."""
-        seen, trouble = False, ""
+        answered, trouble = False, ""
         for source, board in zip(self._group.sources, self._boards, strict=True):
             try:
                 look = source.look()
             except MetadataError as error:
                 trouble = trouble or str(error)
             else:
-                seen = True
+                answered = True
                 board.update(look)
-        return seen, trouble
+        return answered, trouble
 
     def _say(self, trouble: str) -> None:
         # Each error is logged once, so a server that cannot be reached for a day does not fill the log.
