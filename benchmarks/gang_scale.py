@@ -4,7 +4,7 @@
 
 The library's own agreement and process group run on clients that ``jaxlib`` connects to its coordination service, many
 in each process of this host, with threads of their own; JAX's backends are not initialised, and nothing is computed.
-Each gang goes through the epochs of ``EPOCHS``: notices that act at once and later, a background save under way, a
+Each gang goes through the preemptions of ``EPOCHS``: notices that act at once and later, a background save under way, a
 process that is late, one that never answers, a retraction, drills and a preemption. Then it is idle.
 
 Everything runs on this host: the figures hold the clients' time as well, which thousands of hosts would share.
@@ -113,10 +113,10 @@ class _Child:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What was measured of one epoch.
+    """What was measured of one preemption.
 
     Attributes:
-        epoch: The epoch.
+        preemption: The preemption.
         told_s: When the notice was told.
         times: Of each process.
         errors: What processes raised at their sync point.
@@ -157,7 +157,7 @@ class Gang:
         self.connected_s = max(json.loads(worker.read())["connected_s"] for worker in self._workers)
 
     def run(self, epoch: Epoch) -> Seen:
-        """Goes through one epoch."""
+        """Goes through one preemption."""
         plain = dataclasses.asdict(epoch)
         self._all("begin", epoch=plain)
         cpu_s = self._service.cpu_s()
@@ -249,7 +249,7 @@ def measure(count: int, idle_s: float) -> tuple[list[Seen], list[Figure]]:
 
 
 def figures(count: int, seen: Seen) -> list[Figure]:
-    """Tells of one epoch."""
+    """Tells of one preemption."""
     epoch, name = seen.epoch, f"{count}, {seen.epoch.name}"
     measured = epoch.name in ("at once", "preemption")
     known_s, stopped_s = _GOALS_S.get(count, (None, None)) if measured else (None, None)

@@ -42,7 +42,7 @@ class Times:
 
     Attributes:
         stopped_at: The sync point at which it stopped.
-        ahead: How many of the requests said that it is far ahead of the process that started the epoch.
+        ahead: How many of the requests said that it is far ahead of the process that started the preemption.
     """
 
     known_s: float = 0.0

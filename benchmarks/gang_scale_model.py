@@ -16,7 +16,7 @@ import simpy
 
 from benchmarks.gang_scale_epochs import RUN_AHEAD
 
-#: Requests of one process in an epoch that begins at once, up to its end, in which a drill ends for all.
+#: Requests of one process in a preemption that begins at once, up to its end, in which a drill ends for all.
 _REQUESTS = 7.2
 _NETWORK_S = 0.0005
 
@@ -61,7 +61,7 @@ def calibrated(
         count: How many processes there were.
         known_s: Seconds until 99 of 100 knew of the notice.
         stopped_s: Seconds until 99 of 100 had stopped.
-        service_cpu_s: CPU time of the service in the whole epoch.
+        service_cpu_s: CPU time of the service in the whole preemption.
         cpus: CPUs of the host.
         step_s: Seconds of a training step.
     """

@@ -107,7 +107,7 @@ class _Process:
         threading.Thread(target=self.run, daemon=True).start()
 
     def begin(self, epoch: Epoch) -> None:
-        """Makes ready for an epoch that is about to come."""
+        """Makes ready for a preemption that is about to come."""
         self.epoch, self.times, self.error = epoch, Times(), None
         self.done.clear()
         self._began = (self.store.requests, self.store.bytes, self.store.ahead)
@@ -229,7 +229,7 @@ class Worker:
         return {"told_s": told_s}
 
     def results(self, timeout_s: float) -> dict[str, Any]:
-        """Waits until the epoch is over in all processes here."""
+        """Waits until the preemption is over in all processes here."""
         until_s = time.monotonic() + timeout_s
         late = [p.index for p in self.processes if not p.done.wait(max(0.0, until_s - time.monotonic()))]
         return {

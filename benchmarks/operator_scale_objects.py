@@ -27,7 +27,7 @@ from benchmarks.operator_scale_bodies import (
 )
 from gracepoint.wire import names
 from gracepoint.wire.messages import Confidence, Mode, Phase
-from gracepoint_operator.model.preemption_record import epoch_name
+from gracepoint_operator.model.preemption_record import preemption_name
 from gracepoint_operator.resources import (
     Acknowledgements,
     CheckpointPolicy,
@@ -197,7 +197,7 @@ def _records(size: Size, now: float) -> Iterator[tuple[str, bytes]]:
     known = gangs(size)
     for number in range(size.records):
         gang, epoch = known[number % len(known)], number // len(known) + 1
-        name = epoch_name(gang.name, gang.uid, epoch)
+        name = preemption_name(gang.name, gang.uid, epoch)
         body = _record(gang, name, epoch, now - 3_600.0 * (1 + size.records // len(known) - epoch) - 3_600)
         yield f"/registry/{names.GROUP}/preemptions/{gang.namespace}/{name}", _encoded(body)
 

@@ -143,7 +143,7 @@ class Reconciler:
                 "a gang is not told yet, as many were of signals that are not sure", extra=about(workload_uid=uid)
             )
         observe_at = self._observe(gang)  # last, so that no notice waits for it
-        decided = dataclasses.replace(gang, epochs=tuple(self._cache.preemptions.epochs_of(uid)))
+        decided = dataclasses.replace(gang, preemptions=tuple(self._cache.preemptions.of_workload(uid)))
         times = (next_decision_at(decided, now), observe_at, self._pod_protector.protect(decided))
         return min((at for at in times if at is not None), default=None)
 
@@ -152,7 +152,7 @@ class Reconciler:
         self._hint_notifier.tell(self._cache.gang(uid))
 
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
-        late = self._cache.latest_epochs(rate_limit.WINDOW_S)
+        late = self._cache.latest_preemptions(rate_limit.WINDOW_S)
         return rate_limit.holds_back(
             spec, late, self._preemption_writer.made, self._likely_gangs_per_minute, self._replicas
         )
@@ -419,9 +419,9 @@ class Controller:
 
     def _follow(self, found: ObjectReading) -> None:
         """Tells what the other replica decided, and adds to its record what only this replica knows."""
-        epoch = self.cache.preemptions.epochs.get(found.key)
-        if epoch is not None and isinstance(found.value, PreemptionRecord):
-            self.notifier.tell(epoch)
+        preemption = self.cache.preemptions.records.get(found.key)
+        if preemption is not None and isinstance(found.value, PreemptionRecord):
+            self.notifier.tell(preemption)
             self._preemption_writer.follow(found.value)
 
     def _readable_policy(self, found: ObjectReading) -> CheckpointPolicy | None:
@@ -486,9 +486,9 @@ class Controller:
             self._decisions.add_round(self.cache.workload_uids())
         else:
             self._decisions.add(swept.affected)
-        for epoch in self.cache.preemptions.epochs.values():
-            if epoch.status.phase is None or swept.rewound:
-                self._preemption_writer.touch(epoch)
+        for preemption in self.cache.preemptions.records.values():
+            if preemption.status.phase is None or swept.rewound:
+                self._preemption_writer.touch(preemption)
 
     def _note_gap(self, kind: objects.Kind, any_event: bool) -> None:
         """Lists the kind again, because events of it may have been missed. Callable from any thread.

@@ -51,7 +51,7 @@ async def test_restored_records_are_as_before_and_tell_nobody(gang: Gang) -> Non
         backup = json.dumps(dumped(gang, "preemptions"))
         await gang.api.delete(objects.PREEMPTIONS, before)
         await replica.watch()
-        assert not replica.core.cache.preemptions.epochs
+        assert not replica.core.cache.preemptions.records
 
         gang.server.kubectl("create", "-f", "-", stdin=backup)
         bare = (await gang.records())[0]
@@ -67,7 +67,7 @@ async def test_restored_records_are_as_before_and_tell_nobody(gang: Gang) -> Non
         (after,) = await gang.records()
         assert after["status"] == before["status"]
         await replica.watch()
-        (epoch,) = replica.core.cache.preemptions.epochs.values()
+        (epoch,) = replica.core.cache.preemptions.records.values()
         assert (epoch.phase, epoch.end_reason) == (Phase.COMMITTED, "Committed")
 
     async with running(gang, "replica-b") as replica:

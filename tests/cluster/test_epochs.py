@@ -82,7 +82,7 @@ def test_training_continues_through_moved_maintenance_until_the_save_must_start(
     node = gang.wait_for_trainers(5)[0].node
     known = names(gang)
 
-    def deadline() -> datetime.datetime:  # of one epoch, however often the maintenance is moved
+    def deadline() -> datetime.datetime:  # of one preemption, however often the maintenance is moved
         return datetime.datetime.fromisoformat(fresh(gang, known)["spec"]["deadline"])
 
     try:

@@ -1,4 +1,4 @@
-"""What ends pods without being a disruption starts no epoch; what carries no label is left alone."""
+"""What ends pods without being a disruption starts no preemption; what carries no label is left alone."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ time.sleep(3600)
 """
 
 
-def test_success_starts_no_epoch(undisturbed: TrainingRun) -> None:
+def test_success_starts_no_preemption(undisturbed: TrainingRun) -> None:
     snapshot = undisturbed.look()
     assert (snapshot.end, snapshot.restarts, snapshot.preemptions) == ("Completed", 0, ())
 
 
-def test_cleaning_up_after_its_time_starts_no_epoch(installed: Cluster, images: Images) -> None:
+def test_cleaning_up_after_its_time_starts_no_preemption(installed: Cluster, images: Images) -> None:
     workers = replicated_job("workers", container("train", images.trainer, "pass"), pods=2)
     body = jobset("brief", workers, policy=POLICY, ttlSecondsAfterFinished=1)
     name = create(installed, body)[0]["metadata"]["name"]
@@ -46,14 +46,14 @@ def test_cleaning_up_after_its_time_starts_no_epoch(installed: Cluster, images: 
     assert recorded(installed, name) == []
 
 
-def test_deleting_the_jobset_starts_no_epoch(run: TrainingRun) -> None:
+def test_deleting_the_jobset_starts_no_preemption(run: TrainingRun) -> None:
     run.start()
     run.wait_for_step(5)
     run.delete()
     assert run.look().preemptions == ()
 
 
-def test_a_restart_after_a_failure_starts_no_epoch_and_counts(run: TrainingRun) -> None:
+def test_a_restart_after_a_failure_starts_no_preemption_and_counts(run: TrainingRun) -> None:
     def impatient(jobset: Json) -> None:
         # The survivor fails at once, as its collectives do, and then waits in JAX's own shutdown for its dead peer.
         jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = (
@@ -152,7 +152,7 @@ def recorded(cluster: Cluster, gang: str) -> list[Json]:
     return sorted(specs, key=lambda spec: int(spec["epoch"]))
 
 
-def test_earlier_signals_and_scaling_down_start_no_epoch(maintained: Cluster, observed: str) -> None:
+def test_earlier_signals_and_scaling_down_start_no_preemption(maintained: Cluster, observed: str) -> None:
     both(maintained, observed)
     smaller = json.dumps({"spec": {"parallelism": 1, "completions": 1}})
     maintained.kubectl("patch", "job", f"{observed}-workers-0", f"--namespace={NAMESPACE}", "--patch", smaller)
@@ -166,7 +166,7 @@ def test_earlier_signals_and_scaling_down_start_no_epoch(maintained: Cluster, ob
     assert (spec["epoch"], spec["cause"], spec["pods"]) == (1, "Maintenance", running(maintained, observed))
 
 
-def test_repair_deletion_and_operator_death_start_no_epoch(maintained: Cluster, observed: str) -> None:
+def test_repair_deletion_and_operator_death_start_no_preemption(maintained: Cluster, observed: str) -> None:
     # The Job mends a failure by itself, with a pod that is of the same attempt.
     first, second = both(maintained, observed)
     fail = ("python", "-c", "import os, signal; os.kill(1, signal.SIGUSR1)")
@@ -205,7 +205,7 @@ def test_suspension_is_recorded_and_returning_pods_can_be_disrupted_again(mainta
     wait_until("the record of it", lambda: bool(recorded(maintained, observed)), timeout_s=60, every_s=0.5)
     assert [spec["cause"] for spec in recorded(maintained, observed)] == ["Suspension"]
 
-    # Their attempt is the same one: only the epoch's number tells the two apart.
+    # Their attempt is the same one: only the preemption's number tells the two apart.
     suspend(False)
     names = both(maintained, observed)
     schedule(maintained, 1500)

@@ -35,7 +35,7 @@ def test_an_eviction_that_anybody_tells_of_changes_nothing_and_is_counted(replic
         (secret, replica.server.https_port),
     ):
         assert evict(replica, path, port=port)[0] == 404
-    assert not replica.core.cache.preemptions.epochs
+    assert not replica.core.cache.preemptions.records
     assert 'gracepoint_webhook_requests_refused_total{reason="unknown_path"} 1.0' in replica.metrics()
 
 

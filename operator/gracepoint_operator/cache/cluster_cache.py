@@ -347,9 +347,9 @@ class ClusterCache:
             case Namespace() as namespace:
                 changed = self.policies.put_labels(namespace.name, namespace.labels)
                 return self.objects.workloads_in(namespace.name) if changed else set()
-            case PreemptionRecord() as epoch:
-                self.preemptions.join(epoch)
-                return {epoch.spec.workload.uid}
+            case PreemptionRecord() as preemption:
+                self.preemptions.join(preemption)
+                return {preemption.spec.workload.uid}
             case RequestRecord() as request:
                 wanted = self.preemptions.put_request(request)
                 self.first_seen.see(uid, {request.mark: request.created_at}, listed=listed)
@@ -451,27 +451,27 @@ class ClusterCache:
         return [(item, self._named_by(item)) for item in waiting if not self._is_known(item)]
 
     def _named_by(self, request: RequestRecord) -> list[PreemptionRecord]:
-        epoch = self.preemptions.epochs.get((request.namespace, request.status.preemption or ""))
-        return [] if epoch is None else [epoch]
+        preemption = self.preemptions.records.get((request.namespace, request.status.preemption or ""))
+        return [] if preemption is None else [preemption]
 
-    def latest_epochs(self, within_s: float) -> list[PreemptionRecord]:
-        """The epochs of known workloads whose records were made in the last ``within_s`` seconds.
+    def latest_preemptions(self, within_s: float) -> list[PreemptionRecord]:
+        """The preemptions of known workloads whose records were made in the last ``within_s`` seconds.
 
-        Also the epochs that began in that time and have no record in the API yet.
+        Also the preemptions that began in that time and have no record in the API yet.
 
         Args:
             within_s: Seconds. The same in every call.
         """
         found = self.preemptions.latest(self._clock(), within_s)
-        return [epoch for epoch in found if self._is_of_known_workload(epoch)]
+        return [preemption for preemption in found if self._is_of_known_workload(preemption)]
 
     def _is_known(self, request: RequestRecord) -> bool:
         found = self.objects.workloads_named((request.namespace, request.spec.workload.name))
         return any(self.objects.workloads[uid].kind == request.spec.workload.kind for uid in found)
 
-    def _is_of_known_workload(self, epoch: PreemptionRecord) -> bool:
-        workload = self.objects.workloads.get(epoch.spec.workload.uid)
-        return workload is not None and workload.namespace == epoch.namespace
+    def _is_of_known_workload(self, preemption: PreemptionRecord) -> bool:
+        workload = self.objects.workloads.get(preemption.spec.workload.uid)
+        return workload is not None and workload.namespace == preemption.namespace
 
     def gang(self, workload_uid: str) -> GangSnapshot:
         """What the decisions about a workload are based on."""

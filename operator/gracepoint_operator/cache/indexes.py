@@ -187,16 +187,16 @@ class GangObjects:
         """UIDs of the known workloads that have pods."""
         return self._pods_of.keys() & self.workloads.keys()
 
-    def pods_at(self, epoch: PreemptionRecord) -> list[Pod]:
-        """The processes' pods at the start of the epoch. Empty once the workload has been restarted."""
-        workload = self.workloads.get(epoch.spec.workload.uid)
+    def pods_at(self, preemption: PreemptionRecord) -> list[Pod]:
+        """The processes' pods at the start of the preemption. Empty once the workload has been restarted."""
+        workload = self.workloads.get(preemption.spec.workload.uid)
         if workload is None:
             return []
         attempt = workload.restarts
         return [
             pod
-            for pod in self.pods_of(workload.uid, epoch.namespace)
-            if pod.membership.restart_attempt == attempt and pod.policy and not pod.helps and epoch.includes(pod)
+            for pod in self.pods_of(workload.uid, preemption.namespace)
+            if pod.membership.restart_attempt == attempt and pod.policy and not pod.helps and preemption.includes(pod)
         ]
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:

@@ -26,47 +26,49 @@ class PreemptionStore:
     """Keeps preemptions and requests.
 
     Attributes:
-        epochs: The records, by namespace and name.
+        preemptions: The records, by namespace and name.
         requests: The requests, by UID.
     """
 
     def __init__(self) -> None:
-        self.epochs: dict[Key, PreemptionRecord] = {}
+        self.records: dict[Key, PreemptionRecord] = {}
         self.requests: dict[str, RequestRecord] = {}
-        self._epochs_of: dict[str, set[Key]] = collections.defaultdict(set)
-        self._epochs_under: dict[Key, set[Key]] = collections.defaultdict(set)  # by policy, which may not be there
+        self._preemptions_of: dict[str, set[Key]] = collections.defaultdict(set)
+        self._preemptions_under: dict[Key, set[Key]] = collections.defaultdict(set)  # by policy, which may not be there
         self._requests_for: dict[Key, set[str]] = collections.defaultdict(set)  # by workload, which may not be there
         self._under_way: set[Key] = set()
         self._unwritten: set[Key] = set()  # records with details that the API server may not have yet
-        self._latest: set[Key] = set()  # at least the epochs of the last period for which ``latest`` was called
-        self._unmade_since: dict[Key, float] = {}  # when epochs in ``_latest`` without a record were first asked for
+        self._latest: set[Key] = set()  # at least the preemptions of the last period for which ``latest`` was called
+        self._unmade_since: dict[
+            Key, float
+        ] = {}  # when preemptions in ``_latest`` without a record were first asked for
         self._without_workload: set[str] = set()  # UIDs of workloads that do not exist, as the API says
 
-    def put(self, epoch: PreemptionRecord) -> None:
+    def put(self, preemption: PreemptionRecord) -> None:
         """Keeps a record that changed here. It replaces the record that was known under its name."""
-        self._unwritten.add(epoch.key)
-        self._keep(epoch)
+        self._unwritten.add(preemption.key)
+        self._keep(preemption)
 
-    def _keep(self, epoch: PreemptionRecord) -> None:
-        before = self.epochs.get(epoch.key)
+    def _keep(self, preemption: PreemptionRecord) -> None:
+        before = self.records.get(preemption.key)
         if before is not None:
             self._unindex(before)  # it may be about another workload, or under another policy
-        self.epochs[epoch.key] = epoch
-        self._epochs_under[_policy_of(epoch)].add(epoch.key)
-        self._epochs_of[epoch.spec.workload.uid].add(epoch.key)
-        self._summarize(epoch.spec.workload.uid)
-        self._latest.add(epoch.key)
-        if epoch.phase.ended:
-            self._under_way.discard(epoch.key)
+        self.records[preemption.key] = preemption
+        self._preemptions_under[_policy_of(preemption)].add(preemption.key)
+        self._preemptions_of[preemption.spec.workload.uid].add(preemption.key)
+        self._summarize(preemption.spec.workload.uid)
+        self._latest.add(preemption.key)
+        if preemption.phase.ended:
+            self._under_way.discard(preemption.key)
         else:
-            self._under_way.add(epoch.key)
+            self._under_way.add(preemption.key)
 
-    def join(self, epoch: PreemptionRecord) -> None:
+    def join(self, preemption: PreemptionRecord) -> None:
         """Joins a record from the API server with what is known of it, and keeps the result."""
-        known = self.epochs.get(epoch.key)
-        joined = epoch if known is None else known.joined(epoch)
-        if joined.same_details(epoch):
-            self._unwritten.discard(epoch.key)
+        known = self.records.get(preemption.key)
+        joined = preemption if known is None else known.joined(preemption)
+        if joined.same_details(preemption):
+            self._unwritten.discard(preemption.key)
         self._keep(joined)
 
     def put_request(self, request: RequestRecord) -> Key:
@@ -78,21 +80,21 @@ class PreemptionStore:
 
     def drop(self, key: Key) -> str | None:
         """Removes a record. Returns the UID of the workload that it was about, or None if it was not known."""
-        epoch = self.epochs.pop(key, None)
-        if epoch is None:
+        preemption = self.records.pop(key, None)
+        if preemption is None:
             return None
         self._under_way.discard(key)
         self._unwritten.discard(key)
         self._latest.discard(key)
         self._unmade_since.pop(key, None)
-        self._unindex(epoch)
-        self._without_workload &= self._epochs_of.keys()
-        return epoch.spec.workload.uid
+        self._unindex(preemption)
+        self._without_workload &= self._preemptions_of.keys()
+        return preemption.spec.workload.uid
 
     def drop_unmade(self, key: Key) -> None:
         """Removes a record that the API server never accepted."""
-        epoch = self.epochs.get(key)
-        if epoch is not None and epoch.created_at is None:
+        preemption = self.records.get(key)
+        if preemption is not None and preemption.created_at is None:
             self.drop(key)
 
     def drop_request(self, uid: str) -> Key | None:
@@ -104,16 +106,17 @@ class PreemptionStore:
         discard(self._requests_for, wanted, uid)
         return wanted
 
-    def epochs_of(self, workload_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
-        """The workload's epochs, oldest first. If ``namespace`` is given, only those in it."""
-        epochs = (self.epochs[key] for key in self._epochs_of.get(workload_uid, ()))
+    def of_workload(self, workload_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
+        """The workload's preemptions, oldest first. If ``namespace`` is given, only those in it."""
+        preemptions = (self.records[key] for key in self._preemptions_of.get(workload_uid, ()))
         return sorted(
-            (epoch for epoch in epochs if namespace in (None, epoch.namespace)), key=lambda epoch: epoch.spec.epoch
+            (preemption for preemption in preemptions if namespace in (None, preemption.namespace)),
+            key=lambda preemption: preemption.spec.epoch,
         )
 
-    def epochs_under(self, policy: Key) -> list[PreemptionRecord]:
-        """The epochs whose policy has that namespace and name, in no order."""
-        return [self.epochs[key] for key in self._epochs_under.get(policy, ())]
+    def preemptions_under(self, policy: Key) -> list[PreemptionRecord]:
+        """The preemptions whose policy has that namespace and name, in no order."""
+        return [self.records[key] for key in self._preemptions_under.get(policy, ())]
 
     def requests_for(self, workload: WorkloadIdentity) -> tuple[RequestRecord, ...]:
         """The requests for the workload of that kind, namespace and name, oldest first."""
@@ -122,54 +125,54 @@ class PreemptionStore:
         return tuple(sorted(mine, key=lambda item: (item.created_at, item.name)))
 
     def disrupted_workload_uids(self) -> set[str]:
-        """The workloads with an epoch under way."""
-        return {self.epochs[key].spec.workload.uid for key in self._under_way}
+        """The workloads with a preemption under way."""
+        return {self.records[key].spec.workload.uid for key in self._under_way}
 
     def latest(self, now: float, within_s: float) -> list[PreemptionRecord]:
-        """The epochs whose records were made in the last ``within_s`` seconds.
+        """The preemptions whose records were made in the last ``within_s`` seconds.
 
-        Also the epochs that began in that time and have no record in the API yet.
+        Also the preemptions that began in that time and have no record in the API yet.
 
         Args:
             now: Seconds since the epoch. It must not decrease from call to call.
             within_s: Seconds. The same in every call.
         """
         for key in list(self._latest):
-            at = self.epochs[key].created_at
+            at = self.records[key].created_at
             if at is None:
                 at = self._unmade_since.setdefault(key, now)
             if min(at, self._unmade_since.get(key, at)) <= now - within_s:
                 self._latest.discard(key)
-        return [self.epochs[key] for key in self._latest]
+        return [self.records[key] for key in self._latest]
 
     def mark_gone(self, workload_uid: str) -> None:
         """Notes that this workload does not exist, as the API says."""
-        if workload_uid in self._epochs_of:
+        if workload_uid in self._preemptions_of:
             self._without_workload.add(workload_uid)
 
     def is_gone(self, workload_uid: str) -> bool:
         """True if ``mark_gone`` was called for this workload."""
         return workload_uid in self._without_workload
 
-    def _unindex(self, epoch: PreemptionRecord) -> None:
-        discard(self._epochs_of, epoch.spec.workload.uid, epoch.key)
-        discard(self._epochs_under, _policy_of(epoch), epoch.key)
+    def _unindex(self, preemption: PreemptionRecord) -> None:
+        discard(self._preemptions_of, preemption.spec.workload.uid, preemption.key)
+        discard(self._preemptions_under, _policy_of(preemption), preemption.key)
 
     def _summarize(self, workload_uid: str) -> None:
-        """Keeps only summaries of the workload's ended epochs, but for the newest one and the newest disruption.
+        """Keeps only summaries of the workload's ended preemptions, but for the newest one and the newest disruption.
 
         The API server has the rest. A record that still has to be written there is kept as it is.
         """
-        epochs = self.epochs_of(workload_uid)
-        disruptions = [epoch.key for epoch in epochs if not epoch.is_rehearsal]
-        whole = {epochs[-1].key, *disruptions[-1:]}
-        for epoch in epochs:
-            if epoch.phase.ended and epoch.key not in whole and epoch.key not in self._unwritten:
-                self.epochs[epoch.key] = epoch.summary()
+        preemptions = self.of_workload(workload_uid)
+        disruptions = [preemption.key for preemption in preemptions if not preemption.is_rehearsal]
+        whole = {preemptions[-1].key, *disruptions[-1:]}
+        for preemption in preemptions:
+            if preemption.phase.ended and preemption.key not in whole and preemption.key not in self._unwritten:
+                self.records[preemption.key] = preemption.summary()
 
 
-def _policy_of(epoch: PreemptionRecord) -> Key:
-    return (epoch.namespace, epoch.spec.policy.name)
+def _policy_of(preemption: PreemptionRecord) -> Key:
+    return (preemption.namespace, preemption.spec.policy.name)
 
 
 def discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:

@@ -170,7 +170,7 @@ class Snapshots:
         found = self.policies.get((workload.namespace, workload.policy))
         if found is not None:
             return found
-        kept = kept_policy(workload, list(self.preemptions.epochs_of(workload.uid, workload.namespace)))
+        kept = kept_policy(workload, list(self.preemptions.of_workload(workload.uid, workload.namespace)))
         return None if kept is None else self.policies.limited(kept)
 
     def of(self, workload_uid: str) -> GangSnapshot:
@@ -207,7 +207,7 @@ class Snapshots:
             pods=pods,
             nodes=nodes,
             policy=None if workload is None else self.policy_of(workload),
-            epochs=tuple(self.preemptions.epochs_of(workload_uid, namespace)),
+            preemptions=tuple(self.preemptions.of_workload(workload_uid, namespace)),
             requests=requests,
             marks=marks,
             since=since,

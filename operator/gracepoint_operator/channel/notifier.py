@@ -99,87 +99,89 @@ class Notifier:
                 self.changed(begun)
                 log.info("signal", extra=decided(preemption=begun.name, signal=begun.spec.signal))
             case Move():
-                self.changed(dataclasses.replace(decision.epoch, spec=decision.spec))
+                self.changed(dataclasses.replace(decision.preemption, spec=decision.spec))
             case End():
                 after = preemption_status.ended(
-                    decision.epoch.status, decision.phase, decision.reason, decision.message, now
+                    decision.preemption.status, decision.phase, decision.reason, decision.message, now
                 )
-                self.changed(dataclasses.replace(decision.epoch, status=after))
+                self.changed(dataclasses.replace(decision.preemption, status=after))
             case Reached():
-                self._reached(decision.epoch, decision.stage, now)
+                self._reached(decision.preemption, decision.stage, now)
 
-    def tell(self, epoch: PreemptionRecord, subscribers: Iterable[Subscriber] | None = None) -> None:
+    def tell(self, preemption: PreemptionRecord, subscribers: Iterable[Subscriber] | None = None) -> None:
         """Sends what the subscribers were not told yet of a preemption.
 
         Args:
-            epoch: The preemption.
+            preemption: The preemption.
             subscribers: Whom to tell. None: every subscriber of its workload.
         """
-        if not preemption_status.is_told(epoch):
+        if not preemption_status.is_told(preemption):
             return
-        whole = self._subscribers.of_workload(epoch.spec.workload.uid) if subscribers is None else list(subscribers)
-        self._tell(epoch, whole, 0)
+        whole = (
+            self._subscribers.of_workload(preemption.spec.workload.uid) if subscribers is None else list(subscribers)
+        )
+        self._tell(preemption, whole, 0)
 
-    def _tell(self, epoch: PreemptionRecord, subscribers: Sequence[Subscriber], begin: int) -> None:
+    def _tell(self, preemption: PreemptionRecord, subscribers: Sequence[Subscriber], begin: int) -> None:
         """Tells the subscribers from ``begin`` on. Others on the loop run between thousands of them."""
-        pods, deadline_at = self._cache.objects.pods, epoch.spec.deadline.timestamp()
-        retracted = epoch.phase is Phase.RETRACTED
+        pods, deadline_at = self._cache.objects.pods, preemption.spec.deadline.timestamp()
+        retracted = preemption.phase is Phase.RETRACTED
         # Nobody is told long after the deadline: such a record was restored from a backup.
-        ended = epoch.phase.ended or is_late(epoch, self._clock())
+        ended = preemption.phase.ended or is_late(preemption, self._clock())
         wake_ups = WakeUps()
         for subscriber in subscribers[begin : begin + _AT_ONCE]:
             pod = pods.get(subscriber.hello.pod_uid)
-            if pod is None or pod.namespace != epoch.namespace or not epoch.includes(pod):
+            if pod is None or pod.namespace != preemption.namespace or not preemption.includes(pod):
                 continue
-            if retracted and epoch.name not in subscriber.retracted:
-                subscriber.retracted.add(epoch.name)
-                subscriber.send(Outgoing(functools.partial(_retraction, subscriber, epoch)), wake_ups)
+            if retracted and preemption.name not in subscriber.retracted:
+                subscriber.retracted.add(preemption.name)
+                subscriber.send(Outgoing(functools.partial(_retraction, subscriber, preemption)), wake_ups)
             if ended:
                 continue
-            told = subscriber.told.get(epoch.name)
+            told = subscriber.told.get(preemption.name)
             if told is None or abs(deadline_at - told) > DEADLINE_TOLERANCE_S:
-                subscriber.told[epoch.name] = deadline_at
-                telling = _Telling(subscriber, pod, epoch, self._clock, self._told)
+                subscriber.told[preemption.name] = deadline_at
+                telling = _Telling(subscriber, pod, preemption, self._clock, self._told)
                 subscriber.send(Outgoing(telling.make, telling.written, telling.sent), wake_ups)
         wake_ups.post()
         if begin + _AT_ONCE < len(subscribers):
-            asyncio.get_running_loop().call_soon(self._tell_rest, epoch.key, subscribers, begin + _AT_ONCE)
+            asyncio.get_running_loop().call_soon(self._tell_rest, preemption.key, subscribers, begin + _AT_ONCE)
 
     def _tell_rest(self, key: tuple[str, str], subscribers: Sequence[Subscriber], begin: int) -> None:
         """Goes on with what is known of the preemption now. A change in between was told to all, or is about to be."""
-        epoch = self._cache.preemptions.epochs.get(key)
-        if epoch is not None:
-            self._tell(epoch, subscribers, begin)
+        preemption = self._cache.preemptions.records.get(key)
+        if preemption is not None:
+            self._tell(preemption, subscribers, begin)
 
     def catch_up(self, subscriber: Subscriber) -> None:
         """Tells a new subscriber of preemptions under way, and of retractions.
 
         An earlier connection, or the other replica, may have told the process, and it may have missed the rest.
         """
-        epochs = self._cache.preemptions.epochs_of(subscriber.hello.workload_uid, subscriber.hello.namespace)
-        retracted = [epoch.name for epoch in epochs if epoch.phase is Phase.RETRACTED]
+        preemptions = self._cache.preemptions.of_workload(subscriber.hello.workload_uid, subscriber.hello.namespace)
+        retracted = [preemption.name for preemption in preemptions if preemption.phase is Phase.RETRACTED]
         subscriber.retracted.update(retracted[:-_RETRACTIONS])
-        for epoch in epochs:
-            self.tell(epoch, [subscriber])
+        for preemption in preemptions:
+            self.tell(preemption, [subscriber])
         self.joined.add(subscriber.hello.workload_uid)
 
-    def changed(self, epoch: PreemptionRecord) -> None:
+    def changed(self, preemption: PreemptionRecord) -> None:
         """Stores, tells and records a preemption that is new or has changed."""
-        known = self._cache.preemptions.epochs.get(epoch.key)
-        self._cache.preemptions.put(epoch)
-        self.tell(epoch)
-        ended = epoch.phase.ended and known is not None and known.phase is not epoch.phase
-        told = len(self._subscribers.of_workload(epoch.spec.workload.uid)) if known is None else 0
+        known = self._cache.preemptions.records.get(preemption.key)
+        self._cache.preemptions.put(preemption)
+        self.tell(preemption)
+        ended = preemption.phase.ended and known is not None and known.phase is not preemption.phase
+        told = len(self._subscribers.of_workload(preemption.spec.workload.uid)) if known is None else 0
         after_s = min(_MOST_RECORDED_AFTER_S, told * _RECORDED_AFTER_S)
-        self._preemption_writer.touch(epoch, urgent=known is None or ended, after_s=after_s)
+        self._preemption_writer.touch(preemption, urgent=known is None or ended, after_s=after_s)
 
-    def _told(self, pod: Pod, epoch: PreemptionRecord, at: float) -> None:
-        if self._acknowledgements.told(epoch.key, pod, at):
-            self._metrics.signal_to_notice_s.observe(max(at - epoch.spec.observed_at.timestamp(), 0.0))
-        self._preemption_writer.touch(self._cache.preemptions.epochs.get(epoch.key, epoch))
+    def _told(self, pod: Pod, preemption: PreemptionRecord, at: float) -> None:
+        if self._acknowledgements.told(preemption.key, pod, at):
+            self._metrics.signal_to_notice_s.observe(max(at - preemption.spec.observed_at.timestamp(), 0.0))
+        self._preemption_writer.touch(self._cache.preemptions.records.get(preemption.key, preemption))
 
-    def _reached(self, epoch: PreemptionRecord, stage: str, now: float) -> None:
-        known = self._cache.preemptions.epochs.get(epoch.key, epoch)
+    def _reached(self, preemption: PreemptionRecord, stage: str, now: float) -> None:
+        known = self._cache.preemptions.records.get(preemption.key, preemption)
         after = preemption_status.with_stage(known.status, stage, known.spec.observed_at.timestamp(), now)
         self.changed(dataclasses.replace(known, status=after))
 
@@ -190,31 +192,31 @@ class _Telling:
     Args:
         subscriber: Whom to tell.
         pod: Its pod.
-        epoch: The preemption.
+        preemption: The preemption.
         clock: Seconds since the epoch.
         told: Called after the notice was written, with the time at which that was.
     """
 
-    __slots__ = ("_at", "_clock", "_epoch", "_pod", "_subscriber", "_told")
+    __slots__ = ("_at", "_clock", "_pod", "_preemption", "_subscriber", "_told")
 
     def __init__(
         self,
         subscriber: Subscriber,
         pod: Pod,
-        epoch: PreemptionRecord,
+        preemption: PreemptionRecord,
         clock: Callable[[], float],
         told: Callable[[Pod, PreemptionRecord, float], None],
     ) -> None:
         self._subscriber = subscriber
         self._pod = pod
-        self._epoch = epoch
+        self._preemption = preemption
         self._clock = clock
         self._told = told
         self._at = 0.0
 
     def make(self) -> Frame:
         """Creates the frame when it is written: the remaining time is that of this moment."""
-        return _notice(self._subscriber, self._epoch, self._clock())
+        return _notice(self._subscriber, self._preemption, self._clock())
 
     def sent(self) -> None:
         """Reads the time at which the notice was written. A slow pod's write takes seconds."""
@@ -222,14 +224,14 @@ class _Telling:
 
     def written(self) -> None:
         """Keeps that the pod was told."""
-        self._told(self._pod, self._epoch, self._at)
+        self._told(self._pod, self._preemption, self._at)
 
 
-def _notice(subscriber: Subscriber, epoch: PreemptionRecord, now: float) -> Frame:
-    spec = epoch.spec
+def _notice(subscriber: Subscriber, preemption: PreemptionRecord, now: float) -> Frame:
+    spec = preemption.spec
     deadline_at = spec.deadline.timestamp()
     return Notice(
-        preemption=epoch.name,
+        preemption=preemption.name,
         pod_uid=subscriber.hello.pod_uid,
         session=subscriber.hello.session,
         workload_uid=spec.workload.uid,
@@ -244,12 +246,12 @@ def _notice(subscriber: Subscriber, epoch: PreemptionRecord, now: float) -> Fram
     )
 
 
-def _retraction(subscriber: Subscriber, epoch: PreemptionRecord) -> Frame:
+def _retraction(subscriber: Subscriber, preemption: PreemptionRecord) -> Frame:
     return Retraction(
-        preemption=epoch.name,
+        preemption=preemption.name,
         pod_uid=subscriber.hello.pod_uid,
         session=subscriber.hello.session,
-        reason=epoch.status.message or "",
+        reason=preemption.status.message or "",
     )
 
 

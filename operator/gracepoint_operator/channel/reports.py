@@ -37,7 +37,7 @@ from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.logs import about, seldom
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.preemption_record import PreemptionRecord, epoch_name
+from gracepoint_operator.model.preemption_record import PreemptionRecord, preemption_name
 from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
@@ -130,45 +130,45 @@ class ReportHandler:
         self._policy_writer.goodput.hear(pod, hello.session, hello.spent)
         self._policy_writer.goodput.stalled(pod, hello.stalled_s)
 
-    def _acknowledged(self, pod: Pod, epoch: PreemptionRecord) -> None:
+    def _acknowledged(self, pod: Pod, preemption: PreemptionRecord) -> None:
         now = self._clock()
-        told_at = self._acknowledgements.told_at(epoch.key, pod.uid)
-        if self._acknowledgements.acknowledged(epoch.key, pod, now) and told_at is not None:
+        told_at = self._acknowledgements.told_at(preemption.key, pod.uid)
+        if self._acknowledgements.acknowledged(preemption.key, pod, now) and told_at is not None:
             self._metrics.notice_to_ack_s.observe(max(now - told_at, 0.0))
-        self._preemption_writer.touch(epoch)
+        self._preemption_writer.touch(preemption)
 
     async def _report(self, pod: Pod, report: Report) -> None:
         if report.preemption:
-            epoch = await self._named(pod, report)
+            preemption = await self._named(pod, report)
         else:
             placed = await self._place(pod, report)
             if placed is None:
                 return
-            epoch = placed
+            preemption = placed
         now = self._clock()
-        told_at = self._acknowledgements.told_at(epoch.key, pod.uid)
+        told_at = self._acknowledgements.told_at(preemption.key, pod.uid)
         if told_at is not None:
-            notice_s = told_at - epoch.spec.observed_at.timestamp()
+            notice_s = told_at - preemption.spec.observed_at.timestamp()
         else:  # the other replica told the pod, or nobody did
-            notice_s = epoch.timing("noticeSent") or 0.0
-        after = preemption_status.reported(epoch, report, notice_s, now)
-        if epoch.phase.ended and after.phase is not report.phase:
+            notice_s = preemption.timing("noticeSent") or 0.0
+        after = preemption_status.reported(preemption, report, notice_s, now)
+        if preemption.phase.ended and after.phase is not report.phase:
             log.warning(
                 "report of a preemption that has ended",
-                extra=seldom(report.phase, preemption=epoch.name, phase=epoch.phase, reported=report.phase),
+                extra=seldom(report.phase, preemption=preemption.name, phase=preemption.phase, reported=report.phase),
             )
-        self._notifier.changed(dataclasses.replace(epoch, status=after))
+        self._notifier.changed(dataclasses.replace(preemption, status=after))
         if report.phase.ended:
-            self.on_end([epoch.spec.workload.uid])
+            self.on_end([preemption.spec.workload.uid])
             # The gang exits when it gets the answer. If this replica died now, nobody else would know the outcome.
-            await self._preemption_writer.settled(epoch, _LAST_REPORT_S)
+            await self._preemption_writer.settled(preemption, _LAST_REPORT_S)
 
     def _stalled(self, pod: Pod, message: Stall) -> None:
         stalled = self._stalls.take(pod, message)
-        for epoch in self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace):
-            status = preemption_status.of_preemption(epoch.status, stalled, message.stage, self._clock())
-            if epoch.includes(pod) and status != epoch.status:
-                self._notifier.changed(dataclasses.replace(epoch, status=status))
+        for preemption in self._cache.preemptions.of_workload(pod.workload_uid, pod.namespace):
+            status = preemption_status.of_preemption(preemption.status, stalled, message.stage, self._clock())
+            if preemption.includes(pod) and status != preemption.status:
+                self._notifier.changed(dataclasses.replace(preemption, status=status))
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
         self._stalls.resumed(message.workload_uid)
@@ -177,26 +177,26 @@ class ReportHandler:
         if (saved_for := message.saved_for) is not None:
             self._policy_writer.goodput.hear(pod, saved_for.session, saved_for.spent, of_former=True)
         now = self._clock()
-        # The gang may already be disrupted again, in another epoch.
+        # The gang may already be disrupted again, in another preemption.
         before = [
-            epoch
-            for epoch in reversed(self._cache.preemptions.epochs_of(message.workload_uid, pod.namespace))
-            if not epoch.includes(pod)
+            preemption
+            for preemption in reversed(self._cache.preemptions.of_workload(message.workload_uid, pod.namespace))
+            if not preemption.includes(pod)
         ]
-        for epoch in before:
-            is_left, status = epoch is before[0], epoch.status
-            if is_left and epoch.spec.mode is Mode.ENFORCE:
-                status = preemption_status.resumed(epoch, message, now)
-            known = dataclasses.replace(epoch, status=status)
-            if (is_left or _names(message, epoch)) and preemption_status.proves_commit(known, message):
-                log.warning("a commit that nobody reported", extra=about(preemption=epoch.name, pod=pod.name))
+        for preemption in before:
+            is_left, status = preemption is before[0], preemption.status
+            if is_left and preemption.spec.mode is Mode.ENFORCE:
+                status = preemption_status.resumed(preemption, message, now)
+            known = dataclasses.replace(preemption, status=status)
+            if (is_left or _names(message, preemption)) and preemption_status.proves_commit(known, message):
+                log.warning("a commit that nobody reported", extra=about(preemption=preemption.name, pod=pod.name))
                 status = preemption_status.proven_committed(known, message, now)
                 self.on_end([message.workload_uid])
-            if status != epoch.status:
-                self._notifier.changed(dataclasses.replace(epoch, status=status))
+            if status != preemption.status:
+                self._notifier.changed(dataclasses.replace(preemption, status=status))
 
     async def _named(self, pod: Pod, report: Report) -> PreemptionRecord:
-        """The epoch that a report names.
+        """The preemption that a report names.
 
         This operator told the gang of it. If all replicas ended before one of them recorded that, only the gang knows
         of it. Then the record is made from the report.
@@ -205,7 +205,7 @@ class ReportHandler:
             return await self._find(pod, report.preemption)
         except UnknownPreemption:
             gang = await self._gang_afresh(pod)
-            if (known := self._cache.preemptions.epochs.get((pod.namespace, report.preemption))) is not None:
+            if (known := self._cache.preemptions.records.get((pod.namespace, report.preemption))) is not None:
                 return known  # made meanwhile, by another report
             if gang is None or self._known(pod) is not None:
                 raise
@@ -219,13 +219,13 @@ class ReportHandler:
         return begun
 
     async def _find(self, pod: Pod, name: str) -> PreemptionRecord:
-        """The epoch that a message names.
+        """The preemption that a message names.
 
         The other replica may have told the pod a moment ago, and may be about to create the object. So the method waits
         for it shortly.
         """
         key = (pod.namespace, name)
-        known = self._cache.preemptions.epochs.get(key)
+        known = self._cache.preemptions.records.get(key)
         if known is not None and known.spec.workload.uid == pod.workload_uid:
             return known  # at once: all pods of a gang acknowledge at about the same time
         soon = tenacity.AsyncRetrying(
@@ -235,25 +235,25 @@ class ReportHandler:
             reraise=True,
         )
         try:
-            epoch: PreemptionRecord = await soon(self._fetch, key)
+            preemption: PreemptionRecord = await soon(self._fetch, key)
         except (client.NotFound, client.Refused) as error:
             raise UnknownPreemption(f"preemption: found {name!r}, which is not there") from error
-        if epoch.spec.workload.uid != pod.workload_uid:
+        if preemption.spec.workload.uid != pod.workload_uid:
             raise UnknownPreemption(f"preemption: found {name!r}, expected one of the pod's {ANY_NAME}")
-        return epoch
+        return preemption
 
     async def _fetch(self, key: tuple[str, str]) -> PreemptionRecord:
-        if key not in self._cache.preemptions.epochs:
+        if key not in self._cache.preemptions.records:
             body = await self._api.get(objects.PREEMPTIONS, *key)
             self._cache.put(objects.PREEMPTIONS, body, listed=True)
             if (why := self._cache.unreadable_objects.why(body["metadata"]["uid"])) is not None:
                 raise UnknownPreemption(f"preemption: found {key[1]!r}, which cannot be read ({why})")
-        if key not in self._cache.preemptions.epochs:
+        if key not in self._cache.preemptions.records:
             raise client.NotFound(f"{key}: it was deleted in between")
-        return self._cache.preemptions.epochs[key]
+        return self._cache.preemptions.records[key]
 
     async def _place(self, pod: Pod, report: Report) -> PreemptionRecord | None:
-        """The epoch of a report that names none. None if the SIGTERM was not a disruption."""
+        """The preemption of a report that names none. None if the SIGTERM was not a disruption."""
         if (known := self._known(pod)) is not None:
             return known
         gang = await self._gang_afresh(pod)
@@ -275,7 +275,7 @@ class ReportHandler:
         return self._cache.gang(pod.workload_uid)
 
     def _begun(self, gang: GangSnapshot, pod: Pod, report: Report, text: str) -> PreemptionRecord | None:
-        """A new epoch of which the gang alone knows; None if its workload is gone, or has no policy any more."""
+        """A new preemption of which the gang alone knows; None if its workload is gone, or has no policy any more."""
         if gang.workload is None or gang.policy is None:
             return None
         # The stages of a report count from the notice. Nothing else is known of the notice.
@@ -283,27 +283,34 @@ class ReportHandler:
         told_at = max(told_at, pod.created_at)
         signal = signals.told_by_gang(pod, report.cause, text)
         timed = [Timed(signal, told_at)]
-        spec = effective_signals.begun(gang.workload, gang.policy, gang.epochs, gang.pods, timed, self._clock())
-        name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
+        spec = effective_signals.begun(gang.workload, gang.policy, gang.preemptions, gang.pods, timed, self._clock())
+        name = preemption_name(gang.workload.name, gang.workload.uid, spec.epoch)
         return PreemptionRecord(pod.namespace, name, None, spec, preemption_status.noticed(len(gang.processes), spec))
 
     def _known(self, pod: Pod) -> PreemptionRecord | None:
-        """The epoch that a report without a name is about. None if there is none from which the gang would exit."""
-        epochs = reversed(self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace))
-        latest = next((epoch for epoch in epochs if epoch.asks_to_leave or epoch.spec.mode is Mode.OBSERVE), None)
+        """The preemption that a report without a name is about. None: there is none from which the gang would exit."""
+        preemptions = reversed(self._cache.preemptions.of_workload(pod.workload_uid, pod.namespace))
+        latest = next(
+            (
+                preemption
+                for preemption in preemptions
+                if preemption.asks_to_leave or preemption.spec.mode is Mode.OBSERVE
+            ),
+            None,
+        )
         about_it = latest is not None and latest.includes(pod) and not _left_the_gang_training(latest)
         return latest if about_it else None
 
 
-def _names(message: Resumption, epoch: PreemptionRecord) -> bool:
-    return message.saved_for is not None and message.saved_for.preemption == epoch.name
+def _names(message: Resumption, preemption: PreemptionRecord) -> bool:
+    return message.saved_for is not None and message.saved_for.preemption == preemption.name
 
 
-def _left_the_gang_training(epoch: PreemptionRecord) -> bool:
-    """True if the epoch ended and its gang continued. What the gang reports by itself later is another disruption.
+def _left_the_gang_training(preemption: PreemptionRecord) -> bool:
+    """True if the preemption ended and its gang continued. What the gang reports by itself later is another disruption.
 
-    An epoch that only the gang knew of may expire before the gang's last report, which is still about it.
+    A preemption that only the gang knew of may expire before the gang's last report, which is still about it.
     """
-    return epoch.phase is Phase.RETRACTED or (
-        epoch.phase is Phase.EXPIRED and epoch.spec.signal not in signals.KNOWN_TO_GANG
+    return preemption.phase is Phase.RETRACTED or (
+        preemption.phase is Phase.EXPIRED and preemption.spec.signal not in signals.KNOWN_TO_GANG
     )

@@ -1,6 +1,6 @@
 """The status of each request, and which requests and Preemptions are deleted. Pure.
 
-A status follows from the gang and its epochs: from the state only, not from events.
+A status follows from the gang and its preemptions: from the state only, not from events.
 
 Records that have ended are kept for some time, and only a limited number for one workload name. Preemptions that are
 under way are kept, and those that the operator still needs:
@@ -48,18 +48,18 @@ def answers(gang: GangSnapshot) -> Iterator[Answer]:
             yield Answer(request, _observed(request, status))
 
 
-def without_workload(request: RequestRecord, epochs: Sequence[PreemptionRecord]) -> Answer | None:
+def without_workload(request: RequestRecord, preemptions: Sequence[PreemptionRecord]) -> Answer | None:
     """Returns the answer to a request whose workload does not exist. None if its Preemption is under way.
 
     Args:
         request: The request.
-        epochs: The Preemption that its status names, if that is known.
+        preemptions: The Preemption that its status names, if that is known.
     """
-    epoch = request.adopted_by(epochs)
-    if epoch is not None and not epoch.phase.ended:
+    preemption = request.adopted_by(preemptions)
+    if preemption is not None and not preemption.phase.ended:
         return None
-    if epoch is not None or request.spec.retracted:
-        return Answer(request, _observed(request, _told(epoch)))
+    if preemption is not None or request.spec.retracted:
+        return Answer(request, _observed(request, _told(preemption)))
     workload = request.spec.workload
     message = (
         f"there is no {workload.kind} {workload.name} with a CheckpointPolicy in this namespace; "
@@ -74,31 +74,31 @@ def _observed(request: RequestRecord, status: RequestStatus) -> RequestStatus:
 
 
 def _is_final(gang: GangSnapshot, request: RequestRecord) -> bool:
-    """A final phase never changes, except Expired, and Superseded if an epoch names the request all the same.
+    """A final phase never changes, except Expired, and Superseded if a preemption names the request all the same.
 
     A replica whose view is older may supersede a request of which the other one has told the gang.
     """
     if request.status.phase is RequestPhase.SUPERSEDED:
-        return request.adopted_by(gang.epochs) is None
+        return request.adopted_by(gang.preemptions) is None
     return request.has_ended and request.status.phase is not RequestPhase.EXPIRED
 
 
 def _status(gang: GangSnapshot, request: RequestRecord) -> RequestStatus | None:
     """Returns None if nothing is decided yet."""
-    epoch = request.adopted_by(gang.epochs)
-    if epoch is not None or request.spec.retracted:
-        return _told(epoch)
+    preemption = request.adopted_by(gang.preemptions)
+    if preemption is not None or request.spec.retracted:
+        return _told(preemption)
     reason = _why_not(gang, request)
     return None if reason is None else _superseded(reason)
 
 
-def _told(epoch: PreemptionRecord | None) -> RequestStatus:
+def _told(preemption: PreemptionRecord | None) -> RequestStatus:
     """The status of a request that a Preemption names, or of one that was withdrawn before."""
-    if epoch is None:
+    if preemption is None:
         return RequestStatus(phase=RequestPhase.RETRACTED, message="it was withdrawn before a notice was sent")
-    phase = RequestPhase(epoch.phase) if epoch.phase.ended else RequestPhase.ADOPTED
-    message = epoch.status.message if epoch.phase.ended else f"the Preemption {epoch.name} is about it"
-    return RequestStatus(phase=phase, message=message, preemption=epoch.name)
+    phase = RequestPhase(preemption.phase) if preemption.phase.ended else RequestPhase.ADOPTED
+    message = preemption.status.message if preemption.phase.ended else f"the Preemption {preemption.name} is about it"
+    return RequestStatus(phase=phase, message=message, preemption=preemption.name)
 
 
 def _why_not(gang: GangSnapshot, request: RequestRecord) -> str | None:
@@ -115,7 +115,7 @@ def _why_not(gang: GangSnapshot, request: RequestRecord) -> str | None:
     drill = request.is_drill(policy.mode)
     if drill and policy.mode is Mode.OBSERVE:
         return f"the CheckpointPolicy {gang.policy.name} has mode Observe: no notice is sent, so nothing is rehearsed"
-    return _why_not_now(gang, request) or (_under_way(gang.epochs) if drill else None)
+    return _why_not_now(gang, request) or (_under_way(gang.preemptions) if drill else None)
 
 
 def _why_not_now(gang: GangSnapshot, request: RequestRecord) -> str | None:
@@ -124,19 +124,19 @@ def _why_not_now(gang: GangSnapshot, request: RequestRecord) -> str | None:
         return f"no pod of the {request.spec.workload.kind} runs"
     if gang.has_ended:
         return "a pod of the gang has ended, so that its processes cannot agree any more"
-    for epoch in gang.epochs:
-        left = epoch.leaves and any(epoch.includes(pod) for pod in pods)
-        if left or since_at <= (epoch.ended_at or 0.0):
-            return f"the Preemption {epoch.name} came first and has ended, {epoch.phase}"
+    for preemption in gang.preemptions:
+        left = preemption.leaves and any(preemption.includes(pod) for pod in pods)
+        if left or since_at <= (preemption.ended_at or 0.0):
+            return f"the Preemption {preemption.name} came first and has ended, {preemption.phase}"
     bound = [gang.bound_at.get(pod.uid) for pod in pods]
     if all(at is not None and since_at < at for at in bound):
         return "the pods started after it was made"
     return None
 
 
-def _under_way(epochs: Iterable[PreemptionRecord]) -> str | None:
-    epoch = next((epoch for epoch in epochs if not epoch.phase.ended), None)
-    return None if epoch is None else f"the Preemption {epoch.name} is under way"
+def _under_way(preemptions: Iterable[PreemptionRecord]) -> str | None:
+    preemption = next((preemption for preemption in preemptions if not preemption.phase.ended), None)
+    return None if preemption is None else f"the Preemption {preemption.name} is under way"
 
 
 def _superseded(message: str) -> RequestStatus:
@@ -187,7 +187,7 @@ class Due:
 
 
 def due(
-    epochs: Iterable[PreemptionRecord],
+    preemptions: Iterable[PreemptionRecord],
     requests: Iterable[RequestRecord],
     living: Container[str],
     now: float,
@@ -196,68 +196,68 @@ def due(
     """Returns the Preemptions to delete, for one workload name oldest first.
 
     Args:
-        epochs: All known records.
+        preemptions: All known records.
         requests: All known requests.
         living: UIDs of the workloads that are known to exist.
         now: Seconds since the epoch.
         limits: How many are kept, and for how long.
     """
-    epochs, by_uid = list(epochs), {request.uid: request for request in requests}
-    decisive = _decisive(epochs)
+    preemptions, by_uid = list(preemptions), {request.uid: request for request in requests}
+    decisive = _decisive(preemptions)
     found: list[Due] = []
-    for epoch, reason in _beyond(epochs, now, limits):
-        asked = [by_uid[reference.uid] for reference in epoch.spec.requests if reference.uid in by_uid]
-        workload = epoch.spec.workload
-        is_decisive = epoch.key in decisive
+    for preemption, reason in _beyond(preemptions, now, limits):
+        asked = [by_uid[reference.uid] for reference in preemption.spec.requests if reference.uid in by_uid]
+        workload = preemption.spec.workload
+        is_decisive = preemption.key in decisive
         if not all(request.has_ended for request in asked) or (is_decisive and workload.uid in living):
             continue
-        found.append(Due(epoch.key, reason, epoch.workload if is_decisive else None))
+        found.append(Due(preemption.key, reason, preemption.workload if is_decisive else None))
     return found
 
 
-def over(epochs: Iterable[PreemptionRecord], requests: Iterable[RequestRecord], now: float) -> list[RequestRecord]:
+def over(preemptions: Iterable[PreemptionRecord], requests: Iterable[RequestRecord], now: float) -> list[RequestRecord]:
     """Returns the requests whose status will not change any more.
 
     Args:
-        epochs: All known records.
+        preemptions: All known records.
         requests: All known requests.
         now: Seconds since the epoch.
     """
-    asked_by = {reference.uid: epoch for epoch in epochs for reference in epoch.spec.requests}
+    asked_by = {reference.uid: preemption for preemption in preemptions for reference in preemption.spec.requests}
     return [item for item in requests if item.has_ended and _stays_ended(item, asked_by.get(item.uid), now)]
 
 
-def _stays_ended(request: RequestRecord, epoch: PreemptionRecord | None, now: float) -> bool:
+def _stays_ended(request: RequestRecord, preemption: PreemptionRecord | None, now: float) -> bool:
     """A late report corrects a record that has Expired, and a record may name a request that was Superseded."""
-    if epoch is None:
+    if preemption is None:
         return True
-    if epoch.ended_at is None:
+    if preemption.ended_at is None:
         return False
-    same = RequestPhase(epoch.phase) is request.status.phase
-    return (same and epoch.phase is not Phase.EXPIRED) or now - epoch.ended_at > SHORTEST_S
+    same = RequestPhase(preemption.phase) is request.status.phase
+    return (same and preemption.phase is not Phase.EXPIRED) or now - preemption.ended_at > SHORTEST_S
 
 
-def _decisive(epochs: Iterable[PreemptionRecord]) -> set[Key]:
+def _decisive(preemptions: Iterable[PreemptionRecord]) -> set[Key]:
     """For each workload, the keys of its highest record and of its highest record that was no rehearsal."""
     highest: dict[tuple[str, str, bool], PreemptionRecord] = {}
-    for epoch in sorted(epochs, key=lambda epoch: epoch.spec.epoch):
-        highest[epoch.namespace, epoch.spec.workload.uid, False] = epoch
-        if not epoch.is_rehearsal:
-            highest[epoch.namespace, epoch.spec.workload.uid, True] = epoch
-    return {epoch.key for epoch in highest.values()}
+    for preemption in sorted(preemptions, key=lambda preemption: preemption.spec.epoch):
+        highest[preemption.namespace, preemption.spec.workload.uid, False] = preemption
+        if not preemption.is_rehearsal:
+            highest[preemption.namespace, preemption.spec.workload.uid, True] = preemption
+    return {preemption.key for preemption in highest.values()}
 
 
 def _beyond(
-    epochs: Iterable[PreemptionRecord], now: float, limits: Limits
+    preemptions: Iterable[PreemptionRecord], now: float, limits: Limits
 ) -> Iterator[tuple[PreemptionRecord, DeletionReason]]:
     """Yields the records that are older than the limit, or beyond the number to keep, oldest first."""
     by_name: _ByName[PreemptionRecord] = collections.defaultdict(list)
-    for epoch in epochs:
-        if (ended_at := epoch.ended_at) is not None:
-            by_name[epoch.namespace, epoch.spec.workload.name].append((ended_at, epoch))
-    for age_s, epoch, reason in _overdue(by_name, now, limits):
-        if age_s > epoch.spec.policy.spec.exit_breaker.within_seconds:
-            yield epoch, reason
+    for preemption in preemptions:
+        if (ended_at := preemption.ended_at) is not None:
+            by_name[preemption.namespace, preemption.spec.workload.name].append((ended_at, preemption))
+    for age_s, preemption, reason in _overdue(by_name, now, limits):
+        if age_s > preemption.spec.policy.spec.exit_breaker.within_seconds:
+            yield preemption, reason
 
 
 def _overdue(by_name: _ByName[_T], now: float, limits: Limits) -> Iterator[tuple[float, _T, DeletionReason]]:

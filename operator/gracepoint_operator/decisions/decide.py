@@ -3,27 +3,27 @@
 ``decide`` looks only at the state, never at the event that changed it. So it gives the same answer after any event,
 after a restart of the operator, and in each replica. The rules, in order:
 
-* ``effective_signals`` says which signals count. A signal that an earlier epoch of the same pods answered does not
+* ``effective_signals`` says which signals count. A signal that an earlier preemption of the same pods answered does not
   count again.
-* The earliest deadline wins. A signal during an open epoch joins it (``preemption_spec``), if it counts under the copy
-  of the policy in that epoch.
-* An epoch is retracted if the gang has not frozen, all signals are cancelable and went away, and the pods and nodes are
-  still there.
-* An epoch for a time limit, after which the gang continues to train, is retracted for one that asks it to exit.
-* If the workload of an open epoch is not known any more, the API is asked for it. It may only have lost its label; then
-  the epoch continues.
-* A requested drill gives way: it begins only if no epoch is under way. A disruption during a drill has an epoch of its
-  own. Signals that are still being checked, or have to wait, do not stop a drill.
-* An epoch of signals that are not sure may have to wait (``rate_limit``).
-* An epoch that is not ended by a report expires some time after its deadline, or when the restarted gang is disrupted.
-* Requests are answered (``request_answers``).
+* The earliest deadline wins. A signal during an open preemption joins it (``effective_signals``), if it counts under
+  the copy of the policy in that preemption.
+* A preemption is retracted if the gang has not frozen, all signals are cancelable and went away, and the pods and nodes
+  are still there.
+* A preemption for a time limit, after which the gang continues to train, is retracted for one that asks it to exit.
+* If the workload of an open preemption is not known any more, the API is asked for it. It may only have lost its label;
+  then the preemption continues.
+* A requested drill gives way: it begins only if no preemption is in progress. A disruption during a drill has its own
+  preemption. Signals that are still being checked, or have to wait, do not stop a drill.
+* A preemption of signals that are not sure may have to wait (``holds_back``).
+* A preemption that no report ends expires some time after its deadline, or when the restarted gang is disrupted.
+* Requests are answered (``answers``).
 
 When time alone may change what is decided about a workload. Pure.
 
 A decision follows from the objects and the time (``decide``). A change of an object is an event. These changes come
 without an event:
 
-* an epoch under way expires some time after its deadline;
+* a preemption under way expires some time after its deadline;
 * a signal that is too far ahead comes nearer than the horizon;
 * the exit breaker closes again, so that a gang which only saves may be asked to exit.
 
@@ -49,7 +49,7 @@ from gracepoint_operator.decisions import effective_signals
 from gracepoint_operator.decisions.answers import Answer, answers
 from gracepoint_operator.decisions.effective_signals import Timed, believed, counting, relevant
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord, epoch_name
+from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord, preemption_name
 from gracepoint_operator.resources import PreemptionSpec, RequestReference
 from gracepoint_operator.workloads import WorkloadIdentity
 
@@ -59,7 +59,7 @@ EXPIRE_AFTER_S = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class StartPreemption:
-    """Begin an epoch: send the notices and create the Preemption.
+    """Begin a preemption: send the notices and create the Preemption.
 
     Attributes:
         expected: Number of pods of the gang.
@@ -73,21 +73,21 @@ class StartPreemption:
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """Signals joined an epoch, or its deadline moved: send the notices again."""
+    """Signals joined a preemption, or its deadline moved: send the notices again."""
 
-    epoch: PreemptionRecord
+    preemption: PreemptionRecord
     spec: PreemptionSpec
 
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """End an epoch without a report of the gang.
+    """End a preemption without a report of the gang.
 
     Attributes:
         phase: RETRACTED or EXPIRED.
     """
 
-    epoch: PreemptionRecord
+    preemption: PreemptionRecord
     phase: Phase
     reason: EndReason
     message: str
@@ -97,7 +97,7 @@ class End:
 class Reached:
     """Record a stage that the cluster shows and the gang does not report."""
 
-    epoch: PreemptionRecord
+    preemption: PreemptionRecord
     stage: str
 
 
@@ -112,7 +112,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """An epoch has to wait before it begins: decide again a little later."""
+    """A preemption has to wait before it begins: decide again a little later."""
 
 
 Decision = StartPreemption | Move | End | Reached | Check | Wait | Answer
@@ -126,9 +126,9 @@ def decide(
     Args:
         gang: Everything that is known of the workload.
         now: Seconds since the epoch.
-        holds_back: Returns whether an epoch that would begin has to wait.
+        holds_back: Returns whether a preemption that would begin has to wait.
     """
-    latest = next((epoch for epoch in reversed(gang.epochs) if not epoch.is_rehearsal), None)
+    latest = next((preemption for preemption in reversed(gang.preemptions) if not preemption.is_rehearsal), None)
     policy = None if gang.policy is None else gang.policy.spec
     decisions: list[Decision] = []
     started: list[Decision] = []
@@ -152,9 +152,9 @@ def decide(
         started = _started(gang, timed if latest is None else _unanswered([latest], timed), now, holds_back)
     under_way = latest is not None and not latest.phase.ended
     decisions += _rehearsed(gang, now, quiet=not (started or under_way), disrupted=_begins(started) or under_way)
-    for epoch in gang.epochs:
-        if not (epoch.phase.ended or epoch is latest or epoch.is_rehearsal) and is_late(epoch, now):
-            decisions.append(_expired(epoch))
+    for preemption in gang.preemptions:
+        if not (preemption.phase.ended or preemption is latest or preemption.is_rehearsal) and is_late(preemption, now):
+            decisions.append(_expired(preemption))
     decisions += started
     decisions += _missed(gang)
     if latest is not None:
@@ -165,12 +165,12 @@ def decide(
 
 
 def _newly_adopted(decision: Decision) -> Sequence[RequestReference]:
-    """Returns the requests that a decision adopts. They are answered when the epoch names them."""
+    """Returns the requests that a decision adopts. They are answered when the preemption names them."""
     match decision:
         case StartPreemption():
             return decision.spec.requests
         case Move():
-            return [item for item in decision.spec.requests if item not in decision.epoch.spec.requests]
+            return [item for item in decision.spec.requests if item not in decision.preemption.spec.requests]
         case _:
             return []
 
@@ -181,13 +181,15 @@ def _rehearsed(gang: GangSnapshot, now: float, *, quiet: bool, disrupted: bool) 
     Args:
         gang: Everything that is known of the workload.
         now: Seconds since the epoch.
-        quiet: Whether no other epoch is under way or about to begin.
-        disrupted: Whether another epoch is under way, or begins now.
+        quiet: Whether no other preemption is under way or about to begin.
+        disrupted: Whether another preemption is under way, or begins now.
     """
-    current = next((epoch for epoch in gang.epochs if epoch.is_rehearsal and not epoch.phase.ended), None)
+    current = next(
+        (preemption for preemption in gang.preemptions if preemption.is_rehearsal and not preemption.phase.ended), None
+    )
     timed = counting(gang, None if gang.policy is None else gang.policy.spec, now, drills=True)
     if current is None:
-        return _started(gang, _unanswered(gang.epochs, timed), now, drill=True) if quiet else []
+        return _started(gang, _unanswered(gang.preemptions, timed), now, drill=True) if quiet else []
     outlived = any(not current.includes(item.signal.pod) for item in timed)
     ending = _ending(gang, current, now, outlived=outlived)
     if ending is None and disrupted and current.phase.rank < Phase.FROZEN.rank:
@@ -196,9 +198,9 @@ def _rehearsed(gang: GangSnapshot, now: float, *, quiet: bool, disrupted: bool) 
 
 
 def _joining(gang: GangSnapshot, current: PreemptionRecord, now: float) -> list[Timed]:
-    """Returns the signals for the pods of an open epoch, under its own copy of the policy.
+    """Returns the signals for the pods of an open preemption, under its own copy of the policy.
 
-    So an edit or deletion of the policy, or the removal of the label, does not change the epoch.
+    So an edit or deletion of the policy, or the removal of the label, does not change the preemption.
     """
     timed = counting(gang, current.spec.policy.spec, now, drills=current.is_rehearsal)
     return [item for item in timed if current.includes(item.signal.pod)]
@@ -209,26 +211,32 @@ def _begins(started: Iterable[Decision]) -> bool:
 
 
 def _missed(gang: GangSnapshot) -> list[Decision]:
-    """If the workload of an open epoch is not known any more, asks the API for it."""
+    """If the workload of an open preemption is not known any more, asks the API for it."""
     if gang.workload is not None or gang.workload_gone:
         return []
-    lost = [epoch for epoch in gang.epochs if not epoch.phase.ended and epoch.phase.rank < Phase.FROZEN.rank]
-    return [Check(epoch.workload) for epoch in lost[:1]]
+    lost = [
+        preemption
+        for preemption in gang.preemptions
+        if not preemption.phase.ended and preemption.phase.rank < Phase.FROZEN.rank
+    ]
+    return [Check(preemption.workload) for preemption in lost[:1]]
 
 
-def _unanswered(epochs: Sequence[PreemptionRecord], timed: Sequence[Timed]) -> list[Timed]:
-    """Returns the signals that none of these ended epochs has answered.
+def _unanswered(preemptions: Sequence[PreemptionRecord], timed: Sequence[Timed]) -> list[Timed]:
+    """Returns the signals that none of these ended preemptions has answered.
 
-    An epoch did not answer a signal that was known at that time but too far ahead, such as a time limit or a postponed
-    maintenance.
+    A preemption did not answer a signal that was known at that time but too far ahead, such as a time limit or a
+    postponed maintenance.
     """
 
-    def answered(epoch: PreemptionRecord, item: Timed) -> bool:
-        ended_at = epoch.ended_at or 0.0
+    def answered(preemption: PreemptionRecord, item: Timed) -> bool:
+        ended_at = preemption.ended_at or 0.0
         was_far = item.request is None and item.signal.is_far(item.since_at, ended_at)
-        return epoch.includes(item.signal.pod) and (epoch.leaves or (item.since_at <= ended_at and not was_far))
+        return preemption.includes(item.signal.pod) and (
+            preemption.leaves or (item.since_at <= ended_at and not was_far)
+        )
 
-    return [item for item in timed if not any(answered(epoch, item) for epoch in epochs)]
+    return [item for item in timed if not any(answered(preemption, item) for preemption in preemptions)]
 
 
 def _started(
@@ -248,15 +256,17 @@ def _started(
         return [Check(gang.workload, jobs, tuple(sorted({pod.uid for pod in pods})))]
     if drill and gang.policy.spec.mode is Mode.OBSERVE:
         return []
-    spec = effective_signals.begun(gang.workload, gang.policy, gang.epochs, gang.pods, sound, now, drill=drill)
+    spec = effective_signals.begun(gang.workload, gang.policy, gang.preemptions, gang.pods, sound, now, drill=drill)
     if holds_back(spec):
         return [Wait()]
-    name = epoch_name(gang.workload.name, gang.workload.uid, spec.epoch)
+    name = preemption_name(gang.workload.name, gang.workload.uid, spec.epoch)
     return [StartPreemption(gang.workload.namespace, name, spec, len(gang.processes))]
 
 
 def _gives_way(gang: GangSnapshot, current: PreemptionRecord, timed: Sequence[Timed], now: float) -> bool:
-    return gang.policy is not None and effective_signals.gives_way(current, gang.policy.spec, gang.epochs, timed, now)
+    return gang.policy is not None and effective_signals.gives_way(
+        current, gang.policy.spec, gang.preemptions, timed, now
+    )
 
 
 def _moved(current: PreemptionRecord, timed: Sequence[Timed]) -> list[Decision]:
@@ -279,20 +289,20 @@ def _ending(gang: GangSnapshot, current: PreemptionRecord, now: float, *, outliv
     return _expired(current) if is_late(current, now) else None
 
 
-def is_late(epoch: PreemptionRecord, now: float) -> bool:
-    """Returns whether no end of the epoch is waited for any more."""
-    return now > epoch.spec.deadline.timestamp() + EXPIRE_AFTER_S
+def is_late(preemption: PreemptionRecord, now: float) -> bool:
+    """Returns whether no end of the preemption is waited for any more."""
+    return now > preemption.spec.deadline.timestamp() + EXPIRE_AFTER_S
 
 
-def _expired(epoch: PreemptionRecord) -> End:
+def _expired(preemption: PreemptionRecord) -> End:
     message = "the deadline passed, and no end was reported"
-    if epoch.spec.mode is Mode.OBSERVE:
+    if preemption.spec.mode is Mode.OBSERVE:
         message = "the deadline passed; observed only, nobody was told"
-    return End(epoch, Phase.EXPIRED, EndReason.DEADLINE_PASSED, message)
+    return End(preemption, Phase.EXPIRED, EndReason.DEADLINE_PASSED, message)
 
 
 def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float) -> bool:
-    """True if the pods of the epoch and their nodes still exist and have no signal any more."""
+    """True if the pods of the preemption and their nodes still exist and have no signal any more."""
     named = set(current.spec.pods)
     pods = {pod.name: pod for pod in gang.members if pod.name in named and current.includes(pod)}
     for name in named:
@@ -337,16 +347,16 @@ def next_decision_at(gang: GangSnapshot, now: float) -> float | None:
 
 
 def _times(gang: GangSnapshot) -> Iterator[float]:
-    under_way = [epoch for epoch in gang.epochs if not epoch.phase.ended]
-    for epoch in under_way:
-        yield epoch.spec.deadline.timestamp() + EXPIRE_AFTER_S
+    under_way = [preemption for preemption in gang.preemptions if not preemption.phase.ended]
+    for preemption in under_way:
+        yield preemption.spec.deadline.timestamp() + EXPIRE_AFTER_S
     for pod in gang.pods:
         marks = gang.marks.get(pod.uid, ())
         for signal in signals.of_pod(pod, marks) if marks else ():
             yield signal.near_at(gang.since[signal.mark])
-    if gang.policy is not None and any(not epoch.asks_to_leave for epoch in under_way):
-        for epoch in gang.epochs:
-            if (ended_at := epoch.ended_at) is not None:
+    if gang.policy is not None and any(not preemption.asks_to_leave for preemption in under_way):
+        for preemption in gang.preemptions:
+            if (ended_at := preemption.ended_at) is not None:
                 yield ended_at + gang.policy.spec.exit_breaker.within_seconds
 
 
@@ -355,16 +365,20 @@ DEFAULT_LIKELY_GANGS_PER_MINUTE = 10
 
 
 def holds_back(
-    spec: PreemptionSpec, epochs: Iterable[PreemptionRecord], own: Container[tuple[str, str]], limit: int, replicas: int
+    spec: PreemptionSpec,
+    preemptions: Iterable[PreemptionRecord],
+    own: Container[tuple[str, str]],
+    limit: int,
+    replicas: int,
 ) -> bool:
-    """Returns True if an epoch must wait because the limit was reached within the last ``WINDOW_S`` seconds.
+    """Returns True if a preemption must wait because the limit was reached within the last ``WINDOW_S`` seconds.
 
     Args:
-        spec: Spec of the epoch that would begin.
-        epochs: The epochs that were created within that time, or are not created yet.
+        spec: Spec of the preemption that would begin.
+        preemptions: The preemptions that were created within that time, or are not created yet.
         own: Namespaces and names of the records that this replica created.
         limit: Number of gangs a minute, for all replicas together.
-        replicas: Number of replicas. Each may begin at least one epoch, even if ``limit`` is smaller than this number.
+        replicas: Number of replicas. Each may begin at least one preemption, even if ``limit`` is smaller.
     """
 
     def counts(of: PreemptionSpec) -> bool:
@@ -372,10 +386,10 @@ def holds_back(
 
     if not counts(spec):
         return False
-    told = [epoch for epoch in epochs if counts(epoch.spec)]
-    ours = [epoch for epoch in told if epoch.created_at is None or epoch.key in own]
+    told = [preemption for preemption in preemptions if counts(preemption.spec)]
+    ours = [preemption for preemption in told if preemption.created_at is None or preemption.key in own]
     return _gangs(told) >= limit or _gangs(ours) >= max(1, limit // replicas)
 
 
-def _gangs(epochs: Iterable[PreemptionRecord]) -> int:
-    return len({epoch.spec.workload.uid for epoch in epochs})
+def _gangs(preemptions: Iterable[PreemptionRecord]) -> int:
+    return len({preemption.spec.workload.uid for preemption in preemptions})

@@ -73,7 +73,7 @@ def counting(gang: GangSnapshot, policy: PolicyInForce | None, now: float, *, dr
 
     Args:
         gang: Everything that is known of the workload.
-        policy: The current policy, or its copy in the epoch that the signals would join. None: no signal counts.
+        policy: The current policy, or its copy in the preemption that the signals would join. None: no signal counts.
         now: Seconds since the epoch.
         drills: True for requests for drills, False for disruptions.
     """
@@ -97,7 +97,7 @@ def _is_news(signal: Signal, since_at: float, bound_at: float | None, runs: bool
     if signal.lasting:
         return bound_at is not None and since_at >= bound_at
     if signal.limit:
-        # Known before there are pods: an epoch of the first ones would be over with the next.
+        # Known before there are pods: a preemption of the first ones would be over with the next.
         return runs and bound_at is not None and (signal.until_at or 0.0) > bound_at
     return True
 
@@ -109,13 +109,13 @@ def relevant(
     found: list[tuple[Signal, RequestRecord | None]] = []
     if not pod.finished:
         for asked in gang.requests:
-            mine = asked.is_signal(gang.epochs) and asked.is_for(gang.workload_uid)
+            mine = asked.is_signal(gang.preemptions) and asked.is_for(gang.workload_uid)
             if mine and asked.is_drill(policy.mode) is drills:
                 found.append((asked.signal(pod), asked))
     if not drills:
         found += [(signal, None) for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ()))]
         if (since_at := gang.since.get(evictions.mark(pod.uid))) is not None and not pod.finished:
-            attempt = evictions.signal(pod, policy, gang.epochs, since_at)
+            attempt = evictions.signal(pod, policy, gang.preemptions, since_at)
             found.append((dataclasses.replace(attempt, cause=_announced_cause(gang, pod)), None))
     for signal, request in found:
         far = request is None and signal.is_far(gang.since[signal.mark], now)
@@ -189,7 +189,7 @@ def ends_pods(timed: Iterable[Timed]) -> bool:
 
 
 def mode_of(policy: PolicyInForce, timed: Iterable[Timed]) -> Mode:
-    """Returns the mode of an epoch. A pod that is being deleted cannot continue, so a Drill becomes Enforce."""
+    """Returns the mode of a preemption. A pod that is being deleted cannot continue, so a Drill becomes Enforce."""
     return Mode.ENFORCE if policy.mode is Mode.DRILL and ends_pods(timed) else policy.mode
 
 
@@ -204,19 +204,19 @@ _NODES_LIMIT, _PODS_LIMIT, _REQUESTS_LIMIT = 1024, 4096, 64
 def begun(
     workload: Workload,
     policy: CheckpointPolicy,
-    epochs: Sequence[PreemptionRecord],
+    preemptions: Sequence[PreemptionRecord],
     pods: Sequence[Pod],
     timed: Sequence[Timed],
     now: float,
     *,
     drill: bool = False,
 ) -> PreemptionSpec:
-    """Returns the spec of a new epoch for these signals. Their pods belong to one attempt.
+    """Returns the spec of a new preemption for these signals. Their pods belong to one attempt.
 
     Args:
         workload: The workload that is disrupted.
         policy: Its policy.
-        epochs: Its earlier epochs.
+        preemptions: Its earlier preemptions.
         pods: All pods of the workload.
         timed: The signals.
         now: Seconds since the epoch.
@@ -230,13 +230,13 @@ def begun(
         workload=WorkloadReference(
             name=workload.name, uid=workload.uid, workload_kind=WorkloadReference.named(workload.kind)
         ),
-        epoch=1 + max((epoch.spec.epoch for epoch in epochs), default=0),
+        epoch=1 + max((preemption.spec.epoch for preemption in preemptions), default=0),
         restart_attempt=attempt if attempt >= 0 else None,
         newest_pod_at=_time(max(pod.created_at for pod in (first.signal.pod, *pods) if pod.restart_attempt == attempt)),
         cause=cause(timed),
         observed_at=_time(min(item.since_at for item in timed)),
         mode=mode,
-        exits=mode is not Mode.ENFORCE or _is_to_leave(policy.spec, epochs, timed, now),
+        exits=mode is not Mode.ENFORCE or _is_to_leave(policy.spec, preemptions, timed, now),
         policy=PolicyCopy(name=policy.name, spec=policy.spec.in_force),
         **_about(timed),
     )
@@ -245,13 +245,13 @@ def begun(
 def gives_way(
     current: PreemptionRecord,
     policy: PolicyInForce,
-    epochs: Sequence[PreemptionRecord],
+    preemptions: Sequence[PreemptionRecord],
     timed: Sequence[Timed],
     now: float,
 ) -> bool:
-    """Returns True if the epoch lets the gang continue to train, but later signals require that it exits.
+    """Returns True if the preemption lets the gang continue to train, but later signals require that it exits.
 
-    An epoch cannot be changed to require it, because its notices, which were sent, ask for something else.
+    A preemption cannot be changed to require it, because its notices, which were sent, ask for something else.
     """
     if current.asks_to_leave or current.spec.mode is Mode.OBSERVE or current.phase.rank >= Phase.FROZEN.rank:
         return False
@@ -259,12 +259,12 @@ def gives_way(
     return (
         (ends_pods(timed) or (limited and any(item.signal.stays for item in timed)))
         and mode_of(policy, timed) is Mode.ENFORCE
-        and _is_to_leave(policy, epochs, timed, now)
+        and _is_to_leave(policy, preemptions, timed, now)
     )
 
 
 def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec | None:
-    """Returns the spec of an open epoch after signals changed. None if it stays as it is.
+    """Returns the spec of an open preemption after signals changed. None if it stays as it is.
 
     The deadline moves to an earlier time whenever a signal has one. It moves to a later time only if its source says so
     and the gang has not frozen: the provider moved a maintenance, a request was edited, or the time of a signal became
@@ -324,17 +324,19 @@ def _first(timed: Sequence[Timed]) -> Timed:
     return min(root_causes(timed), key=lambda item: item.deadline_at)
 
 
-def _is_to_leave(policy: PolicyInForce, epochs: Sequence[PreemptionRecord], timed: Sequence[Timed], now: float) -> bool:
+def _is_to_leave(
+    policy: PolicyInForce, preemptions: Sequence[PreemptionRecord], timed: Sequence[Timed], now: float
+) -> bool:
     if ends_pods(timed):
         return True
-    return not (all(item.signal.stays for item in timed) or _leaves_too_often(policy, epochs, now))
+    return not (all(item.signal.stays for item in timed) or _leaves_too_often(policy, preemptions, now))
 
 
-def _leaves_too_often(policy: PolicyInForce, epochs: Sequence[PreemptionRecord], now: float) -> bool:
+def _leaves_too_often(policy: PolicyInForce, preemptions: Sequence[PreemptionRecord], now: float) -> bool:
     """True if the gang has saved and exited too often recently (exitBreaker of the policy)."""
     breaker = policy.exit_breaker
-    left = [epoch for epoch in epochs if epoch.leaves and epoch.phase is not Phase.FAILED]
-    recent = sum(now - (epoch.ended_at or 0.0) <= breaker.within_seconds for epoch in left)
+    left = [preemption for preemption in preemptions if preemption.leaves and preemption.phase is not Phase.FAILED]
+    recent = sum(now - (preemption.ended_at or 0.0) <= breaker.within_seconds for preemption in left)
     return 0 < breaker.saved_exits <= recent
 
 

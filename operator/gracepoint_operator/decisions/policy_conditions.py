@@ -151,7 +151,7 @@ def injection(policy: CheckpointPolicy, workloads: Iterable[Workload], now: floa
 def recording(
     policy: CheckpointPolicy,
     refused: Mapping[str, str],
-    epochs: Iterable[PreemptionRecord],
+    preemptions: Iterable[PreemptionRecord],
     before: Condition | None,
     now: float,
     *,
@@ -165,7 +165,7 @@ def recording(
     Args:
         policy: The policy.
         refused: Why the API server refuses this replica's records, by the name of the Preemption.
-        epochs: The known records of the policy.
+        preemptions: The known records of the policy.
         before: The current condition. None if there is none.
         now: Seconds since the epoch.
         mended: True if records of this replica were refused before, and none is refused any more.
@@ -180,7 +180,9 @@ def recording(
         return _condition(CONDITION_RECORDED, ConditionStatus.FALSE, "Refused", message[:4096], policy, now)
     if before is not None and before.status is ConditionStatus.FALSE and not mended:
         since_at = before.last_transition_time.timestamp()
-        if not any(epoch.created_at is not None and epoch.created_at > since_at for epoch in epochs):
+        if not any(
+            preemption.created_at is not None and preemption.created_at > since_at for preemption in preemptions
+        ):
             return None
     message = f"the API server takes the Preemptions of the {ANY_PLURAL} that name this policy"
     return _condition(CONDITION_RECORDED, ConditionStatus.TRUE, "Recorded", message, policy, now)
@@ -235,21 +237,21 @@ def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:
     return min(graces, default=None)
 
 
-def last_save(epochs: Iterable[PreemptionRecord], known: LastSave | None) -> LastSave | None:
-    """Returns the newest epoch that ended with a checkpoint.
+def last_save(preemptions: Iterable[PreemptionRecord], known: LastSave | None) -> LastSave | None:
+    """Returns the newest preemption that ended with a checkpoint.
 
     Returns ``known`` if it is newer, as its record may have been deleted. None if there is neither.
     """
     ends = (Phase.COMMITTED, Phase.PROMOTED)
     saved = [
         LastSave(
-            preemption=epoch.name,
-            workload=epoch.spec.workload.name,
-            step=epoch.status.step,
-            time=_time(epoch.ended_at or 0.0),
+            preemption=preemption.name,
+            workload=preemption.spec.workload.name,
+            step=preemption.status.step,
+            time=_time(preemption.ended_at or 0.0),
         )
-        for epoch in epochs
-        if epoch.phase in ends and epoch.status.step is not None
+        for preemption in preemptions
+        if preemption.phase in ends and preemption.status.step is not None
     ]
     # By name too: replicas that chose differently among saves of one moment would replace each other's choice forever.
     found = [*saved, *([] if known is None else [known])]

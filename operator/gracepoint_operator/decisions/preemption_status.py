@@ -104,13 +104,13 @@ REASON_TIME_LIMIT = "TimeLimit"
 _PROMOTE = "Promote"
 
 
-def is_told(epoch: PreemptionRecord) -> bool:
+def is_told(preemption: PreemptionRecord) -> bool:
     """True if the operator sends notices: not in mode Observe, and not if the gang itself reported the preemption."""
-    return epoch.spec.mode is not Mode.OBSERVE and epoch.spec.signal not in KNOWN_TO_GANG
+    return preemption.spec.mode is not Mode.OBSERVE and preemption.spec.signal not in KNOWN_TO_GANG
 
 
 def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
-    """Returns the status of a new epoch."""
+    """Returns the status of a new preemption."""
     return PreemptionStatus(
         phase=Phase.NOTICED,
         message=signal_message(spec),
@@ -120,23 +120,23 @@ def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
 
 
 def ended(status: PreemptionStatus, phase: Phase, reason: EndReason, message: str, now: float) -> PreemptionStatus:
-    """Returns the status after the operator ended the epoch. Unchanged if it had ended before."""
+    """Returns the status after the operator ended the preemption. Unchanged if it had ended before."""
     after = PreemptionStatus(phase=phase, message=message, conditions=[_ended_condition(reason, message, now)])
     return joined_status(after, status)
 
 
-def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: float) -> PreemptionStatus:
+def reported(preemption: PreemptionRecord, report: Report, notice_s: float, now: float) -> PreemptionStatus:
     """Returns the status after a report of the primary process. Unchanged if it is further on already.
 
     Args:
-        epoch: The epoch before the report.
+        preemption: The preemption before the report.
         report: The report. Its stages are in seconds after the reporting process received the notice.
         notice_s: Seconds from the signal until the notice was sent to that process.
         now: When the report came, in seconds since the epoch.
     """
     message = (report.message or phase_message(report.phase, report))[:1024]
-    if epoch.spec.mode is Mode.ENFORCE:
-        # To the library, every epoch after which the gang trains on is a drill, so also one of a time limit.
+    if preemption.spec.mode is Mode.ENFORCE:
+        # To the library, every preemption after which the gang trains on is a drill, so also one of a time limit.
         message = message.removeprefix("drill: ")
     after = PreemptionStatus(
         phase=report.phase,
@@ -161,7 +161,7 @@ def reported(epoch: PreemptionRecord, report: Report, notice_s: float, now: floa
         ],
         conditions=[_ended_condition(str(report.phase), message, now)] if report.phase.ended else None,
     )
-    return joined_status(after, epoch.status)
+    return joined_status(after, preemption.status)
 
 
 def with_stage(status: PreemptionStatus, stage: str, observed_at: float, at: float) -> PreemptionStatus:
@@ -170,17 +170,17 @@ def with_stage(status: PreemptionStatus, stage: str, observed_at: float, at: flo
     return joined_status(PreemptionStatus(timings=[timing]), status)
 
 
-def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
+def resumed(preemption: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
     """Returns the status after the restarted gang has restored or trains again. The first report wins.
 
     Raises:
         pydantic.ValidationError: The restored step does not fit into a record.
     """
-    observed_at = epoch.spec.observed_at.timestamp()
+    observed_at = preemption.spec.observed_at.timestamp()
     reached = {"training" if resumption.training else "restored": now - max(0.0, resumption.age_s)}
     if resumption.spent is not None:
         reached = {**_of_the_start(resumption.spent, now), **reached}
-    status = epoch.status
+    status = preemption.status
     for stage, at in reached.items():
         # A process may say any time; nothing came back before the signal.
         status = with_stage(status, stage, observed_at, max(observed_at, min(at, now)))
@@ -191,29 +191,29 @@ def resumed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> Pree
     return status
 
 
-def proves_commit(epoch: PreemptionRecord, resumption: Resumption) -> bool:
-    """Returns whether the restored step was saved for this epoch. Then its save was committed, whoever knows of that.
+def proves_commit(preemption: PreemptionRecord, resumption: Resumption) -> bool:
+    """Returns whether the restored step was saved for this preemption. Then its save was committed, whoever knows.
 
-    The checkpoint says for which epoch it was saved. An older library, or processes that did not learn of the epoch
+    The checkpoint says for which preemption it was saved. An older library, or processes that did not learn of it
     from the operator, leave that open. Then the step that the gang was saving proves it, if this is the next start.
     It does not if an older snapshot was being committed, or if the gang trained on after a retraction: then steps may
     be lost.
     """
     step, saved_for = resumption.restored_step, resumption.saved_for
-    if step is None or not epoch.may_be_committed:
+    if step is None or not preemption.may_be_committed:
         return False
-    attempt = epoch.spec.restart_attempt
-    if saved_for is not None and saved_for.preemption == epoch.name:
+    attempt = preemption.spec.restart_attempt
+    if saved_for is not None and saved_for.preemption == preemption.name:
         return attempt is None or saved_for.restart_attempt == attempt
     # The number of restarts does not tell starts apart in which a workload was suspended, nor those of a Job.
-    is_next = epoch.status.restored_step in (None, step)
+    is_next = preemption.status.restored_step in (None, step)
     is_next &= attempt is None or resumption.restart_attempt <= attempt + 1
-    trained_on = epoch.phase is Phase.RETRACTED
-    return is_next and not trained_on and epoch.status.choice != _PROMOTE and epoch.status.step == step
+    trained_on = preemption.phase is Phase.RETRACTED
+    return is_next and not trained_on and preemption.status.choice != _PROMOTE and preemption.status.step == step
 
 
-def proven_committed(epoch: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
-    """Returns the status of an epoch of which a resumption ``proves_commit``."""
+def proven_committed(preemption: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:
+    """Returns the status of a preemption of which a resumption ``proves_commit``."""
     step = resumption.restored_step
     message = f"step {step} is saved, 0 steps lost: the next start has restored it. No report of the commit had arrived"
     after = PreemptionStatus(
@@ -223,7 +223,7 @@ def proven_committed(epoch: PreemptionRecord, resumption: Resumption, now: float
         steps_lost=0,
         conditions=[_ended_condition(EndReason.NEXT_START_RESTORED, message, now)],
     )
-    return joined_status(after, epoch.status)
+    return joined_status(after, preemption.status)
 
 
 def _of_the_start(spent: Spent, now: float) -> Mapping[str, float]:
@@ -376,37 +376,37 @@ class Note:
     warning: bool = False
 
 
-def note_of_phase(epoch: PreemptionRecord, phase: Phase) -> Note | None:
+def note_of_phase(preemption: PreemptionRecord, phase: Phase) -> Note | None:
     """The Event of having reached ``phase``. None if this phase has no Event."""
     reason = PHASE_REASONS.get(phase)
     if reason is None:
         return None
-    spec, status = epoch.spec, epoch.status
+    spec, status = preemption.spec, preemption.status
     if phase is Phase.NOTICED:
         text = signal_message(spec)
     elif phase is Phase.AGREED or phase in (Phase.COMMITTED, Phase.PROMOTED):
         text = phase_message(phase, status)
     else:
         text = status.message or str(phase)
-    return Note(reason, f"{epoch.name}: {text}", phase in _WARNINGS)
+    return Note(reason, f"{preemption.name}: {text}", phase in _WARNINGS)
 
 
-def note_of_breaker(epoch: PreemptionRecord) -> Note:
+def note_of_breaker(preemption: PreemptionRecord) -> Note:
     """The Event of a gang that is told to save and to continue to train."""
-    exits = exits_condition(epoch.spec)
-    return Note(exits.reason, f"{epoch.name}: {exits.message}", warning=exits.reason == REASON_EXIT_BREAKER)
+    exits = exits_condition(preemption.spec)
+    return Note(exits.reason, f"{preemption.name}: {exits.message}", warning=exits.reason == REASON_EXIT_BREAKER)
 
 
-def note_of_move(epoch: PreemptionRecord) -> Note:
+def note_of_move(preemption: PreemptionRecord) -> Note:
     """The Event of a deadline that moved."""
-    seconds = (epoch.spec.deadline - epoch.spec.observed_at).total_seconds()
-    said = f"the deadline is now {seconds:.0f} s after the first signal: {epoch.spec.signal}"
-    return Note(REASON_MOVED, f"{epoch.name}: {said}")
+    seconds = (preemption.spec.deadline - preemption.spec.observed_at).total_seconds()
+    said = f"the deadline is now {seconds:.0f} s after the first signal: {preemption.spec.signal}"
+    return Note(REASON_MOVED, f"{preemption.name}: {said}")
 
 
-def note_of_resumption(epoch: PreemptionRecord) -> Note:
+def note_of_resumption(preemption: PreemptionRecord) -> Note:
     """The Event of a gang that has restored a checkpoint."""
-    return Note(REASON_RESUMED, f"{epoch.name}: training goes on from step {epoch.status.restored_step}")
+    return Note(REASON_RESUMED, f"{preemption.name}: training goes on from step {preemption.status.restored_step}")
 
 
 REASON_STALLED = "TrainingStalled"

@@ -72,17 +72,17 @@ def attempted(marks: Iterable[str]) -> set[str]:
     return {key.removesuffix(_MARK) for key in marks if key.endswith(_MARK)}
 
 
-def signal(pod: Pod, policy: PolicyInForce, epochs: Iterable[PreemptionRecord], since_at: float) -> Signal:
+def signal(pod: Pod, policy: PolicyInForce, preemptions: Iterable[PreemptionRecord], since_at: float) -> Signal:
     """Returns the signal of an attempt. Its lead is the longest hold, or the pod's grace period if it is not held.
 
     Args:
         pod: The pod.
         policy: The policy that applies.
-        epochs: The Preemptions of the pod's workload.
+        preemptions: The Preemptions of the pod's workload.
         since_at: When the attempt was first seen, in seconds since the epoch.
     """
     bound_s = held_for_s(policy)
-    if bound_s is not None and since_at >= _first_attempt_at(epochs, pod, since_at) + bound_s:
+    if bound_s is not None and since_at >= _first_attempt_at(preemptions, pod, since_at) + bound_s:
         bound_s = None
     return Signal(
         kind=SignalKind.EVICTION,
@@ -106,50 +106,60 @@ def held_for_s(policy: PolicyInForce) -> float | None:
 
 
 def hold(
-    epochs: Sequence[PreemptionRecord], pod: Pod, node: Node | None, now: float, longest_s: float | None = None
+    preemptions: Sequence[PreemptionRecord], pod: Pod, node: Node | None, now: float, longest_s: float | None = None
 ) -> Hold | None:
     """Returns why and until when an eviction of the pod has to wait. None if it is allowed.
 
     Args:
-        epochs: The Preemptions of the pod's workload, oldest first.
+        preemptions: The Preemptions of the pod's workload, oldest first.
         pod: A pod of the gang.
         node: Its node. None if it is not known.
         now: Seconds since the epoch.
         longest_s: Evictions are held for at most so many seconds now, also those of a Preemption that began under
             another limit. 0: they are not held. None: there is no limit.
     """
-    epoch = next((epoch for epoch in reversed(epochs) if not epoch.is_rehearsal), None)
-    if epoch is None or epoch.phase.ended or not epoch.includes(pod) or epoch.spec.mode is not Mode.ENFORCE:
+    preemption = next((preemption for preemption in reversed(preemptions) if not preemption.is_rehearsal), None)
+    if (
+        preemption is None
+        or preemption.phase.ended
+        or not preemption.includes(pod)
+        or preemption.spec.mode is not Mode.ENFORCE
+    ):
         return None
-    bound_s = held_for_s(epoch.spec.policy.spec)
+    bound_s = held_for_s(preemption.spec.policy.spec)
     if bound_s is not None and longest_s is not None:
         bound_s = min(bound_s, longest_s)
-    if not bound_s or epoch.spec.eviction_attempted_at is None or (node is not None and not node.holds_evictions):
+    if not bound_s or preemption.spec.eviction_attempted_at is None or (node is not None and not node.holds_evictions):
         return None
-    first_at = _first_attempt_at(epochs, pod, epoch.spec.eviction_attempted_at.timestamp())
-    receipts = epoch.status.acknowledgements
-    is_silent = epoch.phase is Phase.NOTICED and (receipts is None or receipts.received == 0)
+    first_at = _first_attempt_at(preemptions, pod, preemption.spec.eviction_attempted_at.timestamp())
+    receipts = preemption.status.acknowledgements
+    is_silent = preemption.phase is Phase.NOTICED and (receipts is None or receipts.received == 0)
     until_at = first_at + (min(bound_s, _SILENT_S) if is_silent else bound_s)
     if now >= until_at:
         return None
     message = (
-        f"Gracepoint saves the {epoch.workload.kind} {epoch.workload.name} before its pods go "
-        f"(Preemption {epoch.name}, {epoch.phase}); try again, the eviction is let through when the save "
+        f"Gracepoint saves the {preemption.workload.kind} {preemption.workload.name} before its pods go "
+        f"(Preemption {preemption.name}, {preemption.phase}); try again, the eviction is let through when the save "
         f"is committed, or in {until_at - now:.0f} s at the latest"
     )
     return Hold(until_at, message)
 
 
-def _first_attempt_at(epochs: Iterable[PreemptionRecord], pod: Pod, newest_at: float) -> float:
+def _first_attempt_at(preemptions: Iterable[PreemptionRecord], pod: Pod, newest_at: float) -> float:
     """When the attempts to evict pods of the gang began that have gone on, without a quiet hour, to ``newest_at``.
 
     Only the first attempt of each Preemption is known, and there may be others until it ends.
     """
     first_at = newest_at
     tried = [
-        (epoch.spec.eviction_attempted_at.timestamp(), math.inf if epoch.ended_at is None else epoch.ended_at)
-        for epoch in epochs
-        if not epoch.is_rehearsal and epoch.includes(pod) and epoch.spec.eviction_attempted_at is not None
+        (
+            preemption.spec.eviction_attempted_at.timestamp(),
+            math.inf if preemption.ended_at is None else preemption.ended_at,
+        )
+        for preemption in preemptions
+        if not preemption.is_rehearsal
+        and preemption.includes(pod)
+        and preemption.spec.eviction_attempted_at is not None
     ]
     for attempted_at, ended_at in sorted(tried, reverse=True):
         if first_at - max(attempted_at, ended_at) > QUIET_S:

@@ -37,7 +37,7 @@ class GangSnapshot:
             write any label.
         nodes: The nodes of those pods, by name.
         policy: Its CheckpointPolicy. None if there is none.
-        epochs: The records of its Preemptions, oldest first.
+        preemptions: The records of its Preemptions, oldest first.
         requests: The requests for it, oldest first.
         marks: Possible signals, by the UID of the pod that they concern: on the pod, its node, Job, workload, ...
             Pods without any may be left out.
@@ -54,7 +54,7 @@ class GangSnapshot:
     pods: tuple[Pod, ...]
     nodes: Mapping[str, Node]
     policy: CheckpointPolicy | None
-    epochs: tuple[PreemptionRecord, ...]
+    preemptions: tuple[PreemptionRecord, ...]
     requests: tuple[RequestRecord, ...]
     marks: Mapping[str, Sequence[Mark]]
     since: Mapping[str, float]

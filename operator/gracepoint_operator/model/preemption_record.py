@@ -1,10 +1,10 @@
-"""One epoch: one disruption of one workload, as a Preemption object records it. Immutable values. Pure.
+"""One preemption: one disruption of one workload, as a Preemption object records it. Immutable values. Pure.
 
 A request for a preemption, which a user or another controller created. Pure.
 
-A request is a signal. Like every other signal it starts an epoch of its own or joins the one under way. The record of
-that epoch has its usual deterministic name, so that two replicas which see a request and a taint in different order
-still create one object. The outcome of a request is written to its own status (``decisions.answers``).
+A request is a signal. Like every other signal it starts its own preemption or joins the one in progress. The record
+of that preemption has its usual deterministic name, so that two replicas which see a request and a taint in different
+order still create one object. The outcome of a request is written to its own status (``decisions.answers``).
 
 The policy of a workload whose CheckpointPolicy does not exist any more: the one that it was created with. Pure.
 
@@ -63,11 +63,13 @@ _CORRECTED = frozenset({Phase.EXPIRED, Phase.RETRACTED})
 
 
 class EndReason(StrEnum):
-    """Why the operator itself ends an epoch: the reason of the condition Ended. If the gang reports the end, the reason
-    is the phase instead."""
+    """Why the operator itself ends a preemption: the reason of the condition Ended.
+
+    If the gang reports the end, the reason is the phase instead.
+    """
 
     SIGNAL_WENT_AWAY = "SignalWentAway"
-    GAVE_WAY = "GaveWay"  # to an epoch that asks for more
+    GAVE_WAY = "GaveWay"  # to a preemption that asks for more
     WORKLOAD_DELETED = workloads.REASON_DELETED
     WORKLOAD_FINISHED = workloads.REASON_FINISHED
     DEADLINE_PASSED = "DeadlinePassed"
@@ -75,7 +77,7 @@ class EndReason(StrEnum):
     NEXT_START_RESTORED = "NextStartRestored"  # the step that was saved for it, though nobody reported the commit
 
 
-#: The fields of a Preemption's spec that a signal which joins the epoch may change; all others are immutable.
+#: The fields of a Preemption's spec that a signal which joins the preemption may change; all others are immutable.
 MOVABLE = (
     *("signal", "confidence", "cancelable", "nodes", "pods"),
     *("deadline", "eviction_attempted_at", "requests", "moves"),
@@ -194,7 +196,7 @@ class PreemptionRecord:
         return self.phase in _LEAVING and not trains_on
 
     def includes(self, pod: Pod) -> bool:
-        """True if the pod existed when the epoch began.
+        """True if the pod existed when the preemption began.
 
         The fields of the spec decide that, because the object may be created much later, or never. All times come from
         the API server, so clocks of different machines are not compared. They are whole seconds. A pod of the same
@@ -255,7 +257,7 @@ class PreemptionRecord:
 
 
 def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> PreemptionStatus:
-    """Joins what two replicas know of one epoch. It only adds, so the order of joining does not matter.
+    """Joins what two replicas know of one preemption. It only adds, so the order of joining does not matter.
 
     The phase only moves forward. A final phase is never replaced, with one exception: Committed or Promoted replaces
     Expired or Retracted. The figures come from the status that is further on. Of two entries of a stage, that over more
@@ -340,10 +342,10 @@ def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable
     return list(items.values()) or None
 
 
-def epoch_name(workload_name: str, workload_uid: str, epoch: int) -> str:
+def preemption_name(workload_name: str, workload_uid: str, preemption: int) -> str:
     """Returns the name of a record. It is deterministic, so that two replicas create the same object."""
     short = re.sub(r"[^a-z0-9]+$", "", workload_name[:_NAME_LIMIT])
-    return f"{short}-{workload_uid[:8]}-{epoch}"
+    return f"{short}-{workload_uid[:8]}-{preemption}"
 
 
 #: The label of a request that is over for good: since when, in seconds since the epoch. Requests with it are not
@@ -411,20 +413,22 @@ class RequestRecord:
         """True if its status has a final phase."""
         return self.status.phase is not None and self.status.phase.ended
 
-    def is_signal(self, epochs: Sequence[PreemptionRecord]) -> bool:
+    def is_signal(self, preemptions: Sequence[PreemptionRecord]) -> bool:
         """True if it counts as a signal: it is open, or a replica with an older view superseded it after it was told.
 
         Args:
-            epochs: The epochs of the workload, oldest first.
+            preemptions: The preemptions of the workload, oldest first.
         """
         if self.status.phase is not RequestPhase.SUPERSEDED or self.spec.retracted:
             return self.is_open
-        epoch = self.adopted_by(epochs)
-        return epoch is not None and not epoch.phase.ended
+        preemption = self.adopted_by(preemptions)
+        return preemption is not None and not preemption.phase.ended
 
-    def adopted_by(self, epochs: Sequence[PreemptionRecord]) -> PreemptionRecord | None:
-        """Returns the newest of the epochs, oldest first, that names it. None: none does."""
-        return next((epoch for epoch in reversed(epochs) if self.reference in epoch.spec.requests), None)
+    def adopted_by(self, preemptions: Sequence[PreemptionRecord]) -> PreemptionRecord | None:
+        """Returns the newest of the preemptions, oldest first, that names it. None: none does."""
+        return next(
+            (preemption for preemption in reversed(preemptions) if self.reference in preemption.spec.requests), None
+        )
 
     def is_for(self, workload_uid: str) -> bool:
         """True if it is for this workload, and not for another one that had the same name."""
@@ -455,18 +459,18 @@ class RequestRecord:
 _ELSEWHERE = {"checkpoint": {"directory": "/in-the-pods"}}
 
 
-def kept_policy(workload: Workload, epochs: Sequence[PreemptionRecord]) -> CheckpointPolicy | None:
+def kept_policy(workload: Workload, preemptions: Sequence[PreemptionRecord]) -> CheckpointPolicy | None:
     """Returns the policy that a workload was created with. None if that is not known.
 
     Args:
         workload: The workload.
-        epochs: Its Preemptions, oldest first.
+        preemptions: Its Preemptions, oldest first.
     """
     if not workload.injected:
         return None
     made = _read(workload.namespace, workload.policy, workload.created_with) if workload.created_with else None
-    if made is None and epochs:
-        spec = {**epochs[-1].spec.policy.spec.to_json(), **_ELSEWHERE}
+    if made is None and preemptions:
+        spec = {**preemptions[-1].spec.policy.spec.to_json(), **_ELSEWHERE}
         made = _read(workload.namespace, workload.policy, json.dumps(spec))
     return made
 

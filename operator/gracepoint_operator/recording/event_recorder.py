@@ -43,20 +43,20 @@ class EventRecorder:
         self._clock = clock
         self._replica = replica
 
-    async def post(self, epoch: PreemptionRecord, uid: str, note: Note) -> None:
+    async def post(self, preemption: PreemptionRecord, uid: str, note: Note) -> None:
         """Posts one Event on the workload and one on the Preemption.
 
         Args:
-            epoch: The preemption.
+            preemption: The preemption.
             uid: The UID of the Preemption object.
             note: The reason and message.
         """
-        workload = epoch.spec.workload
-        preemption = (f"{names.GROUP}/{names.API_VERSION}", Preemption.kind_name, epoch.name, uid)
+        workload = preemption.spec.workload
+        record = (f"{names.GROUP}/{names.API_VERSION}", Preemption.kind_name, preemption.name, uid)
         api_version = BY_NAME[workload.kind].kind.api_version
-        for regarding in ((api_version, workload.kind, workload.name, workload.uid), preemption):
+        for regarding in ((api_version, workload.kind, workload.name, workload.uid), record):
             try:
-                await self._api.create(objects.EVENTS, epoch.namespace, self._event(epoch, note, *regarding))
+                await self._api.create(objects.EVENTS, preemption.namespace, self._event(preemption, note, *regarding))
             except client.AlreadyExists:
                 continue
             except client.KubeError as error:
@@ -90,12 +90,18 @@ class EventRecorder:
             log.warning("could not post an Event", extra=about(reason=note.reason, error=str(error)))
 
     def _event(
-        self, epoch: PreemptionRecord, note: Note, api_version: str, kind: str, name: str, uid: str
+        self, preemption: PreemptionRecord, note: Note, api_version: str, kind: str, name: str, uid: str
     ) -> JsonObject:
         said = hashlib.sha256("\n".join((kind, uid, note.reason, note.message)).encode()).hexdigest()[:12]
         place = STORY.index(note.reason)
-        regarding = {"apiVersion": api_version, "kind": kind, "namespace": epoch.namespace, "name": name, "uid": uid}
-        return self._body(epoch.namespace, f"{epoch.name}.{place:02}-{said}", note, regarding)
+        regarding = {
+            "apiVersion": api_version,
+            "kind": kind,
+            "namespace": preemption.namespace,
+            "name": name,
+            "uid": uid,
+        }
+        return self._body(preemption.namespace, f"{preemption.name}.{place:02}-{said}", note, regarding)
 
     def _body(self, namespace: str, name: str, note: Note, regarding: JsonObject) -> JsonObject:
         return {

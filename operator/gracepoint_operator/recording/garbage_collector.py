@@ -108,7 +108,7 @@ class GarbageCollector:
         # In a thread, as it looks at all records, which are immutable. Each is read again before it is deleted.
         found = await asyncio.to_thread(
             due,
-            list(cache.preemptions.epochs.values()),
+            list(cache.preemptions.records.values()),
             list(cache.preemptions.requests.values()),
             frozenset(cache.objects.workloads),
             now,
@@ -133,7 +133,7 @@ class GarbageCollector:
     async def retire_requests(self) -> None:
         """Puts the label on requests that are over for good, so that they are not watched any more."""
         preemptions, now = self._cache.preemptions, self._clock()
-        known = (list(preemptions.epochs.values()), list(preemptions.requests.values()))
+        known = (list(preemptions.records.values()), list(preemptions.requests.values()))
         for request in (await asyncio.to_thread(over, *known, now))[:REQUESTS_AT_MOST]:
             try:
                 await self._retire(request, now)

@@ -411,7 +411,7 @@ class PolicyWriter:
                 granted.append((forecast, grace_s))
         worst = min(granted, key=lambda item: item[1] - item[0].needed_s, default=None)
         before = policy.status.conditions or []
-        epochs = self._cache.preemptions.epochs_under(key)
+        preemptions = self._cache.preemptions.preemptions_under(key)
         conditions: list[Condition] = [
             policy_conditions.readiness(
                 policy,
@@ -426,7 +426,7 @@ class PolicyWriter:
         recorded = policy_conditions.recording(
             policy,
             self._unrecorded.get(key, {}),
-            epochs,
+            preemptions,
             next((item for item in before if item.type == policy_conditions.CONDITION_RECORDED), None),
             now,
             mended=key in self._mended,
@@ -458,7 +458,7 @@ class PolicyWriter:
             conditions=policy_conditions.joined_conditions(conditions, before),
             forecasts=forecasts,
             goodput=self.goodput.entries(policy, workloads, forecasts),
-            last_save=policy_conditions.last_save(epochs, policy.status.last_save),
+            last_save=policy_conditions.last_save(preemptions, policy.status.last_save),
             replicas=None if policy.status.replicas is None else self._living(policy.status.replicas),
         )
 

@@ -97,36 +97,36 @@ def count_receipts(metrics: Metrics, before: PreemptionRecord, after: Preemption
         metrics.undelivered.inc(max(receipts.expected - receipts.received, 0))
 
 
-def _was_false_alarm(epoch: PreemptionRecord, *, pods_live: bool) -> bool:
+def _was_false_alarm(preemption: PreemptionRecord, *, pods_live: bool) -> bool:
     """True if what the signals announced did not happen.
 
     A requested drill announces nothing. A preemption that gave way to another one, or whose workload was deleted or
     finished first, was no false alarm.
     """
-    if epoch.is_rehearsal:
+    if preemption.is_rehearsal:
         return False
-    return epoch.end_reason == EndReason.SIGNAL_WENT_AWAY or (epoch.phase is Phase.EXPIRED and pods_live)
+    return preemption.end_reason == EndReason.SIGNAL_WENT_AWAY or (preemption.phase is Phase.EXPIRED and pods_live)
 
 
-def _is_settled(epoch: PreemptionRecord) -> bool:
+def _is_settled(preemption: PreemptionRecord) -> bool:
     """True when it is over for the gang too: replicas record acknowledgements up to a second late."""
-    return epoch.phase.ended and (not epoch.leaves or epoch.timing("exited") is not None)
+    return preemption.phase.ended and (not preemption.leaves or preemption.timing("exited") is not None)
 
 
-def _cause(epoch: PreemptionRecord) -> str:
+def _cause(preemption: PreemptionRecord) -> str:
     """The cause as a label. A request may have any cause, and each would be another time series."""
-    cause = epoch.spec.cause
+    cause = preemption.spec.cause
     return cause if cause in {str(known) for known in signals.Cause} else REQUESTED
 
 
-def _count_save(metrics: Metrics, epoch: PreemptionRecord) -> None:
-    status = epoch.status
+def _count_save(metrics: Metrics, preemption: PreemptionRecord) -> None:
+    status = preemption.status
     for part, (begin, end) in PARTS.items():
-        began_s, ended_s = epoch.timing(begin), epoch.timing(end)
+        began_s, ended_s = preemption.timing(begin), preemption.timing(end)
         if began_s is not None and ended_s is not None:
             metrics.emergency_s.labels(part=part).observe(max(ended_s - began_s, 0.0))
     # Nothing is lost when a drill is late: its pods live on.
-    if status.seconds_to_spare is not None and epoch.spec.mode is not Mode.DRILL:
+    if status.seconds_to_spare is not None and preemption.spec.mode is not Mode.DRILL:
         metrics.spare_s.observe(status.seconds_to_spare)
     metrics.steps_lost.inc(status.steps_lost or 0)
 
@@ -176,20 +176,20 @@ class PreemptionWriter:
         self._write_queue = WriteQueue("preemption", self._write, metrics, interval_s, self._refused)
         self._unrecorded: dict[Key, str] = {}  # name of the policy of each that the API server refuses
 
-    def touch(self, epoch: PreemptionRecord, *, urgent: bool = False, after_s: float = 0.0) -> None:
+    def touch(self, preemption: PreemptionRecord, *, urgent: bool = False, after_s: float = 0.0) -> None:
         """Writes the preemption soon.
 
         Args:
-            epoch: The preemption.
+            preemption: The preemption.
             urgent: True if it began or ended just now. Then the write does not wait for the pause to end.
             after_s: How many seconds the first write waits.
         """
-        if not epoch.is_restored:  # whoever restores it may also restore its status
-            self._write_queue.touch(epoch.key, urgent=urgent, after_s=after_s)
+        if not preemption.is_restored:  # whoever restores it may also restore its status
+            self._write_queue.touch(preemption.key, urgent=urgent, after_s=after_s)
 
-    async def settled(self, epoch: PreemptionRecord, timeout_s: float) -> None:
+    async def settled(self, preemption: PreemptionRecord, timeout_s: float) -> None:
         """Waits until what is known of the preemption now is written, for at most ``timeout_s`` seconds."""
-        await self._write_queue.settled(epoch.key, timeout_s)
+        await self._write_queue.settled(preemption.key, timeout_s)
 
     def follow(self, current: PreemptionRecord) -> None:
         """Handles a record that any replica wrote: it is written again if it lacks what is known here."""
@@ -211,29 +211,29 @@ class PreemptionWriter:
 
     def _refused(self, key: Key, why: str | None) -> None:
         """Notes why the API server refuses to write a preemption. None: it is not refused any more."""
-        epoch = self._cache.preemptions.epochs.get(key)
+        preemption = self._cache.preemptions.records.get(key)
         if why is None:
             policy = self._unrecorded.pop(key, None)
-        elif epoch is None:
+        elif preemption is None:
             return  # forgotten meanwhile
         else:
-            policy = self._unrecorded[key] = epoch.spec.policy.name
+            policy = self._unrecorded[key] = preemption.spec.policy.name
         self._metrics.unrecorded.set(len(self._unrecorded))
         if policy is not None:
             self._policy_writer.recording((key[0], policy), key[1], why)
 
     async def _write(self, key: Key) -> None:
         namespace, name = key
-        epoch = self._cache.preemptions.epochs.get(key)
-        if epoch is None:
+        preemption = self._cache.preemptions.records.get(key)
+        if preemption is None:
             return
         try:
-            body = await self._made(epoch)
+            body = await self._made(preemption)
             found = PreemptionRecord.of(body)
-            if epoch.is_of_another_life(found):
+            if preemption.is_of_another_life(found):
                 log.error(
                     "a record of another life of the gang has this name, what was known under it is dropped",
-                    extra=about(preemption=name, attempt=epoch.spec.restart_attempt),
+                    extra=about(preemption=name, attempt=preemption.spec.restart_attempt),
                 )
                 self._acknowledgements.forget(key)
                 self._cache.preemptions.put(found)
@@ -245,7 +245,7 @@ class PreemptionWriter:
             if entry is not None:
                 body = await self._apply(key, entry)
         except client.NotFound as error:
-            if epoch.created_at is not None:
+            if preemption.created_at is not None:
                 return  # it was deleted; the watch will bring that
             if await self._has_namespace(namespace):  # so the kind is not served just now
                 raise client.Unavailable(str(error)) from error
@@ -265,29 +265,29 @@ class PreemptionWriter:
             self._cache.preemptions.join(written)
             await self._announce(current, written, str(body["metadata"]["uid"]))
 
-    async def _made(self, epoch: PreemptionRecord) -> client.JsonObject:
+    async def _made(self, preemption: PreemptionRecord) -> client.JsonObject:
         """The object as the API has it. It is created if it does not exist. 409: the other replica was first."""
-        if epoch.created_at is not None:
-            return await self._api.get(objects.PREEMPTIONS, epoch.namespace, epoch.name)
-        workload = epoch.workload
+        if preemption.created_at is not None:
+            return await self._api.get(objects.PREEMPTIONS, preemption.namespace, preemption.name)
+        workload = preemption.workload
         body = {
             "apiVersion": _API_VERSION,
             "kind": Preemption.kind_name,
             "metadata": {
-                "namespace": epoch.namespace,
-                "name": epoch.name,
+                "namespace": preemption.namespace,
+                "name": preemption.name,
                 "labels": {
-                    names.LABEL_POLICY: epoch.spec.policy.name,
+                    names.LABEL_POLICY: preemption.spec.policy.name,
                     **BY_NAME[workload.kind].record_labels(workload.name, workload.uid),
                 },
             },
-            "spec": epoch.spec.to_json(),
+            "spec": preemption.spec.to_json(),
         }
         try:
-            made = await self._api.create(objects.PREEMPTIONS, epoch.namespace, body)
+            made = await self._api.create(objects.PREEMPTIONS, preemption.namespace, body)
         except client.AlreadyExists:
-            return await self._api.get(objects.PREEMPTIONS, epoch.namespace, epoch.name)
-        self.made.add(epoch.key)
+            return await self._api.get(objects.PREEMPTIONS, preemption.namespace, preemption.name)
+        self.made.add(preemption.key)
         return made
 
     async def _has_namespace(self, name: str) -> bool:
@@ -299,7 +299,7 @@ class PreemptionWriter:
 
     def _joined(self, current: PreemptionRecord) -> PreemptionRecord | None:
         """The API's record joined with what is known here. None if it was forgotten here."""
-        known = self._cache.preemptions.epochs.get(current.key)
+        known = self._cache.preemptions.records.get(current.key)
         return None if known is None else known.joined(current)
 
     def _changes(self, joined: PreemptionRecord, current: PreemptionRecord) -> client.JsonObject:
@@ -342,12 +342,12 @@ class PreemptionWriter:
         if moved_s > DEADLINE_TOLERANCE_S and before.status.phase is not None:
             await self._events.post(after, uid, preemption_status.note_of_move(after))
 
-    def _pods_live(self, epoch: PreemptionRecord) -> bool:
+    def _pods_live(self, preemption: PreemptionRecord) -> bool:
         """True if a pod that the signals were about still runs."""
-        about_it = set(epoch.spec.pods)
+        about_it = set(preemption.spec.pods)
         return any(
-            pod.name in about_it and pod.namespace == epoch.namespace and epoch.includes(pod)
-            for pod in self._cache.objects.pods_of(epoch.spec.workload.uid)
+            pod.name in about_it and pod.namespace == preemption.namespace and preemption.includes(pod)
+            for pod in self._cache.objects.pods_of(preemption.spec.workload.uid)
             if not pod.finished and pod.deletion_at is None
         )
 
@@ -408,10 +408,10 @@ class RequestWriter:
             requests: Each with the Preemption that its status names, if that is known.
             now: Seconds since the epoch.
         """
-        for request, epochs in requests:
+        for request, preemptions in requests:
             if now - request.created_at <= _WORKLOAD_COMES_S:
                 continue
-            if (answer := answers.without_workload(request, epochs)) is not None:
+            if (answer := answers.without_workload(request, preemptions)) is not None:
                 self.answer(answer)
 
     def forget(self, kind: objects.Kind, namespace: str, name: str) -> None:

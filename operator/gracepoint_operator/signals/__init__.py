@@ -7,7 +7,7 @@
 * ``signal``: what the marks mean for a pod (``Signal``);
 * ``page``: the list in the docs.
 
-Rows of confidence "hint" tell a gang to prepare, and start no epoch.
+Rows of confidence "hint" tell a gang to prepare, and start no preemption.
 
 ``model``, the rooms above it and the command line call it. It calls ``resources`` and ``kube``.
 """

@@ -366,7 +366,7 @@ def _written_at(body: Body, *path: str) -> float | None:
     return max((time for time in times if time is not None), default=None)
 
 
-#: A signal further ahead than this number of seconds starts no epoch yet, since it may still move or be cancelled.
+#: A signal further ahead than this number of seconds starts no preemption yet, since it may still move or be cancelled.
 HORIZON_S = 3600.0
 
 #: Texts of signals that the gang reported: a SIGTERM that only the gang saw, and a notice of which there is no record,
@@ -425,7 +425,7 @@ class Signal:
         return self.cause is Cause.TIME_LIMIT
 
     def is_far(self, since_at: float, now: float) -> bool:
-        """Returns True if it is too far ahead to start an epoch."""
+        """Returns True if it is too far ahead to start a preemption."""
         return self.near_at(since_at) > now
 
     def near_at(self, since_at: float) -> float:

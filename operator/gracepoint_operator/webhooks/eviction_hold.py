@@ -9,8 +9,8 @@ under way, the API is asked for the budgets, which may refuse the eviction anywa
 taint on it tells why its pods are evicted. All these requests together take at most ``LOOK_WITHIN_S``. After that, the
 decision uses what the watches have shown.
 
-The rest does not wait. The attempt is recorded and handled like every signal: ``decide`` starts or moves the epoch and
-sends the notices. The eviction is held if that epoch is under way (``evictions.hold``).
+The rest does not wait. The attempt is recorded and handled like every signal: ``decide`` starts or moves the preemption
+and sends the notices. The eviction is held if that preemption is in progress (``evictions.hold``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.evictions import Hold
-from gracepoint_operator.model.preemption_record import PreemptionRecord, epoch_name
+from gracepoint_operator.model.preemption_record import PreemptionRecord, preemption_name
 from gracepoint_operator.resources import PolicyInForce, SignalKind
 from gracepoint_operator.webhooks import training_jobs
 from gracepoint_operator.workloads import POD_LABEL, Workload
@@ -100,7 +100,7 @@ class EvictionHold:
         self._cache.first_seen.see_attempt(pod.uid, evictions.mark(pod.uid))
         self._decide(pod.workload_uid)
         node, limit = self._cache.objects.nodes.get(pod.node), self._cache.policies.hold_limit(namespace)
-        held = evictions.hold(self._epochs(pod), pod, node, self._clock(), limit.seconds)
+        held = evictions.hold(self._preemptions(pod), pod, node, self._clock(), limit.seconds)
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
         if held is not None:
             log.info("eviction held", extra=about(namespace=namespace, pod=name, until_unix_s=held.until_at))
@@ -116,8 +116,8 @@ class EvictionHold:
             return False
         latest = self._latest(pod)
         under_way = latest is not None and not latest.phase.ended
-        number = 1 + max((epoch.spec.epoch for epoch in self._epochs(pod)), default=0)
-        wanted = latest.name if latest and under_way else epoch_name(workload.name, workload.uid, number)
+        number = 1 + max((preemption.spec.epoch for preemption in self._preemptions(pod)), default=0)
+        wanted = latest.name if latest and under_way else preemption_name(workload.name, workload.uid, number)
         try:
             self._take(objects.PREEMPTIONS, await self._api.get(objects.PREEMPTIONS, namespace, wanted))
             return False
@@ -155,7 +155,9 @@ class EvictionHold:
         return gang.workload
 
     def _latest(self, pod: Pod) -> PreemptionRecord | None:
-        return next((epoch for epoch in reversed(self._epochs(pod)) if not epoch.is_rehearsal), None)
+        return next(
+            (preemption for preemption in reversed(self._preemptions(pod)) if not preemption.is_rehearsal), None
+        )
 
-    def _epochs(self, pod: Pod) -> list[PreemptionRecord]:
-        return self._cache.preemptions.epochs_of(pod.workload_uid, pod.namespace)
+    def _preemptions(self, pod: Pod) -> list[PreemptionRecord]:
+        return self._cache.preemptions.of_workload(pod.workload_uid, pod.namespace)

@@ -40,7 +40,7 @@ async def test_a_taint_tells_every_process_of_the_gang_and_is_recorded(api: Memo
     async with running(api, clock) as replica:
         gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
         replica.taint()
-        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.records, "the decision")
         clock.move(0.25)
         for index, subscriber in enumerate(gang):
             (notice,) = await frames(subscriber)
@@ -85,7 +85,7 @@ async def test_notices_do_not_wait_for_an_api_that_is_down(api: MemoryApi, clock
         await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
         replica.api.failing = [client.Unavailable("down")] * 5
         replica.taint()
-        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.records, "the decision")
         assert len(await frames(subscriber)) == 1
         await replica.phase("Noticed")  # once it is back
 
@@ -94,7 +94,7 @@ async def test_reports_move_the_phase_with_figures_and_timings_since_the_signal(
     async with running(api, clock) as replica:
         gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
         replica.taint()
-        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.records, "the decision")
         clock.move(0.1)
         for subscriber in gang:
             await frames(subscriber)
@@ -120,15 +120,15 @@ async def test_a_late_report_does_not_move_the_phase_back(api: MemoryApi, clock:
         await replica.phase("Committed")
         await replica.report(Phase.DRAINED)
         await replica.report(Phase.FAILED)
-        epoch = replica.core.cache.preemptions.epochs[NAMESPACE, NAME]
-        assert epoch.phase is Phase.COMMITTED
+        preemption = replica.core.cache.preemptions.records[NAMESPACE, NAME]
+        assert preemption.phase is Phase.COMMITTED
 
 
 async def test_acknowledgements_are_counted_over_replicas_and_laggards_named(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
         replica.taint()
-        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.records, "the decision")
         for subscriber in gang:
             await frames(subscriber)
         await acknowledge(replica, 0)
@@ -210,8 +210,8 @@ async def test_a_returning_process_is_told_only_of_the_newest_retractions(api: M
         returned = replica.subscribe(0)
         told = [frame.preemption for frame in await frames(returned) if isinstance(frame, Retraction)]
         assert told == [f"train-{JOBSET_UID[:8]}-{number}" for number in range(33, 41)]
-        for epoch in replica.core.cache.preemptions.epochs_of(JOBSET_UID):
-            replica.core.notifier.tell(epoch)  # as a listing of all of them brings about
+        for preemption in replica.core.cache.preemptions.of_workload(JOBSET_UID):
+            replica.core.notifier.tell(preemption)  # as a listing of all of them brings about
         assert await frames(returned) == []
 
 
@@ -307,7 +307,7 @@ async def test_records_of_gangs_that_are_not_there_hold_nobody_back(api: MemoryA
         others_were_told(api, number, jobset=False)
     async with running(api, clock) as replica:
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
-        await until(lambda: (NAMESPACE, NAME) in replica.core.cache.preemptions.epochs, "the epoch")
+        await until(lambda: (NAMESPACE, NAME) in replica.core.cache.preemptions.records, "the epoch")
 
 
 async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(api: MemoryApi, clock: Clock) -> None:
@@ -320,7 +320,7 @@ async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(api: MemoryA
         await asyncio.sleep(0.05)
         assert await frames(subscriber) == []
         clock.move(60)
-        await until(lambda: (NAMESPACE, NAME) in replica.core.cache.preemptions.epochs, "its turn")
+        await until(lambda: (NAMESPACE, NAME) in replica.core.cache.preemptions.records, "its turn")
         assert len(await frames(subscriber)) == 1
 
 
@@ -368,7 +368,7 @@ async def test_the_twin_tells_its_own_subscribers_and_adds_its_own_entry(api: Me
         first.taint()
         await first.phase("Noticed")
         second.core.feed(kinds.PREEMPTIONS, "ADDED", api.of(kinds.PREEMPTIONS)[0])
-        await until(lambda: second.core.cache.preemptions.epochs, "the watch")
+        await until(lambda: second.core.cache.preemptions.records, "the watch")
         assert len(await frames(one)) == 1
         assert len(await frames(two)) == 1
         await until(lambda: len(entries(api)) == 2, "both entries")
@@ -437,10 +437,10 @@ async def test_a_gang_that_learnt_by_sigterm_of_a_restart_gets_no_record(api: Me
     async with running(api, clock) as replica:
         api.add(JOBSETS, objects.jobset(restarts=1))
         await replica.report(Phase.COMMITTED, preemption="")
-        assert replica.core.cache.preemptions.epochs == {}
+        assert replica.core.cache.preemptions.records == {}
 
 
-async def test_nameless_reports_at_the_same_moment_are_of_one_epoch(
+async def test_nameless_reports_at_the_same_moment_are_of_one_preemption(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get = api.get
@@ -456,7 +456,7 @@ async def test_nameless_reports_at_the_same_moment_are_of_one_epoch(
         assert len(replica.preemptions) == 1
 
 
-async def test_a_nameless_report_goes_to_the_epoch_that_is_under_way(api: MemoryApi, clock: Clock) -> None:
+async def test_a_nameless_report_goes_to_the_preemption_that_is_under_way(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
@@ -575,7 +575,7 @@ async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
 
         monkeypatch.setattr(api, "get", get)
         replica.see(kinds.PODS, objects.pod(0, deleting_at=NOW + 30))
-        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.records, "the decision")
         hanging.set()
         assert len(await frames(subscriber)) == 1
 
@@ -727,7 +727,7 @@ async def test_a_report_with_impossible_figures_is_a_bad_message(api: MemoryApi,
             await replica.core.reports.take(pod, dataclasses.replace(report(Phase.AGREED), step=-1))
 
 
-async def test_jobset_without_its_label_keeps_its_epoch_until_deleted(api: MemoryApi, clock: Clock) -> None:
+async def test_jobset_without_its_label_keeps_its_preemption_until_deleted(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
@@ -766,7 +766,9 @@ async def test_record_without_status_is_completed_by_the_next_replica(api: Memor
         await until(lambda: replica.reasons == ["PreemptionNoticed"], "the Event")
 
 
-async def test_a_jobset_that_was_deleted_while_no_operator_ran_ends_its_epoch(api: MemoryApi, clock: Clock) -> None:
+async def test_a_jobset_that_was_deleted_while_no_operator_ran_ends_its_preemption(
+    api: MemoryApi, clock: Clock
+) -> None:
     api.add(kinds.PREEMPTIONS, objects.preemption(deadline_at=NOW + 300))
     api.remove(JOBSETS, objects.jobset())
     async with running(api, clock) as replica:

@@ -74,15 +74,15 @@ def test_a_collection_does_not_look_at_what_was_known_before() -> None:
     """In a process of its own: the settings are those of the process."""
     program = """
         import gc, time
-        from gracepoint_operator import gc_schedule
-        gc_schedule.restrain()
+        from gracepoint_operator import decision_queue
+        decision_queue.restrain()
         known = [[index] for index in range(2_000_000)]
         began_s = time.thread_time()
-        gc_schedule._collect(True)
+        decision_queue._collect(True)
         whole_s = time.thread_time() - began_s
         new = [[index] for index in range(1_000)]
         began_s = time.thread_time()
-        gc_schedule._collect(False)
+        decision_queue._collect(False)
         assert time.thread_time() - began_s < whole_s / 20, (time.thread_time() - began_s, whole_s)
         assert gc.get_freeze_count() > 2_000_000
     """
@@ -93,15 +93,15 @@ def test_a_collection_does_not_look_at_what_was_known_before() -> None:
 def test_garbage_in_cycles_is_found_though_it_was_spared_once() -> None:
     program = """
         import gc, weakref
-        from gracepoint_operator import gc_schedule
+        from gracepoint_operator import decision_queue
         class Cycle: pass
-        gc_schedule.restrain()
+        decision_queue.restrain()
         one = Cycle(); one.itself = one; gone = weakref.ref(one)
-        gc_schedule._collect(False)
+        decision_queue._collect(False)
         del one
-        gc_schedule._collect(False)
+        decision_queue._collect(False)
         assert gone() is not None
-        gc_schedule._collect(True)
+        decision_queue._collect(True)
         assert gone() is None
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)

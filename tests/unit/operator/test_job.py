@@ -52,7 +52,7 @@ class LoneScene(Scene):
             "status": {"phase": phase, "acknowledgements": {"expected": 2, "received": 2}, **body},
         }
         self.seen(kinds.PREEMPTIONS, stored)
-        return self.cache.preemptions.epochs[start.namespace, start.name]
+        return self.cache.preemptions.records[start.namespace, start.name]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_job_is_read_as_a_workload(body: Body, finished: bool, injected: bool)
     assert (read.finished, read.injected, read.restarts) == (finished, injected, 0)
 
 
-def test_a_taint_starts_an_epoch_of_the_job() -> None:
+def test_a_taint_starts_a_preemption_of_the_job() -> None:
     scene = LoneScene()
     scene.taint()
     start = scene.begun()
@@ -94,7 +94,7 @@ def test_a_taint_starts_an_epoch_of_the_job() -> None:
     assert "kind" not in scene.start().spec.to_json()["jobSet"], "as in the records of before"
 
 
-def test_suspending_the_job_starts_an_epoch_of_it_alone() -> None:
+def test_suspending_the_job_starts_a_preemption_of_it_alone() -> None:
     scene = LoneScene()
     scene.seen(LONE_JOBS, objects.lone_job(suspended=True))
     spec = scene.begun().spec

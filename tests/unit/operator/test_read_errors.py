@@ -190,7 +190,7 @@ def test_whatever_objects_come_the_gang_of_the_others_is_decided_about(data: st.
         decide(gang, scene.clock())
     scene.cache.undated_since()
     for pod in gang.pods:
-        evictions.hold(gang.epochs, pod, gang.nodes.get(pod.node), scene.clock())
+        evictions.hold(gang.preemptions, pod, gang.nodes.get(pod.node), scene.clock())
     for uid in [uid for kind in VALID for uid in scene.cache.uids(kind)]:
         scene.cache.drop(uid)
 
@@ -265,16 +265,16 @@ def test_a_webhooks_body_is_a_review_or_none(data: st.DataObject) -> None:
 @MANY
 @given(st.data())
 def test_impossible_figures_are_refused_and_others_fit_a_record(data: st.DataObject) -> None:
-    epoch = PreemptionRecord.of(objects.preemption())
+    preemption = PreemptionRecord.of(objects.preemption())
     for name, kind in (("report", Report), ("resumption", Resumption)):
         body = data.draw(odd((json.loads(MESSAGES[name].to_json()),)))
         with contextlib.suppress(WireError, ValidationError):
             message = kind.from_json(json.dumps(body).encode("utf-8", "surrogatepass"))
             assert isinstance(message, Report | Resumption)
             if isinstance(message, Report):
-                after = preemption_status.reported(epoch, message, 0.5, objects.NOW)
+                after = preemption_status.reported(preemption, message, 0.5, objects.NOW)
             else:
-                after = preemption_status.resumed(epoch, message, objects.NOW)
+                after = preemption_status.resumed(preemption, message, objects.NOW)
             written = after.to_json()
             assert all(figure < 2**63 for figure in written.values() if isinstance(figure, int))
 

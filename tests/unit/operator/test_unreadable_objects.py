@@ -67,7 +67,7 @@ async def test_one_bad_object_keeps_no_gang_from_being_told(
         for _ in range(3):
             replica.see(kind, make())
         replica.taint()
-        await until(lambda: replica.core.cache.preemptions.epochs, "the decision")
+        await until(lambda: replica.core.cache.preemptions.records, "the decision")
         assert len(await frames(subscriber)) == 1
         assert left_out(replica, kind.plural, "object") == 1
         replica.drop(kind, body)
@@ -83,9 +83,9 @@ async def test_unreadable_part_is_named_and_the_rest_of_the_node_counts(
         node = objects.node("node-1", annotations={MAINTENANCE: DEEP}, taints=[{"effect": 5}, objects.taint()])
         replica.see(kinds.NODES, node)
         replica.see(kinds.NODES, node)
-        await until(lambda: replica.core.cache.preemptions.epochs, "the decision by the taint")
-        (epoch,) = replica.core.cache.preemptions.epochs.values()
-        assert epoch.spec.signal == f"taint {objects.GKE_TAINT}:NoSchedule"
+        await until(lambda: replica.core.cache.preemptions.records, "the decision by the taint")
+        (preemption,) = replica.core.cache.preemptions.records.values()
+        assert preemption.spec.signal == f"taint {objects.GKE_TAINT}:NoSchedule"
         assert left_out(replica, "nodes", "part") == 1
         replica.see(kinds.NODES, objects.node("node-1"))
         await until(lambda: left_out(replica, "nodes", "part") == 0, "the metric to forget it")
@@ -102,7 +102,7 @@ async def test_what_was_known_of_an_object_stays_while_it_cannot_be_read(api: Me
         await until(lambda: left_out(replica, "jobsets", "object"), "it to be left out")
         assert replica.core.cache.objects.workloads[JOBSET_UID].restarts == 0
         replica.taint()
-        await until(lambda: replica.core.cache.preemptions.epochs, "the decision by what was known")
+        await until(lambda: replica.core.cache.preemptions.records, "the decision by what was known")
         replica.see(JOBSETS, objects.jobset(restarts=1))
         await until(
             lambda: replica.core.cache.objects.workloads[JOBSET_UID].restarts == 1, "the version that can be read"

@@ -102,15 +102,15 @@ def test_a_preemption_of_another_schema_is_left_out_with_the_fields_name() -> No
     del body["spec"]["deadline"]
     assert scene.cache.put(kinds.PREEMPTIONS, body, listed=True) == set()
     assert "deadline" in str(scene.cache.unreadable_objects.why(body["metadata"]["uid"]))
-    assert scene.cache.preemptions.epochs == {}
+    assert scene.cache.preemptions.records == {}
 
 
 def test_an_old_record_from_the_api_does_not_undo_what_is_known() -> None:
     scene = Scene()
     scene.recorded(phase="Agreed", deadline_at=NOW + 10)
-    epoch = scene.recorded(phase="Noticed", deadline_at=NOW + 15)
-    assert epoch.phase is Phase.AGREED
-    assert epoch.spec.deadline.timestamp() == NOW + 10
+    preemption = scene.recorded(phase="Noticed", deadline_at=NOW + 15)
+    assert preemption.phase is Phase.AGREED
+    assert preemption.spec.deadline.timestamp() == NOW + 10
 
 
 def test_of_two_ends_the_one_in_the_api_counts() -> None:
@@ -123,9 +123,9 @@ def test_of_two_ends_the_one_in_the_api_counts() -> None:
 def test_a_commit_corrects_what_expired_whichever_is_known_first(phases: tuple[str, str]) -> None:
     scene = Scene()
     for ended_at, phase in enumerate(phases, start=1):
-        epoch = scene.recorded(phase=phase, ended_at=NOW + ended_at)
-    assert epoch.phase is Phase.COMMITTED
-    assert epoch.ended_at == NOW + 1 + phases.index("Committed")
+        preemption = scene.recorded(phase=phase, ended_at=NOW + ended_at)
+    assert preemption.phase is Phase.COMMITTED
+    assert preemption.ended_at == NOW + 1 + phases.index("Committed")
 
 
 def test_a_jobset_that_lost_its_label_and_got_it_again_is_back() -> None:
@@ -170,9 +170,9 @@ def test_a_record_made_again_for_another_jobset_is_not_of_the_first() -> None:
     for body in (old, new):
         scene.listed(kinds.PREEMPTIONS, body)
     scene.gone(old)
-    assert scene.cache.gang(JOBSET_UID).epochs == ()
+    assert scene.cache.gang(JOBSET_UID).preemptions == ()
     scene.gone(new)
-    assert scene.cache.gang(JOBSET_UID).epochs == ()
+    assert scene.cache.gang(JOBSET_UID).preemptions == ()
 
 
 @pytest.mark.parametrize("kind", ["pod", "job", "preemption"])
@@ -190,7 +190,7 @@ def test_object_labelled_with_a_jobset_of_another_namespace_is_ignored(kind: str
     gang = scene.cache.gang(JOBSET_UID)
     assert len(gang.pods) == 2
     assert not gang.jobs["train-workers-0"].deleted
-    assert gang.epochs == ()
+    assert gang.preemptions == ()
     scene.taint()
     assert scene.start().spec.epoch == 1
 
@@ -206,7 +206,7 @@ def test_leaving_nodes_are_known_until_they_stay_or_are_gone() -> None:
     assert scene.cache.objects.disrupted_nodes == set()
 
 
-def test_jobsets_are_disrupted_while_their_epoch_runs() -> None:
+def test_jobsets_are_disrupted_while_their_preemption_runs() -> None:
     scene = Scene()
     for phase, disrupted in (("Noticed", {JOBSET_UID}), ("Committed", set())):
         scene.recorded(phase=phase)
@@ -221,29 +221,29 @@ def test_an_older_record_is_kept_whole_until_the_api_server_has_it() -> None:
     for number in (1, 2):
         scene.recorded(epoch=number, phase="Expired")
     store = scene.cache.preemptions
-    older, newer = store.epochs_of(JOBSET_UID)
+    older, newer = store.of_workload(JOBSET_UID)
     assert older.status.message is None
     told = older.status.model_copy(update={"message": "it is saved", "phase": Phase.COMMITTED})
     changed = dataclasses.replace(older, status=preemption_status.with_stage(told, "restored", NOW, NOW + 3))
     store.put(changed)
     store.put(newer)
-    assert store.epochs[older.key].status.message == "it is saved"
+    assert store.records[older.key].status.message == "it is saved"
     store.join(changed)
     store.join(newer)
-    assert store.epochs[older.key].status.message is None
+    assert store.records[older.key].status.message is None
 
 
-def test_latest_epochs_are_of_known_jobsets_young_or_not_made_yet() -> None:
+def test_latest_preemptions_are_of_known_jobsets_young_or_not_made_yet() -> None:
     scene = Scene()
     scene.recorded(epoch=1, created_at=NOW - 60)
     scene.recorded(epoch=2, created_at=NOW - 59)
     elsewhere = objects.preemption(3)
     elsewhere["metadata"]["namespace"] = "team-b"
     scene.seen(kinds.PREEMPTIONS, elsewhere)
-    assert [epoch.spec.epoch for epoch in scene.cache.latest_epochs(60)] == [2]
-    begun = dataclasses.replace(scene.cache.latest_epochs(60)[0], name="begun", created_at=None)
+    assert [preemption.spec.epoch for preemption in scene.cache.latest_preemptions(60)] == [2]
+    begun = dataclasses.replace(scene.cache.latest_preemptions(60)[0], name="begun", created_at=None)
     scene.cache.preemptions.put(begun)
     scene.clock.move(60)
-    assert scene.cache.latest_epochs(60) == [begun]
+    assert scene.cache.latest_preemptions(60) == [begun]
     scene.cache.preemptions.put(dataclasses.replace(begun, created_at=NOW + 60))
-    assert len(scene.cache.latest_epochs(60)) == 1
+    assert len(scene.cache.latest_preemptions(60)) == 1

@@ -147,13 +147,13 @@ async def test_an_event_that_is_posted_again_is_the_same_event(api: MemoryApi, c
         first.taint()
         await first.phase("Noticed")
         await until(lambda: first.reasons, "the Event")
-        epoch = first.core.cache.preemptions.epochs[objects.NAMESPACE, NAME]
+        preemption = first.core.cache.preemptions.records[objects.NAMESPACE, NAME]
         before = len(api.of(kinds.EVENTS))
         uid = str(first.preemptions[0]["metadata"]["uid"])
         for name in ("replica-a", "replica-b"):
-            note = preemption_status.note_of_phase(epoch, Phase.NOTICED)
+            note = preemption_status.note_of_phase(preemption, Phase.NOTICED)
             assert note is not None
-            await EventRecorder(api, clock, name).post(epoch, uid, note)
+            await EventRecorder(api, clock, name).post(preemption, uid, note)
         assert len(api.of(kinds.EVENTS)) == before
 
 
@@ -200,7 +200,7 @@ async def test_preemption_first_recorded_in_a_later_phase_was_noticed_too(api: M
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
-        before = replica.core.cache.preemptions.epochs[objects.NAMESPACE, NAME]
+        before = replica.core.cache.preemptions.records[objects.NAMESPACE, NAME]
     before = dataclasses.replace(before, status=PreemptionStatus())
     after = dataclasses.replace(before, status=PreemptionStatus(phase=Phase.AGREED))
     metrics = Metrics()
@@ -223,9 +223,9 @@ async def test_an_event_says_no_more_bytes_than_the_api_server_takes(api: Memory
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
-        epoch = replica.core.cache.preemptions.epochs[objects.NAMESPACE, NAME]
+        preemption = replica.core.cache.preemptions.records[objects.NAMESPACE, NAME]
         await EventRecorder(api, clock, "replica-a").post(
-            epoch, "uid", preemption_status.Note("PreemptionFailed", "ä" * 1000)
+            preemption, "uid", preemption_status.Note("PreemptionFailed", "ä" * 1000)
         )
         (body, *_) = (body for body in api.of(kinds.EVENTS) if body["reason"] == "PreemptionFailed")
         assert len(body["note"].encode()) == 1024

@@ -22,7 +22,7 @@ def test_a_quiet_gang_is_left_alone() -> None:
     assert Scene().decisions() == []
 
 
-def test_a_taint_starts_an_epoch_for_the_whole_gang() -> None:
+def test_a_taint_starts_a_preemption_for_the_whole_gang() -> None:
     scene = Scene()
     scene.taint()
     start = scene.start()
@@ -58,7 +58,7 @@ def test_of_several_signals_the_earliest_deadline_wins_and_all_nodes_are_named()
     assert spec.observed_at.timestamp() == NOW
 
 
-def test_the_autoscalers_taint_that_is_taken_back_retracts_its_epoch() -> None:
+def test_the_autoscalers_taint_that_is_taken_back_retracts_its_preemption() -> None:
     scene = Scene()
     scene.taint("node-1", "ToBeDeletedByClusterAutoscaler")
     begun = scene.start().spec
@@ -100,7 +100,7 @@ def test_without_its_policy_nothing_is_decided() -> None:
     assert scene.decisions() == []
 
 
-def test_in_mode_observe_the_epoch_is_recorded_as_such() -> None:
+def test_in_mode_observe_the_preemption_is_recorded_as_such() -> None:
     scene = Scene(mode="Observe")
     scene.taint()
     assert scene.start().spec.mode is Mode.OBSERVE
@@ -124,7 +124,7 @@ def test_in_mode_observe_the_epoch_is_recorded_as_such() -> None:
     ],
 )
 @pytest.mark.parametrize("disruption", ["", "EvictionByEvictionAPI"], ids=["deleted", "evicted"])
-def test_pods_that_end_in_ordinary_life_start_no_epoch(
+def test_pods_that_end_in_ordinary_life_start_no_preemption(
     jobset: objects.Body, job: objects.Body, disruption: str
 ) -> None:
     scene = Scene()
@@ -152,7 +152,7 @@ def test_suspending_a_job_is_a_disruption_with_its_own_cause(jobset: objects.Bod
     assert scene.start().spec.cause == "Suspension"
 
 
-def test_the_deletion_of_jobset_and_job_starts_no_epoch_whatever_is_left() -> None:
+def test_the_deletion_of_jobset_and_job_starts_no_preemption_whatever_is_left() -> None:
     scene = Scene()
     scene.gone(objects.jobset())
     scene.seen(kinds.PODS, objects.pod(deleting_at=NOW + 30))
@@ -235,17 +235,17 @@ def test_signal_on_a_node_without_gang_pods_is_ignored() -> None:
     assert scene.decisions() == []
 
 
-# Epochs under way.
+# Preemptions under way.
 
 
-def test_during_an_epoch_the_same_signal_decides_nothing() -> None:
+def test_during_a_preemption_the_same_signal_decides_nothing() -> None:
     scene = Scene()
     scene.taint()
     scene.recorded(deadline_at=NOW + 15)
     assert scene.decisions() == []
 
 
-def test_an_earlier_deadline_joins_the_epoch_and_moves_it() -> None:
+def test_an_earlier_deadline_joins_the_preemption_and_moves_it() -> None:
     scene = Scene()
     scene.recorded(deadline_at=NOW + 300, pods=["train-workers-0-1-0xyz"])
     scene.taint("node-1")
@@ -255,7 +255,7 @@ def test_an_earlier_deadline_joins_the_epoch_and_moves_it() -> None:
     assert move.spec.epoch == 1
 
 
-def test_nodes_drained_in_turn_are_one_epoch_with_one_deadline() -> None:
+def test_nodes_drained_in_turn_are_one_preemption_with_one_deadline() -> None:
     scene = Scene()
     scene.taint("node-1")
     scene.recorded(deadline_at=NOW + 15)
@@ -273,7 +273,7 @@ def test_a_deadline_that_differs_by_less_than_replicas_do_moves_nothing() -> Non
     assert scene.decisions() == []
 
 
-def test_an_epoch_is_retracted_when_its_signal_went_away() -> None:
+def test_a_preemption_is_retracted_when_its_signal_went_away() -> None:
     scene = Scene()
     scene.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
     assert scene.start().spec.cancelable
@@ -286,7 +286,7 @@ def test_an_epoch_is_retracted_when_its_signal_went_away() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Frozen", "Agreed", "Written", "Durable"])
-def test_an_epoch_that_has_frozen_is_not_retracted(phase: str) -> None:
+def test_a_preemption_that_has_frozen_is_not_retracted(phase: str) -> None:
     scene = Scene()
     scene.recorded(cancelable=True, phase=phase)
     assert scene.decisions() == []
@@ -320,7 +320,9 @@ def test_a_signal_that_vanishes_with_the_pod_or_node_is_no_reprieve(what: str) -
         pytest.param(objects.jobset(finished="Completed"), EndReason.WORKLOAD_FINISHED, id="finished"),
     ],
 )
-def test_an_epoch_is_retracted_when_the_jobset_ends_before_the_freeze(jobset: objects.Body, reason: EndReason) -> None:
+def test_a_preemption_is_retracted_when_the_jobset_ends_before_the_freeze(
+    jobset: objects.Body, reason: EndReason
+) -> None:
     scene = Scene()
     scene.recorded()
     scene.seen(JOBSETS, jobset)
@@ -338,14 +340,14 @@ def test_missing_jobset_is_looked_up_before_it_counts_as_deleted() -> None:
     assert (end.phase, end.reason) == (Phase.RETRACTED, EndReason.WORKLOAD_DELETED)
 
 
-def test_frozen_epoch_is_left_to_the_gang_whatever_its_jobset_does() -> None:
+def test_frozen_preemption_is_left_to_the_gang_whatever_its_jobset_does() -> None:
     scene = Scene()
     scene.recorded(phase="Frozen")
     scene.gone(objects.jobset())
     assert scene.decisions() == []
 
 
-# In mid-flight the policy is what it was when the epoch began.
+# In mid-flight the policy is what it was when the preemption began.
 
 
 def unlabelled(scene: Scene) -> None:
@@ -389,7 +391,7 @@ def test_what_became_of_the_policy_counts_for_the_next_disruption(change: Callab
     assert scene.decisions() == []
 
 
-def test_epoch_without_an_outcome_expires_after_its_deadline() -> None:
+def test_preemption_without_an_outcome_expires_after_its_deadline() -> None:
     scene = Scene()
     scene.recorded(phase="Agreed", deadline_at=NOW + 15)
     scene.clock.move(15 + EXPIRE_AFTER_S)
@@ -398,7 +400,7 @@ def test_epoch_without_an_outcome_expires_after_its_deadline() -> None:
     assert scene.end().phase is Phase.EXPIRED
 
 
-def test_an_observed_epoch_expires_and_says_that_nobody_was_told() -> None:
+def test_an_observed_preemption_expires_and_says_that_nobody_was_told() -> None:
     scene = Scene()
     scene.recorded(mode="Observe")
     scene.clock.move(100)
@@ -406,7 +408,7 @@ def test_an_observed_epoch_expires_and_says_that_nobody_was_told() -> None:
     assert (end.phase, "nobody was told" in end.message) == (Phase.EXPIRED, True)
 
 
-# After an epoch.
+# After a preemption.
 
 
 @pytest.mark.parametrize("phase", ["Committed", "Promoted", "Failed"])
@@ -420,7 +422,7 @@ def test_a_gang_that_is_leaving_is_not_told_again(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Retracted", "Expired"])
-def test_only_a_newer_signal_starts_an_epoch_while_the_gang_trains_on(
+def test_only_a_newer_signal_starts_a_preemption_while_the_gang_trains_on(
     phase: str,
 ) -> None:
     scene = Scene()
@@ -488,7 +490,7 @@ def test_pods_of_a_recreated_job_are_not_disrupted() -> None:
     assert scene.decisions() == []
 
 
-def test_a_new_life_in_danger_ends_an_epoch_that_nobody_ended() -> None:
+def test_a_new_life_in_danger_ends_a_preemption_that_nobody_ended() -> None:
     scene = Scene()
     scene.recorded(phase="Agreed")
     scene.clock.move(10)
@@ -502,13 +504,13 @@ def test_a_new_life_in_danger_ends_an_epoch_that_nobody_ended() -> None:
     assert start.spec.epoch == 2
 
 
-def test_an_epoch_of_another_jobset_of_the_same_name_does_not_count() -> None:
+def test_a_preemption_of_another_jobset_of_the_same_name_does_not_count() -> None:
     scene = Scene()
     scene.recorded(phase="Committed", ended_at=NOW)
     other = "11111111-51f4-4f0c-9a57-3c1de3f6a002"
     scene.gone(objects.jobset())
     scene.seen(JOBSETS, objects.jobset(uid=other))
-    assert scene.cache.gang(other).epochs == ()
+    assert scene.cache.gang(other).preemptions == ()
 
 
 def test_the_cluster_shows_when_pods_left_and_when_they_are_back() -> None:

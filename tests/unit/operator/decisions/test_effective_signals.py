@@ -12,7 +12,7 @@ from gracepoint_operator.decisions.decide import End, Move, StartPreemption
 from gracepoint_operator.decisions.effective_signals import Timed, cause, root_causes
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.model import evictions
-from gracepoint_operator.model.preemption_record import PreemptionRecord, epoch_name
+from gracepoint_operator.model.preemption_record import PreemptionRecord, preemption_name
 from gracepoint_operator.resources import PolicyInForce, PreemptionSpec, PreemptionStatus, SignalKind
 from gracepoint_operator.signals import BUILT_IN, Cause, On, Row
 from gracepoint_operator.workloads import JOBSETS, read_pod
@@ -62,7 +62,7 @@ def test_maintenance_announced_in_the_second_of_the_binding_counts() -> None:
     assert scene.start().spec.deadline.timestamp() == NOW + 900
 
 
-def test_signal_over_an_hour_ahead_starts_an_epoch_an_hour_before() -> None:
+def test_signal_over_an_hour_ahead_starts_a_preemption_an_hour_before() -> None:
     scene = Scene()
     scene.seen(kinds.NODES, maintenance(NOW + 7200))
     assert scene.decisions() == []
@@ -155,10 +155,10 @@ def test_the_deletion_and_the_time_of_a_node_claim_agree_in_both_orders(time_fir
     scene.seen(kinds.NODE_CLAIMS, claim(at=NOW + 60, deleted=True))
     if not time_first:
         moved = scene.move()
-        scene.cache.preemptions.put(dataclasses.replace(moved.epoch, spec=moved.spec))
+        scene.cache.preemptions.put(dataclasses.replace(moved.preemption, spec=moved.spec))
     assert scene.decisions() == []
-    (epoch,) = scene.cache.preemptions.epochs.values()
-    assert (epoch.spec.deadline.timestamp(), epoch.spec.cancelable) == (NOW + 60, False)
+    (preemption,) = scene.cache.preemptions.records.values()
+    assert (preemption.spec.deadline.timestamp(), preemption.spec.cancelable) == (NOW + 60, False)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_time_that_is_learnt_when_the_gang_has_frozen_moves_nothing() -> None:
 
 
 def begun_as(spec: PreemptionSpec, phase: Phase = Phase.NOTICED) -> PreemptionRecord:
-    name = epoch_name(spec.workload.name, spec.workload.uid, spec.epoch)
+    name = preemption_name(spec.workload.name, spec.workload.uid, spec.epoch)
     return PreemptionRecord(objects.NAMESPACE, name, NOW, spec, PreemptionStatus(phase=phase))
 
 
@@ -379,7 +379,7 @@ def test_far_limit_at_a_retraction_counts_later() -> None:
     assert scene.start().spec.cause == "TimeLimit"
 
 
-def test_a_far_limit_does_not_keep_an_epoch_from_being_taken_back() -> None:
+def test_a_far_limit_does_not_keep_a_preemption_from_being_taken_back() -> None:
     scene = Scene()
     scene.seen(kinds.JOBS, limited(86400))
     scene.seen(kinds.NODES, maintenance(NOW + 900))
@@ -417,7 +417,7 @@ def test_gang_training_to_its_limit_leaves_with_its_node() -> None:
     scene.taint()
     end, start = scene.decisions()
     assert isinstance(end, End)
-    assert (end.phase, end.epoch.spec.epoch) == (Phase.RETRACTED, 1)
+    assert (end.phase, end.preemption.spec.epoch) == (Phase.RETRACTED, 1)
     assert isinstance(start, StartPreemption)
     assert (start.spec.epoch, start.spec.exits, start.spec.deadline.timestamp()) == (2, True, NOW + 15)
 

@@ -24,7 +24,7 @@ NAME = f"train-{JOBSET_UID[:8]}-1"
 PODS = ("train-workers-0-0-0xyz", "train-workers-0-1-0xyz")
 
 
-def epoch(state: dict[str, Any] | None = None, *, phase: str | None = "Noticed", **spec: Any) -> PreemptionRecord:
+def preemption(state: dict[str, Any] | None = None, *, phase: str | None = "Noticed", **spec: Any) -> PreemptionRecord:
     body = objects.preemption(phase=phase)
     body["spec"] |= spec
     body["status"] |= state or {}
@@ -85,7 +85,7 @@ SIGNAL = "SpotTermination: taint cloud.google.com/impending-node-termination:NoS
 def test_the_event_of_a_phase_says_what_has_happened(
     phase: Phase, state: dict[str, Any], expected: Note | None
 ) -> None:
-    assert preemption_status.note_of_phase(epoch(state, phase=str(phase)), phase) == expected
+    assert preemption_status.note_of_phase(preemption(state, phase=str(phase)), phase) == expected
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_event_of_a_phase_says_what_has_happened(
     ],
 )
 def test_notice_event_says_the_cause_and_the_request(spec: dict[str, Any], said: str) -> None:
-    note = preemption_status.note_of_phase(epoch(**spec), Phase.NOTICED)
+    note = preemption_status.note_of_phase(preemption(**spec), Phase.NOTICED)
     assert note is not None
     assert note.message == f"{NAME}: {said}"
 
@@ -118,19 +118,19 @@ def test_notice_event_says_the_cause_and_the_request(spec: dict[str, Any], said:
 def test_event_of_a_training_gang_has_the_reason_or_the_limit(
     cause: str, reason: str, warning: bool, said: str
 ) -> None:
-    note = preemption_status.note_of_breaker(epoch(cause=cause, exits=False))
+    note = preemption_status.note_of_breaker(preemption(cause=cause, exits=False))
     assert (note.reason, note.warning) == (reason, warning)
     assert said in note.message
 
 
 def test_the_event_of_a_moved_deadline_counts_from_the_first_signal() -> None:
-    note = preemption_status.note_of_move(epoch(deadline=objects.stamp(NOW + 45)))
+    note = preemption_status.note_of_move(preemption(deadline=objects.stamp(NOW + 45)))
     assert note.message.startswith(f"{NAME}: the deadline is now 45 s after the first signal: taint ")
     assert not note.warning
 
 
 def test_the_event_of_a_resumption_names_the_step() -> None:
-    note = preemption_status.note_of_resumption(epoch({"restoredStep": 40}, phase="Committed"))
+    note = preemption_status.note_of_resumption(preemption({"restoredStep": 40}, phase="Committed"))
     assert note == Note("Resumed", f"{NAME}: training goes on from step 40")
 
 
@@ -138,15 +138,15 @@ def test_the_event_of_a_resumption_names_the_step() -> None:
 @pytest.mark.parametrize("mode", ["Enforce", "Drill", "Observe"])
 def test_gang_is_notified_unless_observed_or_already_informed(mode: str, signal: str) -> None:
     expected = mode != "Observe" and signal not in KNOWN_TO_GANG
-    assert preemption_status.is_told(epoch(mode=mode, signal=signal)) is expected
+    assert preemption_status.is_told(preemption(mode=mode, signal=signal)) is expected
 
 
 # From the notice to the end.
 
 
 @pytest.mark.parametrize("exits", [True, False])
-def test_new_epoch_expects_acks_of_every_pod_and_says_if_training_continues(exits: bool) -> None:
-    spec = epoch(exits=exits).spec
+def test_new_preemption_expects_acks_of_every_pod_and_says_if_training_continues(exits: bool) -> None:
+    spec = preemption(exits=exits).spec
     made = preemption_status.noticed(3, spec)
     assert (made.phase, made.acknowledgements) == (Phase.NOTICED, Acknowledgements(expected=3, received=0))
     assert [(item.type, item.status, item.reason) for item in made.conditions or ()] == (
@@ -155,7 +155,9 @@ def test_new_epoch_expects_acks_of_every_pod_and_says_if_training_continues(exit
 
 
 def test_an_end_that_the_operator_makes_is_told_once() -> None:
-    ended = preemption_status.ended(epoch().status, Phase.EXPIRED, EndReason.DEADLINE_PASSED, "nobody said", NOW + 50)
+    ended = preemption_status.ended(
+        preemption().status, Phase.EXPIRED, EndReason.DEADLINE_PASSED, "nobody said", NOW + 50
+    )
     (condition,) = ended.conditions or []
     assert (ended.phase, ended.message) == (Phase.EXPIRED, "nobody said")
     assert (condition.type, condition.reason, condition.last_transition_time) == ("Ended", "DeadlinePassed", at(50))
@@ -163,7 +165,7 @@ def test_an_end_that_the_operator_makes_is_told_once() -> None:
 
 
 def test_report_is_recorded_with_figures_and_times_after_the_signal() -> None:
-    found = preemption_status.reported(epoch(), report(Phase.COMMITTED), notice_s=0.5, now=NOW + 7)
+    found = preemption_status.reported(preemption(), report(Phase.COMMITTED), notice_s=0.5, now=NOW + 7)
     assert (found.phase, found.ordinal, found.step, found.bytes) == (Phase.COMMITTED, 41, 40, 1024)
     assert (found.processes, found.steps_lost, found.seconds_to_spare) == (2, 0, 9.5)
     frozen, agreed = found.timings or []
@@ -174,7 +176,7 @@ def test_report_is_recorded_with_figures_and_times_after_the_signal() -> None:
 
 
 def test_a_report_that_is_no_end_ends_nothing() -> None:
-    assert not preemption_status.reported(epoch(), report(Phase.AGREED), 0.5, NOW).conditions
+    assert not preemption_status.reported(preemption(), report(Phase.AGREED), 0.5, NOW).conditions
 
 
 @pytest.mark.parametrize(
@@ -191,12 +193,12 @@ def test_a_report_that_is_no_end_ends_nothing() -> None:
 )
 def test_a_report_without_a_message_gets_one(phase: Phase, said: str) -> None:
     without = dataclasses.replace(report(phase), message="")
-    assert preemption_status.reported(epoch(), without, 0.5, NOW).message == said
+    assert preemption_status.reported(preemption(), without, 0.5, NOW).message == said
 
 
 def test_texts_of_a_report_are_cut_to_what_the_resource_takes() -> None:
     long = dataclasses.replace(report(Phase.COMMITTED), message="m" * 2000, choice="c" * 40, choice_reason="r" * 2000)
-    found = preemption_status.reported(epoch(), long, 0.5, NOW)
+    found = preemption_status.reported(preemption(), long, 0.5, NOW)
     assert (found.message, found.choice, found.choice_reason) == ("m" * 1024, "c" * 32, "r" * 1024)
 
 
@@ -209,17 +211,19 @@ def test_texts_of_a_report_are_cut_to_what_the_resource_takes() -> None:
 )
 def test_only_a_drill_is_called_one(mode: str, said: str) -> None:
     stays = dataclasses.replace(report(Phase.COMMITTED), message="drill: step 1 is committed")
-    found = preemption_status.reported(epoch(mode=mode, exits=False), stays, 0.5, NOW)
+    found = preemption_status.reported(preemption(mode=mode, exits=False), stays, 0.5, NOW)
     (ended,) = found.conditions or []
     assert (found.message, ended.message) == (said, said)
 
 
 @pytest.mark.parametrize("choice", [None, ""])
 def test_a_report_of_no_choice_says_none(choice: str | None) -> None:
-    found = preemption_status.reported(epoch(), dataclasses.replace(report(Phase.COMMITTED), choice=choice), 0.5, NOW)
+    found = preemption_status.reported(
+        preemption(), dataclasses.replace(report(Phase.COMMITTED), choice=choice), 0.5, NOW
+    )
     assert (found.choice, found.choice_reason) == (None, None)
     chosen = dataclasses.replace(report(Phase.COMMITTED), choice="SaveNow", choice_reason="it fits")
-    found = preemption_status.reported(epoch(), chosen, 0.5, NOW)
+    found = preemption_status.reported(preemption(), chosen, 0.5, NOW)
     assert (found.choice, found.choice_reason) == ("SaveNow", "it fits")
 
 
@@ -228,14 +232,16 @@ def test_a_report_of_no_choice_says_none(choice: str | None) -> None:
 )
 def test_a_report_counts_the_processes(participants: list[int], processes: int) -> None:
     of = dataclasses.replace(report(Phase.COMMITTED), participants=participants)
-    assert preemption_status.reported(epoch(), of, 0.5, NOW).processes == processes
+    assert preemption_status.reported(preemption(), of, 0.5, NOW).processes == processes
 
 
 def test_seconds_to_spare_are_reported_in_milliseconds_when_known() -> None:
     of = dataclasses.replace(report(Phase.COMMITTED), seconds_to_spare=1.23456)
-    assert preemption_status.reported(epoch(), of, 0.5, NOW).seconds_to_spare == 1.235
+    assert preemption_status.reported(preemption(), of, 0.5, NOW).seconds_to_spare == 1.235
     assert (
-        preemption_status.reported(epoch(), dataclasses.replace(of, seconds_to_spare=None), 0.5, NOW).seconds_to_spare
+        preemption_status.reported(
+            preemption(), dataclasses.replace(of, seconds_to_spare=None), 0.5, NOW
+        ).seconds_to_spare
         is None
     )
 
@@ -262,14 +268,16 @@ def resumption(step: int | None = 40, *, training: bool = False, age_s: float = 
 @pytest.mark.parametrize(("training", "stage"), [(False, "restored"), (True, "training")])
 @pytest.mark.parametrize(("age_s", "seconds"), [(2.0, 28.0), (0.5, 29.5), (0.0, 30.0), (-4.0, 30.0)])
 def test_a_resumption_is_told_as_of_when_it_happened(training: bool, stage: str, age_s: float, seconds: float) -> None:
-    found = preemption_status.resumed(epoch(phase="Committed"), resumption(training=training, age_s=age_s), NOW + 30)
+    found = preemption_status.resumed(
+        preemption(phase="Committed"), resumption(training=training, age_s=age_s), NOW + 30
+    )
     assert stages(found) == {stage: seconds}
 
 
 def told_as_of_the_start(**spent: Any) -> dict[str, float]:
     """The stages that a resumption brings 30 s after the signal. It was sent 20 s after attach."""
     said = dataclasses.replace(resumption(training=True, age_s=0.0), spent=Spent(now_s=20.0, **spent))
-    return stages(preemption_status.resumed(epoch(phase="Committed"), said, NOW + 30))
+    return stages(preemption_status.resumed(preemption(phase="Committed"), said, NOW + 30))
 
 
 def test_a_resumption_tells_where_the_time_of_the_start_went() -> None:
@@ -295,7 +303,7 @@ def test_times_of_a_start_that_cannot_be_are_not_recorded(spent: dict[str, float
 def test_the_first_to_say_which_step_was_restored_counts(
     before: int | None, said: int | None, after: int | None
 ) -> None:
-    known = epoch({} if before is None else {"restoredStep": before}, phase="Committed")
+    known = preemption({} if before is None else {"restoredStep": before}, phase="Committed")
     assert preemption_status.resumed(known, resumption(said), NOW + 30).restored_step == after
 
 
@@ -325,7 +333,7 @@ def test_a_note_proves_the_commit_of_the_preemption_that_it_names(
     phase: str, saved_for: SavedFor | None, expected: bool
 ) -> None:
     said = dataclasses.replace(resumption(40), saved_for=saved_for)
-    assert preemption_status.proves_commit(epoch(phase=phase, restartAttempt=0), said) is expected
+    assert preemption_status.proves_commit(preemption(phase=phase, restartAttempt=0), said) is expected
 
 
 @pytest.mark.parametrize(
@@ -343,10 +351,10 @@ def test_a_note_proves_the_commit_of_the_preemption_that_it_names(
 def test_without_a_note_the_next_start_proves_the_reported_step(
     step: int | None, restored: int | None, attempt: int, expected: bool
 ) -> None:
-    known = epoch({} if step is None else {"step": step}, phase="Drained", restartAttempt=0)
+    known = preemption({} if step is None else {"step": step}, phase="Drained", restartAttempt=0)
     said = dataclasses.replace(resumption(restored), restart_attempt=attempt)
     assert preemption_status.proves_commit(known, said) is expected
-    unknown = epoch({} if step is None else {"step": step}, phase="Drained", restartAttempt=None)
+    unknown = preemption({} if step is None else {"step": step}, phase="Drained", restartAttempt=None)
     assert preemption_status.proves_commit(unknown, said) is (step is not None and step == restored)
 
 
@@ -359,12 +367,12 @@ def test_without_a_note_the_next_start_proves_the_reported_step(
     ],
 )
 def test_a_reported_step_alone_proves_nothing_of(state: dict[str, Any], phase: str) -> None:
-    known = epoch({"step": 40, **state}, phase=phase, restartAttempt=0)
+    known = preemption({"step": 40, **state}, phase=phase, restartAttempt=0)
     assert not preemption_status.proves_commit(known, resumption(40))
 
 
 def test_a_proven_commit_says_that_no_report_had_arrived() -> None:
-    found = preemption_status.proven_committed(epoch({"ordinal": 41}, phase="Expired"), resumption(40), NOW + 60)
+    found = preemption_status.proven_committed(preemption({"ordinal": 41}, phase="Expired"), resumption(40), NOW + 60)
     assert (found.phase, found.step, found.steps_lost, found.ordinal) == (Phase.COMMITTED, 40, 0, 41)
     assert found.message == (
         "step 40 is saved, 0 steps lost: the next start has restored it. No report of the commit had arrived"
@@ -495,4 +503,4 @@ def test_a_stage_is_reached_when_all_were_told_or_have_acknowledged(
 @pytest.mark.parametrize("step", [2**63, -1], ids=["more than 64 bits", "negative"])
 def test_a_restored_step_that_no_record_takes_is_refused(step: int) -> None:
     with pytest.raises(ValidationError):
-        preemption_status.resumed(epoch(phase="Committed"), resumption(step), NOW + 30)
+        preemption_status.resumed(preemption(phase="Committed"), resumption(step), NOW + 30)

@@ -19,12 +19,12 @@ def told(gang: int = 0, confidence: str = "likely", *, mode: str = "Enforce", ma
     body = objects.preemption(mode=mode)
     body["metadata"]["name"] += f"-of-{gang}"
     body["spec"] |= {"confidence": confidence, "jobSet": {"name": "train", "uid": f"uid-{gang}"}}
-    epoch = PreemptionRecord.of(body)
-    return epoch if made else dataclasses.replace(epoch, created_at=None)
+    preemption = PreemptionRecord.of(body)
+    return preemption if made else dataclasses.replace(preemption, created_at=None)
 
 
-def held(epochs: list[PreemptionRecord], spec: PreemptionSpec | None = None) -> bool:
-    return holds_back(spec or told(99).spec, epochs, own=(), limit=2, replicas=1)
+def held(preemptions: list[PreemptionRecord], spec: PreemptionSpec | None = None) -> bool:
+    return holds_back(spec or told(99).spec, preemptions, own=(), limit=2, replicas=1)
 
 
 def test_as_many_gangs_as_allowed_are_told_at_once() -> None:
@@ -49,7 +49,7 @@ def test_replica_keeps_to_its_share_and_counts_that_of_others() -> None:
     began = [told(gang, made=False) for gang in range(2)]
     assert holds_back(told(99).spec, began, own=(), limit=4, replicas=2), "two are on their way, a half of the limit"
     made = [told(gang) for gang in range(2)]
-    assert holds_back(told(99).spec, made, own={epoch.key for epoch in made}, limit=4, replicas=2)
+    assert holds_back(told(99).spec, made, own={preemption.key for preemption in made}, limit=4, replicas=2)
     assert not holds_back(told(99).spec, made, own=(), limit=4, replicas=2), "the twin was first with both"
 
 

@@ -28,7 +28,7 @@ def answered(scene: Scene) -> tuple[str, str]:
     return str(answer.status.phase), answer.status.message or ""
 
 
-def test_a_request_starts_an_epoch_that_names_it_and_all_pods() -> None:
+def test_a_request_starts_a_preemption_that_names_it_and_all_pods() -> None:
     scene = Scene()
     asked(scene, cause="Repair", deadlineSeconds=120)
     spec = scene.start().spec
@@ -56,7 +56,7 @@ def test_request_is_adopted_by_its_preemption_and_tells_the_outcome() -> None:
     assert answered(scene)[0] == "Committed"
 
 
-def test_a_request_joins_the_epoch_that_is_under_way() -> None:
+def test_a_request_joins_the_preemption_that_is_under_way() -> None:
     scene = Scene()
     scene.taint("node-1", "ToBeDeletedByClusterAutoscaler")
     scene.recorded(deadline_at=NOW + 30)
@@ -68,7 +68,7 @@ def test_a_request_joins_the_epoch_that_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "retracted"])
-def test_a_request_that_is_taken_back_before_the_freeze_retracts_its_epoch(how: str) -> None:
+def test_a_request_that_is_taken_back_before_the_freeze_retracts_its_preemption(how: str) -> None:
     scene = Scene()
     asked(scene)
     begun = scene.start()
@@ -108,7 +108,7 @@ def test_a_deadline_is_not_put_off_once_the_gang_has_frozen() -> None:
 
 
 @pytest.mark.parametrize("retracted", [False, True], ids=["it stands", "it is taken back"])
-def test_an_epoch_that_names_a_superseded_request_goes_before(retracted: bool) -> None:
+def test_a_preemption_that_names_a_superseded_request_goes_before(retracted: bool) -> None:
     """A replica that did not see the pods yet superseded it. The other one had told the gang."""
     scene = Scene()
     asked(scene)
@@ -123,7 +123,7 @@ def test_an_epoch_that_names_a_superseded_request_goes_before(retracted: bool) -
     assert ended == ([Phase.RETRACTED] if retracted else [])
 
 
-def test_a_request_that_no_epoch_names_stays_superseded() -> None:
+def test_a_request_that_no_preemption_names_stays_superseded() -> None:
     scene = Scene()
     superseded = objects.request()
     superseded["status"] = {"phase": "Superseded", "message": "no pod of the JobSet runs", "observedGeneration": 1}
@@ -188,7 +188,7 @@ def test_a_drill_is_told_as_one() -> None:
     assert scene.start().spec.mode is Mode.DRILL
 
 
-def test_a_drill_gives_way_to_an_epoch_under_way() -> None:
+def test_a_drill_gives_way_to_a_preemption_under_way() -> None:
     scene = Scene()
     scene.taint()
     scene.recorded()
@@ -237,7 +237,7 @@ def test_drill_with_a_replaced_pod_ends_when_a_new_one_is_requested() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Noticed", "Frozen", "Agreed"])
-def test_a_disruption_during_a_drill_has_an_epoch_of_its_own(phase: str) -> None:
+def test_a_disruption_during_a_drill_has_a_preemption_of_its_own(phase: str) -> None:
     scene = Scene()
     asked(scene, mode="Drill")
     pods = list(scene.start().spec.pods)
@@ -272,7 +272,7 @@ def test_what_may_become_a_disruption_ends_no_drill_and_lets_none_begin(held_bac
     assert [type(item) for item in come(scene) if not isinstance(item, Answer)] == [expected]
 
 
-def test_request_joins_an_epoch_whose_policy_was_deleted() -> None:
+def test_request_joins_a_preemption_whose_policy_was_deleted() -> None:
     scene = Scene()
     scene.recorded()
     scene.gone(objects.policy())

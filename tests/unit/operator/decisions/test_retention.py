@@ -26,11 +26,11 @@ JOBSET = WorkloadIdentity("JobSet", NAMESPACE, "train", JOBSET_UID)
 
 
 def ended(
-    epoch: int, *, ago_s: float, phase: str = "Committed", drill: bool = False, asked: Iterable[str] = ()
+    preemption: int, *, ago_s: float, phase: str = "Committed", drill: bool = False, asked: Iterable[str] = ()
 ) -> Body:
     """A record that ended so long ago."""
     return objects.preemption(
-        epoch,
+        preemption,
         phase=phase,
         created_at=NOW - ago_s - 20,
         ended_at=NOW - ago_s,
@@ -50,9 +50,9 @@ def names(found: Iterable[Due]) -> list[str]:
 
 
 def found(*bodies: Body, living: Iterable[str] = (JOBSET_UID,), limits: Limits = LIMITS) -> list[Due]:
-    epochs = [PreemptionRecord.of(body) for body in bodies if "epoch" in body["spec"]]
+    preemptions = [PreemptionRecord.of(body) for body in bodies if "epoch" in body["spec"]]
     requests = [RequestRecord.of(body) for body in bodies if "epoch" not in body["spec"]]
-    return due(epochs, requests, set(living), NOW, limits)
+    return due(preemptions, requests, set(living), NOW, limits)
 
 
 def test_what_ended_longer_ago_than_is_kept_goes() -> None:
@@ -139,9 +139,9 @@ def test_a_record_stays_until_its_request_is_told_how_it_ended() -> None:
 
 
 def those_over(*bodies: Body, now: float = NOW) -> list[str]:
-    epochs = [PreemptionRecord.of(body) for body in bodies if "epoch" in body["spec"]]
+    preemptions = [PreemptionRecord.of(body) for body in bodies if "epoch" in body["spec"]]
     requests = [RequestRecord.of(body) for body in bodies if "epoch" not in body["spec"]]
-    return [request.name for request in over(epochs, requests, now)]
+    return [request.name for request in over(preemptions, requests, now)]
 
 
 @pytest.mark.parametrize("phase", ["Superseded", "Retracted", "Failed", "Expired"])

@@ -50,7 +50,7 @@ class Scene:
         return decide(self.cache.gang(objects.JOBSET_UID), self.clock())
 
     def start(self) -> StartPreemption:
-        """The one decision that there must be: a new epoch."""
+        """The one decision that there must be: a new preemption."""
         (decision,) = self.decisions()
         assert isinstance(decision, StartPreemption), decision
         return decision
@@ -90,4 +90,4 @@ class Scene:
         """A Preemption that the API has."""
         body = objects.preemption(**preemption)  # type: ignore[arg-type]
         self.seen(kinds.PREEMPTIONS, body)
-        return self.cache.preemptions.epochs[objects.NAMESPACE, body["metadata"]["name"]]
+        return self.cache.preemptions.records[objects.NAMESPACE, body["metadata"]["name"]]

@@ -344,7 +344,7 @@ class SimulatedJob:
             pods=tuple(pods),
             nodes={name: Node(name, f"uid-{name}", False) for name in self._nodes},
             policy=None,
-            epochs=(),
+            preemptions=(),
             requests=(),
             marks={},
             since={},

@@ -1,4 +1,4 @@
-"""An epoch: its name, and one record from what two replicas know of it, in whichever order they learn of it."""
+"""A preemption: its name, and one record from what two replicas know of it, in whichever order they learn of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gracepoint.wire.messages import Phase
 from gracepoint_operator.model.preemption_record import (
     CONDITION_PROGRESSING,
     PreemptionRecord,
-    epoch_name,
     joined_status,
+    preemption_name,
 )
 from gracepoint_operator.resources import (
     Acknowledgements,
@@ -34,10 +34,10 @@ from tests.unit.operator.fakes.scene import Scene
 
 
 def version(moves: int, deadline_at: float, *, attempted_at: float | None = None) -> PreemptionRecord:
-    epoch = PreemptionRecord.of(objects.preemption(deadline_at=deadline_at))
+    preemption = PreemptionRecord.of(objects.preemption(deadline_at=deadline_at))
     attempted = None if attempted_at is None else datetime.datetime.fromtimestamp(attempted_at, datetime.UTC)
     change = {"moves": moves, "signal": f"move {moves} to {deadline_at}", "eviction_attempted_at": attempted}
-    return dataclasses.replace(epoch, spec=epoch.spec.model_copy(update=change))
+    return dataclasses.replace(preemption, spec=preemption.spec.model_copy(update=change))
 
 
 def all_orders(*versions: PreemptionRecord) -> list[PreemptionRecord]:
@@ -62,16 +62,16 @@ def all_orders(*versions: PreemptionRecord) -> list[PreemptionRecord]:
 def test_the_version_that_was_moved_more_often_counts_then_the_earlier_deadline(
     versions: tuple[PreemptionRecord, ...], deadline_at: float
 ) -> None:
-    for epoch in all_orders(*versions):
-        assert epoch.spec.deadline.timestamp() == deadline_at
-        assert epoch.spec.signal.endswith(str(deadline_at))
+    for preemption in all_orders(*versions):
+        assert preemption.spec.deadline.timestamp() == deadline_at
+        assert preemption.spec.signal.endswith(str(deadline_at))
 
 
 def test_the_first_attempt_to_evict_is_kept_whichever_version_counts() -> None:
     first, later = version(1, NOW + 60, attempted_at=NOW + 2), version(0, NOW + 70, attempted_at=NOW + 3)
-    for epoch in all_orders(first, version(2, NOW + 50), later):
-        assert epoch.spec.eviction_attempted_at is not None
-        assert epoch.spec.eviction_attempted_at.timestamp() == NOW + 2
+    for preemption in all_orders(first, version(2, NOW + 50), later):
+        assert preemption.spec.eviction_attempted_at is not None
+        assert preemption.spec.eviction_attempted_at.timestamp() == NOW + 2
 
 
 def test_of_two_equal_versions_that_in_the_api_counts() -> None:
@@ -85,8 +85,8 @@ def of_life(
 ) -> PreemptionRecord:
     body = objects.preemption(phase=phase)
     body["spec"] |= {"restartAttempt": attempt, "newestPodAt": objects.stamp(newest_pod_at)}
-    epoch = PreemptionRecord.of(body)
-    return epoch if made else dataclasses.replace(epoch, created_at=None)
+    preemption = PreemptionRecord.of(body)
+    return preemption if made else dataclasses.replace(preemption, created_at=None)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_a_record_of_another_life_under_the_same_name_takes_nothing_over() -> No
 
 
 def test_eviction_attempt_also_updates_a_stronger_record() -> None:
-    def evicted(epoch: PreemptionRecord, pods: list[str]) -> PreemptionRecord:
-        return dataclasses.replace(epoch, spec=epoch.spec.model_copy(update={"pods": pods}))
+    def evicted(preemption: PreemptionRecord, pods: list[str]) -> PreemptionRecord:
+        return dataclasses.replace(preemption, spec=preemption.spec.model_copy(update={"pods": pods}))
 
     ours, theirs = version(0, NOW + 60, attempted_at=NOW + 2), version(1, NOW + 50)
     assert evicted(ours, ["evicted"]).joined(theirs).spec.pods == ["evicted"]
@@ -131,9 +131,9 @@ def test_eviction_attempt_also_updates_a_stronger_record() -> None:
         pytest.param(NOW + 1, False, id="after it"),
     ],
 )
-def test_pod_belongs_to_the_life_ended_by_an_epoch_if_not_younger(created_at: float, included: bool) -> None:
-    epoch = PreemptionRecord.of(objects.preemption(created_at=NOW))
-    assert epoch.includes(read_pod(objects.pod(created_at=created_at))) is included
+def test_pod_belongs_to_the_life_ended_by_a_preemption_if_not_younger(created_at: float, included: bool) -> None:
+    preemption = PreemptionRecord.of(objects.preemption(created_at=NOW))
+    assert preemption.includes(read_pod(objects.pod(created_at=created_at))) is included
 
 
 SECOND = datetime.timedelta(seconds=1)
@@ -148,8 +148,8 @@ SECOND = datetime.timedelta(seconds=1)
     ],
     ids=["short", "trimmed", "trimmed at a hyphen"],
 )
-def test_an_epochs_name_is_made_of_jobset_uid_and_number(jobset: str, expected: str) -> None:
-    assert epoch_name(jobset, objects.JOBSET_UID, 3) == expected
+def test_a_preemptions_name_is_made_of_jobset_uid_and_number(jobset: str, expected: str) -> None:
+    assert preemption_name(jobset, objects.JOBSET_UID, 3) == expected
 
 
 def test_replica_with_an_earlier_observation_changes_only_mutable_fields() -> None:
@@ -173,15 +173,15 @@ def test_replica_with_an_earlier_observation_changes_only_mutable_fields() -> No
         pytest.param(False, False, False, id="neither"),
     ],
 )
-def test_an_epoch_knows_its_pods_by_one_of_two_times(made: bool, newest_pod: bool, knows: bool) -> None:
-    epoch = PreemptionRecord.of(objects.preemption())
+def test_a_preemption_knows_its_pods_by_one_of_two_times(made: bool, newest_pod: bool, knows: bool) -> None:
+    preemption = PreemptionRecord.of(objects.preemption())
     at = datetime.datetime.fromtimestamp(NOW - 100, datetime.UTC) if newest_pod else None
-    spec = epoch.spec.model_copy(update={"newest_pod_at": at})
-    found = dataclasses.replace(epoch, spec=spec, created_at=epoch.created_at if made else None)
+    spec = preemption.spec.model_copy(update={"newest_pod_at": at})
+    found = dataclasses.replace(preemption, spec=spec, created_at=preemption.created_at if made else None)
     assert found.knows_its_pods is knows
 
 
-def test_an_epoch_that_is_under_way_has_not_ended() -> None:
+def test_a_preemption_that_is_under_way_has_not_ended() -> None:
     under_way = PreemptionRecord.of(objects.preemption(phase="Noticed"))
     assert (under_way.ended_at, under_way.end_reason) == (None, "")
     over = PreemptionRecord.of(objects.preemption(phase="Committed", ended_at=NOW + 9))
@@ -216,9 +216,12 @@ def test_the_end_is_the_condition_of_that_type() -> None:
 
 
 def test_records_are_compared_without_the_number_of_changes() -> None:
-    epoch = PreemptionRecord.of(objects.preemption())
-    assert dataclasses.replace(epoch, generation=9) == epoch
-    assert PreemptionRecord(epoch.namespace, epoch.name, None, epoch.spec, epoch.status).generation == 0
+    preemption = PreemptionRecord.of(objects.preemption())
+    assert dataclasses.replace(preemption, generation=9) == preemption
+    assert (
+        PreemptionRecord(preemption.namespace, preemption.name, None, preemption.spec, preemption.status).generation
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,8 +242,8 @@ def test_mode_and_phase_say_whether_a_gang_leaves(
 ) -> None:
     body = objects.preemption(phase=phase, mode=mode, exits=exits)
     body["spec"]["policy"] = {"name": "careful", "spec": {"mode": policy_mode}}
-    epoch = PreemptionRecord.of(body)
-    assert (epoch.is_rehearsal, epoch.asks_to_leave, epoch.leaves) == expected
+    preemption = PreemptionRecord.of(body)
+    assert (preemption.is_rehearsal, preemption.asks_to_leave, preemption.leaves) == expected
 
 
 def with_status(status: PreemptionStatus) -> PreemptionRecord:
@@ -258,8 +261,8 @@ def test_summary_lacks_details_and_joins_with_the_record_to_all(detail: str) -> 
 
 
 def test_record_without_details_is_its_own_summary() -> None:
-    epoch = with_status(PreemptionStatus(phase=Phase.FROZEN, step=7))
-    assert epoch.summary() is epoch
+    preemption = with_status(PreemptionStatus(phase=Phase.FROZEN, step=7))
+    assert preemption.summary() is preemption
 
 
 DETAILS = {
@@ -275,8 +278,8 @@ DETAILS = {
 def test_two_records_have_the_same_details_if_all_are_equal(other: str | None) -> None:
     detailed = PreemptionStatus(phase=Phase.FROZEN, step=7).model_copy(update=DETAILS)
     changed = {"step": 8} if other is None else {other: None}
-    epoch, compared = with_status(detailed), with_status(detailed.model_copy(update=changed))
-    assert epoch.same_details(compared) == (other is None)
+    preemption, compared = with_status(detailed), with_status(detailed.model_copy(update=changed))
+    assert preemption.same_details(compared) == (other is None)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +305,8 @@ def test_a_figure_that_only_one_status_has_is_kept() -> None:
 
 
 def test_time_of_a_stage_is_told_if_it_was_reached() -> None:
-    epoch = with_status(status(7, 1.0))
-    assert [epoch.timing(stage) for stage in ("firstAck", "frozen", "written")] == [1.0, 9.0, None]
+    preemption = with_status(status(7, 1.0))
+    assert [preemption.timing(stage) for stage in ("firstAck", "frozen", "written")] == [1.0, 9.0, None]
     assert with_status(PreemptionStatus()).timing("frozen") is None
 
 
@@ -381,7 +384,7 @@ def condition(kind: str, state: ConditionStatus, second: int, message: str) -> C
     return Condition(type=kind, status=state, reason="R", message=message, last_transition_time=at)
 
 
-#: What a replica may know of one epoch: its fixed condition, and what a gang said of its progress.
+#: What a replica may know of one preemption: its fixed condition, and what a gang said of its progress.
 _KNOWN = st.builds(
     lambda exits, said, stages, reported: PreemptionStatus(
         phase=Phase.NOTICED,

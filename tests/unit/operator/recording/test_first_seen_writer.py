@@ -61,7 +61,7 @@ def move_gang(api: MemoryApi, clock: Clock) -> None:
     bring_gang_back(api, clock)
 
 
-async def test_sign_older_than_the_pod_starts_no_epoch_after_a_restart(api: MemoryApi, clock: Clock) -> None:
+async def test_sign_older_than_the_pod_starts_no_preemption_after_a_restart(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.NODES, maintained(written_at=NOW - 200))
     async with replica_of(api, clock):
         await until(lambda: len(kept(api)) == 1, "the sign to be kept")
@@ -109,7 +109,7 @@ async def test_what_is_not_kept_is_taken_for_news_if_it_may_be(api: MemoryApi, c
     assert kept(api) == {}
 
 
-async def test_a_sign_that_came_while_no_operator_ran_starts_an_epoch(api: MemoryApi, clock: Clock) -> None:
+async def test_a_sign_that_came_while_no_operator_ran_starts_a_preemption(api: MemoryApi, clock: Clock) -> None:
     async with replica_of(api, clock):
         pass
     clock.move(60)

@@ -86,7 +86,7 @@ async def told_by_both(first: Replica, second: Replica) -> None:
     first.taint()
     await first.phase("Noticed")
     watch(second)
-    await until(lambda: second.core.cache.preemptions.epochs, "the watch")
+    await until(lambda: second.core.cache.preemptions.records, "the watch")
     for subscriber in (one, two):
         assert len(await frames(subscriber)) == 1
 
@@ -111,7 +111,7 @@ async def test_one_of_two_replicas_makes_the_record_and_counts_it(api: HistoricA
         for replica in (first, second):
             replica.taint()
         await until(
-            lambda: first.core.cache.preemptions.epochs and second.core.cache.preemptions.epochs, "both to begin"
+            lambda: first.core.cache.preemptions.records and second.core.cache.preemptions.records, "both to begin"
         )
         await first.phase("Noticed")
         await seen_and_at_rest(first, second)
@@ -129,7 +129,7 @@ async def test_pod_notified_by_one_replica_may_answer_another(api: HistoricApi, 
         first.taint()
         await first.phase("Noticed")
         watch(second)
-        await until(lambda: second.core.cache.preemptions.epochs, "the watch")
+        await until(lambda: second.core.cache.preemptions.records, "the watch")
         for subscriber in gang:
             await frames(subscriber)
         await until(lambda: set(laggards(api).values()) == {"NotAcknowledged"}, "the laggards")
@@ -288,7 +288,7 @@ async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(ap
         # The twin, which knows it as Expired, agrees.
         watch(second)
         await until(
-            lambda: [e.phase for e in second.core.cache.preemptions.epochs.values()] == [Phase.COMMITTED], "the watch"
+            lambda: [e.phase for e in second.core.cache.preemptions.records.values()] == [Phase.COMMITTED], "the watch"
         )
         await asyncio.sleep(0.1)  # several write intervals
         assert api.status["phase"] == "Committed"
@@ -342,8 +342,8 @@ async def test_late_commit_of_a_frozen_gang_corrects_a_retracted_record(api: His
         await replica.report(Phase.FROZEN)
         await replica.report(Phase.COMMITTED)
         assert (await replica.phase("Committed"))["status"]["step"] == 40
-        (epoch,) = replica.core.cache.preemptions.epochs.values()
-        assert epoch.leaves
+        (preemption,) = replica.core.cache.preemptions.records.values()
+        assert preemption.leaves
 
 
 @pytest.mark.parametrize("late", [Phase.FROZEN, Phase.FAILED, Phase.RETRACTED])
@@ -433,7 +433,7 @@ async def test_a_report_of_what_cannot_have_been_told_is_refused(api: HistoricAp
 
 
 @pytest.mark.usefixtures("no_twin")
-async def test_a_gang_that_is_in_an_epoch_cannot_name_the_next_one(api: HistoricApi, clock: Clock) -> None:
+async def test_a_gang_that_is_in_a_preemption_cannot_name_the_next_one(api: HistoricApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
@@ -496,14 +496,14 @@ async def test_a_record_that_was_never_made_goes_with_its_namespace(clock: Clock
         replica.drop(kinds.JOBS, objects.job())
         replica.drop(JOBSETS, objects.jobset())
         replica.drop(kinds.POLICIES, objects.policy())
-        epochs = replica.core.cache.preemptions.epochs
-        await until(lambda: [epoch.phase for epoch in epochs.values()] == [Phase.RETRACTED], "its end")
+        preemptions = replica.core.cache.preemptions.records
+        await until(lambda: [preemption.phase for preemption in preemptions.values()] == [Phase.RETRACTED], "its end")
         api.remove(kinds.NAMESPACES, objects.namespace())
         api.refusal = client.NotFound('HTTP 404 Not Found: namespaces "team-a" not found')
         attempts = api.attempts
         await until(lambda: not replica.core._preemption_writer._write_queue._tasks, "the writes to end")
         assert api.attempts == attempts + 1
-        assert epochs == {}
+        assert preemptions == {}
         assert unrecorded(replica) == 0
         assert replica.core._acknowledgements.replica((objects.NAMESPACE, NAME), "replica-a").told == 0
 

@@ -59,7 +59,7 @@ async def test_the_first_attempt_tells_the_gang_and_waits(api: MemoryApi, clock:
         assert made["spec"]["pods"] == [POD]
 
 
-async def test_an_attempt_waits_though_its_epoch_is_not_written_yet(api: MemoryApi, clock: Clock) -> None:
+async def test_an_attempt_waits_though_its_preemption_is_not_written_yet(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         api.calls.clear()
@@ -123,7 +123,7 @@ async def test_all_replicas_count_from_the_first_attempt(api: MemoryApi, clock: 
         assert len(first.preemptions) == 1
 
 
-async def test_every_later_epoch_that_the_twin_began_is_looked_up_too(api: MemoryApi, clock: Clock) -> None:
+async def test_every_later_preemption_that_the_twin_began_is_looked_up_too(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as first, running(api, clock, "replica-b") as second:
         await evict(first)
         clock.move(100)
@@ -136,7 +136,7 @@ async def test_every_later_epoch_that_the_twin_began_is_looked_up_too(api: Memor
             made = await first.phase("Noticed", epoch=number)
             clock.move(20)
             await evict(second)
-            known = second.core.cache.preemptions.epochs[NAMESPACE, made["metadata"]["name"]]
+            known = second.core.cache.preemptions.records[NAMESPACE, made["metadata"]["name"]]
             assert objects.stamp(known.spec.observed_at.timestamp()) == made["spec"]["observedAt"]
             assert len(first.preemptions) == number + 1
             clock.move(100)
@@ -297,7 +297,7 @@ async def test_a_limit_for_other_namespaces_changes_nothing_here(api: MemoryApi,
         assert await evict(replica) is None
 
 
-async def test_attempts_at_both_replicas_at_once_are_one_epoch(api: MemoryApi, clock: Clock) -> None:
+async def test_attempts_at_both_replicas_at_once_are_one_preemption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as first, running(api, clock, "replica-b") as second:
         answers = await asyncio.gather(evict(first), evict(second, "train-workers-0-1-0xyz"))
         assert None not in answers
