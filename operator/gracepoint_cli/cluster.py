@@ -1,12 +1,6 @@
 """The cluster as commands see it: synchronous calls, the kubeconfig's namespace, and errors that say what to do.
 
 A ``Cluster`` owns an event loop and the threads of its client. Leaving its context ends both.
-
-Finds workloads in the cluster: the one that a user names, and all that are under a policy.
-
-How a user names a workload: KIND/NAME as kubectl writes it, or NAME alone. Pure.
-
-The kinds are those that the operator knows, and those whose controllers make such workloads.
 """
 
 from __future__ import annotations
@@ -278,6 +272,11 @@ def _read_context(path: str, name: str | None) -> Json:
 _KINDS: tuple[WorkloadType | WorkloadMaker, ...] = (*TYPES, *MAKERS)
 
 
+# How a user names a workload: KIND/NAME as kubectl writes it, or NAME alone. Pure.
+#
+# The kinds are those that the operator knows, and those whose controllers make such workloads.
+
+
 @dataclasses.dataclass(frozen=True)
 class Named:
     """A workload as a user names it.
@@ -368,6 +367,9 @@ def owner(body: Mapping[str, Any]) -> Mapping[str, Any]:
 #: Conditions of a maker that has ended. Its workload may have been deleted.
 _ENDED = {"Complete", "Failed"}
 _TO_LIST = "To see the jobs there are: kubectl gracepoint status -A"
+
+
+# Finds workloads in the cluster: the one that a user names, and all that are under a policy.
 
 
 def find(cluster: Cluster, namespace: str, text: str, *, todo: str = _TO_LIST) -> WorkloadMatch:

@@ -1,16 +1,4 @@
-"""``doctor``: checks an installation, and from a pod like a job's the channel and the storage.
-
-What a check says. Pure data.
-
-Checks of an installation, from objects of the API server. Pure; the time is passed in.
-
-A pod like those of a job, which checks the channel and the storage from where the job runs. Pure.
-
-It has the image, the volumes, the service account and the variables of the job's pods, and none of their labels, so
-that neither a controller nor the operator takes it for one of the gang. It asks for no accelerator. It writes its
-result as the container's termination message, which is read from its status.
-
-Checks an installation.
+"""Checks an installation.
 
 * ``checks``: what a check says;
 * ``installation``: versions, definitions, the operator, webhooks, certificates; from objects of the API;
@@ -66,6 +54,9 @@ Json = dict[str, Any]
 _POD_WITHIN_S = 180.0
 _LOOK_EVERY_S = 1.0
 _TRIES = 3
+
+
+# ``doctor``: checks an installation, and from a pod like a job's the channel and the storage.
 
 
 def doctor(
@@ -259,6 +250,9 @@ def _delete(cluster: Cluster, namespace: str, name: str) -> None:
     say(f"The pod {name} could not be deleted ({why}); it ends by itself.")
 
 
+# What a check says. Pure data.
+
+
 class CheckState(StrEnum):
     """How a check ended."""
 
@@ -315,6 +309,9 @@ _ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
 _JOBSETS_OWN = "jobset-mutating-webhook-configuration"
 _SOON_DAYS = 7
 _NAMED = 5
+
+
+# Checks of an installation, from objects of the API server. Pure; the time is passed in.
 
 
 def kubernetes_version(version: Mapping[str, Any]) -> CheckResult:
@@ -597,6 +594,13 @@ _POD_FIELDS = (
 )
 _CONTAINER_FIELDS = ("image", "imagePullPolicy", "envFrom", "securityContext", "volumeMounts")
 _KIND_OF_WORKLOAD = "app.kubernetes.io/component"
+
+
+# A pod like those of a job, which checks the channel and the storage from where the job runs. Pure.
+#
+# It has the image, the volumes, the service account and the variables of the job's pods, and none of their labels, so
+# that neither a controller nor the operator takes it for one of the gang. It asks for no accelerator. It writes its
+# result as the container's termination message, which is read from its status.
 
 
 def make_probe_pod(workload: Json, training: Training) -> Json:

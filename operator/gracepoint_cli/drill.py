@@ -1,7 +1,4 @@
-"""``drill``: rehearses a preemption of a running job, waits for its end, and reports it.
-
-What ``drill`` asks for, and what it reports. Pure.
-"""
+"""``drill``: rehearses a preemption of a running job, waits for its end, and reports it."""
 
 from __future__ import annotations
 
@@ -158,6 +155,9 @@ def _report(found: DrillOutcome) -> None:
         put(f"  did not acknowledge: {', '.join(found.missing)}", style="yellow")
     if found.preemption:
         put(f"To see it drawn: kubectl gracepoint timeline {found.preemption}")
+
+
+# What ``drill`` asks for, and what it reports. Pure.
 
 
 def request(kind: str, name: str, namespace: str, deadline_s: float) -> Json:

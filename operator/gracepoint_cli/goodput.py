@@ -1,7 +1,4 @@
-"""``goodput``: where the time of each job went, and how often it should save.
-
-What ``goodput`` shows: where the time of each workload went, from the statuses of the policies. Pure.
-"""
+"""``goodput``: where the time of each job went, and how often it should save."""
 
 from __future__ import annotations
 
@@ -141,6 +138,9 @@ def _duration(seconds: float) -> str:
 
 
 Json = dict[str, Any]
+
+
+# What ``goodput`` shows: where the time of each workload went, from the statuses of the policies. Pure.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""``status``: the jobs under Gracepoint, their policies, who is connected, and whose save fits its grace period.
-
-What ``status`` shows: each workload under a policy, who is connected, and whether its save fits. Pure.
-"""
+"""``status``: the jobs under Gracepoint, their policies, who is connected, and whose save fits its grace period."""
 
 from __future__ import annotations
 
@@ -190,6 +187,9 @@ def _put_jobs(jobs: Sequence[JobOverview], with_namespace: bool) -> None:
 
 Json = dict[str, Any]
 _DEFAULT_GRACE_S = 30
+
+
+# What ``status`` shows: each workload under a policy, who is connected, and whether its save fits. Pure.
 
 
 @dataclasses.dataclass(frozen=True)

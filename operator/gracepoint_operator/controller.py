@@ -18,10 +18,6 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
   server's answer.
 
 ``run`` ends when it is cancelled. Its tasks are cancelled then, and pending writes get some seconds.
-
-Decides about one workload, and hands each decision to the part that carries it out.
-
-Everything runs on the controller's event loop.
 """
 
 from __future__ import annotations
@@ -70,7 +66,9 @@ log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """See the module.
+    """Decides about one workload, and hands each decision to the part that carries it out.
+
+    Everything runs on the controller's event loop.
 
     Args:
         cache: What is known of the cluster.

@@ -5,22 +5,6 @@ long: after a list there is something to decide about every workload. Such a rou
 If a decision takes long, as for a gang of thousands of pods, the next one about the same workload waits for a multiple
 of that time: while these pods start, each has an event. The queue has no task of its own; its callbacks end with the
 loop.
-
-Keeps Python's garbage collections short.
-
-A full collection stops every thread and looks at every object: 0.4 s with 20,000 pods and 4,500 connected ones. Nearly
-nothing of that is garbage: objects are freed when nobody refers to them any more, and a stream that has ended leaves
-about 1 kB in cycles. So what survived a collection is left out of the next ones (``gc.freeze``).
-
-One task on the controller's event loop looks several times a second, and collects as soon as there is a portion of new
-objects, so that each collection is short: thousands of connections bring 100,000 objects a second. Once a day
-everything is looked at, when no preemption is under way. Python itself still collects the youngest objects, in smaller
-portions. The task ends when it is cancelled.
-
-How late an event loop runs what is due. Whatever blocks a loop delays every notice.
-
-One task on each loop that takes part in notices: the controller's and the channel's. It ends when it is cancelled. The
-health port, on the controller's loop, reads when a loop was last seen running.
 """
 
 from __future__ import annotations
@@ -139,6 +123,18 @@ PUT_OFF_S = 3_600.0
 _THRESHOLDS = (5_000, 4, 1_000_000)
 
 
+# Keeps Python's garbage collections short.
+#
+# A full collection stops every thread and looks at every object: 0.4 s with 20,000 pods and 4,500 connected ones.
+# Nearly nothing of that is garbage: objects are freed when nobody refers to them any more, and a stream that has ended
+# leaves about 1 kB in cycles. So what survived a collection is left out of the next ones (``gc.freeze``).
+#
+# One task on the controller's event loop looks several times a second, and collects as soon as there is a portion of
+# new objects, so that each collection is short: thousands of connections bring 100,000 objects a second. Once a day
+# everything is looked at, when no preemption is under way. Python itself still collects the youngest objects, in
+# smaller portions. The task ends when it is cancelled.
+
+
 def spare_what_is_known() -> None:
     """Leaves everything that exists now out of the next collections. Call it once, when the cluster is known."""
     gc.freeze()
@@ -191,6 +187,12 @@ async def collect_in_portions(
 
 
 EVERY_S = 0.25
+
+
+# How late an event loop runs what is due. Whatever blocks a loop delays every notice.
+#
+# One task on each loop that takes part in notices: the controller's and the channel's. It ends when it is cancelled.
+# The health port, on the controller's loop, reads when a loop was last seen running.
 
 
 class LoopLag:

@@ -253,7 +253,7 @@ class _Rates:
 
 
 class LimitedPort:
-    """See the module. It must be created and used on one event loop.
+    """A port behind limits for connections. It must be created and used on one event loop.
 
     Args:
         name: For the log.

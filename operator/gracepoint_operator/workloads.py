@@ -1,25 +1,6 @@
-"""What the operator knows of a workload and its Jobs, and what it asks of each kind of workload. Pure.
+"""Workloads: the objects that run gangs, each kind behind one protocol.
 
-A workload is the object that a user creates to run a gang: a JobSet, or a Job by itself. The rest of the operator uses
-the values here and ``registry``. Only the implementations of ``WorkloadType`` know the fields and labels of a kind.
-
-A Job by itself (batch/v1), with completion mode Indexed, as a workload. Pure.
-
-A Job of a JobSet is no workload: its JobSet is. It is told apart by the label that JobSet sets.
-
-JobSet (jobset.sigs.k8s.io, api/jobset/v1alpha2) as a workload. Pure.
-
-What the end of a pod by a disruption means for its Job, and what the failure of a Job means for its JobSet. Pure.
-
-The controllers decide by rules, of which the first that matches counts: ``podFailurePolicy`` of a Job
-(k8s.io/kubernetes/pkg/controller/job, pod_failure_policy.go), and ``failurePolicy`` of a JobSet (pkg/controllers,
-failure_policy.go). The webhook asks when a JobSet is created; the operator asks of the objects as they are.
-
-The kinds of workloads that this operator knows, and what follows from all of them together. Pure.
-
-Workloads: the objects that run gangs, each kind behind one protocol.
-
-``model``, the rooms above it and the command line call it to read workloads and their pods. It calls ``kube`` alone,
+``model``, the packages above it and the command line call it to read workloads and their pods. It calls ``kube`` alone,
 and is pure.
 """
 
@@ -59,6 +40,13 @@ _DEFAULT_BACKOFF_LIMIT = 6
 #: Actions that make one Job anew and leave the others alone (JobSet 0.11 and newer).
 _ALONE = frozenset({"RestartJob", "RestartJobAndIgnoreMaxRestarts"})
 IN_PLACE = "InPlaceRestart"
+
+
+# What the end of a pod by a disruption means for its Job, and what the failure of a Job means for its JobSet. Pure.
+#
+# The controllers decide by rules, of which the first that matches counts: ``podFailurePolicy`` of a Job
+# (k8s.io/kubernetes/pkg/controller/job, pod_failure_policy.go), and ``failurePolicy`` of a JobSet (pkg/controllers,
+# failure_policy.go). The webhook asks when a JobSet is created; the operator asks of the objects as they are.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,6 +172,13 @@ CREATED_WITH = "gracepoint.dev/created-with"
 _LONGEST_CREATED_WITH = 32 * 1024
 _FAILED_JOB = {"Failed", "FailureTarget"}
 _FINISHED_JOB = {"Complete", "SuccessCriteriaMet", *_FAILED_JOB}
+
+
+# What the operator knows of a workload and its Jobs, and what it asks of each kind of workload. Pure.
+#
+# A workload is the object that a user creates to run a gang: a JobSet, or a Job by itself. The rest of the operator
+# uses the values here and ``registry``. Only the implementations of ``WorkloadType`` know the fields and labels of a
+# kind.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -364,6 +359,11 @@ def read_member_job(body: Mapping[str, Any], membership: Membership) -> Job:
 LONE_JOBS = Kind(JOBS.prefix, JOBS.plural, subset="alone")
 
 
+# A Job by itself (batch/v1), with completion mode Indexed, as a workload. Pure.
+#
+# A Job of a JobSet is no workload: its JobSet is. It is told apart by the label that JobSet sets.
+
+
 class JobType:
     """See ``WorkloadType``."""
 
@@ -414,6 +414,9 @@ class JobType:
 JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")
 
 _FINISHED = {"Completed", "Failed"}
+
+
+# JobSet (jobset.sigs.k8s.io, api/jobset/v1alpha2) as a workload. Pure.
 
 
 class JobSetType:
@@ -497,6 +500,9 @@ ANY_NAME_OR_MAKER = " or ".join([", ".join([*BY_NAME, *(maker.name for maker in 
 #: Reasons of a Preemption that was retracted because its workload was deleted, or finished.
 REASON_DELETED = f"{_JOBSET.name}Deleted"
 REASON_FINISHED = f"{_JOBSET.name}Finished"
+
+
+# The kinds of workloads that this operator knows, and what follows from all of them together. Pure.
 
 
 def membership_of(labels: Mapping[str, str]) -> Membership:

@@ -1,12 +1,4 @@
-"""Checks one JobSet or Job under its policy. Pure.
-
-What the API server fills into a Job before it calls webhooks, where that changes what they do. Pure.
-
-A Job that is read from the cluster has these values. A Job of a file does not. The values of a JobSet's Jobs are
-filled in after the webhooks, so they do not count.
-
-What a preemption would do to a JobSet or a Job, in sentences. Pure.
-"""
+"""Checks one JobSet or Job under its policy. Pure."""
 
 from __future__ import annotations
 
@@ -31,6 +23,12 @@ Json = dict[str, Any]
 #: From k8s.io/kubernetes/pkg/apis/batch/v1 and core/v1 (defaults).
 _JOB = {"completionMode": "NonIndexed"}
 _POD = {"restartPolicy": "Always", "terminationGracePeriodSeconds": 30}
+
+
+# What the API server fills into a Job before it calls webhooks, where that changes what they do. Pure.
+#
+# A Job that is read from the cluster has these values. A Job of a file does not. The values of a JobSet's Jobs are
+# filled in after the webhooks, so they do not count.
 
 
 def is_stored(workload: Json) -> bool:
@@ -62,6 +60,9 @@ def default_findings(workload: Json) -> Iterator[Finding]:
             f"found nothing, which means {_POD['terminationGracePeriodSeconds']} s: if no notice comes before SIGTERM, "
             "agreement, save and exit must fit into it. Write how long that takes",
         )
+
+
+# What a preemption would do to a JobSet or a Job, in sentences. Pure.
 
 
 def effects(made: Json, policy: CheckpointPolicy) -> list[str]:

@@ -1,11 +1,4 @@
-"""The objects of a file of manifests. Pure.
-
-The JobSet that the Kubeflow Trainer makes of a TrainJob and its runtime. Pure.
-
-It follows pkg/runtime of github.com/kubeflow/trainer: labels and annotations of the runtime's template and of the
-TrainJob, the number of nodes, what ``spec.trainer`` sets in the container ``node``, and overrides of pods. What the
-Trainer adds for launchers of other frameworks is left out, because no check depends on it.
-"""
+"""The objects of a file of manifests. Pure."""
 
 from __future__ import annotations
 
@@ -126,6 +119,13 @@ _KEYS = {
     "schedulingGates": "name",
     "imagePullSecrets": "name",
 }
+
+
+# The JobSet that the Kubeflow Trainer makes of a TrainJob and its runtime. Pure.
+#
+# It follows pkg/runtime of github.com/kubeflow/trainer: labels and annotations of the runtime's template and of the
+# TrainJob, the number of nodes, what ``spec.trainer`` sets in the container ``node``, and overrides of pods. What the
+# Trainer adds for launchers of other frameworks is left out, because no check depends on it.
 
 
 def runtime_of(trainjob: Json) -> tuple[str, str]:

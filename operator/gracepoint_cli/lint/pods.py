@@ -1,12 +1,4 @@
-"""Checks the pod templates of a gang: time to save, storage, tolerations and probes. Pure.
-
-What becomes of SIGTERM and of the exit code between the kubelet and the training process. Pure.
-
-The kubelet sends SIGTERM to the container's first process alone. The library must get it there, and its exit code must
-be that of the container. Processes that load data must live until the save is done.
-
-What a finding is. Pure data.
-"""
+"""Checks the pod templates of a gang: time to save, storage, tolerations and probes. Pure."""
 
 from __future__ import annotations
 
@@ -22,6 +14,8 @@ from gracepoint.wire.names import Env
 from gracepoint_operator.kube.objects import Taint, Toleration
 from gracepoint_operator.signals import BUILT_IN, GKE_SPOT_GRACE_S
 from gracepoint_operator.webhooks.training_jobs import TrainingJob
+
+# What a finding is. Pure data.
 
 
 class Severity(StrEnum):
@@ -242,6 +236,12 @@ _WITH_VALUE = {
 #: The variable that is the same as tini's flag -g, whatever its value.
 _TINI_GROUP = "TINI_KILL_PROCESS_GROUP"
 _PIPE = re.compile(r"(?<![|>])\|(?![|&])")
+
+
+# What becomes of SIGTERM and of the exit code between the kubelet and the training process. Pure.
+#
+# The kubelet sends SIGTERM to the container's first process alone. The library must get it there, and its exit code
+# must be that of the container. Processes that load data must live until the save is done.
 
 
 def process_findings(container: Json, path: str) -> Iterator[Finding]:

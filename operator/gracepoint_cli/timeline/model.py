@@ -1,8 +1,6 @@
 """What a timeline contains. Times are seconds since the signal. Pure data.
 
 The stages of a preemption, in the order in which they usually come. Pure data.
-
-The timeline of a Preemption, from the objects of the API. Pure.
 """
 
 from __future__ import annotations
@@ -168,6 +166,9 @@ _UNTIL = {
     "compiled": (SpanKind.COMPILE, "compiles or loads programs"),
     "training": (SpanKind.TRAINING, "does the first step"),
 }
+
+
+# The timeline of a Preemption, from the objects of the API. Pure.
 
 
 def timeline_of(preemption: Json, pods: Iterable[Json] = ()) -> Timeline:

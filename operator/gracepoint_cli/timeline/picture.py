@@ -2,10 +2,6 @@
 
 There are up to three charts: the whole preemption in lanes; its save, enlarged, because a save usually takes a small
 part of the time; and the losses of the runs over each other. The page makes each chart as wide as the window.
-
-A timeline as a page with everything in it: the charts, what their colours mean, and all events as a table.
-
-The page makes each chart as wide as the window. Pure, but for the renderer.
 """
 
 from __future__ import annotations
@@ -285,6 +281,11 @@ def _shortened(text: str) -> str:
 
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif"
+
+
+# A timeline as a page with everything in it: the charts, what their colours mean, and all events as a table.
+#
+# The page makes each chart as wide as the window. Pure, but for the renderer.
 
 
 def page(timeline: Timeline) -> str:

@@ -6,19 +6,6 @@ handlers run in other threads and only hand objects over (``Controller.feed``).
 The nodes, pods, Jobs and workloads are in ``objects``. The cache also keeps when possible signals were first seen
 (``first_seen``), the version of each object (``versions``), the preemptions and requests (``preemptions``), and what
 cannot be read (``unreadable_objects``). Callers use these parts themselves.
-
-Reads objects of the API server into what the cache keeps of them.
-
-An object of 20 kB becomes a record of some hundred bytes. It is read where it arrives: in the threads of
-``KubeClient`` for lists, in the threads that watch for events. So the controller's event loop neither decodes nor holds
-whole objects. A reader has no state but the catalogue, and any thread may use it.
-
-Which objects, and which parts of objects, this replica cannot read. No locks: see ``cache.cluster_cache``.
-
-Each is logged once, and again only if the reason changes. A metric counts them by kind. The last version of an object
-that could be read stays in use: if the operator forgot a node's taint or a gang's policy because of another error in
-the object, the gang would get no notice. A deletion of the object takes effect as usual. If only a part of an object
-cannot be read, the rest is used.
 """
 
 from __future__ import annotations
@@ -52,6 +39,13 @@ from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType,
 Value = (Namespace | Node | Pod | Job | Workload | ClaimedDevices | DeviceTaints) | (
     CheckpointPolicy | ClusterCheckpointPolicy | PreemptionRecord | RequestRecord | str
 )
+
+
+# Reads objects of the API server into what the cache keeps of them.
+#
+# An object of 20 kB becomes a record of some hundred bytes. It is read where it arrives: in the threads of
+# ``KubeClient`` for lists, in the threads that watch for events. So the controller's event loop neither decodes nor
+# holds whole objects. A reader has no state but the catalogue, and any thread may use it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,7 +187,12 @@ class _Entry:
 
 
 class UnreadableObjects:
-    """See the module.
+    """Which objects, and which parts of objects, this replica cannot read. No locks: see ``cache.cluster_cache``.
+
+    Each is logged once, and again only if the reason changes. A metric counts them by kind. The last version of an
+    object that could be read stays in use: if the operator forgot a node's taint or a gang's policy because of another
+    error in the object, the gang would get no notice. A deletion of the object takes effect as usual. If only a part of
+    an object cannot be read, the rest is used.
 
     Args:
         count: Called with the kind's plural, ``object`` or ``part``, and the current number.

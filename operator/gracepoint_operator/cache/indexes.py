@@ -334,7 +334,7 @@ class DeviceMarks:
 
 
 class DeviceIndex:
-    """See the module.
+    """The devices that pods use, and the taints of devices.
 
     Args:
         first_seen: Is told when each mark was first seen.

@@ -1,11 +1,6 @@
 """The known preemptions and requests, by workload. Only this module changes them.
 
 The controller's event loop owns it; there are no locks.
-
-The known version of each object, and which objects were deleted. It tells whether a version that arrives is new.
-
-A direct read may be newer than the watch, and the watch must not undo it. The controller's event loop owns it; there
-are no locks.
 """
 
 from __future__ import annotations
@@ -184,6 +179,12 @@ def discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:
 
 
 _REMEMBER_GONE_S = 600.0
+
+
+# The known version of each object, and which objects were deleted. It tells whether a version that arrives is new.
+#
+# A direct read may be newer than the watch, and the watch must not undo it. The controller's event loop owns it; there
+# are no locks.
 
 
 class ResourceVersions:

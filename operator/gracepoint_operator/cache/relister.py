@@ -1,23 +1,4 @@
-"""Lists the cluster: at start until that succeeds, every five minutes, and a kind when events may have been missed.
-
-No watch repeats a deletion. So if a watch may have missed one, its kind is listed. A watch shows only what happens
-after the version at which it begins. So at start each kind is listed once its watch has begun, or after a while if it
-has not. The lists every five minutes compare versions only. If something newer of a kind exists, the kind is then
-listed in full.
-
-One task on the controller's event loop, which runs until it is cancelled. An optional kind that cannot be listed is
-left out and tried again. Nothing else waits for that kind.
-
-Lists the API server's objects, instead of waiting for its watches.
-
-``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
-deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
-to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
-
-Objects are listed page by page and read in the threads of ``KubeClient``, so that whole objects are held for a moment
-only. For the later sweeps the metadata of the objects are enough.
-
-Lists objects of the API server where a watch is not enough: at start, now and then, and after gaps.
+"""Lists objects of the API server where a watch is not enough: at start, now and then, and after gaps.
 
 The controller, the reconciler, ``health``, the watches and ``channel`` call it. It calls ``cluster_cache`` and
 ``kube``.
@@ -80,6 +61,16 @@ OWN: frozenset[objects.Kind] = frozenset(
 
 #: How long the watch may take to bring what changed during a list.
 _EVENTS_COME_S = 5.0
+
+
+# Lists the API server's objects, instead of waiting for its watches.
+#
+# ``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
+# deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
+# to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
+#
+# Objects are listed page by page and read in the threads of ``KubeClient``, so that whole objects are held for a moment
+# only. For the later sweeps the metadata of the objects are enough.
 
 
 async def _nothing(kind: objects.Kind) -> None:
@@ -298,6 +289,17 @@ _GAPS_TOGETHER_S = 1.0
 #: How long the first lists wait for the watches to begin, all lists together.
 _WATCHES_BEGIN_S = 10.0
 _LOOK_S = 0.05
+
+
+# Lists the cluster: at start until that succeeds, every five minutes, and a kind when events may have been missed.
+#
+# No watch repeats a deletion. So if a watch may have missed one, its kind is listed. A watch shows only what happens
+# after the version at which it begins. So at start each kind is listed once its watch has begun, or after a while if it
+# has not. The lists every five minutes compare versions only. If something newer of a kind exists, the kind is then
+# listed in full.
+#
+# One task on the controller's event loop, which runs until it is cancelled. An optional kind that cannot be listed is
+# left out and tried again. Nothing else waits for that kind.
 
 
 class Relister:

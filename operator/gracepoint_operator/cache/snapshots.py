@@ -1,18 +1,6 @@
 """Puts together what the decisions about one workload are based on.
 
 It only reads what the cache keeps, on the controller's event loop; there are no locks.
-
-Which marks of the catalogue concern which pods of a gang. Reads the index; has no state.
-
-Which marks tell no time of their own, and when they were first seen. Reads the cache's parts; has no state.
-
-Which suspensions of workloads may have a reason that this replica does not know yet.
-
-Kueue says in its own Workload why it takes the quota back, and then suspends the job. Two watches bring that, in any
-order. So when a workload that Kueue manages is seen suspended, Kueue's Workload is read afresh (``workload_refresh``).
-Until then the suspension is unexplained, and nothing is decided by it.
-
-The controller's event loop owns this; there are no locks.
 """
 
 from __future__ import annotations
@@ -32,6 +20,9 @@ from gracepoint_operator.signals import Mark, is_suspension
 from gracepoint_operator.workloads import Job, Workload
 
 _Place = Callable[[str], tuple[Kind, str, str] | None]
+
+
+# Which marks of the catalogue concern which pods of a gang. Reads the index; has no state.
 
 
 def marks_of_pods(
@@ -84,7 +75,13 @@ def _concerning(
 
 
 class Suspensions:
-    """See the module.
+    """Which suspensions of workloads may have a reason that this replica does not know yet.
+
+    Kueue says in its own Workload why it takes the quota back, and then suspends the job. Two watches bring that, in
+    any order. So when a workload that Kueue manages is seen suspended, Kueue's Workload is read afresh
+    (``workload_refresh``). Until then the suspension is unexplained, and nothing is decided by it.
+
+    The controller's event loop owns this; there are no locks.
 
     Args:
         objects: The known objects.
@@ -145,7 +142,7 @@ class Suspensions:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshots:
-    """See the module.
+    """Puts together what the decisions about one workload are based on.
 
     Attributes:
         place: Returns kind, namespace and name of the object with a UID.
@@ -215,6 +212,9 @@ class Snapshots:
             checked=frozenset(uid for uid in self.checked if objects.pods[uid].workload_uid == workload_uid),
             unexplained=self.suspensions.unexplained(workload_uid, since),
         )
+
+
+# Which marks tell no time of their own, and when they were first seen. Reads the cache's parts; has no state.
 
 
 def undated_since(

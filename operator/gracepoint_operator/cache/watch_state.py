@@ -3,14 +3,6 @@
 The threads that watch (``watches.kopf_run``) write here, each for its own kinds. The controller's loop and the health
 port read. The controller also writes the results of its own lists. One lock guards everything, and is held for a few
 assignments at a time. The callbacks are called without the lock, in the thread that noticed the event.
-
-Reads a workload and the objects around it afresh, to learn why its pods were deleted or why it is suspended.
-
-A watch shows a past state, and watches of different kinds show different ones. A read that begins after an event sees
-whatever caused the event.
-
-The controller's event loop owns a ``WorkloadRefresh``. On it runs one task for each workload that is looked at. The
-task ends with the API server's answer, or after a bounded time.
 """
 
 from __future__ import annotations
@@ -256,6 +248,15 @@ def _named(namespace: str) -> dict[str, str]:
 
 _WITHIN_S = 2.0
 _AGAIN_S = 0.25
+
+
+# Reads a workload and the objects around it afresh, to learn why its pods were deleted or why it is suspended.
+#
+# A watch shows a past state, and watches of different kinds show different ones. A read that begins after an event sees
+# whatever caused the event.
+#
+# The controller's event loop owns a ``WorkloadRefresh``. On it runs one task for each workload that is looked at. The
+# task ends with the API server's answer, or after a bounded time.
 
 
 class WorkloadRefresh:

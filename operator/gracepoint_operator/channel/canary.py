@@ -7,16 +7,6 @@ that nobody trusts. It does not see whether the cluster is watched; the ages of 
 
 One task on the controller's event loop, which runs until it is cancelled. The channel knows the canary by a secret of
 this process. The canary is no pod: it counts as none, and no preemption reaches it.
-
-The heartbeat of a subscription's stream: a ping when there is nothing else to send, and the end of a stuck write.
-
-Each stream has one timer, which repeats until ``stop``. The frames do not touch it: a timer for each write, and one for
-each wait for a frame, took a third of the time that it takes to tell a gang. It runs on the stream's event loop.
-
-Tells pods which authorities to trust. Runs on the controller's event loop.
-
-It is level-based like the notifier: every subscriber whose authorities differ from the operator's is sent these, when
-they change and when it connects.
 """
 
 from __future__ import annotations
@@ -53,7 +43,7 @@ _WORKLOAD = "gracepoint-canary"
 
 
 class Canary:
-    """See the module.
+    """A subscriber of the replica itself, which is sent a notice now and then.
 
     Args:
         metrics: Gets the latency and the failures.
@@ -185,6 +175,12 @@ INTERVAL_S = 5.0
 _BEATS_OF_A_WRITE = 3
 
 
+# The heartbeat of a subscription's stream: a ping when there is nothing else to send, and the end of a stuck write.
+#
+# Each stream has one timer, which repeats until ``stop``. The frames do not touch it: a timer for each write, and one
+# for each wait for a frame, took a third of the time that it takes to tell a gang. It runs on the stream's event loop.
+
+
 class Heartbeat:
     """The heartbeat of one stream. It must be created on the stream's event loop.
 
@@ -218,6 +214,12 @@ class Heartbeat:
     def _go_on(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._go_on)
         self.beat()
+
+
+# Tells pods which authorities to trust. Runs on the controller's event loop.
+#
+# It is level-based like the notifier: every subscriber whose authorities differ from the operator's is sent these, when
+# they change and when it connects.
 
 
 class TrustNotifier:

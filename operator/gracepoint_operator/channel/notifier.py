@@ -4,12 +4,6 @@ Everything here runs on the controller's event loop. To tell a subscriber means 
 never waits, neither for a pod nor for the API server. The preemption writer's tasks write later. Telling is
 level-based: ``tell`` looks at a preemption and sends every subscriber what it was not told yet. So a decision of this
 replica, one of the other replica that the watch brings, and one from before a restart take the same path.
-
-Tells gangs of hints: signs that a disruption may be near. Hints are not recorded.
-
-Runs on the controller's event loop. It is level-based like the notifier: whenever a gang is decided about, each of its
-subscribers is told what it was not told yet, in one frame. It does not matter which replica tells a hint, or how often
-a stream was lost in between: the library recognizes a hint by its name, which is the same in all replicas.
 """
 
 from __future__ import annotations
@@ -257,6 +251,13 @@ def _retraction(subscriber: Subscriber, preemption: PreemptionRecord) -> Frame:
 
 #: At most this number of hints is in one frame. More hints of the same moment would add no information.
 _MOST = 64
+
+
+# Tells gangs of hints: signs that a disruption may be near. Hints are not recorded.
+#
+# Runs on the controller's event loop. It is level-based like the notifier: whenever a gang is decided about, each of
+# its subscribers is told what it was not told yet, in one frame. It does not matter which replica tells a hint, or how
+# often a stream was lost in between: the library recognizes a hint by its name, which is the same in all replicas.
 
 
 def hints_for(gang: GangSnapshot) -> list[Signal]:

@@ -8,18 +8,6 @@ The task of a subscription lives as long as its stream. It takes frames from the
 Its ``Heartbeat`` sends a ping when there is nothing else to send. The task ends when the client disconnects (aiohttp
 cancels it), when the pod is deleted or connects again (``closed``), or when a write takes too long. So a stuck pod
 delays only itself.
-
-The channel's thread: its own event loop, its port, its connections.
-
-Every pod of the cluster can reach the channel. On a loop of its own, thousands of TLS handshakes and requests delay
-neither a webhook's answer nor a decision, which belong to the controller's loop. Who runs where:
-
-* this thread's loop: accepting, TLS, HTTP, the tasks of requests and streams (``routes``), renewal of the certificate,
-  and measuring how late the loop is;
-* the controller's loop: everything that reads or changes what is known. ``routes`` hands such work over and awaits it.
-
-``start`` and ``stop`` are called on the controller's loop. It must run until ``stop`` has returned, because the streams
-hand over work as they end. The thread ends with ``stop`` or with a failure, which ``ended`` raises.
 """
 
 from __future__ import annotations
@@ -334,6 +322,20 @@ def _notice_vanished_peers(request: web.Request) -> None:
 
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0
+
+
+# The channel's thread: its own event loop, its port, its connections.
+#
+# Every pod of the cluster can reach the channel. On a loop of its own, thousands of TLS handshakes and requests delay
+# neither a webhook's answer nor a decision, which belong to the controller's loop. Who runs where:
+#
+# * this thread's loop: accepting, TLS, HTTP, the tasks of requests and streams (``routes``), renewal of the
+#   certificate, and measuring how late the loop is;
+# * the controller's loop: everything that reads or changes what is known. ``routes`` hands such work over and awaits
+#   it.
+#
+# ``start`` and ``stop`` are called on the controller's loop. It must run until ``stop`` has returned, because the
+# streams hand over work as they end. The thread ends with ``stop`` or with a failure, which ``ended`` raises.
 
 
 class ChannelThread:

@@ -3,15 +3,6 @@
 Each has a bounded queue of frames. Only the task of its own stream empties it, and adding a frame never waits. If a pod
 does not read, its queue fills up, the pod is disconnected, and it may connect again. The other pods do not notice. The
 controller's event loop owns the subscribers; there are no locks.
-
-Calls on an event loop that come from another thread, many with one wake-up.
-
-``call_soon_threadsafe`` wakes the loop for each call. Each wake-up is a system call that lets the woken thread run, and
-then both threads take turns for every single call. To tell a gang of thousands of pods needs thousands of calls in each
-direction. Here only the first call wakes the loop, and the others find that it is awake.
-
-Any thread calls ``post``, and another loop awaits ``run``. The calls run on the loop, in their order. They are given up
-when the loop has ended.
 """
 
 from __future__ import annotations
@@ -35,7 +26,14 @@ _Result = TypeVar("_Result")
 
 
 class LoopCalls:
-    """See the module.
+    """Calls on an event loop that come from another thread, many with one wake-up.
+
+    ``call_soon_threadsafe`` wakes the loop for each call. Each wake-up is a system call that lets the woken thread run,
+    and then both threads take turns for every single call. To tell a gang of thousands of pods needs thousands of calls
+    in each direction. Here only the first call wakes the loop, and the others find that it is awake.
+
+    Any thread calls ``post``, and another loop awaits ``run``. The calls run on the loop, in their order. They are
+    given up when the loop has ended.
 
     Args:
         loop: Runs the calls.

@@ -17,25 +17,6 @@ after a restart of the operator, and in each replica. The rules, in order:
 * A preemption of signals that are not sure may have to wait (``holds_back``).
 * A preemption that no report ends expires some time after its deadline, or when the restarted gang is disrupted.
 * Requests are answered (``answers``).
-
-When time alone may change what is decided about a workload. Pure.
-
-A decision follows from the objects and the time (``decide``). A change of an object is an event. These changes come
-without an event:
-
-* a preemption under way expires some time after its deadline;
-* a signal that is too far ahead comes nearer than the horizon;
-* the exit breaker closes again, so that a gang which only saves may be asked to exit.
-
-Limits how many gangs per minute get a notice for signals that are not sure. Pure.
-
-For example, a network partition makes many nodes unreachable at once, and most of them come back. Without a limit every
-gang in the cluster would save and exit.
-
-All replicas see the records, but with a delay. Without a further rule, each of two replicas could use the whole limit
-at the same moment for different gangs. So each replica has a share of the limit, against which only the records count
-that it created or is about to create. Each record is created by one replica, so all replicas together stay within the
-limit.
 """
 
 from __future__ import annotations
@@ -336,6 +317,16 @@ def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
 _AFTER_S = 0.001
 
 
+# When time alone may change what is decided about a workload. Pure.
+#
+# A decision follows from the objects and the time (``decide``). A change of an object is an event. These changes come
+# without an event:
+#
+# * a preemption under way expires some time after its deadline;
+# * a signal that is too far ahead comes nearer than the horizon;
+# * the exit breaker closes again, so that a gang which only saves may be asked to exit.
+
+
 def next_decision_at(gang: GangSnapshot, now: float) -> float | None:
     """Returns when to decide again without an event, in seconds since the epoch. None: not before an event.
 
@@ -362,6 +353,17 @@ def _times(gang: GangSnapshot) -> Iterator[float]:
 
 WINDOW_S = 60.0
 DEFAULT_LIKELY_GANGS_PER_MINUTE = 10
+
+
+# Limits how many gangs per minute get a notice for signals that are not sure. Pure.
+#
+# For example, a network partition makes many nodes unreachable at once, and most of them come back. Without a limit
+# every gang in the cluster would save and exit.
+#
+# All replicas see the records, but with a delay. Without a further rule, each of two replicas could use the whole limit
+# at the same moment for different gangs. So each replica has a share of the limit, against which only the records count
+# that it created or is about to create. Each record is created by one replica, so all replicas together stay within the
+# limit.
 
 
 def holds_back(

@@ -14,8 +14,6 @@ The rules:
   different kinds are not in order with one another. So a deletion is believed only after a fresh look
   (``WorkloadRefresh``). The suspension of a workload that Kueue manages is checked in the same way, because Kueue's own
   Workload says why.
-
-The spec of a Preemption, from the signals that it is about. Pure.
 """
 
 from __future__ import annotations
@@ -199,6 +197,9 @@ DEADLINE_TOLERANCE_S = SAME_REVISION / 1000
 _END_OF_DATES = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()
 #: As many as the resource's schema allows.
 _NODES_LIMIT, _PODS_LIMIT, _REQUESTS_LIMIT = 1024, 4096, 64
+
+
+# The spec of a Preemption, from the signals that it is about. Pure.
 
 
 def begun(

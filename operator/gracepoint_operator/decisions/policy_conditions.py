@@ -1,16 +1,4 @@
-"""The status of a policy: its conditions with all reasons and messages, its forecasts and the last save. Pure.
-
-Whether the pods of the gangs are connected, so that a mistake in the network shows before the first loss. Pure.
-
-Each replica knows the pods that are connected to it. It writes their number for each workload into the policy's
-status, and adds the numbers of all replicas. A pod is connected to one replica at a time. While it moves from one to
-the other, it may count twice for some seconds.
-
-A replica that ends writes an entry without pods. The entry of one that died counts as long as its Lease says that it
-lives (``recording.replica_lease``). So an entry is written only if it changes.
-
-What is said of saves and deletions that fail while training goes on: conditions of the policy, and Events. Pure.
-"""
+"""The status of a policy: its conditions with all reasons and messages, its forecasts and the last save. Pure."""
 
 from __future__ import annotations
 
@@ -309,6 +297,16 @@ _CHECK = (
 )
 
 
+# Whether the pods of the gangs are connected, so that a mistake in the network shows before the first loss. Pure.
+#
+# Each replica knows the pods that are connected to it. It writes their number for each workload into the policy's
+# status, and adds the numbers of all replicas. A pod is connected to one replica at a time. While it moves from one to
+# the other, it may count twice for some seconds.
+#
+# A replica that ends writes an entry without pods. The entry of one that died counts as long as its Lease says that it
+# lives (``recording.replica_lease``). So an entry is written only if it changes.
+
+
 @dataclasses.dataclass(frozen=True)
 class GangConnection:
     """How many pods of a gang are connected.
@@ -488,6 +486,9 @@ _FAILING = {
     TroubleKind.DELETIONS: "have checkpoints or remains of saves that cannot be deleted",
 }
 _NONE = {TroubleKind.SAVES: "no periodic save fails", TroubleKind.DELETIONS: "no deletion fails"}
+
+
+# What is said of saves and deletions that fail while training goes on: conditions of the policy, and Events. Pure.
 
 
 def in_words(trouble: Trouble) -> str:

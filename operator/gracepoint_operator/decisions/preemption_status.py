@@ -13,14 +13,6 @@ The stages of a Preemption's timings, in seconds after the signal was first obse
     restored, compiled    the restarted gang has restored a checkpoint; has the programs of its first step. With a
                           compilation beside the restore, either may be first
     training              it has passed its first step
-
-What is said of gangs that make no progress: the condition Progressing and the Events. Pure.
-
-A policy has the condition, and so has a Preemption within which the gang stalled.
-
-Sentences that describe a preemption, for its status and its Events. Pure.
-
-The Events of a preemption: their reasons, their messages and their order. Pure.
 """
 
 from __future__ import annotations
@@ -52,6 +44,8 @@ from gracepoint_operator.resources import (
 )
 from gracepoint_operator.signals import KNOWN_TO_GANG, Cause
 from gracepoint_operator.workloads import ANY_PLURAL
+
+# Sentences that describe a preemption, for its status and its Events. Pure.
 
 
 def signal_message(spec: PreemptionSpec) -> str:
@@ -361,6 +355,9 @@ STORY = (
 _WARNINGS = frozenset({Phase.EXPIRED, Phase.FAILED})
 
 
+# The Events of a preemption: their reasons, their messages and their order. Pure.
+
+
 @dataclasses.dataclass(frozen=True)
 class Note:
     """An Event to post.
@@ -412,6 +409,11 @@ def note_of_resumption(preemption: PreemptionRecord) -> Note:
 REASON_STALLED = "TrainingStalled"
 REASON_PROGRESS = "TrainingProgresses"
 _STAGE_CHARACTERS = 64
+
+
+# What is said of gangs that make no progress: the condition Progressing and the Events. Pure.
+#
+# A policy has the condition, and so has a Preemption within which the gang stalled.
 
 
 def in_words(stall: Stall) -> str:

@@ -7,23 +7,6 @@ replica of the operator learns of something, or whether both do.
 A life is settled when its successor has restored a step, and thereby shown which steps of it were lost, and has trained
 and ended itself. A life that has never trained has nothing to lose, and is settled as soon as the next one begins. So
 at most two lives are open.
-
-How often to save, from what a save costs and how often work is lost. Pure.
-
-Let ``d`` be the time for which a save stops the training, and ``M`` the mean time between two losses. J. W. Young (A
-first order approximation to the optimum checkpoint interval, CACM 17(9), 1974) finds the interval ``sqrt(2 d M)``.
-J. T. Daly (A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
-Systems 22(3), 2006) refines it for losses that are so frequent that ``d`` is not small beside ``M``:
-
-    sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d      if d < 2M
-    M                                                          otherwise
-
-Both assume that a disruption loses all steps since the last save. A preemption that is announced early enough loses
-none, however rarely the job saves. So a disruption counts by the probability that it loses steps. With ``k`` of ``n``
-disruptions so far that did, it is ``(k + 1) / (n + 2)`` (Laplace's rule of succession): it is never 0, as the next one
-may come without a notice.
-
-A ledger as a policy's status keeps it. Pure.
 """
 
 from __future__ import annotations
@@ -61,7 +44,7 @@ _CLOCKS_MS = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoodputLedger:
-    """See the module.
+    """The account of one workload. Changes by observations of the pods and by what a process says.
 
     Attributes:
         since_ms: When the account begins.
@@ -351,6 +334,22 @@ def _second(moment_ms: int) -> int:
     return moment_ms // 1000 * 1000
 
 
+# How often to save, from what a save costs and how often work is lost. Pure.
+#
+# Let ``d`` be the time for which a save stops the training, and ``M`` the mean time between two losses. J. W. Young (A
+# first order approximation to the optimum checkpoint interval, CACM 17(9), 1974) finds the interval ``sqrt(2 d M)``. J.
+# T. Daly (A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
+# Systems 22(3), 2006) refines it for losses that are so frequent that ``d`` is not small beside ``M``:
+#
+#     sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d      if d < 2M
+#     M                                                          otherwise
+#
+# Both assume that a disruption loses all steps since the last save. A preemption that is announced early enough loses
+# none, however rarely the job saves. So a disruption counts by the probability that it loses steps. With ``k`` of ``n``
+# disruptions so far that did, it is ``(k + 1) / (n + 2)`` (Laplace's rule of succession): it is never 0, as the next
+# one may come without a notice.
+
+
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
     """A suggested interval, and what it follows from.
@@ -396,6 +395,9 @@ def suggested(ledger: GoodputLedger, now_ms: int, *, at_least_s: float = 0.0) ->
 
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _MS = datetime.timedelta(milliseconds=1)
+
+
+# A ledger as a policy's status keeps it. Pure.
 
 
 def written(ledger: GoodputLedger, workload: WorkloadIdentity, now_ms: int, *, save_s: float = 0.0) -> WorkloadGoodput:

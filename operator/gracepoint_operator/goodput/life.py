@@ -2,14 +2,6 @@
 
 A life keeps the times at which its stages were reached. Its account is computed from these, so a time that becomes
 known late only moves time from one category to another: the categories of a life always add up to its length.
-
-What becomes of a life when a process tells of it. Pure.
-
-What becomes known of a life of a gang: what the operator sees, and what a process says. Immutable values. Pure.
-
-What a process says of its time, on the clock of the operator. Pure.
-
-What the time of a workload can go into, and sums of it. Pure.
 """
 
 from __future__ import annotations
@@ -21,6 +13,8 @@ from enum import StrEnum
 
 from gracepoint.wire.messages import Spent
 from gracepoint_operator.kube.objects import Pod
+
+# What the time of a workload can go into, and sums of it. Pure.
 
 
 class Category(StrEnum):
@@ -103,7 +97,7 @@ class StepMark:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Life:
-    """See the module. A time that is not known, or has not come yet, is None.
+    """One life of a gang. A time that is not known, or has not come yet, is None.
 
     Attributes:
         began_ms: When the life before ended. For the first life, when the workload was created.
@@ -306,6 +300,9 @@ class Life:
         return Category.WAITING if known < 0 else following[known]
 
 
+# What becomes known of a life of a gang: what the operator sees, and what a process says. Immutable values. Pure.
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Moment:
     """When something happened.
@@ -390,6 +387,9 @@ class ProcessTimes:
     of_former: bool = False
 
 
+# What becomes of a life when a process tells of it. Pure.
+
+
 def joined(life: Life, told: ProcessTimes) -> Life:
     """Returns the life with what its process says. What is known already stays, except for sums such as ``saves``.
 
@@ -441,6 +441,9 @@ _LONGEST_S = 3e8
 _MOST_STEPS = 2**53
 _MOST_DIGITS = 16
 _LONGEST_SESSION = 64
+
+
+# What a process says of its time, on the clock of the operator. Pure.
 
 
 def process_times(spent: Spent, session: str, pod: Pod, now: float, *, of_former: bool = False) -> ProcessTimes | None:

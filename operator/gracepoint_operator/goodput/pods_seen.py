@@ -5,12 +5,6 @@ the moment at which it is seen is the better guess. A kubelet looks at its conta
 has found afterwards. So it has happened in the written second, and in the second before the kubelet wrote it: the
 middle of what both have in common is right on average. That a pod has ended (its phase) the kubelet writes another
 second later. So what counts is when the end of its containers was first seen.
-
-Whether a gang has a checkpoint that is young enough for a voluntary disruption. Pure.
-
-A disruption costs a gang what it has trained since its newest checkpoint, or since it was restored: right after a
-restore nothing can be lost, however old the checkpoint is. A gang is not protected if none of its processes reports its
-times, because then no report would end the protection.
 """
 
 from __future__ import annotations
@@ -273,7 +267,11 @@ def _ms(at: float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Exposure:
-    """See the module.
+    """Whether a gang has a checkpoint that is young enough for a voluntary disruption. Pure.
+
+    A disruption costs a gang what it has trained since its newest checkpoint, or since it was restored: right after a
+    restore nothing can be lost, however old the checkpoint is. A gang is not protected if none of its processes reports
+    its times, because then no report would end the protection.
 
     Attributes:
         protect: Whether the gang is to be protected from voluntary disruptions now.

@@ -3,19 +3,6 @@
 Only this module uses the ``kubernetes`` package. The client of that package is synchronous. So every call runs in a
 thread of a small pool that ``KubeClient`` owns, with a timeout, and the caller's event loop does not block. Objects are
 plain dicts. Exceptions of the package and of urllib3 are turned into those of ``errors``.
-
-The errors of requests to the API server, and how its answers are decoded.
-
-KubeError
-├── NotFound        404: the object, or its whole kind, does not exist
-├── Conflict        409 on a write: somebody else wrote in between
-│   └── AlreadyExists   409 on a create
-├── Refused         any other 4xx: trying again does not help
-└── Unavailable     5xx, 429, timeouts, broken connections: trying again may help
-
-What the client of the API server returns. Pure.
-
-Exponential backoff with jitter.
 """
 
 from __future__ import annotations
@@ -42,6 +29,16 @@ from pydantic_core import core_schema
 from gracepoint_operator.kube.objects import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Kind
 
 JsonObject = dict[str, Any]
+
+
+# The errors of requests to the API server, and how its answers are decoded.
+#
+# KubeError
+# ├── NotFound        404: the object, or its whole kind, does not exist
+# ├── Conflict        409 on a write: somebody else wrote in between
+# │   └── AlreadyExists   409 on a create
+# ├── Refused         any other 4xx: trying again does not help
+# └── Unavailable     5xx, 429, timeouts, broken connections: trying again may help
 
 
 class KubeError(Exception):
@@ -149,6 +146,9 @@ def _message(body: str | bytes | None) -> str:
 
 
 _T = TypeVar("_T")
+
+
+# What the client of the API server returns. Pure.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -513,6 +513,9 @@ def _itself(body: JsonObject) -> JsonObject:
 
 
 _chance = random.Random()
+
+
+# Exponential backoff with jitter.
 
 
 class RetryPauses:

@@ -2,18 +2,6 @@
 
 Decisions use these records, so that no rule depends on the shape of API objects. Times are seconds since the epoch
 (``_at``), durations are seconds (``_s``). Workloads and their Jobs are read in ``workloads``.
-
-Reads single fields of API objects: texts, numbers, labels, conditions and times. Pure.
-
-If a field has a wrong type, each function raises ``Unreadable``, or an error that ``read_errors.reading`` turns into
-it.
-
-The kinds of objects that the operator uses, and their paths in the API. Pure.
-
-The annotations by which pods are protected from autoscalers, and who has set them. Pure.
-
-Users may set these annotations themselves. So the operator notes in an annotation of its own which ones it has set, and
-changes no others.
 """
 
 from __future__ import annotations
@@ -33,6 +21,12 @@ from gracepoint_operator.read_errors import Unreadable, reading
 LONGEST_NAME = 253
 
 _Shared = TypeVar("_Shared", bound=Hashable)
+
+
+# Reads single fields of API objects: texts, numbers, labels, conditions and times. Pure.
+#
+# If a field has a wrong type, each function raises ``Unreadable``, or an error that ``read_errors.reading`` turns into
+# it.
 
 
 def parse_time(text: str | None) -> float | None:
@@ -105,6 +99,12 @@ PROTECTING = {
 SET_BY_US = f"{GROUP}/protected-by"
 #: All that is read of a pod's annotations.
 READ = (*PROTECTING, SET_BY_US)
+
+
+# The annotations by which pods are protected from autoscalers, and who has set them. Pure.
+#
+# Users may set these annotations themselves. So the operator notes in an annotation of its own which ones it has set,
+# and changes no others.
 
 
 def changes(present: Mapping[str, str], *, protect: bool) -> dict[str, str | None]:
@@ -389,6 +389,9 @@ def _last(times: Sequence[float | None]) -> float | None:
     """Returns the latest time. None if there are none, or one of them has not come."""
     known = [at for at in times if at is not None]
     return max(known) if known and len(known) == len(times) else None
+
+
+# The kinds of objects that the operator uses, and their paths in the API. Pure.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,4 @@
-"""Everything that matters to one workload, as one value. Pure.
-
-Which pods of a gang have sent no receipt, from the entries of all replicas. Pure.
-
-A pod sends its receipt to one of the replicas, so no replica alone knows which receipts are missing. Each replica
-writes into its own entry to which pods it sent the notice and which pods sent a receipt. Pods are listed by their
-place: the name without its random end, so that a thousand pods of one Job fit into one line such as
-``train-workers-0-[0-499,501-999]``.
-"""
+"""Everything that matters to one workload, as one value. Pure."""
 
 from __future__ import annotations
 
@@ -131,6 +123,14 @@ _SPANS_PER_LINE = 64
 _LINE = re.compile(r"(.+)-\[([0-9,-]+)\]")
 #: Places with a higher index are kept as texts: anybody may write any index into a label.
 _INDEX_LIMIT = 1 << 20
+
+
+# Which pods of a gang have sent no receipt, from the entries of all replicas. Pure.
+#
+# A pod sends its receipt to one of the replicas, so no replica alone knows which receipts are missing. Each replica
+# writes into its own entry to which pods it sent the notice and which pods sent a receipt. Pods are listed by their
+# place: the name without its random end, so that a thousand pods of one Job fit into one line such as
+# ``train-workers-0-[0-499,501-999]``.
 
 
 def place_of(pod: Pod) -> str:

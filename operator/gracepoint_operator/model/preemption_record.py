@@ -1,16 +1,4 @@
-"""One preemption: one disruption of one workload, as a Preemption object records it. Immutable values. Pure.
-
-A request for a preemption, which a user or another controller created. Pure.
-
-A request is a signal. Like every other signal it starts its own preemption or joins the one in progress. The record
-of that preemption has its usual deterministic name, so that two replicas which see a request and a taint in different
-order still create one object. The outcome of a request is written to its own status (``decisions.answers``).
-
-The policy of a workload whose CheckpointPolicy does not exist any more: the one that it was created with. Pure.
-
-The webhook writes the policy's spec into the workload. So all replicas know it, also after a restart. Workloads that
-an older version prepared lack it; then the copy in their newest Preemption counts, if there is one.
-"""
+"""One preemption: one disruption of one workload, as a Preemption object records it. Immutable values. Pure."""
 
 from __future__ import annotations
 
@@ -354,6 +342,13 @@ def preemption_name(workload_name: str, workload_uid: str, preemption: int) -> s
 LABEL_ENDED_AT = f"{names.GROUP}/ended-at"
 
 
+# A request for a preemption, which a user or another controller created. Pure.
+#
+# A request is a signal. Like every other signal it starts its own preemption or joins the one in progress. The record
+# of that preemption has its usual deterministic name, so that two replicas which see a request and a taint in different
+# order still create one object. The outcome of a request is written to its own status (``decisions.answers``).
+
+
 @dataclasses.dataclass(frozen=True)
 class RequestRecord:
     """A request as this replica knows it.
@@ -457,6 +452,12 @@ class RequestRecord:
 
 #: The copy in a Preemption has only what the operator decides by. The rest is in the pods.
 _ELSEWHERE = {"checkpoint": {"directory": "/in-the-pods"}}
+
+
+# The policy of a workload whose CheckpointPolicy does not exist any more: the one that it was created with. Pure.
+#
+# The webhook writes the policy's spec into the workload. So all replicas know it, also after a restart. Workloads that
+# an older version prepared lack it; then the copy in their newest Preemption counts, if there is one.
 
 
 def kept_policy(workload: Workload, preemptions: Sequence[PreemptionRecord]) -> CheckpointPolicy | None:

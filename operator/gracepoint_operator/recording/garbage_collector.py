@@ -8,11 +8,6 @@ delays nothing else. The task ends when it is cancelled.
 
 A request that is over for good gets a label (``LABEL_ENDED_AT``), and is not watched any more. Now and then those with
 the label are listed, page by page, and the old ones are deleted. So nothing here is kept for them.
-
-What only this replica knows of its notices: when it told each pod, and which pods acknowledged to it.
-
-It is kept in the form in which it is written, because a gang of thousands of pods has an event for each of them. The
-controller's event loop owns it; there are no locks.
 """
 
 from __future__ import annotations
@@ -238,6 +233,12 @@ def _has_ended(body: JsonObject) -> bool:
 
 
 ReceiptKey = tuple[str, str]
+
+
+# What only this replica knows of its notices: when it told each pod, and which pods acknowledged to it.
+#
+# It is kept in the form in which it is written, because a gang of thousands of pods has an event for each of them. The
+# controller's event loop owns it; there are no locks.
 
 
 @dataclasses.dataclass

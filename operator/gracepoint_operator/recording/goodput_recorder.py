@@ -96,7 +96,7 @@ class _Account:
 
 
 class GoodputRecorder:
-    """See the module.
+    """Keeps the accounts of where the time of each workload goes.
 
     Args:
         cache: What is known of the cluster, with the statuses of the policies.

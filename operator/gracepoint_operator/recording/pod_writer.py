@@ -55,7 +55,7 @@ _chance = random.Random()
 
 
 class PodProtector:
-    """See the module.
+    """Protects pods from autoscalers while the newest checkpoint is old.
 
     Args:
         api: The API server.

@@ -8,23 +8,6 @@ here, and writes the result under the version that was read. So both replicas wr
 A status is written soon if anything in it has changed that people or programs act on. Figures move while a job only
 trains: the metrics have them at once. In a status they are written together with such a change, or once they have moved
 far, at most every ``FIGURES_S`` (``status_news.is_news``, ``status_news.moved_far``).
-
-Records how many pods of the gangs are connected, and posts an Event on a gang whose pods stay away.
-
-One task on the controller's event loop looks twice a minute: it counts the pods that run and those that are connected
-to this replica, joins the numbers of the other replicas, which the watch brings with the policies, and hands the result
-to ``PolicyWriter``. It writes this replica's numbers if they changed. ``close`` takes them back. Each look also renews
-this replica's Lease, which says that its numbers still count (``ReplicaLease``).
-
-While the API server does not answer, the other replicas' numbers are old, so nothing is judged. The API server may also
-refuse writes to some policies only, for example while an admission webhook is down. A replica that cannot write into a
-policy does not judge that policy, and goes on with the others. A replica that has nothing to write there does not
-notice, and may count the pods of other replicas as missing. A replica that cannot renew its Lease judges nothing.
-
-Which changes of a policy's status are written soon, and which figures have moved too far to stay. Pure.
-
-Figures are forecasts, the seconds of accounts, and when a save was. They move while a job only trains. The metrics have
-them; each write of a policy costs the API server a revision, and all who watch policies a refresh.
 """
 
 from __future__ import annotations
@@ -71,6 +54,12 @@ from gracepoint_operator.workloads import Workload
 
 #: How far a duration, or a share of an account, has to move until the figure that is written misleads.
 _PART, _LEAST_S, _SHARE = 0.25, 1.0, 0.01
+
+
+# Which changes of a policy's status are written soon, and which figures have moved too far to stay. Pure.
+#
+# Figures are forecasts, the seconds of accounts, and when a save was. They move while a job only trains. The metrics
+# have them; each write of a policy costs the API server a revision, and all who watch policies a refresh.
 
 
 def is_news(policy: CheckpointPolicy, after: CheckpointPolicyStatus, now: float) -> bool:
@@ -507,7 +496,18 @@ class _PodCounts:
 
 
 class ConnectionWriter:
-    """See the module.
+    """Records how many pods of the gangs are connected, and posts an Event on a gang whose pods stay away.
+
+    One task on the controller's event loop looks twice a minute: it counts the pods that run and those that are
+    connected to this replica, joins the numbers of the other replicas, which the watch brings with the policies, and
+    hands the result to ``PolicyWriter``. It writes this replica's numbers if they changed. ``close`` takes them back.
+    Each look also renews this replica's Lease, which says that its numbers still count (``ReplicaLease``).
+
+    While the API server does not answer, the other replicas' numbers are old, so nothing is judged. The API server may
+    also refuse writes to some policies only, for example while an admission webhook is down. A replica that cannot
+    write into a policy does not judge that policy, and goes on with the others. A replica that has nothing to write
+    there does not notice, and may count the pods of other replicas as missing. A replica that cannot renew its Lease
+    judges nothing.
 
     Args:
         api: The API server.

@@ -4,18 +4,6 @@ Runs as tasks of a write queue on the controller's event loop. Each write first 
 object. Then it joins what it reads there with what is known here (``preemption.joined_status`` only adds), and writes
 the result under the version that was read. So no replica undoes what another wrote. The replica whose write changes a
 phase posts the Event, once. The last replica to write has seen the entries of all.
-
-Writes the answers to requests into their statuses.
-
-Runs as tasks of a write queue on the controller's event loop. Both replicas decide the same answer and write it. The
-second write changes nothing. A replica whose view is older may find that nothing comes of a request which the other
-one has adopted. So Superseded is written only over the phase from which it was decided.
-
-Counts the outcome of preemptions in the metrics.
-
-The preemption writer calls it right after a write that changed the phase. The API server accepts such a write only for
-the version that was read, so only one of two replicas succeeds, and each preemption is counted once: sums over the
-replicas are right. It has no state.
 """
 
 from __future__ import annotations
@@ -52,6 +40,13 @@ PARTS = {
     "save": ("drained", "durable"),
     "commit": ("durable", "committed"),
 }
+
+
+# Counts the outcome of preemptions in the metrics.
+#
+# The preemption writer calls it right after a write that changed the phase. The API server accepts such a write only
+# for the version that was read, so only one of two replicas succeeds, and each preemption is counted once: sums over
+# the replicas are right. It has no state.
 
 
 def begin(metrics: Metrics) -> None:
@@ -377,6 +372,13 @@ class PreemptionWriter:
 
 #: A request may arrive before its workload, because both may be in one file. It is not refused before this time.
 _WORKLOAD_COMES_S = 5.0
+
+
+# Writes the answers to requests into their statuses.
+#
+# Runs as tasks of a write queue on the controller's event loop. Both replicas decide the same answer and write it. The
+# second write changes nothing. A replica whose view is older may find that nothing comes of a request which the other
+# one has adopted. So Superseded is written only over the phase from which it was decided.
 
 
 class RequestWriter:

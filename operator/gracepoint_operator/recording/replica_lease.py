@@ -26,7 +26,7 @@ LABEL = f"{names.GROUP}/replica"
 
 
 class ReplicaLease:
-    """See the module.
+    """The Lease of this replica, and those of the others.
 
     Args:
         api: The API server.

@@ -4,23 +4,6 @@
 are posted by tasks of a write queue, which ``close`` ends. Each replica knows of what it was told, and the one that was
 told last writes the condition. If the other one was told of the end, the policy's condition says so (``follow``). A
 gang that still has trouble says so again with each failure.
-
-Records gangs that make no progress: in the policy's condition, in an Event on the workload, and in metrics.
-
-``take`` and ``resumed`` are called on the controller's event loop by the handler of messages, and do not wait. The
-Events are posted by tasks of a write queue. Each replica knows of the stalls that it was told of; the one that was told
-last writes the condition. ``close`` ends the queue.
-
-A gang tells of its stall once. A process beside a trainer, which looks at it from outside, tells of that pod alone.
-What both say is shown together, the gang's word first. A stall is over when its pod says so, the gang has started
-again, or the pod is gone. The other replica may have heard the first two. So a stall is also over when the policy's
-status has a newer forecast of the gang, which any replica may have written: only a training thread that goes on sends
-one, after each save.
-
-Says which workloads name a policy that does not exist: in Events on them, in the log and in a metric.
-
-One task on the controller's event loop looks twice a minute. A policy counts as missing if it is not there at two
-looks: GitOps tools replace objects by deleting and creating them, and the end of a namespace takes its policies along.
 """
 
 from __future__ import annotations
@@ -56,7 +39,7 @@ class _KnownTrouble:
 
 
 class TroubleRecorder:
-    """See the module.
+    """Records saves and deletions that fail: in conditions, Events and metrics.
 
     Args:
         api: The API server.
@@ -183,7 +166,17 @@ class _Told:
 
 
 class StallRecorder:
-    """See the module.
+    """Records gangs that make no progress: in the policy's condition, in an Event on the workload, and in metrics.
+
+    ``take`` and ``resumed`` are called on the controller's event loop by the handler of messages, and do not wait. The
+    Events are posted by tasks of a write queue. Each replica knows of the stalls that it was told of; the one that was
+    told last writes the condition. ``close`` ends the queue.
+
+    A gang tells of its stall once. A process beside a trainer, which looks at it from outside, tells of that pod alone.
+    What both say is shown together, the gang's word first. A stall is over when its pod says so, the gang has started
+    again, or the pod is gone. The other replica may have heard the first two. So a stall is also over when the policy's
+    status has a newer forecast of the gang, which any replica may have written: only a training thread that goes on
+    sends one, after each save.
 
     Args:
         api: The API server.
@@ -318,7 +311,11 @@ REASON_FOUND = "PolicyFound"
 
 
 class MissingPolicies:
-    """See the module.
+    """Says which workloads name a policy that does not exist: in Events on them, in the log and in a metric.
+
+    One task on the controller's event loop looks twice a minute. A policy counts as missing if it is not there at two
+    looks: GitOps tools replace objects by deleting and creating them, and the end of a namespace takes its policies
+    along.
 
     Args:
         api: The API server.

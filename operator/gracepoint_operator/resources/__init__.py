@@ -3,7 +3,7 @@
 ``CheckpointPolicy.of(body)`` reads an object of the API server, ``part.to_json()`` writes one. ``python -m
 gracepoint_operator.resources`` prints the CRDs, or with ``--write`` puts them where the project keeps them.
 
-``signals``, ``model``, the rooms above them and the command line call it. It calls no other room.
+``signals``, ``model``, the packages above them and the command line call it. It calls no other package.
 """
 
 from gracepoint_operator.resources.base import WORKLOAD_FIELD, WORKLOAD_KIND, Condition, ConditionStatus

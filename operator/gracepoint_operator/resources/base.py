@@ -2,13 +2,6 @@
 
 The CRDs are generated from the models (``crds``). Every string and list has a bound: the API server refuses a CRD
 whose CEL rules could cost too much, and it computes the cost from the bounds.
-
-From pydantic's JSON schema to the structural OpenAPI v3 schema of a CRD. Pure.
-
-What the API server does not take is translated: ``$ref`` is put in place, "or null" means "may be absent",
-and ``additionalProperties: false`` goes, as the API server prunes or refuses unknown fields by itself.
-
-Label selectors, as metav1.LabelSelector. Pure.
 """
 
 from __future__ import annotations
@@ -299,6 +292,12 @@ def _say_once(kind: str, name: str, unknown: tuple[str, ...]) -> None:
     )
 
 
+# From pydantic's JSON schema to the structural OpenAPI v3 schema of a CRD. Pure.
+#
+# What the API server does not take is translated: ``$ref`` is put in place, "or null" means "may be absent", and
+# ``additionalProperties: false`` goes, as the API server prunes or refuses unknown fields by itself.
+
+
 def structural(model: type[BaseModel]) -> dict[str, Any]:
     """The structural schema of ``model``.
 
@@ -409,6 +408,9 @@ def _reflow(text: str) -> str:
 _VALUES_MESSAGE = "values must be there for In and NotIn, and only for them"
 _Key = Annotated[str, Field(min_length=1, max_length=317)]
 _Value = Annotated[str, Field(max_length=63)]
+
+
+# Label selectors, as metav1.LabelSelector. Pure.
 
 
 class LabelOperator(StrEnum):

@@ -1,7 +1,4 @@
-"""The CustomResourceDefinitions, made from the models.
-
-The reference of the fields that users write, from the models. Pure.
-"""
+"""The CustomResourceDefinitions, made from the models."""
 
 from __future__ import annotations
 
@@ -176,6 +173,9 @@ def definitions() -> dict[str, dict[str, Any]]:
 
 
 START, END = "<!-- fields: generated from the models -->\n", "<!-- end of fields -->\n"
+
+
+# The reference of the fields that users write, from the models. Pure.
 
 
 def policy_fields() -> str:

@@ -3,13 +3,6 @@
 There are two kinds of fields. The operator uses ``PolicyInForce`` (``mode``, ``signals``, ...) for its decisions: an
 edit takes effect at the next disruption. All other fields must be the same for all processes of a gang: the webhook
 writes them into the JobSet when it is created, and they stay for its life.
-
-Where a policy's checkpoints and compiled programs are stored, and when checkpoints are made.
-
-ClusterCheckpointPolicy: what administrators say for the namespaces of a cluster: a default policy, and limits.
-
-The default is for JobSets and Jobs that name no policy, and for those that name this one where their namespace has no
-CheckpointPolicy of that name. The limits hold for every policy in these namespaces.
 """
 
 from __future__ import annotations
@@ -50,6 +43,9 @@ _KEY_PLACE_MESSAGE = (
     "serverSideEncryption.keyId is only for an s3:// URI with an aws:kms algorithm, and for a gs:// URI"
 )
 _BUCKET_KEY_MESSAGE = "bucketKey is only for the algorithms aws:kms and aws:kms:dsse"
+
+
+# Where a policy's checkpoints and compiled programs are stored, and when checkpoints are made.
 
 
 class SaveWriter(StrEnum):
@@ -493,6 +489,12 @@ class CheckpointPolicy(Resource):
 def _newest_checkpoints(status: CheckpointPolicyStatus) -> set[tuple[object, ...]]:
     lives = ((entry.uid, life) for entry in status.goodput or () for life in entry.lives[-1:])
     return {(uid, life.session, life.restored, life.saved, life.gone) for uid, life in lives}
+
+
+# ClusterCheckpointPolicy: what administrators say for the namespaces of a cluster: a default policy, and limits.
+#
+# The default is for JobSets and Jobs that name no policy, and for those that name this one where their namespace has no
+# CheckpointPolicy of that name. The limits hold for every policy in these namespaces.
 
 
 class PolicyLimits(Model):

@@ -1,7 +1,4 @@
-"""The status of a CheckpointPolicy: what the operator knows of the JobSets that name it. The operator writes it.
-
-The part of a policy's status that says where the time of each JobSet went.
-"""
+"""The status of a CheckpointPolicy: what the operator knows of the JobSets that name it. The operator writes it."""
 
 from __future__ import annotations
 
@@ -21,6 +18,8 @@ from gracepoint_operator.resources.base import (
     Uid,
     list_map,
 )
+
+# The part of a policy's status that says where the time of each JobSet went.
 
 
 class SaveIntervalMode(StrEnum):

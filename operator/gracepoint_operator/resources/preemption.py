@@ -1,7 +1,4 @@
-"""Preemption: one disruption of one JobSet, as API, durable state and record at once.
-
-PreemptionRequest: what a user or a controller asks for, to save and exit, or to rehearse that.
-"""
+"""Preemption: one disruption of one JobSet, as API, durable state and record at once."""
 
 from __future__ import annotations
 
@@ -303,6 +300,9 @@ class Preemption(Resource):
 
 
 _DEADLINE_MESSAGE = "a request has exactly one of deadline and deadlineSeconds"
+
+
+# PreemptionRequest: what a user or a controller asks for, to save and exit, or to rehearse that.
 
 
 class RequestedWorkload(OfWorkload):

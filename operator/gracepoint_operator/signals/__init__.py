@@ -9,7 +9,7 @@
 
 Rows of confidence "hint" tell a gang to prepare, and start no preemption.
 
-``model``, the rooms above it and the command line call it. It calls ``resources`` and ``kube``.
+``model``, the packages above it and the command line call it. It calls ``resources`` and ``kube``.
 """
 
 from gracepoint_operator.signals.catalogue import BUILT_IN, GKE_SPOT_GRACE_S, UserRowsError, read_user_rows

@@ -2,12 +2,6 @@
 
 The ``about`` of a row says where its deadline comes from. If a signal tells no time, the pod's own grace period is
 assumed, because a pod that is deleted or evicted at once gets this time.
-
-Rows of the clouds and of the tools that add and remove nodes: GKE, AWS, AKS, Karpenter, cluster-autoscaler.
-
-Rows of Kubernetes itself and of job queues: nodes, devices, pods, Jobs, JobSet, Kueue.
-
-Reads users' own rows from the file that the chart mounts.
 """
 
 from __future__ import annotations
@@ -45,6 +39,9 @@ _NTH = "aws-node-termination-handler"
 GKE_SPOT_GRACE_S = 15.0
 #: Seconds from EC2's notice to the end of a Spot machine.
 EC2_NOTICE_S = 120.0
+
+
+# Rows of the clouds and of the tools that add and remove nodes: GKE, AWS, AKS, Karpenter, cluster-autoscaler.
 
 
 def _aks_event(event: str, lead_s: float, confidence: Confidence, cause: Cause, about: str) -> Row:
@@ -341,6 +338,9 @@ CLOUD_ROWS: tuple[Row, ...] = (*_GKE, *_AWS, *_KARPENTER, *_AUTOSCALER, *_AKS)
 KUBELET_SHUTDOWN_S = 20.0
 
 
+# Rows of Kubernetes itself and of job queues: nodes, devices, pods, Jobs, JobSet, Kueue.
+
+
 def _pod_condition(name: str, reason: str, cause: Cause, about: str) -> Row:
     return Row(
         name=name,
@@ -588,6 +588,9 @@ CLUSTER_ROWS: tuple[Row, ...] = (*_NODES, *_DEVICES, *_PODS, *_JOBS)
 
 
 BUILT_IN: tuple[Row, ...] = (*CLOUD_ROWS, *CLUSTER_ROWS)
+
+
+# Reads users' own rows from the file that the chart mounts.
 
 
 class UserRowsError(ValueError):

@@ -5,10 +5,6 @@ pod as well (``signal.of_pod``).
 
 Users may write anything into annotations, and controllers into conditions. So each taint, label, annotation, condition
 and field is read separately. One that cannot be read is reported, and the others still count.
-
-Reads the time that an object names for the end of its pods. Pure.
-
-What marks mean for a pod: signals. Pure.
 """
 
 from __future__ import annotations
@@ -44,6 +40,9 @@ _HTTP_DATE = re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} [A-Z][a-z]{2} \
 #: Range of times that a date can hold, with a reserve for durations that are added.
 _FIRST_AT, _LAST_AT = 0.0, 253_000_000_000.0
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+# Reads the time that an object names for the end of its pods. Pure.
 
 
 def told_time(time: Time, value: str, body: Body) -> float | None:
@@ -375,6 +374,9 @@ TOLD_BY_GANG = "SIGTERM, as the gang reports"
 TOLD_BEFORE = "a notice without a record, as the gang reports"
 #: The gang knows of these signals already, so no notice is sent for them.
 KNOWN_TO_GANG = frozenset({TOLD_BY_GANG, TOLD_BEFORE})
+
+
+# What marks mean for a pod: signals. Pure.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """What a row of the disruption catalogue is: how a signal is recognised, and what it means.
 
 The built-in rows (``catalogue``) and users' own (``user_rows``) are of this one form. Pure data.
-
-Short forms for the built-in rows. Pure.
 """
 
 from __future__ import annotations
@@ -264,6 +262,9 @@ _ON_NODE = {
 
 
 SURE, LIKELY, HINT = Confidence.SURE, Confidence.LIKELY, Confidence.HINT
+
+
+# Short forms for the built-in rows. Pure.
 
 
 def taint(key: str, effect: str | None = None) -> Match:

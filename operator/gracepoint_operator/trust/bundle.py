@@ -2,22 +2,6 @@
 
 All replicas keep the bundle in one ConfigMap. An authority is trusted from the moment at which any replica first finds
 it. It stays for a while after no source has it any more, because a replica may still serve a certificate of it.
-
-Certificates and keys as PEM: reads, makes and compares them. Pure.
-
-Only this module uses the ``cryptography`` package.
-
-When the operator's own authority and certificate are renewed. Pure.
-
-The state is what the operator's Secret holds. Both replicas compute the next state from it, and only one of two writes
-of the same version succeeds. A renewal takes three steps, each at least ``overlap_s`` after the one before:
-
-1. A new authority is added. Everybody is told to trust it and the old one. The certificate stays.
-2. The certificate is signed by the new authority.
-3. The old authority is removed.
-
-A certificate that was made in another way has an authority whose key is not known. It is followed in the same steps,
-after a longer overlap, because the pods that trust it may have a library which cannot be told of a new authority.
 """
 
 from __future__ import annotations
@@ -45,6 +29,11 @@ SKEW_S = 300.0
 
 
 _LABEL = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,40})-----")
+
+
+# Certificates and keys as PEM: reads, makes and compares them. Pure.
+#
+# Only this module uses the ``cryptography`` package.
 
 
 class NotPem(ValueError):
@@ -349,6 +338,19 @@ LEAF_LEFT_S = 30 * _DAY_S
 OVERLAP_S = _DAY_S
 #: The same if the certificate that is served was made in another way.
 OVERLAP_AFTER_OTHERS_S = 30 * _DAY_S
+
+
+# When the operator's own authority and certificate are renewed. Pure.
+#
+# The state is what the operator's Secret holds. Both replicas compute the next state from it, and only one of two
+# writes of the same version succeeds. A renewal takes three steps, each at least ``overlap_s`` after the one before:
+#
+# 1. A new authority is added. Everybody is told to trust it and the old one. The certificate stays.
+# 2. The certificate is signed by the new authority.
+# 3. The old authority is removed.
+#
+# A certificate that was made in another way has an authority whose key is not known. It is followed in the same steps,
+# after a longer overlap, because the pods that trust it may have a library which cannot be told of a new authority.
 
 
 @dataclasses.dataclass(frozen=True)

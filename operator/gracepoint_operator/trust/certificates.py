@@ -11,18 +11,6 @@ A certificate that nobody trusts yet is not served at once: pods and the API ser
 The replica keeps the old certificate in memory for that time, even if the files have only the new one. If others tell
 the API server (the chart, cert-manager), they tell it of the new authority alone, and the webhooks' port serves what
 the files have.
-
-Keeps certificate and trust up to date in the API: the operator's Secret, its ConfigMap and its webhooks.
-
-One task on the controller's event loop. It runs once a minute, and at once when something changed here. Every five
-seconds it looks whether somebody else has changed the webhooks: without their authorities, the API server refuses
-labelled workloads. Both replicas do so. Each write names the version that was read, so one of two competing writes
-fails, and its replica reads again. While the API server fails, what this replica knows stays in force, and the task
-tries again.
-
-The chart sets no ``caBundle``: during an overlap the API server must trust the certificates of both authorities, and
-what the chart would set is only one of them. Where the chart or cert-manager does set it, ``TrustPlaces`` names no
-webhooks, and the operator has no right to change them.
 """
 
 from __future__ import annotations
@@ -86,7 +74,7 @@ def load_pair(context: ssl.SSLContext, pair: Pair) -> None:
 
 
 class Certificates:
-    """See the module.
+    """What this replica serves, and which authorities it tells others to trust.
 
     Args:
         directory: Has ``tls.crt``, ``tls.key``, ``ca.crt`` and perhaps ``next-ca.crt``.
@@ -285,7 +273,17 @@ class TrustPlaces:
 
 
 class TrustKeeper:
-    """See the module.
+    """Keeps certificate and trust up to date in the API: the operator's Secret, its ConfigMap and its webhooks.
+
+    One task on the controller's event loop. It runs once a minute, and at once when something changed here. Every five
+    seconds it looks whether somebody else has changed the webhooks: without their authorities, the API server refuses
+    labelled workloads. Both replicas do so. Each write names the version that was read, so one of two competing writes
+    fails, and its replica reads again. While the API server fails, what this replica knows stays in force, and the task
+    tries again.
+
+    The chart sets no ``caBundle``: during an overlap the API server must trust the certificates of both authorities,
+    and what the chart would set is only one of them. Where the chart or cert-manager does set it, ``TrustPlaces`` names
+    no webhooks, and the operator has no right to change them.
 
     Args:
         api: The API server.

@@ -4,26 +4,6 @@ The handlers are of ``on.event`` only. kopf then puts no finalizer on any object
 patches nothing, so the operator never delays the deletion of a pod. kopf retries none of them, because nothing in them
 can fail. Peering is off, because both replicas are active. kopf begins to watch a kind that the cluster does not have
 yet as soon as its CRD is installed.
-
-Lets kopf find a kind whose CRD was installed meanwhile, although the API server's discovery is late.
-
-At each event of a CRD, kopf reads the discovery documents of the CRD's group and watches the kinds that they show. The
-API server renews these documents some time after the last event. If kopf reads an older document, it does not look
-again. So a document that lacks a watched kind counts as a failed request if the CRD of that kind is established: kopf
-makes the request again. After a minute the document is taken as it is.
-
-Runs on the event loop of one thread that watches.
-
-Lets kopf begin its watches without a list of all objects.
-
-kopf lists a kind only to learn the resourceVersion after which its watch begins, and keeps some kilobytes for each
-object that it was shown. The controller lists the objects itself (``cache.relister``): page by page, after the watch
-has its version. So kopf's own lists ask for a name that no object has. They are empty, and have a version all the same.
-
-If only some namespaces are watched, kopf itself learns from the list of namespaces which of them exist. So that list is
-left as it is.
-
-The pauses before kopf is run again or logs in again.
 """
 
 from __future__ import annotations
@@ -153,6 +133,16 @@ _LATE_AT_MOST_S = 60.0
 _CRD_TIMEOUT_S = 5.0
 
 
+# Lets kopf find a kind whose CRD was installed meanwhile, although the API server's discovery is late.
+#
+# At each event of a CRD, kopf reads the discovery documents of the CRD's group and watches the kinds that they show.
+# The API server renews these documents some time after the last event. If kopf reads an older document, it does not
+# look again. So a document that lacks a watched kind counts as a failed request if the CRD of that kind is established:
+# kopf makes the request again. After a minute the document is taken as it is.
+#
+# Runs on the event loop of one thread that watches.
+
+
 class _DiscoveryIsLate(aiohttp.ClientConnectionError):
     """kopf makes the request again, after the pauses of its settings."""
 
@@ -243,6 +233,17 @@ def _serves(definition: dict[str, Any], version: str | None) -> bool:
 _NOTHING = "metadata.name=-"
 
 
+# Lets kopf begin its watches without a list of all objects.
+#
+# kopf lists a kind only to learn the resourceVersion after which its watch begins, and keeps some kilobytes for each
+# object that it was shown. The controller lists the objects itself (``cache.relister``): page by page, after the watch
+# has its version. So kopf's own lists ask for a name that no object has. They are empty, and have a version all the
+# same.
+#
+# If only some namespaces are watched, kopf itself learns from the list of namespaces which of them exist. So that list
+# is left as it is.
+
+
 class EmptyLists:
     """A middleware of kopf's session.
 
@@ -265,6 +266,9 @@ class EmptyLists:
 
 #: After a run of this length the pauses begin with the shortest again.
 _RAN_WELL_S = 60.0
+
+
+# The pauses before kopf is run again or logs in again.
 
 
 class Pauses:

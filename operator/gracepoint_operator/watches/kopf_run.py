@@ -2,17 +2,6 @@
 
 The calling thread runs the loop. The loop owns kopf's tasks and sessions, and they end with it. The run ends when kopf
 fails, or when the caller sets ``ends``.
-
-Reports the requests of a kopf session to ``WatchState``. Runs on the event loop of the thread that watches.
-
-The threads that watch the cluster.
-
-One thread watches most of the required kinds. Each optional kind has a thread of its own, because kopf ends all its
-watches when one of them meets an error that kopf does not retry. So has each kind that is a subset of a resource
-(``Kind.subset``).
-``Watches.start`` starts them from the main thread. Each runs kopf on an event loop of its own. Whatever ends kopf, the
-thread runs it again after a pause. Only ``Watches.close`` ends a thread. While the API server cannot be reached, or
-answers with an error, kopf retries each request without end. ``WatchState`` holds the state of each watch.
 """
 
 from __future__ import annotations
@@ -192,6 +181,9 @@ def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None
     log.warning("a task of kopf failed", extra=about(error=repr(error)))
 
 
+# Reports the requests of a kopf session to ``WatchState``. Runs on the event loop of the thread that watches.
+
+
 def request_trace(
     thread: str, watches: WatchState, watched: Collection[Kind] = SELECTORS.keys()
 ) -> aiohttp.TraceConfig:
@@ -233,6 +225,16 @@ def request_trace(
 
 #: The pauses in seconds before kopf is run again, or logs in again.
 _RUN_PAUSES = RetryPauses(0.5, 30.0)
+
+
+# The threads that watch the cluster.
+#
+# One thread watches most of the required kinds. Each optional kind has a thread of its own, because kopf ends all its
+# watches when one of them meets an error that kopf does not retry. So has each kind that is a subset of a resource
+# (``Kind.subset``). ``Watches.start`` starts them from the main thread. Each runs kopf on an event loop of its own.
+# Whatever ends kopf, the thread runs it again after a pause. Only ``Watches.close`` ends a thread. While the API server
+# cannot be reached, or answers with an error, kopf retries each request without end. ``WatchState`` holds the state of
+# each watch.
 
 
 class Watches:

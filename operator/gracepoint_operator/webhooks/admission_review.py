@@ -1,10 +1,4 @@
-"""Reads AdmissionReview v1 requests and builds the responses. Pure.
-
-Reads the bodies of webhook calls with limits on size, time, and the number of large bodies at once.
-
-Runs on the server's event loop. A call that waits for its turn does not delay other calls. Its turn ends with its
-answer, because the object is in memory until then.
-"""
+"""Reads AdmissionReview v1 requests and builds the responses. Pure."""
 
 from __future__ import annotations
 
@@ -127,6 +121,12 @@ _WITHIN_S = 10.0
 #: JobSets and pods are usually smaller. While a larger body is handled, it may take twenty times its size in memory.
 _LARGE_BYTES = 256 * 1024
 _LARGE_AT_ONCE = 2
+
+
+# Reads the bodies of webhook calls with limits on size, time, and the number of large bodies at once.
+#
+# Runs on the server's event loop. A call that waits for its turn does not delay other calls. Its turn ends with its
+# answer, because the object is in memory until then.
 
 
 class RequestBodies:

@@ -1,29 +1,4 @@
-"""The release contract of a Job by itself: its pods leave after the save, and it replaces them without counting. Pure.
-
-When a process exits with one of the policy's exit codes, or its pod is disrupted, the Job ignores the failure and
-creates another pod for the index. All processes of the gang leave together, so all pods are replaced together.
-
-Other failures count for each index. Kubernetes delays the replacement of a pod after every failure, also after ignored
-ones: by 10 s, and twice as long each time, up to 10 min (k8s.io/kubernetes/pkg/controller/job, backoff_utils). Without
-a limit for each index, the delay grows with the number of pods that failed, so that it would be minutes for a large
-gang at once. So the contract needs ``backoffLimitPerIndex``.
-
-The API server fills in the defaults of a Job before it calls webhooks. So a default cannot be told from the same value
-in the manifest: the defaults of ``backoffLimit`` and ``podReplacementPolicy`` are replaced, and ``completionMode`` is
-refused with the default.
-
-What the release contracts of JobSets and of Jobs have in common. Pure.
-
-Restarts in place (JobSet 0.11, KEP-467) are for crashes: after a save the gang still leaves its nodes. Pure.
-
-With the restart strategy InPlaceRestart, a container that fails restarts in its pod, by a rule of the container. An
-agent of JobSet in each pod then restarts the other pods of the JobSet in the same way, and lets all of them begin
-together. Jobs do not fail by that, so JobSet requires the highest backoff limit.
-
-The release contract stays as it is. An exit with one of the policy's codes, or a disruption, fails the Job, and JobSet
-makes new pods as with the strategy Recreate. So the gang leaves a node that goes away, and stays where it is otherwise.
-
-Release contracts: what a JobSet or Job must say so that an exit after a save restarts it without counting.
+"""Release contracts: what a JobSet or Job must say so that an exit after a save restarts it without counting.
 
 ``routes``, the server and the command line call it. It calls ``training_jobs`` and ``pod_template``. All of it is pure.
 """
@@ -44,6 +19,9 @@ DEFAULT_GRACE_PERIOD_S = 120
 DEFAULT_MAX_RESTARTS = 3
 #: The maximum in Kubernetes (k8s.io/kubernetes/pkg/apis/batch/validation, maxPodFailurePolicyRules).
 MAX_POD_FAILURE_RULES = 20
+
+
+# What the release contracts of JobSets and of Jobs have in common. Pure.
 
 
 def exit_codes(policy: CheckpointPolicySpec) -> list[int]:
@@ -147,6 +125,21 @@ _RESTARTS_IN_PLACE = {"OnFailure": "OnFailure", "Always": "Always (the default w
 #: Kueue reads it to admit a Job with fewer pods.
 PARTIAL_ADMISSION = "kueue.x-k8s.io/job-min-parallelism"
 _WITH_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
+
+
+# The release contract of a Job by itself: its pods leave after the save, and it replaces them without counting. Pure.
+#
+# When a process exits with one of the policy's exit codes, or its pod is disrupted, the Job ignores the failure and
+# creates another pod for the index. All processes of the gang leave together, so all pods are replaced together.
+#
+# Other failures count for each index. Kubernetes delays the replacement of a pod after every failure, also after
+# ignored ones: by 10 s, and twice as long each time, up to 10 min (k8s.io/kubernetes/pkg/controller/job,
+# backoff_utils). Without a limit for each index, the delay grows with the number of pods that failed, so that it would
+# be minutes for a large gang at once. So the contract needs ``backoffLimitPerIndex``.
+#
+# The API server fills in the defaults of a Job before it calls webhooks. So a default cannot be told from the same
+# value in the manifest: the defaults of ``backoffLimit`` and ``podReplacementPolicy`` are replaced, and
+# ``completionMode`` is refused with the default.
 
 
 def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
@@ -255,6 +248,17 @@ _AGENT_NEEDS = {"JOBSET_NAME", "POD_NAME"}
 _WORKER_COMMAND = "WORKER_COMMAND"
 _ALL_CONTAINERS = "RestartAllContainers"
 _RESTARTS = ("Restart", _ALL_CONTAINERS)
+
+
+# Restarts in place (JobSet 0.11, KEP-467) are for crashes: after a save the gang still leaves its nodes. Pure.
+#
+# With the restart strategy InPlaceRestart, a container that fails restarts in its pod, by a rule of the container. An
+# agent of JobSet in each pod then restarts the other pods of the JobSet in the same way, and lets all of them begin
+# together. Jobs do not fail by that, so JobSet requires the highest backoff limit.
+#
+# The release contract stays as it is. An exit with one of the policy's codes, or a disruption, fails the Job, and
+# JobSet makes new pods as with the strategy Recreate. So the gang leaves a node that goes away, and stays where it is
+# otherwise.
 
 
 def restarts_in_place(jobset: Json) -> bool:

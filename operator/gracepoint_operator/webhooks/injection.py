@@ -7,23 +7,6 @@ the operator's installation.
 
 Variables that identify the pod, the operator's address, and those on which the release contract depends (exit codes,
 grace period) always have our values. For variables in ``YIELDING``, a value that the container sets is kept.
-
-Injects the keeper beside the training container: a sidecar that finishes saves after the trainer's death. Pure.
-
-The keeper is an init container with ``restartPolicy: Always``. The kubelet starts it before the training container, and
-tells it to end after that, within the pod's grace period. It runs the training container's own image, and sees the same
-volumes and credentials, because it writes the same checkpoints. It has the token for the operator, too: it reports that
-the trainer does not run. Because it starts first, it also has the newest checkpoint read into the page cache while the
-training container starts.
-
-Keeps new pods off nodes that are going away. Pure.
-
-The scheduler ignores labels and conditions, and pods may tolerate a taint. So without this module, a restarted job can
-be scheduled to the node that it left. The affinity is a preference, not a requirement, because a pod keeps its affinity
-for life. Clouds give the machine that replaces a node the same node name. With a requirement, a pod that fits nowhere
-else would stay pending for ever.
-
-Checks a pod template for conflicts with the release contract and with the injected parts. Pure.
 """
 
 from __future__ import annotations
@@ -51,6 +34,15 @@ _READS_AHEAD = "gracepoint.session.ahead_in_keeper"
 _NOT_ITS = frozenset({Env.OPERATOR_URL, Env.CA_CERTIFICATE, Env.TOKEN_FILE})
 # Fields of the training container that are taken over as they are.
 _SHARED = ("image", "imagePullPolicy", "envFrom", "securityContext", "workingDir")
+
+
+# Injects the keeper beside the training container: a sidecar that finishes saves after the trainer's death. Pure.
+#
+# The keeper is an init container with ``restartPolicy: Always``. The kubelet starts it before the training container,
+# and tells it to end after that, within the pod's grace period. It runs the training container's own image, and sees
+# the same volumes and credentials, because it writes the same checkpoints. It has the token for the operator, too: it
+# reports that the trainer does not run. Because it starts first, it also has the newest checkpoint read into the page
+# cache while the training container starts.
 
 
 def inject_keeper(pod: Json, container: Json) -> None:
@@ -89,6 +81,9 @@ def _others(items: list[Json] | None, name: str) -> list[Json]:
 #: Name of the volume with the projected token. The name is reserved.
 TOKEN_VOLUME = "gracepoint-token"
 _CLUSTER_DNS = "ClusterFirstWithHostNet"
+
+
+# Checks a pod template for conflicts with the release contract and with the injected parts. Pure.
 
 
 def check_template(member: TrainingJob, codes: Collection[int], problems: Problems) -> None:
@@ -437,6 +432,14 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _WEIGHT = 100
 #: Limit of names in a pod. If maintenance is announced for whole node pools, thousands of names would have no effect.
 MOST_NODES = 500
+
+
+# Keeps new pods off nodes that are going away. Pure.
+#
+# The scheduler ignores labels and conditions, and pods may tolerate a taint. So without this module, a restarted job
+# can be scheduled to the node that it left. The affinity is a preference, not a requirement, because a pod keeps its
+# affinity for life. Clouds give the machine that replaces a node the same node name. With a requirement, a pod that
+# fits nowhere else would stay pending for ever.
 
 
 def avoid_nodes(pod: Json, nodes: frozenset[str]) -> Json:

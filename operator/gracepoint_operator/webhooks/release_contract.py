@@ -17,17 +17,6 @@ webhook configuration in the chart: JobSet's own webhook sets ``restartPolicy: O
 then a missing field cannot be told from OnFailure. The API server calls webhook configurations in the order of their
 names, so ours must come first. If it comes later, the JobSet is refused with a message that says to write
 ``restartPolicy: Never``.
-
-Which fields that the release contract needs are missing in the installed JobSet API. Pure.
-
-The API server silently removes fields that a CRD does not define. A rule without one of its fields matches too much, or
-nothing. So the contract is compared with the schema of the served CRD.
-
-Which releases of the chart are installed, by their webhook configurations, and whether two answer for the same jobs.
-
-The chart refuses a second release, but it does not see the cluster where it is rendered without one, as GitOps tools
-do. So each operator looks, too: ``tell_of_others`` is one task on the controller's event loop, which ends when it is
-cancelled. The rest is pure.
 """
 
 from __future__ import annotations
@@ -291,6 +280,12 @@ _FIX = "Upgrade JobSet to v0.10 or newer"
 _PATTERNS = "onJobFailureMessagePatterns"
 
 
+# Which fields that the release contract needs are missing in the installed JobSet API. Pure.
+#
+# The API server silently removes fields that a CRD does not define. A rule without one of its fields matches too much,
+# or nothing. So the contract is compared with the schema of the served CRD.
+
+
 @dataclasses.dataclass(frozen=True)
 class InstalledApi:
     """What is missing.
@@ -405,6 +400,13 @@ log = logging.getLogger(__name__)
 _FIRST_S = 20.0
 _EVERY_S = 300.0
 _WEBHOOK = "jobsets.gracepoint.dev"
+
+
+# Which releases of the chart are installed, by their webhook configurations, and whether two answer for the same jobs.
+#
+# The chart refuses a second release, but it does not see the cluster where it is rendered without one, as GitOps tools
+# do. So each operator looks, too: ``tell_of_others`` is one task on the controller's event loop, which ends when it is
+# cancelled. The rest is pure.
 
 
 @dataclasses.dataclass(frozen=True)

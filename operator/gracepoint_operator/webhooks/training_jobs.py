@@ -3,13 +3,6 @@
 If the policy does not name the replicatedJobs that train, these are all of a JobSet, with two exceptions. A pod
 template with the label ``wire.names.LABEL_ROLE`` does not train. And if some ask for accelerators and others do not,
 the others do not train: they load data, or start the rest.
-
-Whether PodDisruptionBudgets forbid an eviction. Pure.
-
-The API server calls the webhooks before it checks the budgets. So the webhook also sees an attempt that a budget is
-going to refuse. Such an attempt must not make a gang leave, because its owner has said that it may not be disrupted.
-
-A TrainJob of the Kubeflow Trainer: its label goes on to the JobSet that the Trainer makes of it. Pure.
 """
 
 from __future__ import annotations
@@ -195,6 +188,12 @@ def _of_spec(
     return None
 
 
+# Whether PodDisruptionBudgets forbid an eviction. Pure.
+#
+# The API server calls the webhooks before it checks the budgets. So the webhook also sees an attempt that a budget is
+# going to refuse. Such an attempt must not make a gang leave, because its owner has said that it may not be disrupted.
+
+
 def forbid(budgets: Iterable[Mapping[str, Any]], labels: Mapping[str, str], *, ready: bool) -> bool:
     """Returns whether the API server is going to refuse to evict a running pod.
 
@@ -227,6 +226,9 @@ def _lets_unready_go(budget: Mapping[str, Any]) -> bool:
     status = budget.get("status") or {}
     desired = int(status.get("desiredHealthy") or 0)
     return int(status.get("currentHealthy") or 0) >= desired > 0
+
+
+# A TrainJob of the Kubeflow Trainer: its label goes on to the JobSet that the Trainer makes of it. Pure.
 
 
 def label_handed_on(trainjob: Json) -> Json:

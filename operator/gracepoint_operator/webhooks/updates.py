@@ -1,23 +1,4 @@
-"""Keeps what was filled into a JobSet at its creation when somebody applies its manifest again. Pure.
-
-The Kubeflow Trainer applies the whole JobSet of a suspended TrainJob again, and so do GitOps tools. Fields that the
-manifest does not have stay by themselves. A list that is in the manifest replaces the stored one, such as the rules of
-a failure policy. The change would be refused, as these fields of a JobSet are immutable, and the job would not resume.
-
-So the fields that the annotation names get their stored values again, under the policy as it was at the creation.
-
-Shows users how a JobSet was changed: annotations on it and on its pods, and warnings at its creation. Pure.
-
-The size that a workload has now, for pods that are created after somebody changed it.
-
-The number of processes is written into the pod templates when the workload is created, and templates cannot change. If
-the policy has ``training.minProcesses``, the size may: a person, Kueue or an autoscaler changes ``parallelism`` and
-``completions``. The webhook then writes the present number into each new pod.
-
-``of_workload`` and ``resized_pod`` are pure. A ``SharedReads`` belongs to one event loop; its tasks end with their
-reads.
-
-Later changes of a workload: what its creation filled in is kept, and new pods get the size that it has now.
+"""Later changes of a workload: what its creation filled in is kept, and new pods get the size that it has now.
 
 ``routes``, the server and the command line call it. It calls ``training_jobs``.
 """
@@ -42,6 +23,9 @@ from gracepoint_operator.workloads import CREATED_WITH
 ANNOTATION = "gracepoint.dev/injected"
 #: Lists of objects with names. For other lists, only the list itself is named as changed.
 _NAMED = ("replicatedJobs", "containers")
+
+
+# Shows users how a JobSet was changed: annotations on it and on its pods, and warnings at its creation. Pure.
 
 
 def shown(before: Json, made: Json, policy: CheckpointPolicy) -> Json:
@@ -123,6 +107,16 @@ def _changed(before: Any, after: Any, path: str) -> Iterator[str]:
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+# The size that a workload has now, for pods that are created after somebody changed it.
+#
+# The number of processes is written into the pod templates when the workload is created, and templates cannot change.
+# If the policy has ``training.minProcesses``, the size may: a person, Kueue or an autoscaler changes ``parallelism``
+# and ``completions``. The webhook then writes the present number into each new pod.
+#
+# ``of_workload`` and ``resized_pod`` are pure. A ``SharedReads`` belongs to one event loop; its tasks end with their
+# reads.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +235,16 @@ def pods_per_job(job: Json) -> int:
 
 #: What ``injected_annotation`` names if the label was added: all labels if there were none.
 _LABEL_PATHS = ("metadata.labels", f"metadata.labels.{LABEL_POLICY}")
+
+
+# Keeps what was filled into a JobSet at its creation when somebody applies its manifest again. Pure.
+#
+# The Kubeflow Trainer applies the whole JobSet of a suspended TrainJob again, and so do GitOps tools. Fields that the
+# manifest does not have stay by themselves. A list that is in the manifest replaces the stored one, such as the rules
+# of a failure policy. The change would be refused, as these fields of a JobSet are immutable, and the job would not
+# resume.
+#
+# So the fields that the annotation names get their stored values again, under the policy as it was at the creation.
 
 
 def keep_fields(old: Json, new: Json) -> tuple[Json, list[str]]:
