@@ -5,6 +5,8 @@ deadline. So work asks ``remaining_s`` again and again instead of keeping a numb
 condition goes through ``wait_for``, which checks the deadline every ``_LOOK_EVERY_S``. A deadline never moves to a
 later time: when a preemption is over, its ``left_s`` becomes infinite, and other threads may still work for it then.
 
+``Backoff`` is how long whoever tries again waits in between, in the whole library.
+
 Chooses what to save in the time that is left once all processes are at the agreed sync point. Pure.
 
 Every process tells the others its ``Situation``. ``merged`` combines them, taking the worst of each figure, and
@@ -19,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import threading
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -27,6 +30,46 @@ from typing import Self, TypeVar
 from gracepoint.errors import SaveFailed
 
 _LOOK_EVERY_S = 0.05
+_JITTER = 0.9
+#: Not the generator of ``random`` itself: the training script may have seeded that one.
+_random = random.Random()
+
+
+def jittered(pause_s: float, jitter: float) -> float:
+    """Returns a pause that differs from ``pause_s`` by up to the part ``jitter``, so that pods do not act together."""
+    return pause_s * _random.uniform(1 - jitter, 1 + jitter)
+
+
+class Backoff:
+    """Pauses between tries that fail. They double, and are random, so that many pods do not try at the same time.
+
+    It belongs to one thread.
+
+    Args:
+        first_s: Upper limit of the first pause, in seconds.
+        most_s: Upper limit of all pauses, in seconds.
+        jitter: The part by which a pause may be shorter than its upper limit.
+    """
+
+    def __init__(self, first_s: float, most_s: float, *, jitter: float = _JITTER) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._jitter = jitter
+        self._failures = 0
+
+    def next_s(self, most_s: float = math.inf) -> float:
+        """Returns the next pause in seconds.
+
+        Args:
+            most_s: Upper limit of this pause.
+        """
+        longest_s = min(most_s, self._most_s, self._first_s * 2.0 ** min(self._failures, 30))
+        self._failures += 1
+        return longest_s * _random.uniform(1 - self._jitter, 1)
+
+    def reset(self) -> None:
+        """Starts over at ``first_s``. Call it after a success."""
+        self._failures = 0
 
 
 class Deadline:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gracepoint.deadline import Backoff
 from gracepoint.receivers import OperatorConnection, OperatorSubscriber, Sender, channel
-from gracepoint.receivers.channel import Backoff
 from gracepoint.wire.messages import Acknowledgement
 from gracepoint_operator.kube import objects as kinds
 from tests.contract.fakes.replicas import NAME, WAIT_S, Replica

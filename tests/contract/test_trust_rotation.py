@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gracepoint.receivers.channel import Backoff
+from gracepoint.deadline import Backoff
 from gracepoint_operator.trust import certificates
 from tests.contract.fakes.replicas import NAME, Replica
 from tests.contract.fakes.rotation import (

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from gracepoint.deadline import Deadline
+from gracepoint.deadline import Backoff, Deadline
 from gracepoint.errors import AgreementError, GracepointError
 from gracepoint.multihost import barriers, protocol
 from gracepoint.multihost.bell import Bell
@@ -166,6 +166,8 @@ _JOIN_S = 1.0
 #: How long training waits after the deadline for the timing thread, which can name the missing processes.
 _PATIENCE_S = 1.0
 _RING_ATTEMPTS = 5
+#: Upper limits of the first pause between them, and of all.
+_RING_PAUSES_S = 0.2, 0.5
 #: How long a process waits to read its own last entry.
 _HEARD_S = 5.0
 #: How long after a process has left the training another one that has not says so.
@@ -252,13 +254,12 @@ class Agreement:
             repeats = notice.repeats(there)
             return abs(there.remaining_s - remaining_s) <= _SAME_S if repeats is None else repeats
 
-        for attempt in range(1, _RING_ATTEMPTS + 1):
-            try:
+        backoff = Backoff(*_RING_PAUSES_S)
+        for _ in range(_RING_ATTEMPTS - 1):
+            with contextlib.suppress(StoreUnavailable):
                 return self._bell.ring(notice, unless=said)
-            except StoreUnavailable:
-                if attempt == _RING_ATTEMPTS:
-                    raise
-                time.sleep(0.1 * attempt)
+            time.sleep(backoff.next_s())
+        return self._bell.ring(notice, unless=said)
 
     def take_back(self, origin: str, reason: str) -> None:
         """Tells every process that the signal of a notice went away. Has no effect once the freeze has begun.

@@ -24,6 +24,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from gracepoint.deadline import Backoff
 from gracepoint.multihost.ledger import Closing, Entry, Finished, Gone, from_json, to_json
 from gracepoint.multihost.store import KeyExists, KeyTimeout, KeyValueStore, StoreUnavailable
 
@@ -100,7 +101,7 @@ class Bell:
 
     def next(self) -> tuple[int, Entry] | None:
         """Waits for the next entry. Returns its number and the entry. None after ``close``."""
-        retry_s = _LOOK_EVERY_S
+        backoff = Backoff(_LOOK_EVERY_S, _RETRY_AT_MOST_S)
         while True:
             try:
                 if not self._some_end:
@@ -114,9 +115,9 @@ class Bell:
             except StoreUnavailable as error:
                 if self._closed.is_set():
                     return None
-                logger.warning("cannot read notices of other processes error=%s retry_s=%g", error, retry_s)
+                retry_s = backoff.next_s()
+                logger.warning("cannot read notices of other processes error=%s retry_s=%.1f", error, retry_s)
                 self._closed.wait(retry_s)
-                retry_s = min(2 * retry_s, _RETRY_AT_MOST_S)
 
     def try_next(self) -> tuple[int, Entry] | None:
         """Returns the next entry and its number, without a wait. None if it is not written yet."""

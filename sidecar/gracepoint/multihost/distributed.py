@@ -36,12 +36,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gracepoint import trace
 from gracepoint.arguments import shown
+from gracepoint.deadline import Backoff
 from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.multihost.barriers import StoreProcessGroup
 from gracepoint.multihost.store import JaxStore
@@ -248,7 +249,7 @@ def _address(settings: Settings, labels: Mapping[str, str], process_id: int, *, 
 
 
 _KNOCK_S = 1.0
-_FIRST_PAUSE_S = 0.01
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
 
 
 def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
@@ -262,34 +263,31 @@ def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
     if not host or not port.isdecimal():
         raise SettingsError(f"coordinator_address: expected host:port, found {address!r}")
     began = time.monotonic()
-    pause_s = _FIRST_PAUSE_S
+    next_s = coordinator_pauses()
     while True:
         try:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
                 return time.monotonic() - began
         except OSError as error:  # the name does not exist yet, refused, no route, timeout
             waited_s = time.monotonic() - began
+            pause_s = next_s(waited_s)
             if waited_s + pause_s > timeout_s:
                 raise ClusterError(
                     f"waited {waited_s:.0f} s for process 0 at {address}, which did not answer: {error}. Expected its "
                     f"coordination service there: see whether that process runs, and whether all have its address"
                 ) from error
         time.sleep(pause_s)
-        pause_s = next_pause_s(pause_s, time.monotonic() - began)
 
 
-def next_pause_s(pause_s: float, waited_s: float) -> float:
-    """Returns how many seconds to pause before the next look for process 0.
+def coordinator_pauses() -> Callable[[float], float]:
+    """Returns a function that returns, by the seconds waited so far, how many to pause before the next look.
 
     Most processes come just before or after process 0, so pauses begin short and grow to 0.1 s. Each look is up to ten
-    requests to the cluster's DNS, so a large gang would send thousands of them in a second. Therefore a pause in a long
+    requests to the cluster's DNS, so a large job would send thousands of them in a second. Therefore a pause in a long
     wait is a twentieth of the time waited so far, and at most a second.
-
-    Args:
-        pause_s: The pause before, in seconds.
-        waited_s: Seconds waited so far.
     """
-    return min(pause_s * 1.5, max(0.1, waited_s / 20), 1.0)
+    backoff = Backoff(_FIRST_PAUSE_S, _MOST_PAUSE_S, jitter=0.0)
+    return lambda waited_s: backoff.next_s(max(0.1, waited_s / 20))
 
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,6 @@ An ``OperatorConnection`` belongs to one thread. Other threads may only call ``i
 is read for every request, as the kubelet renews a projected token in place. Proxies of the environment are not used, as
 the operator is inside the cluster.
 
-Pauses between retries.
-
 The stream of notices from the operator.
 
 One thread ("gracepoint-subscription", daemon) owns the connection. It connects, sends the ``Subscription``, and reads
@@ -29,7 +27,6 @@ import contextlib
 import dataclasses
 import http.client
 import logging
-import random
 import socket
 import ssl
 import threading
@@ -37,6 +34,7 @@ import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
+from gracepoint.deadline import Backoff
 from gracepoint.errors import GracepointError, WireError
 from gracepoint.receivers.mailbox import Disruption, Hints, Mailbox
 from gracepoint.threads import forget_in_child
@@ -188,34 +186,6 @@ class OperatorConnection:
     def _check(self, path: str, status: int, text: bytes) -> None:
         if not 200 <= status < 300:
             raise ChannelError(f"POST {path}: HTTP {status} {text[:200].decode(errors='replace')!r}", status)
-
-
-#: Not the generator of ``random`` itself: whoever trains may have seeded that one.
-_chance = random.Random()
-
-
-class Backoff:
-    """Doubling pauses with full jitter, so that many pods do not retry at the same time.
-
-    Args:
-        first_s: Upper limit of the first pause, in seconds.
-        most_s: Upper limit of all pauses, in seconds.
-    """
-
-    def __init__(self, first_s: float, most_s: float) -> None:
-        self._first_s = first_s
-        self._most_s = most_s
-        self._failures = 0
-
-    def next_s(self) -> float:
-        """Returns the next pause in seconds. It is at least a tenth of its upper limit."""
-        longest_s = min(self._most_s, self._first_s * 2.0 ** min(self._failures, 30))
-        self._failures += 1
-        return _chance.uniform(0.1 * longest_s, longest_s)
-
-    def reset(self) -> None:
-        """Starts over at ``first_s``. Call it after a success."""
-        self._failures = 0
 
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from gracepoint.deadline import Backoff
 from gracepoint.errors import WireError
-from gracepoint.receivers.channel import Backoff, ChannelError, OperatorConnection
+from gracepoint.receivers.channel import ChannelError, OperatorConnection
 from gracepoint.wire.messages import Acknowledgement, Forecast, Message, Report, Resumption, SaveEvery, Stall, Trouble
 from gracepoint.wire.names import (
     PATH_ACKNOWLEDGE,

@@ -659,7 +659,8 @@ def test_a_notice_is_told_again_until_the_store_takes_it(slept: list[float]) -> 
         store.failures = 4
         tell(agreement)
         watcher.wait_for(Noticed)
-        assert slept == pytest.approx([0.1, 0.2, 0.3, 0.4])
+        assert len(slept) == 4
+        assert all(0 < pause_s <= 0.5 for pause_s in slept)
     finally:
         agreement.close()
 

@@ -226,11 +226,10 @@ def test_a_coordinator_that_comes_later_is_waited_for() -> None:
 
 
 def test_process_0_is_looked_for_less_often_the_longer_it_is_awaited() -> None:
-    looks, pause_s, waited_s = [0.0], 0.01, 0.0
+    looks, waited_s, next_s = [0.0], 0.0, distributed.coordinator_pauses()
     while waited_s < 600:
-        waited_s += pause_s
+        waited_s += next_s(waited_s)
         looks.append(waited_s)
-        pause_s = distributed.next_pause_s(pause_s, waited_s)
     gaps = list(itertools.pairwise(looks))
     assert all(late - early <= max(0.1, late / 20) + 1e-9 for early, late in gaps)
     assert max(late - early for early, late in gaps) == pytest.approx(1.0)

@@ -19,7 +19,6 @@ from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import ChannelError, Disruption, Mailbox, OperatorConnection, OperatorSubscriber, Sender
-from gracepoint.receivers.channel import Backoff
 from gracepoint.receivers.operator import receipt_after_s
 from gracepoint.settings import Settings
 from gracepoint.wire.frames import Ping, Retraction
@@ -344,17 +343,6 @@ def test_a_forked_child_keeps_no_connection_by_which_the_operator_takes_its_pare
     assert connections_to(port) == 1
     kept.post(PATH_ACKNOWLEDGE, RECEIPT, timeout_s=5)
     assert len(server.messages(Acknowledgement)) == 2
-
-
-def test_pauses_grow_to_a_limit_and_are_spread() -> None:
-    backoff = Backoff(first_s=1.0, most_s=8.0)
-    pauses = [backoff.next_s() for _ in range(50)]
-    assert all(0.1 <= p <= 8.0 for p in pauses)
-    assert pauses[0] <= 1.0
-    assert max(pauses[5:]) > 2.0
-    assert len(set(pauses)) == 50
-    backoff.reset()
-    assert backoff.next_s() <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import threading
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 import trustme
 
+from gracepoint.deadline import Backoff
 from gracepoint.receivers import OperatorConnection, OperatorSubscriber, channel
-from gracepoint.receivers.channel import Backoff
 from gracepoint.wire.frames import Ping
 from gracepoint.wire.messages import Acknowledgement
 from gracepoint.wire.names import PATH_SUBSCRIBE
@@ -33,8 +34,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     taken: list[str] = []
 
     class Impatient(Backoff):
-        def next_s(self) -> float:
-            super().next_s()
+        def next_s(self, most_s: float = math.inf) -> float:
+            super().next_s(most_s)
             taken.append("pause")
             return 0.01
 

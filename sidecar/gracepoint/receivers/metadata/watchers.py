@@ -6,14 +6,13 @@ Finds out which cloud this is, with one request for each cloud to the address th
 from __future__ import annotations
 
 import logging
-import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from gracepoint.receivers.channel import Backoff
+from gracepoint.deadline import Backoff, jittered
 from gracepoint.receivers.mailbox import Mailbox
 from gracepoint.receivers.metadata import aws, azure, gce
 from gracepoint.receivers.metadata.source import Board, MetadataClient, MetadataError, WatchGroup
@@ -59,8 +58,6 @@ logger = logging.getLogger(__name__)
 BASE_URL = "http://169.254.169.254"
 _MOST_BACKOFF_S = 30.0
 _JITTER = 0.2
-#: Not the generator of ``random`` itself: whoever trains may have seeded that one.
-_chance = random.Random()
 _JOIN_S = 1.0
 
 
@@ -98,8 +95,7 @@ class Watcher:
             self._say(trouble)
             if answered:
                 backoff.reset()
-                pause_s = min(source.pause_s for source in self._group.sources)
-                pause_s *= _chance.uniform(1 - _JITTER, 1 + _JITTER)
+                pause_s = jittered(min(source.pause_s for source in self._group.sources), _JITTER)
             else:
                 pause_s = backoff.next_s()
             if self._closed.wait(pause_s):

@@ -21,7 +21,6 @@ import functools
 import heapq
 import itertools
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from typing import Generic, NoReturn, TypeVar
 from gracepoint.checkpoint.storage import backend
 from gracepoint.checkpoint.storage.objects.http import Exchange, Unreachable
 from gracepoint.checkpoint.storage.objects.signing import LOOK_EVERY_S, STALL_S, ConditionFailed, Transient
+from gracepoint.deadline import Backoff
 from gracepoint.threads import DaemonThread, forget_in_child
 
 logger = logging.getLogger(__name__)
@@ -165,8 +165,6 @@ def _nothing() -> None:
 
 #: Seconds for a request and its repetitions, if the caller has no deadline of its own.
 PATIENCE_S = 60.0
-#: A generator of its own: the training script may have seeded the one of the module ``random``.
-_chance = random.Random()
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
 # Before anything is known of a store, a request is hedged after this time, and the time for its bytes at this speed.
@@ -254,7 +252,7 @@ class Persistence:
             TimeoutError: The request did not succeed in time. The message has its last error.
             OSError: Another error of ``act``.
         """
-        began_s, pauses, pace = time.monotonic(), RequestPauses(), self._paces[kind]
+        began_s, pauses, pace = time.monotonic(), request_backoff(), self._paces[kind]
         limit = backend.current()
         patient = patient or limit is not None
         check = go_on if limit is None else _both(limit, go_on)
@@ -390,18 +388,6 @@ class _Hedging:
                 self._alarm = ALARMS.at(time.monotonic() + next_s, self._begin)
 
 
-class RequestPauses:
-    """The pauses between the repetitions of a request: random, and longer each time."""
-
-    def __init__(self) -> None:
-        self._longest_s = _FIRST_PAUSE_S
-
-    def next_s(self) -> float:
-        """Returns the seconds of the next pause."""
-        longest_s, self._longest_s = self._longest_s, min(self._longest_s * 2, _LONGEST_PAUSE_S)
-        return _chance.uniform(0, longest_s)
-
-
 def _started() -> bool:
     return True
 
@@ -416,6 +402,11 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
         second()
 
     return check
+
+
+def request_backoff() -> Backoff:
+    """Returns the pauses between the repetitions of a request."""
+    return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 
 def wait(seconds: float, go_on: Callable[[], None]) -> None:

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 from gracepoint.checkpoint.storage import backend
 from gracepoint.checkpoint.storage.backend import HOT_BYTES, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.objects.http import ArrayBody, Exchange, Unreachable
-from gracepoint.checkpoint.storage.objects.persistence import Persistence, RequestPauses, wait
+from gracepoint.checkpoint.storage.objects.persistence import Persistence, request_backoff, wait
 from gracepoint.checkpoint.storage.objects.provider import GoOn, ObjectApi, Uploads
 from gracepoint.checkpoint.storage.objects.signing import ConditionFailed, Transient, UploadConflict
 
@@ -159,7 +159,7 @@ class _RangeStream:
 
     def read(self, out: memoryview, offset: int, stop: int | None) -> None:
         """Fills ``out`` with bytes from ``offset``. New requests are for bytes up to ``stop``. None: up to the end."""
-        done, until_s, pauses = 0, time.monotonic() + self._persistence.patience_s, RequestPauses()
+        done, until_s, pauses = 0, time.monotonic() + self._persistence.patience_s, request_backoff()
         while done < len(out):
             if self._exchange is None or self._position != offset + done:
                 self.open(offset + done, stop)
