@@ -78,8 +78,8 @@ def show(uri: Location, output: Output = OutputFormat.TABLE) -> None:
         from gracepoint.deadline import Deadline
 
         folder = _folders(uri)[0]
-        found = metadata_of(folder, Deadline.after(_TIMEOUT_S, time.monotonic))
-        leaves = [leaf for leaf in jax.tree.leaves(found.tree) if isinstance(leaf, LeafMetadata)]
+        metadata = metadata_of(folder, Deadline.after(_TIMEOUT_S, time.monotonic))
+        leaves = [leaf for leaf in jax.tree.leaves(metadata.tree) if isinstance(leaf, LeafMetadata)]
         summary = _summary(folder)
     described = [
         {
@@ -92,7 +92,7 @@ def show(uri: Location, output: Output = OutputFormat.TABLE) -> None:
         for leaf in leaves
     ]
     if output.is_data:
-        put_data(output, {**summary, "customMetadata": dict(found.custom_metadata), "leaves": described})
+        put_data(output, {**summary, "customMetadata": dict(metadata.custom_metadata), "leaves": described})
         return
     size = "" if summary["bytes"] is None else f", {_size(summary['bytes'])} in {summary['files']} files"
     put(f"{summary['path']}: by {summary['by']}{size}, {len(leaves)} leaves", style="bold")
@@ -196,8 +196,8 @@ def _folders(uri: str) -> list[StoragePath]:
     steps = paths.steps()
     if not steps:
         hidden = paths.temporaries()
-        seen = f"; there are {len(hidden)} saves that did not end" if hidden else ""
-        raise CommandError(f"{folder}: found no complete checkpoint{seen}", _DIRECTORY)
+        unfinished = f"; there are {len(hidden)} saves that did not end" if hidden else ""
+        raise CommandError(f"{folder}: found no complete checkpoint{unfinished}", _DIRECTORY)
     return [paths.step(step) for step in sorted(steps, reverse=True)]
 
 
@@ -209,12 +209,12 @@ def _summary(folder: StoragePath) -> Json:
         step = int(folder.name) if folder.name.isdigit() else None
         nothing = dict.fromkeys(("begun", "bytes", "files", "processes"))
         return {"path": str(folder), "step": step, "by": "Orbax", **nothing}
-    begun = datetime.datetime.fromtimestamp(manifest.begun_ns / 1e9, datetime.UTC)
+    begun_at = datetime.datetime.fromtimestamp(manifest.begun_ns / 1e9, datetime.UTC)
     return {
         "path": str(folder),
         "step": manifest.step,
         "by": "Gracepoint",
-        "begun": begun.isoformat(timespec="seconds"),
+        "begun": begun_at.isoformat(timespec="seconds"),
         "bytes": sum(file.bytes for file in manifest.files.values()),
         "files": len(manifest.files),
         "processes": manifest.process_count,

@@ -129,11 +129,11 @@ class Cluster:
         Raises:
             CommandError: There is none, or it cannot be read. If there is none, the error gives ``todo`` as advice.
         """
-        found = self.find(kind, namespace, name)
-        if found is None:
+        body = self.find(kind, namespace, name)
+        if body is None:
             where = f" in the namespace {namespace!r}" if namespace else ""
             raise CommandError(f"{kind.plural}: found none named {name!r}{where} at {self.server}", todo)
-        return found
+        return body
 
     def find(self, kind: Kind, namespace: str | None, name: str) -> Json | None:
         """Returns an object. None if there is none, or if the cluster does not have its kind."""
@@ -164,8 +164,8 @@ class Cluster:
 
     def path(self, path: str) -> Json:
         """Returns what the API server answers under a path that is no object's, for example ``/version``."""
-        prefix, _, last = path.rpartition("/")
-        return _shown(self._run(self._client.get(Kind(prefix, last), None, "")))
+        prefix, _, name = path.rpartition("/")
+        return _shown(self._run(self._client.get(Kind(prefix, name), None, "")))
 
     def _run(self, call: Coroutine[Any, Any, _T]) -> _T:
         try:
@@ -291,8 +291,8 @@ class Named:
     @property
     def of_workload(self) -> str | None:
         """The kind of the workload itself. None: any."""
-        made = {maker.name: maker.makes.name for maker in MAKERS}
-        return self.kind if self.kind is None else made.get(self.kind, self.kind)
+        kinds = {maker.name: maker.makes.name for maker in MAKERS}
+        return self.kind if self.kind is None else kinds.get(self.kind, self.kind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,10 +340,10 @@ def parse(text: str) -> Named:
     if not slash:
         return Named(None, text)
     word, _, group = written.lower().partition(".")
-    for known in _KINDS:
-        if word in (known.name.lower(), known.kind.plural) and group in ("", known.kind.group) and name:
-            return Named(known.name, name)
-    kinds = ", ".join(f"{known.name.lower()}/NAME" for known in _KINDS)
+    for candidate in _KINDS:
+        if word in (candidate.name.lower(), candidate.kind.plural) and group in ("", candidate.kind.group) and name:
+            return Named(candidate.name, name)
+    kinds = ", ".join(f"{candidate.name.lower()}/NAME" for candidate in _KINDS)
     raise CommandError(f"found {text!r}, expected NAME or one of {kinds}", code=ExitCode.USAGE)
 
 
@@ -386,41 +386,43 @@ def find(cluster: Cluster, namespace: str, text: str, *, todo: str = _TO_LIST) -
     """
     named = parse(text)
     refused: list[NotAllowed] = []
-    found = [
-        WorkloadMatch(known, {**body, "kind": known.name}, made_by(body))
-        for known in TYPES
-        if named.kind in (None, known.name)
-        if (body := _look(cluster, known, namespace, named, refused)) is not None
+    matches = [
+        WorkloadMatch(candidate, {**body, "kind": candidate.name}, made_by(body))
+        for candidate in TYPES
+        if named.kind in (None, candidate.name)
+        if (body := _look(cluster, candidate, namespace, named, refused)) is not None
     ]
-    if len(found) > 1:
-        kinds = " and a ".join(item.type.name for item in found)
-        choice = " or ".join(f"{item.type.name.lower()}/{named.name}" for item in found)
+    if len(matches) > 1:
+        kinds = " and a ".join(item.type.name for item in matches)
+        choice = " or ".join(f"{item.type.name.lower()}/{named.name}" for item in matches)
         raise CommandError(f"found a {kinds} named {named.name!r}", f"Say which: {choice}", ExitCode.USAGE)
-    if found:
-        _belongs_to_no_other(found[0])
-        return found[0]
+    if matches:
+        _belongs_to_no_other(matches[0])
+        return matches[0]
     for maker in MAKERS:
         if named.kind in (None, maker.name):
-            made = _look(cluster, maker, namespace, named, refused)
-            if made is not None:
-                return _made_by(cluster, maker, made)
-    what = named.kind or ANY_NAME_OR_MAKER
-    message = f"found no {what} named {named.name!r} in the namespace {namespace!r} at {cluster.server}"
-    raise CommandError("; ".join([message, *(f"not all kinds could be looked at: {why}" for why in refused[:1])]), todo)
+            maker_body = _look(cluster, maker, namespace, named, refused)
+            if maker_body is not None:
+                return _made_by(cluster, maker, maker_body)
+    kind = named.kind or ANY_NAME_OR_MAKER
+    message = f"found no {kind} named {named.name!r} in the namespace {namespace!r} at {cluster.server}"
+    raise CommandError(
+        "; ".join([message, *(f"not all kinds could be looked at: {reason}" for reason in refused[:1])]), todo
+    )
 
 
 def listed(cluster: Cluster, namespace: str | None) -> tuple[list[Json], list[str]]:
     """Returns the workloads under a policy, with their kinds, and why some kinds could not be listed."""
-    found: list[Json] = []
+    bodies_found: list[Json] = []
     problems: list[str] = []
-    for known in TYPES:
+    for workload_type in TYPES:
         try:
-            bodies = cluster.list(known.kind, namespace, labels=known.selector)
+            bodies = cluster.list(workload_type.kind, namespace, labels=workload_type.selector)
         except NotAllowed as error:
-            problems.append(f"{known.name}s are not shown: {error}")
+            problems.append(f"{workload_type.name}s are not shown: {error}")
             continue
-        found += [{**body, "kind": known.name} for body in bodies]
-    return found, problems
+        bodies_found += [{**body, "kind": workload_type.name} for body in bodies]
+    return bodies_found, problems
 
 
 def without_workload(cluster: Cluster, namespace: str | None, workloads: list[Json]) -> list[tuple[str, str]]:
@@ -429,7 +431,7 @@ def without_workload(cluster: Cluster, namespace: str | None, workloads: list[Js
     Each with its name on the command line, and with what that means. Makers that have ended are left out.
     """
     uids = {str(owner(body).get("uid", "")) for body in workloads}
-    found = []
+    unmade = []
     for maker in MAKERS:
         try:
             bodies = cluster.list(maker.kind, namespace, labels=LABEL_POLICY)
@@ -438,25 +440,29 @@ def without_workload(cluster: Cluster, namespace: str | None, workloads: list[Js
         for body in bodies:
             meta = body["metadata"]
             if meta["uid"] not in uids and not _ENDED & true_conditions(body.get("status") or {}).keys():
-                why = (
+                reason = (
                     f"it has no {maker.makes.name} under a policy, so it is not protected. Its controller says why: "
                     f"kubectl describe {maker.name.lower()} {meta['name']} -n {meta['namespace']}"
                 )
-                found.append((called(maker.name, meta["name"]), why))
-    return found
+                unmade.append((called(maker.name, meta["name"]), reason))
+    return unmade
 
 
 def completed(cluster: Cluster, namespace: str, incomplete: str) -> list[str]:
     """Returns the names of workloads under a policy that complete what a user has begun to type."""
-    written, slash, begun = incomplete.rpartition("/")
+    written, slash, prefix = incomplete.rpartition("/")
     if not slash:
         bodies, _ = listed(cluster, namespace)
-        return sorted({name for body in bodies if (name := str(body["metadata"]["name"])).startswith(begun)})
+        return sorted({name for body in bodies if (name := str(body["metadata"]["name"])).startswith(prefix)})
     named = parse(f"{written}/x")
-    kinds = [known for known in TYPES if known.name == named.of_workload]
-    bodies = [body for known in kinds for body in cluster.list(known.kind, namespace, labels=known.selector)]
+    kinds = [workload_type for workload_type in TYPES if workload_type.name == named.of_workload]
+    bodies = [
+        body
+        for workload_type in kinds
+        for body in cluster.list(workload_type.kind, namespace, labels=workload_type.selector)
+    ]
     names = (str(body["metadata"]["name"]) for body in bodies if named.kind in (made_by(body), named.of_workload))
-    return sorted(f"{written}/{name}" for name in names if name.startswith(begun))
+    return sorted(f"{written}/{name}" for name in names if name.startswith(prefix))
 
 
 def pods_of(cluster: Cluster, namespace: str, kind: str, name: str, uid: str) -> list[Json]:
@@ -466,11 +472,11 @@ def pods_of(cluster: Cluster, namespace: str, kind: str, name: str, uid: str) ->
 
 
 def _look(
-    cluster: Cluster, known: WorkloadType | WorkloadMaker, namespace: str, named: Named, refused: list[NotAllowed]
+    cluster: Cluster, kind: WorkloadType | WorkloadMaker, namespace: str, named: Named, refused: list[NotAllowed]
 ) -> Json | None:
     """Returns the object of that name. None if there is none, or if one of several kinds may not be read."""
     try:
-        return cluster.find(known.kind, namespace, named.name)
+        return cluster.find(kind.kind, namespace, named.name)
     except NotAllowed as error:
         if named.kind is not None:
             raise
@@ -479,28 +485,28 @@ def _look(
         return None
 
 
-def _belongs_to_no_other(found: WorkloadMatch) -> None:
+def _belongs_to_no_other(match: WorkloadMatch) -> None:
     """Raises if a part of a workload was named, such as a Job of a JobSet."""
-    meta = found.body["metadata"]
+    meta = match.body["metadata"]
     belongs = membership_of(read_labels(meta)).workload_uid
     if belongs in ("", meta["uid"]):
         return
-    reference = owner(found.body)
+    reference = owner(match.body)
     kind, name = str(reference.get("kind", "")), str(reference.get("name", ""))
     raise CommandError(
-        f"the {found.title} belongs to the {kind} {name}", f"Name that one: {called(kind, name)}", ExitCode.USAGE
+        f"the {match.title} belongs to the {kind} {name}", f"Name that one: {called(kind, name)}", ExitCode.USAGE
     )
 
 
 def _made_by(cluster: Cluster, maker: WorkloadMaker, body: Json) -> WorkloadMatch:
-    meta, known = body["metadata"], maker.makes
-    found = cluster.find(known.kind, meta["namespace"], meta["name"])
-    if found is None or owner_uid(found["metadata"]) != meta["uid"]:
+    meta, made_type = body["metadata"], maker.makes
+    body_of_made = cluster.find(made_type.kind, meta["namespace"], meta["name"])
+    if body_of_made is None or owner_uid(body_of_made["metadata"]) != meta["uid"]:
         raise CommandError(
-            f"the {maker.name} {meta['name']} has no {known.name} yet",
+            f"the {maker.name} {meta['name']} has no {made_type.name} yet",
             f"Its controller says why: kubectl describe {maker.name.lower()} {meta['name']} -n {meta['namespace']}",
         )
-    return WorkloadMatch(known, {**found, "kind": known.name}, maker.name)
+    return WorkloadMatch(made_type, {**body_of_made, "kind": made_type.name}, maker.name)
 
 
 def applied_policy(cluster: Cluster, namespace: str, name: str | None) -> CheckpointPolicy | None:

@@ -19,8 +19,8 @@ _NAME = "gracepoint"
 
 def main() -> None:
     """Prints the words that may stand in the place of the last argument."""
-    given = sys.argv[1:]
-    for word in words(given[:-1], given[-1] if given else ""):
+    arguments = sys.argv[1:]
+    for word in words(arguments[:-1], arguments[-1] if arguments else ""):
         print(word)
     print(_NO_FILES)
 

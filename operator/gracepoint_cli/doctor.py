@@ -136,7 +136,7 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
         return check_placement(pods, nodes)
 
     def webhooks() -> Iterable[CheckResult]:
-        found = [
+        rows = [
             {**body, "kind": kind}
             for kind, plural in (
                 ("MutatingWebhookConfiguration", MUTATING_WEBHOOKS),
@@ -144,12 +144,12 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
             )
             for body in cluster.list(plural, None)
         ]
-        return check_webhooks(found, now=datetime.datetime.now(datetime.UTC))
+        return check_webhooks(rows, now=datetime.datetime.now(datetime.UTC))
 
     def cluster_policies() -> Iterable[CheckResult]:
-        found = cluster.list(CLUSTER_POLICIES, None)
-        labels = read_labels(cluster.get(NAMESPACES, None, namespace)["metadata"]) if found else {}
-        return check_cluster_policies(found, namespace, labels)
+        policies = cluster.list(CLUSTER_POLICIES, None)
+        labels = read_labels(cluster.get(NAMESPACES, None, namespace)["metadata"]) if policies else {}
+        return check_cluster_policies(policies, namespace, labels)
 
     def policies() -> Iterable[CheckResult]:
         return _policies(cluster, namespace)
@@ -178,11 +178,11 @@ def _policies(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
     from gracepoint_cli import status
     from gracepoint_operator.kube.objects import POLICIES
 
-    found = status.policy_rows(cluster.list(POLICIES, namespace))
+    rows = status.policy_rows(cluster.list(POLICIES, namespace))
     yield from _missing_policies(cluster, namespace)
-    if not found:
+    if not rows:
         yield CheckResult("policies", CheckState.OK, f"there is none in the namespace {namespace!r}")
-    for policy in found:
+    for policy in rows:
         problems = [*([policy.error] if policy.error else []), *policy.problems]
         state = CheckState.FAILED if policy.error or policy.conditions.get("Ready") != "True" else CheckState.WARNING
         if problems:
@@ -215,9 +215,9 @@ def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[CheckRe
 
     job = find(cluster, namespace, name)
     policy = job.read().policy
-    found = cluster.find(POLICIES, namespace, policy) if policy else None
+    policy_body = cluster.find(POLICIES, namespace, policy) if policy else None
     try:
-        body = make_probe_pod(job.body, CheckpointPolicy.of(found).spec.training if found else Training())
+        body = make_probe_pod(job.body, CheckpointPolicy.of(policy_body).spec.training if policy_body else Training())
     except ValueError as error:
         return [CheckResult("pod", CheckState.FAILED, str(error))]
     pod = cluster.create(PODS, namespace, body)
@@ -227,8 +227,8 @@ def _from_a_pod(cluster: Cluster, namespace: str, name: str) -> Iterable[CheckRe
             began_s = time.monotonic()
             while not ended(pod):
                 if time.monotonic() - began_s > _POD_WITHIN_S:
-                    why = waits_for(pod) or (pod.get("status") or {}).get("phase", "")
-                    text = f"the pod {name} did not end within {_POD_WITHIN_S:.0f} s: {why}"
+                    reason = waits_for(pod) or (pod.get("status") or {}).get("phase", "")
+                    text = f"the pod {name} did not end within {_POD_WITHIN_S:.0f} s: {reason}"
                     return [CheckResult("pod", CheckState.FAILED, text)]
                 time.sleep(_LOOK_EVERY_S)
                 pod = cluster.get(PODS, namespace, name, todo="Somebody deleted the pod of the check")
@@ -242,12 +242,12 @@ def _delete(cluster: Cluster, namespace: str, name: str) -> None:
 
     for _ in range(_TRIES):
         try:
-            if (left := cluster.find(PODS, namespace, name)) is not None:
-                cluster.delete(PODS, left)
+            if (remaining := cluster.find(PODS, namespace, name)) is not None:
+                cluster.delete(PODS, remaining)
             return
         except CommandError as error:  # the kubelet may have written the pod in between
-            why = error
-    say(f"The pod {name} could not be deleted ({why}); it ends by itself.")
+            reason = error
+    say(f"The pod {name} could not be deleted ({reason}); it ends by itself.")
 
 
 # What a check says. Pure data.
@@ -316,29 +316,31 @@ _NAMED = 5
 
 def kubernetes_version(version: Mapping[str, Any]) -> CheckResult:
     """Checks the answer of ``/version``."""
-    found = str(version.get("gitVersion", "?"))
-    numbers = re.match(r"v?(\d+)\.(\d+)", found)
+    version_text = str(version.get("gitVersion", "?"))
+    numbers = re.match(r"v?(\d+)\.(\d+)", version_text)
     if numbers is None:
-        return CheckResult("Kubernetes", CheckState.WARNING, f"found the version {found!r}, which cannot be read")
+        return CheckResult(
+            "Kubernetes", CheckState.WARNING, f"found the version {version_text!r}, which cannot be read"
+        )
     if (int(numbers[1]), int(numbers[2])) < _OLDEST:
-        text = f"found {found}, expected {'.'.join(map(str, _OLDEST))} or newer"
+        text = f"found {version_text}, expected {'.'.join(map(str, _OLDEST))} or newer"
         return CheckResult("Kubernetes", CheckState.FAILED, text)
-    return CheckResult("Kubernetes", CheckState.OK, found)
+    return CheckResult("Kubernetes", CheckState.OK, version_text)
 
 
 def own_definitions(crds: Mapping[str, Json | None]) -> CheckResult:
     """Checks Gracepoint's own CRDs. ``crds``: each by its file name (see ``definitions``). None: not found."""
     differ = []
-    for name, wanted in definitions().items():
-        found = crds.get(name)
-        if found is None:
+    for name, definition in definitions().items():
+        installed = crds.get(name)
+        if installed is None:
             return CheckResult(
                 "definitions",
                 CheckState.FAILED,
-                f"found no {wanted['metadata']['name']}: install the chart (charts/gracepoint), or apply crds/",
+                f"found no {definition['metadata']['name']}: install the chart (charts/gracepoint), or apply crds/",
             )
-        if _fields(found) != _fields(wanted):
-            differ.append(str(wanted["metadata"]["name"]))
+        if _fields(installed) != _fields(definition):
+            differ.append(str(definition["metadata"]["name"]))
     if differ:
         return CheckResult(
             "definitions",
@@ -369,15 +371,15 @@ def jobset_api(crd: Json | None) -> CheckResult:
         text = "found no definition of JobSets: only Jobs can be used. For JobSets and TrainJobs, install JobSet v0.10"
         return CheckResult("JobSet", CheckState.WARNING, f"{text} or newer")
     try:
-        found = read_installed_api(crd)
+        installed = read_installed_api(crd)
     except LookupError as error:
         return CheckResult("JobSet", CheckState.FAILED, str(error))
-    if found.missing:
+    if installed.missing:
         return CheckResult(
-            "JobSet", CheckState.FAILED, f"found no {', no '.join(found.missing)}: upgrade JobSet to v0.10 or newer"
+            "JobSet", CheckState.FAILED, f"found no {', no '.join(installed.missing)}: upgrade JobSet to v0.10 or newer"
         )
-    if found.warning is not None:
-        return CheckResult("JobSet", CheckState.WARNING, found.warning)
+    if installed.warning is not None:
+        return CheckResult("JobSet", CheckState.WARNING, installed.warning)
     return CheckResult("JobSet", CheckState.OK, "has all that a restart after a save needs")
 
 
@@ -390,17 +392,17 @@ def check_operator(deployments: Sequence[Json]) -> list[CheckResult]:
     for body in deployments:
         meta, status = body["metadata"], body.get("status") or {}
         name = f"{meta['namespace']}/{meta['name']}"
-        wanted, ready = int(body["spec"].get("replicas", 1)), int(status.get("readyReplicas") or 0)
+        replicas, ready = int(body["spec"].get("replicas", 1)), int(status.get("readyReplicas") or 0)
         version = (meta.get("labels") or {}).get("app.kubernetes.io/version", "")
         if ready == 0:
-            why = f"kubectl -n {meta['namespace']} describe pods -l app.kubernetes.io/name=gracepoint"
-            text = f"{name}: none of {wanted} replicas is ready. Look at: {why}"
+            hint = f"kubectl -n {meta['namespace']} describe pods -l app.kubernetes.io/name=gracepoint"
+            text = f"{name}: none of {replicas} replicas is ready. Look at: {hint}"
             checks.append(CheckResult("operator", CheckState.FAILED, text))
-        elif ready < wanted:
-            text = f"{name}: {ready} of {wanted} replicas are ready"
+        elif ready < replicas:
+            text = f"{name}: {ready} of {replicas} replicas are ready"
             checks.append(CheckResult("operator", CheckState.WARNING, text))
         else:
-            checks.append(CheckResult("operator", CheckState.OK, f"{name}: {ready} of {wanted} replicas are ready"))
+            checks.append(CheckResult("operator", CheckState.OK, f"{name}: {ready} of {replicas} replicas are ready"))
         if version != __version__:
             text = f"{name} has version {version or 'unknown'}, and this command {__version__}"
             checks.append(CheckResult("versions", CheckState.WARNING, text))
@@ -423,14 +425,14 @@ def check_placement(pods: Sequence[Json], nodes: Mapping[str, Json]) -> list[Che
     }
     if not placed:
         return []
-    found = {pod: (node, _why_it_goes_away(nodes.get(node) or {})) for pod, node in placed.items()}
-    told = "; ".join(f"{pod} on {node} ({why})" for pod, (node, why) in sorted(found.items()) if why)
-    if all(why for _, why in found.values()):
+    places = {pod: (node, _why_it_goes_away(nodes.get(node) or {})) for pod, node in placed.items()}
+    ending = "; ".join(f"{pod} on {node} ({reason})" for pod, (node, reason) in sorted(places.items()) if reason)
+    if all(reason for _, reason in places.values()):
         todo = "Set nodeSelector or affinity of the chart, or add other nodes"
-        text = f"{told}: if these machines end together, no job is told. {todo}"
+        text = f"{ending}: if these machines end together, no job is told. {todo}"
         return [CheckResult("placement", CheckState.WARNING, text)]
-    if told:
-        return [CheckResult("placement", CheckState.OK, f"a replica stands on a machine that stays; not so {told}")]
+    if ending:
+        return [CheckResult("placement", CheckState.OK, f"a replica stands on a machine that stays; not so {ending}")]
     return [CheckResult("placement", CheckState.OK, "the replicas stand on machines that stay")]
 
 
@@ -450,17 +452,17 @@ def _why_it_goes_away(node: Json) -> str:
 
 def check_webhooks(configurations: Sequence[Json], *, now: datetime.datetime) -> list[CheckResult]:
     """Checks the webhook configurations of the cluster, and the authorities that they trust."""
-    found = {
+    by_name = {
         webhook["name"]: (body["metadata"]["name"], webhook)
         for body in configurations
         for webhook in body.get("webhooks") or ()
     }
-    missing = [f"{name} ({cost})" for name, cost in _WEBHOOKS.items() if name not in found]
+    missing = [f"{name} ({cost})" for name, cost in _WEBHOOKS.items() if name not in by_name]
     if missing:
         text = f"found no {', no '.join(missing)}. Install or upgrade the chart"
         return [CheckResult("webhooks", CheckState.FAILED, text)]
     checks = [CheckResult("webhooks", CheckState.OK, f"{len(_WEBHOOKS)} are configured"), *_releases(configurations)]
-    first = found["jobsets.gracepoint.dev"][0]
+    first = by_name["jobsets.gracepoint.dev"][0]
     names = [
         body["metadata"]["name"] for body in configurations if body.get("kind") != "ValidatingWebhookConfiguration"
     ]
@@ -471,8 +473,8 @@ def check_webhooks(configurations: Sequence[Json], *, now: datetime.datetime) ->
     for body in configurations:
         for webhook in body.get("webhooks") or ():
             if webhook["name"] in _WEBHOOKS:
-                what = f"{webhook['name']} ({body['metadata']['name']})" if several else webhook["name"]
-                checks.append(_authorities(what, (webhook.get("clientConfig") or {}).get("caBundle"), now))
+                title = f"{webhook['name']} ({body['metadata']['name']})" if several else webhook["name"]
+                checks.append(_authorities(title, (webhook.get("clientConfig") or {}).get("caBundle"), now))
     return checks
 
 
@@ -491,7 +493,7 @@ def _releases(configurations: Sequence[Json]) -> list[CheckResult]:
 
 def missing_policies(workloads: Iterable[Json], policies: Iterable[Json]) -> Iterable[CheckResult]:
     """Points out jobs that go on and name a policy that does not exist. ``workloads``: each with its kind."""
-    known = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in policies}
+    existing = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in policies}
     users: dict[tuple[str, str], list[str]] = {}
     unkept: set[tuple[str, str]] = set()
     for body in workloads:
@@ -500,7 +502,7 @@ def missing_policies(workloads: Iterable[Json], policies: Iterable[Json]) -> Ite
         except Unreadable:
             continue  # ``status`` says so
         key = (workload.namespace, workload.policy)
-        if key not in known and not (workload.finished or workload.deleted):
+        if key not in existing and not (workload.finished or workload.deleted):
             users.setdefault(key, []).append(called(workload.kind, workload.name))
             if kept_policy(workload, ()) is None:
                 unkept.add(key)
@@ -519,21 +521,21 @@ def missing_policies(workloads: Iterable[Json], policies: Iterable[Json]) -> Ite
 
 
 def _authorities(name: str, bundle: str | None, now: datetime.datetime) -> CheckResult:
-    what = f"certificate authority of {name}"
+    title = f"certificate authority of {name}"
     if not bundle:
         text = "found none: the operator has not started, or may not write the configuration. See its log"
-        return CheckResult(what, CheckState.FAILED, text)
+        return CheckResult(title, CheckState.FAILED, text)
     try:
         certificates = x509.load_pem_x509_certificates(base64.b64decode(bundle))
     except ValueError as error:
-        return CheckResult(what, CheckState.FAILED, f"cannot be read: {error}")
-    last = max(certificate.not_valid_after_utc for certificate in certificates)
-    left_days = (last - now).total_seconds() / 86400
+        return CheckResult(title, CheckState.FAILED, f"cannot be read: {error}")
+    expires = max(certificate.not_valid_after_utc for certificate in certificates)
+    left_days = (expires - now).total_seconds() / 86400
     if left_days < 0:
         text = f"expired {-left_days:.0f} days ago. See docs/operations.md, “Certificates”"
-        return CheckResult(what, CheckState.FAILED, text)
+        return CheckResult(title, CheckState.FAILED, text)
     state = CheckState.OK if left_days >= _SOON_DAYS else CheckState.WARNING
-    return CheckResult(what, state, f"valid for {left_days:.0f} days")
+    return CheckResult(title, state, f"valid for {left_days:.0f} days")
 
 
 def check_cluster_policies(bodies: Sequence[Json], namespace: str, labels: Mapping[str, str]) -> list[CheckResult]:
@@ -615,11 +617,11 @@ def make_probe_pod(workload: Json, training: Training) -> Json:
         raise ValueError("; ".join(problems))
     meta, member = workload["metadata"], members[0]
     pod, container = member.template["spec"], member.container
-    known = {Env.JOBSET_NAME: meta["name"], Env.JOBSET_UID: meta.get("uid", "")}
+    values = {Env.JOBSET_NAME: meta["name"], Env.JOBSET_UID: meta.get("uid", "")}
     environment = []
     for variable in container.get("env") or ():
-        if variable["name"] in known:
-            variable = {"name": variable["name"], "value": known[variable["name"]]}
+        if variable["name"] in values:
+            variable = {"name": variable["name"], "value": values[variable["name"]]}
         elif "metadata.labels" in json.dumps(variable.get("valueFrom") or {}):
             variable = {"name": variable["name"], "value": "0"}
         environment.append(variable)
@@ -674,7 +676,7 @@ def results(pod: Json) -> Sequence[CheckResult]:
     for item in status.get("containerStatuses") or ():
         terminated = (item.get("state") or {}).get("terminated") or {}
         try:
-            found = [
+            checks = [
                 CheckResult(f"pod: {check['name']}", CheckState(check["state"]), str(check["message"]))
                 for check in json.loads(terminated.get("message") or "")
             ]
@@ -684,5 +686,5 @@ def results(pod: Json) -> Sequence[CheckResult]:
                 "python3 and this version of the library (python3 -m gracepoint check)"
             )
             return [CheckResult("pod", CheckState.FAILED, text)]
-        return [*found, *([CheckResult("pod", CheckState.FAILED, late)] if late else [])]
+        return [*checks, *([CheckResult("pod", CheckState.FAILED, late)] if late else [])]
     return [CheckResult("pod", CheckState.FAILED, late or f"the pod {name}: {status.get('message') or _NO_CONTAINER}")]

@@ -75,8 +75,8 @@ def drill(
         policy = job.read().policy
         if reason := why_in_vain(job, cluster.find(POLICIES, where, policy) if policy else None):
             raise CommandError(reason)
-        asked = cluster.create(REQUESTS, where, request(job.type.name, job.name, where, deadline))
-        name = asked["metadata"]["name"]
+        created = cluster.create(REQUESTS, where, request(job.type.name, job.name, where, deadline))
+        name = created["metadata"]["name"]
         say(f"Requested the drill {name} with a notice of {deadline:g} s.")
         if not wait:
             if output.is_data:
@@ -86,39 +86,39 @@ def drill(
             return
         try:
             with progress(f"The {job.title} rehearses"):
-                found = _wait(cluster, asked, deadline)
+                result = _wait(cluster, created, deadline)
         except KeyboardInterrupt:
             say(f"Interrupted. The drill goes on; to withdraw it: kubectl delete preemptionrequest {name} -n {where}")
             raise
     if output.is_data:
-        put_data(output, found.to_json())
+        put_data(output, result.to_json())
     else:
-        _report(found)
-    if not found.good:
+        _report(result)
+    if not result.good:
         raise typer.Exit(ExitCode.BAD)
 
 
-def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> DrillOutcome:
+def _wait(cluster: Cluster, created: Json, deadline_s: float) -> DrillOutcome:
     """Waits for the end, and says on stderr which stages were reached."""
     from gracepoint_cli.timeline.model import STAGES
     from gracepoint_operator.kube.objects import PREEMPTIONS, REQUESTS
 
-    where, name = asked["metadata"]["namespace"], asked["metadata"]["name"]
+    where, name = created["metadata"]["namespace"], created["metadata"]["name"]
     began_s = time.monotonic()
     ended_s: float | None = None
-    said: set[str] = set()
+    shown_stages: set[str] = set()
     while True:
         request = cluster.get(REQUESTS, where, name, todo="Somebody deleted it, which withdraws the drill")
         adopted = (request.get("status") or {}).get("preemption")
         record = cluster.find(PREEMPTIONS, where, adopted) if adopted else None
         for timing in sorted(((record or {}).get("status") or {}).get("timings") or (), key=lambda t: t["seconds"]):
-            if timing["stage"] not in said:
-                said.add(timing["stage"])
+            if timing["stage"] not in shown_stages:
+                shown_stages.add(timing["stage"])
                 say(f"  {timing['seconds']:8.3f} s  {STAGES.get(timing['stage'], timing['stage'])}")
-        if (found := outcome(request, record)) is not None:
+        if (result := outcome(request, record)) is not None:
             ended_s = ended_s or time.monotonic()
-            if not found.missing or time.monotonic() - ended_s > _ACKNOWLEDGED_WITHIN_S:
-                return found
+            if not result.missing or time.monotonic() - ended_s > _ACKNOWLEDGED_WITHIN_S:
+                return result
             time.sleep(_LOOK_EVERY_S)
             continue
         waited_s = time.monotonic() - began_s
@@ -137,24 +137,24 @@ def _wait(cluster: Cluster, asked: Json, deadline_s: float) -> DrillOutcome:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _report(found: DrillOutcome) -> None:
-    good = "The rehearsal went well" if found.good else "The rehearsal did NOT go well"
-    put(f"{good}: {found.phase}. {found.message}".rstrip(), style="green" if found.good else "red")
+def _report(result: DrillOutcome) -> None:
+    good = "The rehearsal went well" if result.good else "The rehearsal did NOT go well"
+    put(f"{good}: {result.phase}. {result.message}".rstrip(), style="green" if result.good else "red")
     lines = {
-        "step saved": found.step,
-        "steps lost": found.steps_lost,
-        "from the request to the commit": None if found.commit_s is None else f"{found.commit_s:.3f} s",
-        "to spare before the deadline": None if found.seconds_to_spare is None else f"{found.seconds_to_spare:.1f} s",
-        "processes": found.processes,
-        "size": None if found.bytes is None else f"{found.bytes / 2**20:,.1f} MiB",
+        "step saved": result.step,
+        "steps lost": result.steps_lost,
+        "from the request to the commit": None if result.commit_s is None else f"{result.commit_s:.3f} s",
+        "to spare before the deadline": None if result.seconds_to_spare is None else f"{result.seconds_to_spare:.1f} s",
+        "processes": result.processes,
+        "size": None if result.bytes is None else f"{result.bytes / 2**20:,.1f} MiB",
     }
     for name, value in lines.items():
         if value is not None:
             put(f"  {name:32} {value}")
-    if found.missing:
-        put(f"  did not acknowledge: {', '.join(found.missing)}", style="yellow")
-    if found.preemption:
-        put(f"To see it drawn: kubectl gracepoint timeline {found.preemption}")
+    if result.missing:
+        put(f"  did not acknowledge: {', '.join(result.missing)}", style="yellow")
+    if result.preemption:
+        put(f"To see it drawn: kubectl gracepoint timeline {result.preemption}")
 
 
 # What ``drill`` asks for, and what it reports. Pure.
@@ -250,36 +250,36 @@ class DrillOutcome:
         }
 
 
-def outcome(asked: Json, record: Json | None) -> DrillOutcome | None:
+def outcome(request: Json, record: Json | None) -> DrillOutcome | None:
     """Returns how a drill ended. None if it has not ended.
 
     Args:
-        asked: The request.
+        request: The request.
         record: The Preemption that was made for it. None if there is none yet.
     """
-    status: Mapping[str, Any] = asked.get("status") or {}
-    name = asked["metadata"]["name"]
-    found: Mapping[str, Any] = (record or {}).get("status") or {}
-    phase = found.get("phase")
+    status: Mapping[str, Any] = request.get("status") or {}
+    name = request["metadata"]["name"]
+    record_status: Mapping[str, Any] = (record or {}).get("status") or {}
+    phase = record_status.get("phase")
     if record is None or not (phase and Phase(phase).ended):
-        said = status.get("phase")
+        request_phase = status.get("phase")
         # A request without a Preemption ends by itself, for example as Superseded.
-        if said and RequestPhase(said).ended and not status.get("preemption"):
-            return DrillOutcome(name, "", said, str(status.get("message") or ""))
+        if request_phase and RequestPhase(request_phase).ended and not status.get("preemption"):
+            return DrillOutcome(name, "", request_phase, str(status.get("message") or ""))
         return None
-    timings = {item["stage"]: float(item["seconds"]) for item in found.get("timings") or ()}
-    acknowledgements = found.get("acknowledgements") or {}
+    timings = {item["stage"]: float(item["seconds"]) for item in record_status.get("timings") or ()}
+    acknowledgements = record_status.get("acknowledgements") or {}
     return DrillOutcome(
         request=name,
         preemption=record["metadata"]["name"],
         phase=str(phase),
-        message=str(found.get("message") or ""),
-        step=found.get("step"),
-        steps_lost=found.get("stepsLost"),
-        seconds_to_spare=found.get("secondsToSpare"),
-        processes=found.get("processes"),
-        bytes=found.get("bytes"),
-        choice=str(found.get("choice") or ""),
+        message=str(record_status.get("message") or ""),
+        step=record_status.get("step"),
+        steps_lost=record_status.get("stepsLost"),
+        seconds_to_spare=record_status.get("secondsToSpare"),
+        processes=record_status.get("processes"),
+        bytes=record_status.get("bytes"),
+        choice=str(record_status.get("choice") or ""),
         commit_s=timings.get("committed"),
         missing=tuple(f"{item['pod']} ({item['lags']})" for item in acknowledgements.get("laggards") or ()),
     )

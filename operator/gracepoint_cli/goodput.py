@@ -53,35 +53,35 @@ def goodput(
     named = None if workload is None else parse(workload)
     with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
         where = None if all_namespaces else namespace or cluster.namespace
-        found = accounts(cluster.list(POLICIES, where), time.time())
+        rows = accounts(cluster.list(POLICIES, where), time.time())
     if named is not None:
-        found = [account for account in found if account.name == named.name]
-        found = [account for account in found if named.of_workload in (None, account.kind)]
-        if not found:
+        rows = [account for account in rows if account.name == named.name]
+        rows = [account for account in rows if named.of_workload in (None, account.kind)]
+        if not rows:
             place = "in the cluster" if where is None else f"in the namespace {where!r}"
             raise CommandError(
                 f"found no account of a {named.of_workload or ANY_NAME} {named.name!r} {place}",
                 "The operator begins one when it sees the job under a policy. Run: kubectl gracepoint status",
             )
     if output.is_data:
-        put_data(output, [account.to_json() for account in found])
-    elif not found:
+        put_data(output, [account.to_json() for account in rows])
+    elif not rows:
         put(f"There are no accounts. The operator begins one for each {ANY_NAME} under a policy.")
     elif named is not None:
-        for account in found:
+        for account in rows:
             _put_one(account)
     else:
-        _put_all(found, all_namespaces)
+        _put_all(rows, all_namespaces)
 
 
-def _put_all(found: Sequence[Account], with_namespace: bool) -> None:
+def _put_all(accounts: Sequence[Account], with_namespace: bool) -> None:
     from gracepoint_cli.cluster import called
     from gracepoint_operator.goodput.life import Category
 
     columns = ["JOB", "GOODPUT", "TOTAL", "TRAINING", "SAVING", "LOST", "RESTARTS", "WAITING", "NOW"]
     columns += ["DISRUPTIONS", "LOSSES", "SAVE EVERY"]
     rows = []
-    for account in found:
+    for account in accounts:
         row: list[object] = [
             called(account.kind, account.name),
             _percent(account.goodput),
@@ -112,10 +112,10 @@ def _put_one(account: Account) -> None:
     put_table(["TIME WENT INTO", "SECONDS", "SHARE"], [*rows, ["total", f"{account.total_s:.1f} s", ""]])
     disruptions = "1 disruption" if account.disruptions == 1 else f"{account.disruptions} disruptions"
     put(f"{disruptions}; {account.losses} known to have lost steps")
-    if (found := account.suggestion) is not None:
+    if (suggestion := account.suggestion) is not None:
         put(
-            f"A periodic save costs {found.save_seconds:.3f} s, and steps are lost about every "
-            f"{_duration(found.seconds_between_losses)} of running: save every {found.every_seconds:.0f} s."
+            f"A periodic save costs {suggestion.save_seconds:.3f} s, and steps are lost about every "
+            f"{_duration(suggestion.seconds_between_losses)} of running: save every {suggestion.every_seconds:.0f} s."
         )
 
 
@@ -213,7 +213,7 @@ def accounts(policy_bodies: Iterable[Json], now_s: float) -> list[Account]:
         policy_bodies: The policies.
         now_s: The time, in seconds since the epoch.
     """
-    found = []
+    result = []
     for body in policy_bodies:
         try:
             policy = CheckpointPolicy.of(body)
@@ -222,7 +222,7 @@ def accounts(policy_bodies: Iterable[Json], now_s: float) -> list[Account]:
         for entry in policy.status.goodput or ():
             ledger = status_codec.read(entry)
             state = ledger.state()
-            found.append(
+            result.append(
                 Account(
                     namespace=policy.namespace,
                     name=entry.name,
@@ -236,4 +236,4 @@ def accounts(policy_bodies: Iterable[Json], now_s: float) -> list[Account]:
                     suggestion=entry.suggestion,
                 )
             )
-    return sorted(found, key=lambda account: (account.namespace, account.name, account.kind))
+    return sorted(result, key=lambda account: (account.namespace, account.name, account.kind))

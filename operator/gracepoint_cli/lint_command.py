@@ -68,12 +68,12 @@ def lint(
     reached = (kubeconfig, context, as_user, request_timeout, as_groups)
     names = dict.fromkeys(what)
     files = {name: _objects(name) for name in names if _is_file(name)}
-    given = [item for items in files.values() for item in items]
+    documents = [item for items in files.values() for item in items]
     workloads = to_check(files)
     reports = []
     for name in names:
         if name in files:
-            reports += _of_file(workloads[name], name, given, namespace, None if offline else reached)
+            reports += _of_file(workloads[name], name, documents, namespace, None if offline else reached)
         else:
             reports += _of_cluster(name, namespace, reached)
     if output.is_data:
@@ -134,14 +134,16 @@ def _of_file(
         if body["kind"] != manifests.KIND:
             reports.append(_checked(body, name, items, where, reached))
             continue
-        kind, wanted = manifests.runtime_of(body)
-        runtime = named(items, kind, wanted) or _ask(reached, where, f"{kind} {wanted!r}", _runtime(kind, wanted))
+        kind, runtime_name = manifests.runtime_of(body)
+        runtime = named(items, kind, runtime_name) or _ask(
+            reached, where, f"{kind} {runtime_name!r}", _runtime(kind, runtime_name)
+        )
         try:
-            made = manifests.jobset_of(body, runtime)
+            jobset = manifests.jobset_of(body, runtime)
         except manifests.NotMade as error:
             reports.append(report(body, [error.finding], kind=manifests.KIND))
         else:
-            reports.append(_checked(made, name, items, where, reached, maker=manifests.KIND))
+            reports.append(_checked(jobset, name, items, where, reached, maker=manifests.KIND))
     return reports
 
 
@@ -156,16 +158,16 @@ def _checked(
     from gracepoint_operator.read_errors import Unreadable
     from gracepoint_operator.resources import CheckpointPolicy
 
-    wanted = ((workload.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
-    body = named(items, "CheckpointPolicy", wanted) if wanted is not None else None
+    policy_name = ((workload.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
+    body = named(items, "CheckpointPolicy", policy_name) if policy_name is not None else None
     claims = {item["metadata"]["name"]: item for item in of_kind(items, "PersistentVolumeClaim")}
-    if body is None and (wanted is not None or (reached is not None and _may_get_default(workload))):
+    if body is None and (policy_name is not None or (reached is not None and _may_get_default(workload))):
 
         def look(cluster: Cluster, where: str) -> tuple[CheckpointPolicy | None, dict[str, Json]]:
-            return applied_policy(cluster, where, wanted), _claims(cluster, where)
+            return applied_policy(cluster, where, policy_name), _claims(cluster, where)
 
-        what = "default policy" if wanted is None else f"CheckpointPolicy {wanted!r}"
-        policy, more = _ask(reached, namespace, what, look) or (None, {})
+        subject = "default policy" if policy_name is None else f"CheckpointPolicy {policy_name!r}"
+        policy, more = _ask(reached, namespace, subject, look) or (None, {})
         return check(workload, policy, {**more, **claims}, maker=maker)
     try:
         policy = None if body is None else CheckpointPolicy.of(body)
@@ -183,7 +185,7 @@ def _may_get_default(workload: Json) -> bool:
     return indexed and labels.get(LABEL_DEFAULT) != "off"
 
 
-def _ask(reached: _Reached, namespace: str | None, what: str, look: Callable[[Cluster, str], _T]) -> _T | None:
+def _ask(reached: _Reached, namespace: str | None, subject: str, look: Callable[[Cluster, str], _T]) -> _T | None:
     """Asks the cluster for what the files lack. It is no error if there is no cluster."""
     from gracepoint_cli.cluster import Cluster
 
@@ -193,7 +195,7 @@ def _ask(reached: _Reached, namespace: str | None, what: str, look: Callable[[Cl
         with Cluster(*reached) as cluster:
             return look(cluster, namespace or cluster.namespace)
     except CommandError as error:
-        say(f"The {what} is in no file, and it cannot be looked up: {error}")
+        say(f"The {subject} is in no file, and it cannot be looked up: {error}")
         return None
 
 

@@ -81,11 +81,13 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", metavar=NO_VALUE, help="Sh
 WORKLOAD = "JOB"
 
 
-def _cluster(given: Mapping[str, Any]) -> Cluster:
+def _cluster(options: Mapping[str, Any]) -> Cluster:
     """Returns the cluster of a command line that is being completed."""
     from gracepoint_cli.cluster import Cluster
 
-    return Cluster(given.get("kubeconfig"), given.get("context"), given.get("as_user"), None, given.get("as_groups"))
+    return Cluster(
+        options.get("kubeconfig"), options.get("context"), options.get("as_user"), None, options.get("as_groups")
+    )
 
 
 def workload_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -105,8 +107,8 @@ def preemption_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
     try:
         with _cluster(ctx.params) as cluster:
-            found = cluster.list(PREEMPTIONS, ctx.params.get("namespace") or cluster.namespace)
+            preemptions = cluster.list(PREEMPTIONS, ctx.params.get("namespace") or cluster.namespace)
     except CommandError:
         return []  # a completion has no place for an error
-    names = (str(item["metadata"]["name"]) for item in found)
+    names = (str(item["metadata"]["name"]) for item in preemptions)
     return sorted(name for name in names if name.startswith(incomplete))

@@ -125,13 +125,13 @@ def put(line: str = "", style: str = "") -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[None]:
-    """Shows ``what`` beside a spinner on a terminal while the block runs. Prints nothing elsewhere."""
+def progress(activity: str) -> Iterator[None]:
+    """Shows ``activity`` beside a spinner on a terminal while the block runs. Prints nothing elsewhere."""
     err = console(stderr=True)
     if not err.is_terminal:
         yield
         return
-    with err.status(escape(what)):
+    with err.status(escape(activity)):
         yield
 
 

@@ -37,9 +37,9 @@ def signals(
 
     if node is not None:
         if name is not None or provider is not None:
-            given = repr(name) if name is not None else "--provider"
+            argument = repr(name) if name is not None else "--provider"
             raise CommandError(
-                f"found {given} beside --node, expected one of them",
+                f"found {argument} beside --node, expected one of them",
                 "With --node, all signals of the node are shown",
                 ExitCode.USAGE,
             )
@@ -92,7 +92,7 @@ def _of_node(
     from gracepoint_operator.signals import BUILT_IN, On, marks
 
     with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
-        found = marks(BUILT_IN, On.NODE, cluster.get(NODES, None, name, todo="To list them: kubectl get nodes"))
+        marks_of_node = marks(BUILT_IN, On.NODE, cluster.get(NODES, None, name, todo="To list them: kubectl get nodes"))
 
     def time(seconds: float | None) -> str | None:
         return None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
@@ -109,16 +109,16 @@ def _of_node(
                     "since": time(mark.since_at),
                     "until": time(mark.until_at),
                 }
-                for mark in found
+                for mark in marks_of_node
             ],
         )
-    elif not found:
+    elif not marks_of_node:
         put(f"The node {name} shows no signal of the built-in rows.")
     else:
         put_table(
             ["ROW", "CAUSE", "CONFIDENCE", "SINCE", "UNTIL", "WHAT"],
             [
                 [m.row.name, m.row.cause, m.row.confidence, time(m.since_at), time(m.until_at) or "-", m.text]
-                for m in found
+                for m in marks_of_node
             ],
         )

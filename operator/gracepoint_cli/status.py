@@ -65,17 +65,17 @@ def status(
         shown = None
         while True:
             try:
-                seen = _seen(cluster, where)
+                tables = _seen(cluster, where)
             except CommandError as error:
                 if shown is None:  # nothing was right yet: the arguments may be wrong
                     raise
                 say(f"error: {error}")
-                seen = shown
-            if seen != shown:
+                tables = shown
+            if tables != shown:
                 if shown is not None:
                     _put_between(output)
-                _show(seen, where, output)
-                shown = seen
+                _show(tables, where, output)
+                shown = tables
             if not watch:
                 return
             time.sleep(_WATCH_EVERY_S)
@@ -108,11 +108,11 @@ def _seen(cluster: Cluster, where: str | None) -> _Seen:
     return _Seen(policy_rows(policy_bodies), jobs, unmade, refused)
 
 
-def _show(seen: _Seen, where: str | None, output: OutputFormat) -> None:
+def _show(tables: _Seen, where: str | None, output: OutputFormat) -> None:
     from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_operator.workloads import ANY_NAME
 
-    policies, jobs, unmade, refused = seen
+    policies, jobs, unmade, refused = tables
     with_namespace = where is None or output is OutputFormat.WIDE
     for reason in refused:
         say(f"warning: {reason}")
@@ -136,8 +136,8 @@ def _show(seen: _Seen, where: str | None, output: OutputFormat) -> None:
     problems += unmade
     if problems:
         put()
-        for who, text in problems:
-            put(f"{who}: {text}", style="yellow")
+        for subject, text in problems:
+            put(f"{subject}: {text}", style="yellow")
 
 
 def _leases(cluster: Cluster) -> list[dict[str, Any]] | None:
@@ -169,7 +169,7 @@ def _put_jobs(jobs: Sequence[JobOverview], with_namespace: bool) -> None:
     for job in jobs:
         connected = "-" if job.connected is None else f"{job.connected} of {job.running}"
         fits = {True: "yes", False: "no", None: "unknown"}[job.fits]
-        last = "" if job.last is None else f"{job.last[0]} {job.last[1]}".strip()
+        last_preemption = "" if job.last is None else f"{job.last[0]} {job.last[1]}".strip()
         row: list[object] = [
             job.called,
             job.policy,
@@ -179,7 +179,7 @@ def _put_jobs(jobs: Sequence[JobOverview], with_namespace: bool) -> None:
             "unknown" if job.grace_s is None else f"{job.grace_s} s",
             fits,
             "-" if job.restarts is None else job.restarts,
-            last,
+            last_preemption,
         ]
         rows.append([job.namespace, *row] if with_namespace else row)
     put_table(["NAMESPACE", *columns] if with_namespace else columns, rows)
@@ -320,7 +320,7 @@ def job_rows(
             and those of all count.
     """
     living = None if leases is None else _living(leases, now)
-    known = {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in policy_bodies}
+    policies = {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in policy_bodies}
     running: dict[str, int] = {}
     for pod in pods:
         labels = read_labels(pod["metadata"])
@@ -333,15 +333,15 @@ def job_rows(
             uid = body["spec"]["jobSet"]["uid"]
             if uid not in newest or body["spec"]["epoch"] > newest[uid]["spec"]["epoch"]:
                 newest[uid] = body
-    found = []
+    rows = []
     for body in workloads:
         if LABEL_POLICY in (body["metadata"].get("labels") or {}):
             pods_running, record = running.get(body["metadata"]["uid"], 0), newest.get(body["metadata"]["uid"])
             try:
-                found.append(_job(body, known, pods_running, record, living))
+                rows.append(_job(body, policies, pods_running, record, living))
             except Unreadable as error:
-                found.append(_unreadable_job(body, pods_running, record, error))
-    return sorted(found, key=lambda item: (item.namespace, item.name, item.kind))
+                rows.append(_unreadable_job(body, pods_running, record, error))
+    return sorted(rows, key=lambda item: (item.namespace, item.name, item.kind))
 
 
 def _grace_s(body: Json, training: Training) -> int:
@@ -352,8 +352,8 @@ def _grace_s(body: Json, training: Training) -> int:
     """
     with reading("its pod templates"):
         pods = [member.template["spec"] for member in gang(copy.deepcopy(body), training, Problems())]
-        found = [pod.get("terminationGracePeriodSeconds") for pod in pods]
-        return min((_DEFAULT_GRACE_S if value is None else int(value) for value in found), default=_DEFAULT_GRACE_S)
+        periods = [pod.get("terminationGracePeriodSeconds") for pod in pods]
+        return min((_DEFAULT_GRACE_S if value is None else int(value) for value in periods), default=_DEFAULT_GRACE_S)
 
 
 def _policy(body: Json) -> PolicyOverview:
@@ -384,7 +384,7 @@ def _policy(body: Json) -> PolicyOverview:
 
 
 def _job(
-    body: Json, known: Mapping[tuple[str, str], Json], running: int, newest: Json | None, living: set[str] | None
+    body: Json, policies: Mapping[tuple[str, str], Json], running: int, newest: Json | None, living: set[str] | None
 ) -> JobOverview:
     """Returns what is known of one workload.
 
@@ -394,7 +394,7 @@ def _job(
     workload = BY_NAME[body["kind"]].read(body)
     problems = []
     policy: CheckpointPolicy | None = None
-    if (named := known.get((workload.namespace, workload.policy))) is None:
+    if (named := policies.get((workload.namespace, workload.policy))) is None:
         policy = kept_policy(workload, _read_records(newest))
         kept = "it keeps the settings that it was created with" if policy else "no disruption is announced to it"
         where = f"there is no CheckpointPolicy {workload.policy!r} in the namespace {workload.namespace!r}"

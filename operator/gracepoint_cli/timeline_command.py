@@ -60,19 +60,19 @@ def timeline(
         where = namespace or cluster.namespace
         record = _record(cluster, where, preemption)
         of = record["spec"]["jobSet"]
-        made = timeline_of(record, pods_of(cluster, where, of.get("kind", WORKLOAD_KIND), of["name"], of["uid"]))
+        drawing = timeline_of(record, pods_of(cluster, where, of.get("kind", WORKLOAD_KIND), of["name"], of["uid"]))
     for path, draw in ((svg, picture.svg), (html, picture.page)):
         if path is not None:
             try:
-                path.write_text(draw(made), encoding="utf-8")
+                path.write_text(draw(drawing), encoding="utf-8")
             except OSError as error:
                 raise CommandError(f"cannot write {path}: {error.strerror}") from error
             say(f"Wrote {path}")
     if output.is_data:
-        put_data(output, made.to_json())
+        put_data(output, drawing.to_json())
     elif svg is None and html is None:
         out = console()
-        for line in terminal.lines(made, min(out.width, 160), colours=out.is_terminal):
+        for line in terminal.lines(drawing, min(out.width, 160), colours=out.is_terminal):
             out.print(line, soft_wrap=True)
 
 
@@ -80,13 +80,13 @@ def _record(cluster: Cluster, namespace: str, name: str) -> Json:
     """Returns the record of that name, or the one that was made for the request of that name."""
     from gracepoint_operator.kube.objects import PREEMPTIONS, REQUESTS
 
-    found = cluster.find(PREEMPTIONS, namespace, name) or cluster.find(REQUESTS, namespace, name)
-    if found is None:
+    record = cluster.find(PREEMPTIONS, namespace, name) or cluster.find(REQUESTS, namespace, name)
+    if record is None:
         todo = f"To list them: kubectl get preemptions,preemptionrequests -n {namespace}"
         return cluster.get(PREEMPTIONS, namespace, name, todo=todo)
-    if "epoch" in found["spec"]:
-        return found
-    status = found.get("status") or {}
+    if "epoch" in record["spec"]:
+        return record
+    status = record.get("status") or {}
     if not status.get("preemption"):
         raise CommandError(
             f"the request {name} has no Preemption: {status.get('message') or 'the operator has not answered it'}",

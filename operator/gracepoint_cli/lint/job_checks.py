@@ -40,12 +40,12 @@ def filled_in(workload: Json) -> Json:
     """Returns the workload as the API server hands it to webhooks."""
     if not is_job(workload) or is_stored(workload):
         return workload
-    made = copy.deepcopy(workload)
-    job = made.setdefault("spec", {})
+    copy_of_workload = copy.deepcopy(workload)
+    job = copy_of_workload.setdefault("spec", {})
     pod = job.setdefault("template", {}).setdefault("spec", {})
     for part, defaults in ((job, _JOB), (pod, _POD)):
         part |= {name: value for name, value in defaults.items() if part.get(name) is None}
-    return made
+    return copy_of_workload
 
 
 def default_findings(workload: Json) -> Iterator[Finding]:
@@ -65,45 +65,48 @@ def default_findings(workload: Json) -> Iterator[Finding]:
 # What a preemption would do to a JobSet or a Job, in sentences. Pure.
 
 
-def effects(made: Json, policy: CheckpointPolicy) -> list[str]:
+def effects(injected: Json, policy: CheckpointPolicy) -> list[str]:
     """Returns the sentences.
 
     Args:
-        made: The workload with everything that the operator fills in.
+        injected: The workload with everything that the operator fills in.
         policy: Its policy.
     """
-    spec, members = policy.spec, gang(made, policy.spec.training, Problems())
+    spec, members = policy.spec, gang(injected, policy.spec.training, Problems())
     processes = sum(member.processes for member in members)
     names = ", ".join(member.name for member in members if member.name)
     grace_s = min(int(member.template["spec"]["terminationGracePeriodSeconds"]) for member in members)
-    said = [f"The gang has {processes} process{'' if processes == 1 else 'es'}{f': {names}' if names else ''}."]
-    if helping := ", ".join(helper.name for helper in helpers(made, spec.training)):
-        said.append(
+    sentences = [f"The gang has {processes} process{'' if processes == 1 else 'es'}{f': {names}' if names else ''}."]
+    if helping := ", ".join(helper.name for helper in helpers(injected, spec.training)):
+        sentences.append(
             f"Pods of {helping} do not train. Where the end of one would restart the JobSet, its disruption counts as "
             "one of the gang."
         )
     if spec.mode is Mode.OBSERVE:
-        return [*said, "The policy has mode Observe: a disruption is recorded, and pods get no notice."]
+        return [*sentences, "The policy has mode Observe: a disruption is recorded, and pods get no notice."]
     head_start_s = spec.deadline.head_start_seconds
-    said.append(
+    sentences.append(
         f"On a notice with more than {head_start_s:g} s, training continues until {head_start_s:g} s before the "
         f"deadline, or stops earlier if the predicted save times {spec.deadline.margin:g} is longer. On a shorter "
         "notice, the gang saves at once."
     )
-    said.append(
+    sentences.append(
         f"On a SIGTERM without a notice, agreement, save and exit have {grace_s} s, the grace period of the pods. "
         "Then comes SIGKILL."
     )
     if spec.mode is Mode.DRILL:
-        return [*said, "The policy has mode Drill: the gang saves, and continues to train until it gets a SIGTERM."]
+        return [
+            *sentences,
+            "The policy has mode Drill: the gang saves, and continues to train until it gets a SIGTERM.",
+        ]
     if spec.eviction_hold.enabled:
         bound_s = spec.eviction_hold.bound_seconds
-        said.append(f"An eviction, for example by kubectl drain, waits for the save, for at most {bound_s} s.")
+        sentences.append(f"An eviction, for example by kubectl drain, waits for the save, for at most {bound_s} s.")
     codes = spec.after_save
-    said.append(f"All processes exit with {codes.saved_exit_code} after the save. {_return(made)}")
+    sentences.append(f"All processes exit with {codes.saved_exit_code} after the save. {_return(injected)}")
     every = [f"{spec.checkpoint.every_steps} steps"] if spec.checkpoint.every_steps else []
     every += [f"{spec.checkpoint.every_seconds} s"] if spec.checkpoint.every_seconds else []
-    said.append(
+    sentences.append(
         f"If nothing can be saved in time, they exit with {codes.unsaved_exit_code}, and the job continues from its "
         "newest "
         + (
@@ -113,23 +116,23 @@ def effects(made: Json, policy: CheckpointPolicy) -> list[str]:
         )
     )
     if spec.exit_breaker.saved_exits:
-        said.append(
+        sentences.append(
             f"After {spec.exit_breaker.saved_exits} such exits within {spec.exit_breaker.within_seconds} s it saves "
             "at the next notice and continues to train, until it gets a SIGTERM."
         )
-    return said
+    return sentences
 
 
-def _return(made: Json) -> str:
+def _return(injected: Json) -> str:
     """Returns how the workload comes back after a save."""
-    if is_job(made):
-        limit = made["spec"].get("backoffLimitPerIndex")
+    if is_job(injected):
+        limit = injected["spec"].get("backoffLimitPerIndex")
         return (
             "The Job replaces its pods on other nodes, which does not count towards backoffLimitPerIndex "
             f"({limit}), and continues from that step. Kubernetes waits 10 s before the first replacement, and twice "
             "as long before each next one, up to 10 minutes."
         )
-    restarts = (made["spec"].get("failurePolicy") or {}).get("maxRestarts", 0)
+    restarts = (injected["spec"].get("failurePolicy") or {}).get("maxRestarts", 0)
     return (
         "The JobSet starts again on other nodes, which does not count towards maxRestarts "
         f"({restarts}), and continues from that step."
@@ -187,12 +190,12 @@ def check(
     """
     kind = _kind(workload)
     try:
-        found, sentences = _check(workload, policy, claims, maker or kind)
+        findings, sentences = _check(workload, policy, claims, maker or kind)
     except CAUSES as error:
         problem = f"found parts that are not of {kind}'s schema ({said(error)}). Correct them"
-        found, sentences = [Finding(Severity.ERROR, "unreadable", "spec", problem)], []
+        findings, sentences = [Finding(Severity.ERROR, "unreadable", "spec", problem)], []
     paths_of = f"of the {kind} that is made of it" if maker else ""
-    return report(workload, found, sentences, kind=maker or kind, paths_of=paths_of)
+    return report(workload, findings, sentences, kind=maker or kind, paths_of=paths_of)
 
 
 def report(
@@ -213,31 +216,31 @@ def _kind(workload: Json) -> str:
 def _check(
     workload: Json, policy: CheckpointPolicy | None, claims: Mapping[str, Json], kind: str
 ) -> tuple[list[Finding], list[str]]:
-    found = list(_label(workload, policy, kind))
+    findings = list(_label(workload, policy, kind))
     under = policy or _stand_in()
     handed_over = filled_in(workload)
     kept = release_contract(handed_over, under.spec)
     if isinstance(kept, ContractViolation):
         # The operator's messages begin with the path.
-        found += [Finding(Severity.ERROR, "release-contract", *_split(problem)) for problem in kept.problems]
-        return found, []
-    made = inject_workload(kept.object, under.name, under.spec, _SETTINGS)
+        findings += [Finding(Severity.ERROR, "release-contract", *_split(problem)) for problem in kept.problems]
+        return findings, []
+    injected = inject_workload(kept.object, under.name, under.spec, _SETTINGS)
     if policy is not None:
-        found += [Finding(Severity.WARNING, "at-creation", *_split(text)) for text in warnings(made, policy)]
+        findings += [Finding(Severity.WARNING, "at-creation", *_split(text)) for text in warnings(injected, policy)]
         if not is_stored(workload):  # a stored workload has our own variables
-            texts = overruled(handed_over, made, policy)
-            found += [Finding(Severity.WARNING, "overruled", *_split(text)) for text in texts]
-    found += _restarts(workload)
-    found += default_findings(workload)
-    for member in gang(made, under.spec.training, Problems()):
+            texts = overruled(handed_over, injected, policy)
+            findings += [Finding(Severity.WARNING, "overruled", *_split(text)) for text in texts]
+    findings += _restarts(workload)
+    findings += default_findings(workload)
+    for member in gang(injected, under.spec.training, Problems()):
         path = f"{member.path}.template.spec"
-        found += pods.process_findings(member.container, f"{path}.containers[{member.container['name']}]")
-        found += [item for item in pods.pod_findings(member, path, claims) if policy or "volume" not in item.rule]
+        findings += pods.process_findings(member.container, f"{path}.containers[{member.container['name']}]")
+        findings += [item for item in pods.pod_findings(member, path, claims) if policy or "volume" not in item.rule]
         if member.job.get("activeDeadlineSeconds"):
             text = "found a time limit: the gang saves before it, and the Job then fails"
             text += "" if is_job(workload) else ". The JobSet starts again"
-            found.append(Finding(Severity.INFO, "time-limit", f"{member.path}.activeDeadlineSeconds", text))
-    return found, effects(made, policy) if policy is not None else []
+            findings.append(Finding(Severity.INFO, "time-limit", f"{member.path}.activeDeadlineSeconds", text))
+    return findings, effects(injected, policy) if policy is not None else []
 
 
 def _label(workload: Json, policy: CheckpointPolicy | None, kind: str) -> Iterator[Finding]:

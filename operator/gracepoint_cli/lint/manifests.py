@@ -45,12 +45,12 @@ def objects(text: str, name: str) -> list[Json]:
     except yaml.YAMLError as error:
         hint = "A Helm template is no manifest: render it first (helm template)" if "{{" in text else ""
         raise CommandError(f"{name}: expected YAML: {error}", hint, ExitCode.BAD) from error
-    found: list[Json] = []
+    bodies: list[Json] = []
     for item in documents:
         if not isinstance(item, dict) or "kind" not in item:
             raise CommandError(f"{name}: expected Kubernetes objects, found {str(item)[:60]!r}", code=ExitCode.BAD)
-        found += item.get("items") or [] if str(item["kind"]).endswith("List") else [item]
-    return found
+        bodies += item.get("items") or [] if str(item["kind"]).endswith("List") else [item]
+    return bodies
 
 
 def of_kind(items: list[Json], kind: str) -> list[Json]:
@@ -74,8 +74,8 @@ def to_check(files: dict[str, list[Json]]) -> dict[str, list[Json]]:
     Raises:
         CommandError: No file has any.
     """
-    found = {name: _to_check(items) for name, items in files.items()}
-    if files and not any(found.values()):
+    selected = {name: _to_check(items) for name, items in files.items()}
+    if files and not any(selected.values()):
         items = [item for several in files.values() for item in several]
         others = ", ".join(sorted({str(item.get("kind")) for item in items})) or "nothing"
         hint = (
@@ -84,13 +84,13 @@ def to_check(files: dict[str, list[Json]]) -> dict[str, list[Json]]:
             else ""
         )
         raise CommandError(f"{', '.join(files)}: found {others}, expected a {ANY_NAME_OR_MAKER}", hint, ExitCode.BAD)
-    return found
+    return selected
 
 
 def _to_check(items: list[Json]) -> list[Json]:
     kinds = [*BY_NAME, *(maker.name for maker in MAKERS)]
-    found = [item for item in items if item.get("kind") in kinds]
-    return [item for item in found if item["kind"] != "Job" or _has_label(item)] or found
+    selected = [item for item in items if item.get("kind") in kinds]
+    return [item for item in selected if item["kind"] != "Job" or _has_label(item)] or selected
 
 
 def _has_label(item: Json) -> bool:
@@ -216,19 +216,19 @@ def _override(name: str, template: Json, job: Mapping[str, Any]) -> None:
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
-    made = dict(base)
+    merged = dict(base)
     for key, value in changes.items():
         if isinstance(value, dict):
-            made[key] = _merged(made.get(key) or {}, value)
+            merged[key] = _merged(merged.get(key) or {}, value)
         elif key in _KEYS and isinstance(value, list):
-            made[key] = _items(made.get(key) or (), value, _KEYS[key])
+            merged[key] = _items(merged.get(key) or (), value, _KEYS[key])
         else:
-            made[key] = value
-    return made
+            merged[key] = value
+    return merged
 
 
 def _items(base: Iterable[Json], changes: Iterable[Json], key: str) -> list[Json]:
-    made = {item[key]: item for item in base}
+    by_key = {item[key]: item for item in base}
     for item in changes:
-        made[item[key]] = _merged(made.get(item[key], {}), item)
-    return list(made.values())
+        by_key[item[key]] = _merged(by_key.get(item[key], {}), item)
+    return list(by_key.values())

@@ -137,13 +137,13 @@ def _tolerations(pod: Json, path: str) -> Iterator[Finding]:
         if toleration.seconds is not None:
             continue
         if not toleration.key and toleration.operator == "Exists":
-            what = f"every taint with effect {toleration.effect}" if toleration.effect else "every taint"
+            taints = f"every taint with effect {toleration.effect}" if toleration.effect else "every taint"
             yield Finding(
                 Severity.WARNING,
                 "catch-all-toleration",
                 field,
-                f"found a toleration of {what}. Taints that announce a disruption then mean nothing to the pod, and a "
-                "restarted pod may go to the very node that goes away. Name the keys that the nodes of the job have",
+                f"found a toleration of {taints}. Taints that announce a disruption then mean nothing to the pod, and "
+                "a restarted pod may go to the very node that goes away. Name the keys that the nodes of the job have",
             )
             continue
         for row in BUILT_IN:
@@ -261,8 +261,8 @@ def process_findings(container: Json, path: str) -> Iterator[Finding]:
     if script is not None and not group:
         for command in re.findall(r"\bexec\s+(.+)", script):
             group = group or _without_init(command.split(), variables)[1]
-    if not group and (found := _KILLS_GROUP.search(" ".join(words))):
-        group = repr(found[0])
+    if not group and (match := _KILLS_GROUP.search(" ".join(words))):
+        group = repr(match[0])
     if group:
         yield Finding(
             Severity.WARNING,
@@ -297,13 +297,13 @@ def process_findings(container: Json, path: str) -> Iterator[Finding]:
 
 
 def _stop_signal(container: Json, path: str) -> Iterator[Finding]:
-    found = str((container.get("lifecycle") or {}).get("stopSignal") or "SIGTERM")
-    if found not in ("SIGTERM", "SIGHUP"):
+    stop = str((container.get("lifecycle") or {}).get("stopSignal") or "SIGTERM")
+    if stop not in ("SIGTERM", "SIGHUP"):
         yield Finding(
             Severity.WARNING,
             "stop-signal",
             f"{path}.lifecycle.stopSignal",
-            f"found {found}, which the library does not take for a notice: if no other notice comes, nothing is saved. "
+            f"found {stop}, which the library does not take for a notice: if no other notice comes, nothing is saved. "
             "Remove it: SIGTERM is the default, unless the image has another STOPSIGNAL",
         )
 
@@ -317,8 +317,8 @@ def _without_init(words: Sequence[str], variables: Mapping[str, str]) -> tuple[l
     """
     rest, group = list(words), ""
     while rest:
-        behind, found = _without_one(rest, variables)
-        group = group or found
+        behind, session_group = _without_one(rest, variables)
+        group = group or session_group
         if behind is None:
             break
         rest = behind
@@ -362,18 +362,19 @@ def _script(words: Sequence[str]) -> str | None:
 
 def _of_script(script: str, path: str) -> Iterator[Finding]:
     lines = [line.strip() for line in re.split(r"[\n;]|&&", script.replace("\\\n", " ")) if line.strip()]
-    last = lines[-1] if lines else ""
-    if _PIPE.search(last):
+    last_line = lines[-1] if lines else ""
+    if _PIPE.search(last_line):
         if "pipefail" not in script:
             yield Finding(
                 Severity.ERROR,
                 "exit-code-lost",
                 path,
-                f"found a pipe, {_short(last)!r}: the container ends with the exit code of its last program, so that "
-                "nobody sees that the work was saved, and the job fails. Write the log in the program, or redirect it",
+                f"found a pipe, {_short(last_line)!r}: the container ends with the exit code of its last program, so "
+                "that nobody sees that the work was saved, and the job fails. Write the log in the program, or "
+                "redirect it",
             )
-        yield _shell(Severity.WARNING, path, last)
-    elif last.startswith("exec "):
+        yield _shell(Severity.WARNING, path, last_line)
+    elif last_line.startswith("exec "):
         return
     elif re.search(r"\btrap\b", script):
         yield Finding(
@@ -385,17 +386,17 @@ def _of_script(script: str, path: str) -> Iterator[Finding]:
             "and end with its exit code. `exec python ...` does all three",
         )
     else:
-        yield _shell(Severity.WARNING, path, last)
+        yield _shell(Severity.WARNING, path, last_line)
 
 
-def _shell(severity: Severity, path: str, last: str) -> Finding:
+def _shell(severity: Severity, path: str, last_line: str) -> Finding:
     return Finding(
         severity,
         "shell-as-first-process",
         path,
         "found a shell as the first process, which does not pass SIGTERM on: if no notice came before, nothing is "
         "saved. "
-        f"Write `exec {_short(last)}` in its last line, or put the program itself into command",
+        f"Write `exec {_short(last_line)}` in its last line, or put the program itself into command",
     )
 
 

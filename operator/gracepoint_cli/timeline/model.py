@@ -96,11 +96,11 @@ class Timeline:
     @property
     def events(self) -> list[TimelineMoment]:
         """Returns what happened, in order: moments, ends of spans with how long they took, the deadline."""
-        found = list(self.moments)
-        found += [TimelineMoment(s.lane, s.end_s, f"{s.text} ({s.end_s - s.start_s:.3f} s)") for s in self.spans]
+        events = list(self.moments)
+        events += [TimelineMoment(s.lane, s.end_s, f"{s.text} ({s.end_s - s.start_s:.3f} s)") for s in self.spans]
         if self.deadline_s is not None:
-            found.append(TimelineMoment("", self.deadline_s, "deadline"))
-        return sorted(found, key=lambda event: event.at_s)
+            events.append(TimelineMoment("", self.deadline_s, "deadline"))
+        return sorted(events, key=lambda event: event.at_s)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the timeline as JSON."""
@@ -248,26 +248,26 @@ def _pod_lanes(pods: Iterable[Json], observed_at: datetime.datetime) -> tuple[li
         created_s = seconds(meta["creationTimestamp"])
         states = [item.get("state") or {} for item in status.get("containerStatuses") or ()]
         began = [seconds(s["startedAt"]) for state in states for s in state.values() if s.get("startedAt")]
-        ended = [seconds(s["finishedAt"]) for state in states for s in state.values() if s.get("finishedAt")]
+        end_times = [seconds(s["finishedAt"]) for state in states for s in state.values() if s.get("finishedAt")]
         where = f" on {pod['spec']['nodeName']}" if (pod.get("spec") or {}).get("nodeName") else ""
         if not began:
             spans.append(Span(lane, created_s, float("inf"), SpanKind.PODS, f"attempt {attempt} starts{where}"))
             continue
         spans.append(Span(lane, created_s, min(began), SpanKind.PODS, f"attempt {attempt} starts{where}"))
-        last_s = max(ended) if ended and len(ended) == len(states) else float("inf")
+        last_s = max(end_times) if end_times and len(end_times) == len(states) else float("inf")
         spans.append(Span(lane, min(began), last_s, SpanKind.TRAINING, f"attempt {attempt} runs{where}"))
     return lanes, spans
 
 
 def _by_attempt(pods: Iterable[Json]) -> list[tuple[int, Json]]:
     """Returns the pods, each with the number of its attempt. Sorted by attempt, then by the place in the gang."""
-    found = []
+    pods_by_attempt = []
     for pod in pods:
         labels, annotations = (pod["metadata"].get(field) or {} for field in ("labels", "annotations"))
         attempt = _number(labels, JOBSET_LABEL_RESTART_ATTEMPT) + sum(_number(annotations, key) for key in _REPLACED)
         place = _number(labels, JOBSET_LABEL_JOB_INDEX), _number(labels, LABEL_COMPLETION_INDEX)
-        found.append((attempt, place, pod))
-    return [(attempt, pod) for attempt, _, pod in sorted(found, key=lambda item: item[:2])]
+        pods_by_attempt.append((attempt, place, pod))
+    return [(attempt, pod) for attempt, _, pod in sorted(pods_by_attempt, key=lambda item: item[:2])]
 
 
 def _number(values: Json, key: str) -> int:

@@ -185,13 +185,13 @@ def _moments(timeline: Timeline) -> list[Chart]:
     }
     point = {"type": "point", "shape": "diamond", "filled": True, "size": 110, "color": "#222", "opacity": 1}
     layers: list[Chart] = [{"data": {"values": values}, "mark": point, "encoding": place}]
-    for left in (False, True):
-        beside = {"type": "text", "align": "right" if left else "left", "dx": -9 if left else 9, "fontSize": 12}
+    for on_left in (False, True):
+        beside = {"type": "text", "align": "right" if on_left else "left", "dx": -9 if on_left else 9, "fontSize": 12}
         # A white outline under the words keeps them legible on a bar.
         layers += [
             {
                 "data": {"values": values},
-                "transform": [{"filter": f"datum.left == {str(left).lower()}"}],
+                "transform": [{"filter": f"datum.left == {str(on_left).lower()}"}],
                 "mark": {**mark, "limit": {"expr": "width * datum.room"}},
                 "encoding": {**place, "text": {"field": "short"}},
             }

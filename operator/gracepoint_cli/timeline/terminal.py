@@ -54,7 +54,7 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
     def column(seconds: float) -> int:
         return min(int((seconds - first) / (last - first) * columns), columns - 1)
 
-    made = [Text(one_line(timeline.title), style="bold"), Text(one_line("; ".join(timeline.facts))), Text()]
+    texts = [Text(one_line(timeline.title), style="bold"), Text(one_line("; ".join(timeline.facts))), Text()]
     deadline = None if timeline.deadline_s is None else column(timeline.deadline_s)
     for lane in timeline.lanes:
         cells: list[tuple[str, str]] = [(" ", "")] * columns
@@ -71,20 +71,20 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
         line = Text(f"{names[lane]:>{labels}}  ")
         for sign, style in cells:
             line.append(sign, style=style)
-        made.append(line)
-    made.append(Text(" " * (labels + 2) + _scale(first, last, columns), style="bright_black"))
-    made.append(_legend(timeline, colours=colours))
-    made.append(Text())
-    made += [
+        texts.append(line)
+    texts.append(Text(" " * (labels + 2) + _scale(first, last, columns), style="bright_black"))
+    texts.append(_legend(timeline, colours=colours))
+    texts.append(Text())
+    texts += [
         Text(one_line(f"{event.at_s:10.3f} s  {event.lane}{': ' if event.lane else ''}{event.text}"))
         for event in timeline.events
     ]
-    return made
+    return texts
 
 
 def _scale(first: float, last: float, columns: int) -> str:
-    left, right = f"{first:.1f} s", f"{last:.1f} s"
-    return left + right.rjust(columns - len(left))
+    begin_label, right = f"{first:.1f} s", f"{last:.1f} s"
+    return begin_label + right.rjust(columns - len(begin_label))
 
 
 def _shortened(text: str, limit: int) -> str:

@@ -215,8 +215,8 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     import ml_dtypes
 
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-    return found
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
 
 
 def chunk_count(spec: ArraySpec) -> int:
@@ -269,9 +269,9 @@ def to_jax(recorded: Mapping[str, Any], where: str) -> jax.sharding.Sharding:
             return _named(recorded, where)
         case "SingleDeviceSharding":
             # JAX 0.10 names CPU devices differently from earlier versions.
-            wanted = recorded["device_str"].replace("TFRT_CPU_", "cpu:")
+            device_name = recorded["device_str"].replace("TFRT_CPU_", "cpu:")
             local = jax.local_devices()
-            named = [device for device in local if str(device).replace("TFRT_CPU_", "cpu:") == wanted]
+            named = [device for device in local if str(device).replace("TFRT_CPU_", "cpu:") == device_name]
             return jax.sharding.SingleDeviceSharding((named or local)[0])
         case unknown:
             raise CheckpointRefused(f"{where} was saved with a sharding of kind {unknown!r}: give one to restore with")
@@ -295,8 +295,8 @@ def platform_of(recorded: Mapping[str, Any]) -> str | None:
     if (platform := recorded.get("platform")) is not None:
         return str(platform)
     name = str(recorded.get("device_str", "")).lower()
-    known = {"cuda": "gpu", "rocm": "gpu", "gpu": "gpu", "tpu": "tpu", "cpu": "cpu", "tfrt_cpu": "cpu"}
-    return next((platform for start, platform in known.items() if name.startswith(start)), None)
+    platforms = {"cuda": "gpu", "rocm": "gpu", "gpu": "gpu", "tpu": "tpu", "cpu": "cpu", "tfrt_cpu": "cpu"}
+    return next((platform for start, platform in platforms.items() if name.startswith(start)), None)
 
 
 def fits(recorded: Mapping[str, Any] | None) -> bool:

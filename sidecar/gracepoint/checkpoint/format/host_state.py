@@ -222,7 +222,7 @@ def _decode_jax(data: np.ndarray[Any, Any], *, weak: bool) -> jax.Array:
 
 
 def _name_in(kinds: Mapping[str, Any], kind: type) -> str:
-    return next(name for name, known in kinds.items() if known is kind)
+    return next(name for name, candidate in kinds.items() if candidate is kind)
 
 
 #: Containers by the names of their kinds: of items, and of keys with values. A dict here has keys that are no strings.

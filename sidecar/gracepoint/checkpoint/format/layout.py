@@ -139,12 +139,12 @@ class Layout:
         *,
         name: str | None = None,
         item: str = STATE_ITEM,
-        seen: list[Child] | None = None,
+        listing: list[Child] | None = None,
         names: Mapping[int, str] | None = None,
     ) -> None:
         """Makes the layout of the steps below ``root``, with the train state in their item ``item``.
 
-        With ``name``, makes the layout of the checkpoint ``root/name``, which has no items. ``seen`` is a listing of
+        With ``name``, makes the layout of the checkpoint ``root/name``, which has no items. ``listing`` is a listing of
         the root. None: the root is listed anew each time. ``names`` has the folders of steps of another run whose names
         are not their numbers; such a layout is only read.
         """
@@ -154,7 +154,7 @@ class Layout:
         final = _STEP if name is None else re.escape(name)
         self._final = re.compile(final, re.ASCII)
         self._marked_name = re.compile(f"(?P<final>{final}){_MARK}", re.ASCII)
-        self._seen = seen
+        self._seen = listing
         self._names = names or {}
 
     def seen(self) -> Layout:
@@ -163,7 +163,7 @@ class Layout:
         Raises:
             FileNotFoundError: There is no root.
         """
-        return Layout(self.root, name=self._name, item=self.item, seen=self.root.children(), names=self._names)
+        return Layout(self.root, name=self._name, item=self.item, listing=self.root.children(), names=self._names)
 
     def step(self, step: int | None) -> StoragePath:
         """Returns the folder of a committed step. If ``step`` is None, that of the single checkpoint."""
@@ -232,8 +232,8 @@ class Layout:
 
     def foreign(self) -> list[Child]:
         """Returns what is in the root and neither hidden nor known, by name, links included. No link is followed."""
-        found = [child for child in self._children() if not child.name.startswith(".") and not self._is_ours(child)]
-        return sorted(found, key=lambda child: child.name)
+        children = [child for child in self._children() if not child.name.startswith(".") and not self._is_ours(child)]
+        return sorted(children, key=lambda child: child.name)
 
     def _is_ours(self, child: Child) -> bool:
         """Returns whether ``child`` is or was a folder of Gracepoint. Others may rename or delete it meanwhile."""
@@ -242,11 +242,11 @@ class Layout:
         return not child.is_link and (child.is_folder or not (self.root / child.name).exists())
 
     def _marked_folders(self, mark: str) -> list[Temporary]:
-        found = []
+        temporaries = []
         for path, match in self._matches(mark):
             step = None if self._name else int(match["final"])
-            found.append(Temporary(path, self.step(step), step, match["attempt"], int(match["ordinal"])))
-        return sorted(found, key=lambda t: (t.step or 0, t.ordinal, t.attempt), reverse=True)
+            temporaries.append(Temporary(path, self.step(step), step, match["attempt"], int(match["ordinal"])))
+        return sorted(temporaries, key=lambda t: (t.step or 0, t.ordinal, t.attempt), reverse=True)
 
     def _matches(self, mark: str) -> Iterator[tuple[StoragePath, re.Match[str]]]:
         for name in self._folders():
@@ -374,23 +374,23 @@ def unsealed(forms: Sequence[str], data: bytes, where: str) -> dict[str, Any]:
         raise CheckpointCorrupt(f"{where} cannot be read: its checksum does not fit its contents")
     try:
         value = dict(json.loads(data.rpartition(_CHECKSUM)[0] + b"}"))
-        found = value.pop("format")
+        actual = value.pop("format")
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointCorrupt(f"{where} cannot be read: {error!r}") from error
-    if found not in forms:
+    if actual not in forms:
         form = forms[-1]
-        if _is_newer(found, form):
+        if _is_newer(actual, form):
             raise CheckpointTooNew(
-                f"{where} was written by a newer Gracepoint: found format {found!r}, expected {form!r}. Install in the "
-                "image the version of gracepoint that wrote it, or train in another directory; it is left as it is"
+                f"{where} was written by a newer Gracepoint: found format {actual!r}, expected {form!r}. Install in "
+                "the image the version of gracepoint that wrote it, or train in another directory; it is left as it is"
             )
-        raise CheckpointCorrupt(f"{where}: found format {found!r}, expected {form!r}")
+        raise CheckpointCorrupt(f"{where}: found format {actual!r}, expected {form!r}")
     return value
 
 
-def _is_newer(found: Any, form: str) -> bool:
+def _is_newer(value: Any, form: str) -> bool:
     name, _, version = form.partition("/")
-    number = found.removeprefix(f"{name}/") if isinstance(found, str) else ""
+    number = value.removeprefix(f"{name}/") if isinstance(value, str) else ""
     return number.isdecimal() and int(number) > int(version)
 
 

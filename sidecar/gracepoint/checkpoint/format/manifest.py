@@ -168,10 +168,10 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
     where = f"save {first.ordinal} of attempt {first.attempt}" + ("" if first.step is None else f", step {first.step}")
     for record in records:
         for field in ("step", "item", "attempt", "ordinal", "process_count", "digest", "host_state", "plan"):
-            found, expected = getattr(record, field), getattr(first, field)
-            if found != expected:
+            actual, expected = getattr(record, field), getattr(first, field)
+            if actual != expected:
                 raise CheckpointCorrupt(
-                    f"{where}: {field} differs between processes: {found!r} in process {record.process_index}, "
+                    f"{where}: {field} differs between processes: {actual!r} in process {record.process_index}, "
                     f"{expected!r} in process 0"
                 )
     if first.arrays is None or tree_digest(first.arrays) != first.digest:

@@ -118,15 +118,15 @@ def new_folder(item: StoragePath, numbers: Iterable[int]) -> StoragePath:
     Raises:
         FileExistsError: No number is free.
     """
-    taken = item
+    sibling = item
     for number in numbers:
-        taken = item / process_folder(number)
+        sibling = item / process_folder(number)
         try:
-            taken.make_folder(parents=False, exclusive=True)
+            sibling.make_folder(parents=False, exclusive=True)
         except FileExistsError:
             continue
-        return taken
-    raise FileExistsError(errno.EEXIST, "expected no OCDBT tree here yet, found one of another writer", str(taken))
+        return sibling
+    raise FileExistsError(errno.EEXIST, "expected no OCDBT tree here yet, found one of another writer", str(sibling))
 
 
 def merge_again(item: StoragePath) -> None:
@@ -167,10 +167,10 @@ def _merge(item: StoragePath, folders: Sequence[StoragePath]) -> None:
     if (item / MANIFEST).is_value():
         manifest.write(MANIFEST, (item / MANIFEST).read_bytes()).result(timeout=MERGE_TIMEOUT_S)
     _copy_all(item, trees, [], merging)
-    found = manifest.read(MANIFEST).result(timeout=MERGE_TIMEOUT_S)
-    if found.state == "value":  # else there is nothing to merge
+    entry = manifest.read(MANIFEST).result(timeout=MERGE_TIMEOUT_S)
+    if entry.state == "value":  # else there is nothing to merge
         sync_folders([item / "d"])
-        (item / MANIFEST).put(found.value)
+        (item / MANIFEST).put(entry.value)
 
 
 def _copy_all(item: StoragePath, folders: Iterable[str], layers: list[dict[str, Any]], merging: ts.Context) -> None:

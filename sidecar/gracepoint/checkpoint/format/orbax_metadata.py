@@ -44,7 +44,7 @@ def more_metadata(custom_metadata: Mapping[str, Any], item_handlers: Mapping[str
 
 def array_metadata(leaves: Sequence[Leaf]) -> bytes:
     """Returns the array metadata: write shapes, chunk shapes, and implementations of typed keys."""
-    found = [
+    entries = [
         {
             "array_metadata": {
                 "param_name": spec.name,
@@ -56,20 +56,20 @@ def array_metadata(leaves: Sequence[Leaf]) -> bytes:
         for spec in (leaf.spec for leaf in leaves)
         if _is_jax_array(spec)
     ]
-    return json.dumps({"array_metadatas": found}).encode()
+    return json.dumps({"array_metadatas": entries}).encode()
 
 
 def sharding(leaves: Sequence[Leaf]) -> bytes:
     """Returns the shardings of all arrays as JSON, by their encoded names."""
     texts: dict[Any, str | None] = {}  # by sharding, which many leaves have in common
-    found = {}
+    shardings = {}
     for leaf in leaves:
         if isinstance(leaf.data, jax.Array):
             if leaf.data.sharding not in texts:
                 texts[leaf.data.sharding] = _sharding_json(leaf.data.sharding)
             if text := texts[leaf.data.sharding]:
-                found[base64.urlsafe_b64encode(leaf.name.encode()).decode()] = text
-    return json.dumps(found).encode()
+                shardings[base64.urlsafe_b64encode(leaf.name.encode()).decode()] = text
+    return json.dumps(shardings).encode()
 
 
 def strings(leaves: Sequence[Leaf]) -> bytes | None:
@@ -77,15 +77,15 @@ def strings(leaves: Sequence[Leaf]) -> bytes | None:
 
     Orbax finds each value by its name as a JSON pointer: a slash in the name separates the levels of nested objects.
     """
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for leaf in leaves:
         if leaf.value_type == STRING:
-            *above, last = (part.replace("~1", "/").replace("~0", "~") for part in leaf.name.split("/"))
-            place = found
+            *above, key = (part.replace("~1", "/").replace("~0", "~") for part in leaf.name.split("/"))
+            place = tree
             for part in above:
                 place = place.setdefault(part, {})
-            place[last] = leaf.data
-    return json.dumps(found).encode() if found else None
+            place[key] = leaf.data
+    return json.dumps(tree).encode() if tree else None
 
 
 def _tree_metadata(leaves: Sequence[Leaf]) -> bytes:

@@ -80,16 +80,16 @@ class Leaf:
 
 def path_of(keys: Sequence[Any]) -> tuple[tuple[str, int], ...]:
     """Returns JAX's key path as (key, Orbax's key type) pairs."""
-    found = []
+    path = []
     for key in keys:
         match key:
             case jax.tree_util.SequenceKey(idx=name) | jax.tree_util.FlattenedIndexKey(key=name):
-                found.append((str(name), SEQUENCE))
+                path.append((str(name), SEQUENCE))
             case jax.tree_util.DictKey(key=name) | jax.tree_util.GetAttrKey(name=name):
-                found.append((str(name), MAPPING))
+                path.append((str(name), MAPPING))
             case _:
                 raise CheckpointRefused(f"state{jax.tree_util.keystr(tuple(keys))}: unknown kind of key {key!r}")
-    return tuple(found)
+    return tuple(path)
 
 
 def name_of(keys: Sequence[tuple[str, int]]) -> str:
@@ -204,10 +204,12 @@ def check_plain(where: str, value: np.ndarray[Any, Any]) -> None:
     kind = type(value)
     if kind is np.ndarray or kind is np.memmap or kind.__module__.startswith("jax."):  # a constant of JAX's
         return
-    what = "its .data and its .mask, as two leaves" if isinstance(value, np.ma.MaskedArray) else "np.asarray() of it"
+    substitute = (
+        "its .data and its .mask, as two leaves" if isinstance(value, np.ma.MaskedArray) else "np.asarray() of it"
+    )
     raise CheckpointRefused(
         f"{where}: expected a plain numpy array, found a {kind.__qualname__}, which would come back as a plain one: "
-        f"save {what}"
+        f"save {substitute}"
     )
 
 
@@ -243,12 +245,12 @@ def _empty_value_type(value: Any) -> str:
 
 
 def _check_names(leaves: Sequence[Leaf]) -> None:
-    seen: set[str] = set()
+    names: set[str] = set()
     for leaf in leaves:
         if not leaf.keys:
             continue  # the state is one leaf, whose files are beside its metadata, as in Orbax
         parts = leaf.name.split("/")
-        if leaf.name in seen:
+        if leaf.name in names:
             raise CheckpointRefused(f"two leaves of the state are named {leaf.name!r}: rename one of them")
         if any(part in ("", ".", "..") or len(part.encode()) > _MAX_NAME_BYTES for part in parts):
             raise CheckpointRefused(
@@ -257,9 +259,9 @@ def _check_names(leaves: Sequence[Leaf]) -> None:
             )
         if layout.is_reserved(parts[0]) or "\0" in leaf.name:
             raise CheckpointRefused(f"a leaf of the state is named {leaf.name!r}: the name is reserved")
-        seen.add(leaf.name)
-    for name in seen:
+        names.add(leaf.name)
+    for name in names:
         parts = name.split("/")
         for inside in ("/".join(parts[:count]) for count in range(1, len(parts))):
-            if inside in seen:
+            if inside in names:
                 raise CheckpointRefused(f"leaves {inside!r} and {name!r}: one's folder lies in the other's; rename one")

@@ -199,26 +199,26 @@ def assign(
     Raises:
         CheckpointError: The shards of a leaf cannot be stored. The message names the leaf.
     """
-    found = {}
+    assigned = {}
     for position, leaf in enumerate(leaves):
         if leaf.spec is not None:
             shards = holders_of(leaf, process_count, processes)
             chunk = leaf.spec.chunk
             grid = tuple(-(-length // max(1, size)) for length, size in zip(shards.shard_shape, chunk, strict=True))
             owners = np.zeros((shards.count, _product(grid)), np.uint32)
-            found[position] = LeafOwners(shards, grid, owners, leaf.spec.chunk_bytes)
+            assigned[position] = LeafOwners(shards, grid, owners, leaf.spec.chunk_bytes)
     load = np.zeros(process_count, np.int64)
-    for of_leaf in found.values():
+    for of_leaf in assigned.values():
         for group in of_leaf.shards.groups:
             if group.holders.shape[1] == 1:
                 of_leaf.owners[group.shards] = group.holders[:, :, None]
                 own_bytes = group.shards.shape[1] * of_leaf.owners.shape[1] * of_leaf.chunk_bytes
                 np.add.at(load, group.holders[:, 0], own_bytes)
-    for position in sorted(found, key=lambda position: (-found[position].chunk_bytes, position)):
-        for group in found[position].shards.groups:
+    for position in sorted(assigned, key=lambda position: (-assigned[position].chunk_bytes, position)):
+        for group in assigned[position].shards.groups:
             if group.holders.shape[1] > 1:
-                _share_out(found[position], group, load, max_replicas)
-    return found
+                _share_out(assigned[position], group, load, max_replicas)
+    return assigned
 
 
 def fill(loads: Numbers, count: int, size: int) -> Numbers:
@@ -247,16 +247,16 @@ def fill(loads: Numbers, count: int, size: int) -> Numbers:
     # For up to ``filled`` holders, the level is above the load of the last one of them. For more holders it is not.
     level = levels[rows, filled - 1][:, None]
     counts = np.maximum(-((loads - level + size) // size), 0)
-    left = count - counts.sum(axis=1)
+    remaining = count - counts.sum(axis=1)
     order = np.argsort(loads + counts * size, axis=1, kind="stable")
-    chosen = np.arange(loads.shape[1]) < left[:, None]
+    chosen = np.arange(loads.shape[1]) < remaining[:, None]
     np.put_along_axis(counts, order, np.take_along_axis(counts, order, axis=1) + chosen, axis=1)
     return counts
 
 
 def table(owners: Mapping[int, LeafOwners]) -> bytes:
     """Returns the owners of all chunks, compressed: array by array, each in C order of its grid of chunks."""
-    parts = [found.in_grid_order() for _, found in sorted(owners.items())]
+    parts = [leaf_owners.in_grid_order() for _, leaf_owners in sorted(owners.items())]
     return zlib.compress(b"".join(np.ascontiguousarray(part, "<u4").tobytes() for part in parts), level=1)
 
 
@@ -320,46 +320,54 @@ def make_plan(
 
 def part_of(owners: Mapping[int, LeafOwners], leaves: Sequence[pytree.Leaf], process_index: int) -> WritePlan:
     """Returns the part of a process of a plan whose chunks are assigned."""
-    shards = [shard for position, found in owners.items() for shard in _shards(leaves, position, found, process_index)]
-    arrays = tuple(position for position, found in owners.items() if _metadata_writer(position, found) == process_index)
+    shards = [
+        shard
+        for position, leaf_owners in owners.items()
+        for shard in _shards(leaves, position, leaf_owners, process_index)
+    ]
+    arrays = tuple(
+        position for position, leaf_owners in owners.items() if _metadata_writer(position, leaf_owners) == process_index
+    )
     return WritePlan(
         tuple(shards),
         arrays,
-        sum(found.owners.size * found.chunk_bytes for found in owners.values()),
-        sum(found.owners.size for found in owners.values()),
-        {position: found.checksum for position, found in owners.items() if found.owners.size},
+        sum(leaf_owners.owners.size * leaf_owners.chunk_bytes for leaf_owners in owners.values()),
+        sum(leaf_owners.owners.size for leaf_owners in owners.values()),
+        {position: leaf_owners.checksum for position, leaf_owners in owners.items() if leaf_owners.owners.size},
         frozenset(position for position in owners if not leaves[position].is_global),
     )
 
 
-def _metadata_writer(position: int, found: LeafOwners) -> int:
+def _metadata_writer(position: int, owners_of_leaf: LeafOwners) -> int:
     """Returns the process that writes the metadata of an array: the writer of one of its chunks.
 
     It is another chunk for each array, so that the processes share the work.
     """
-    return int(found.owners.flat[position % found.owners.size]) if found.owners.size else 0
+    return int(owners_of_leaf.owners.flat[position % owners_of_leaf.owners.size]) if owners_of_leaf.owners.size else 0
 
 
-def _shards(leaves: Sequence[pytree.Leaf], position: int, found: LeafOwners, process_index: int) -> list[Shard]:
+def _shards(
+    leaves: Sequence[pytree.Leaf], position: int, owners_of_leaf: LeafOwners, process_index: int
+) -> list[Shard]:
     """Returns the shards of one leaf of which a process needs chunks."""
     leaf = leaves[position]
     assert leaf.spec is not None
-    needed = found.owners == process_index if leaf.is_global else np.ones(found.owners.shape, bool)
+    needed = owners_of_leaf.owners == process_index if leaf.is_global else np.ones(owners_of_leaf.owners.shape, bool)
     shards = []
     positions: dict[Index, int] | None = None
     for number in np.flatnonzero(needed.any(axis=1)):
-        index = found.shards.index(int(number))
+        index = owners_of_leaf.shards.index(int(number))
         if positions is None:
             positions = local_positions(leaf.data)
         chunks = []
         for at in np.flatnonzero(needed[number]):
-            place = np.unravel_index(at, found.grid)
+            place = np.unravel_index(at, owners_of_leaf.grid)
             inside = tuple(
                 (start + int(step) * size, min(start + int(step) * size + size, stop))
                 for (start, stop), step, size in zip(index, place, leaf.spec.chunk, strict=True)
             )
-            mine = bool(found.owners[number, at] == process_index)
-            chunks.append(Chunk(position, leaf.spec.chunk_file(inside), inside, mine, found.chunk_bytes))
+            is_writer = bool(owners_of_leaf.owners[number, at] == process_index)
+            chunks.append(Chunk(position, leaf.spec.chunk_file(inside), inside, is_writer, owners_of_leaf.chunk_bytes))
         shards.append(Shard(position, index, _shard_bytes(leaf, index), positions[index], tuple(chunks)))
     return shards
 

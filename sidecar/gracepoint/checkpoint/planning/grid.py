@@ -112,16 +112,16 @@ def holders_of(leaf: pytree.Leaf, process_count: int, processes: Sequence[int] |
     grid = tuple(length // size for length, size in zip(spec.shape, shard_shape, strict=True))
     named = _partitions(data.sharding, grid)
     if named is None:
-        found = _of_any_sharding(data.sharding, spec.shape, process_count, ranks)
-        if found is None:
+        groups = _of_any_sharding(data.sharding, spec.shape, process_count, ranks)
+        if groups is None:
             raise CheckpointRefused(f"leaf {leaf.name!r}: shards of different shapes cannot be saved ({data.sharding})")
     else:
-        found = _of_mesh(data.sharding.mesh, named, process_count, ranks)
-    whole = ShardHolders(grid, shard_shape, found.groups)
-    if found.lost is not None:
+        groups = _of_mesh(data.sharding.mesh, named, process_count, ranks)
+    whole = ShardHolders(grid, shard_shape, groups.groups)
+    if groups.lost is not None:
         raise CheckpointRefused(
             f"leaf {leaf.name!r}: no process of those that save, {_listed(process_count, ranks)}, holds its shard at "
-            f"{list(whole.index(found.lost))} ({data.sharding}): all that hold a part of the state alone must save it"
+            f"{list(whole.index(groups.lost))} ({data.sharding}): all that hold a part of the state alone must save it"
         )
     return whole
 
@@ -257,10 +257,10 @@ def _check_not_of_one_process(leaf: pytree.Leaf, process_count: int, processes: 
 
     To that process the array looks like a copy that every process has. The processes would compute different plans.
     """
-    found = processes_with(leaf.data.sharding)
-    if len(found) > 1 or process_count == 1:
+    writers = processes_with(leaf.data.sharding)
+    if len(writers) > 1 or process_count == 1:
         return
-    (process,) = found
+    (process,) = writers
     if process in (range(process_count) if processes is None else processes):
         raise CheckpointRefused(
             f"leaf {leaf.name!r}: expected an array over devices of all processes, or a copy in each, found one on the "
@@ -372,26 +372,27 @@ def _stored(leaf: pytree.Leaf, spec: ArraySpec, args: SaveArgs, replicas: int, o
 
 
 def _chunk(name: str, shape: Shape, itemsize: int, args: SaveArgs, options: WriteOptions) -> Shape:
-    asked = args.chunk_byte_size
+    size_bytes = args.chunk_byte_size
     for axis in args.shard_axes:
         if not 0 <= axis < len(shape):
             raise CheckpointRefused(
                 f"leaf {name!r}: SaveArgs.shard_axes has {axis}; expected axes of shape {list(shape)}"
             )
-    if asked is None and args.shard_axes:
+    if size_bytes is None and args.shard_axes:
         # Without a size, these axes are divided completely, as in Orbax.
         return tuple(1 if axis in args.shard_axes else length for axis, length in enumerate(shape))
-    if asked is None:
-        wanted = options.target_chunk_bytes
-        chunk = chunk_shape(shape, itemsize, max(wanted, itemsize), smallest_bytes=wanted // _FAR_TOO_SMALL)
-        if chunk == shape and math.prod(shape) * itemsize > wanted:
+    if size_bytes is None:
+        target_bytes = options.target_chunk_bytes
+        chunk = chunk_shape(shape, itemsize, max(target_bytes, itemsize), smallest_bytes=target_bytes // _FAR_TOO_SMALL)
+        if chunk == shape and math.prod(shape) * itemsize > target_bytes:
             logger.info("leaf %r is written in chunks of %s: it cannot be cut evenly", name, list(shape))
         return chunk
-    if asked < itemsize:
+    if size_bytes < itemsize:
         raise CheckpointRefused(
-            f"leaf {name!r}: SaveArgs.chunk_byte_size is {asked}; expected at least the {itemsize} bytes of an element"
+            f"leaf {name!r}: SaveArgs.chunk_byte_size is {size_bytes}; expected at least the {itemsize} bytes of an "
+            "element"
         )
-    return chunk_shape(shape, itemsize, asked, shard_axes=args.shard_axes)
+    return chunk_shape(shape, itemsize, size_bytes, shard_axes=args.shard_axes)
 
 
 def _dtype(leaf: pytree.Leaf, spec: ArraySpec, args: SaveArgs) -> str:
@@ -429,14 +430,14 @@ def args_by_name(leaves: Sequence[pytree.Leaf], save_args: Any) -> Mapping[str, 
     if jax.tree_util.all_leaves([save_args]):  # one object for all leaves
         save_args = save_args_of(save_args, "save_args")
         return {leaf.name: save_args for leaf in leaves if leaf.spec is not None and leaf.spec.kind != "key"}
-    found = {}
+    args_of_leaf = {}
     names = {leaf.name for leaf in leaves}
     for path, args in jax.tree_util.tree_flatten_with_path(save_args)[0]:
         name = pytree.name_of(pytree.path_of(path))
         if name not in names:
             raise CheckpointRefused(f"save_args{jax.tree_util.keystr(path)}: the state has no leaf {name!r}")
-        found[name] = save_args_of(args, f"save_args{jax.tree_util.keystr(path)}")
-    return found
+        args_of_leaf[name] = save_args_of(args, f"save_args{jax.tree_util.keystr(path)}")
+    return args_of_leaf
 
 
 def _smallest_factor(length: int) -> int:
@@ -463,10 +464,10 @@ class TreeSignature:
         values, structure = jax.tree_util.tree_flatten(state, is_leaf=self._is_leaf)
         if not _equal(structure, self._structure):
             return self._by_leaves(state)
-        rest, found = iter(values), []
+        rest, leaves = iter(values), []
         for leaf, form in zip(self._leaves, self._data, strict=True):
             if leaf.is_empty and not leaf.is_code:
-                found.append(leaf)
+                leaves.append(leaf)
                 continue
             value = next(rest)
             pytree.check_there(leaf.path, value)
@@ -474,24 +475,24 @@ class TreeSignature:
                 again = pytree.leaf_of(leaf.path, value, self._handlers)
                 if again.spec != leaf.spec or again.value_type != leaf.value_type or _form_of(again.data) != form:
                     return None
-                found.append(again)
+                leaves.append(again)
             elif not isinstance(value, jax.Array) or _form_of(value) != form:
                 return None
             else:
-                found.append(Leaf(leaf.name, leaf.keys, leaf.value_type, leaf.spec, value, leaf.path))
-        return found
+                leaves.append(Leaf(leaf.name, leaf.keys, leaf.value_type, leaf.spec, value, leaf.path))
+        return leaves
 
     def _by_leaves(self, state: Any) -> list[Leaf] | None:
         """As ``leaves_of``, for a tree whose nodes differ at least in static fields, which are not saved.
 
         These may have no equality at all, as numpy arrays, or differ each time, as functions that are made anew.
         """
-        found = pytree.flatten(state, self._handlers)
-        same = len(found) == len(self._leaves) and all(
-            dataclasses.replace(leaf, data=None) == known and _form_of(leaf.data) == form
-            for leaf, known, form in zip(found, self._leaves, self._data, strict=True)
+        leaves = pytree.flatten(state, self._handlers)
+        same = len(leaves) == len(self._leaves) and all(
+            dataclasses.replace(leaf, data=None) == recorded and _form_of(leaf.data) == form
+            for leaf, recorded, form in zip(leaves, self._leaves, self._data, strict=True)
         )
-        return found if same else None
+        return leaves if same else None
 
 
 def _equal(structure: Any, other: Any) -> bool:

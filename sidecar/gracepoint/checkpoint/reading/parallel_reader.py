@@ -146,11 +146,11 @@ class ReadGroup:
                 self._values[region][within(piece, region)] = read[within(region, piece)]
         with self._lock:
             self._left -= 1
-            last = self._left == 0
-        if last and self._request.cast is not None:
+            is_last = self._left == 0
+        if is_last and self._request.cast is not None:
             cast = self._request.cast
             self._values = {region: values.astype(cast, copy=False) for region, values in self._values.items()}
-        return last
+        return is_last
 
     def deliver(self) -> Any:
         """Delivers the values. Returns the arrays that they are copied to."""
@@ -190,10 +190,14 @@ def groups_of(request: ReadRequest, source: ArraySource, *, together_bytes: int,
         return
     boxes = {region: clipped(region, request.shape) for region in request.regions}
     full = [region for region, box in boxes.items() if all(start < stop for start, stop in box)]
-    found = source.pieces(request.name, [boxes[region] for region in full])
-    pieces_of: dict[Index, list[Index]] = {region: [] for region in boxes} | dict(zip(full, found, strict=True))
+    pieces_of_full = source.pieces(request.name, [boxes[region] for region in full])
+    pieces_of: dict[Index, list[Index]] = {region: [] for region in boxes} | dict(
+        zip(full, pieces_of_full, strict=True)
+    )
     total_bytes = sum(bytes_of(region, request.dtype) for region in boxes)
-    if total_bytes <= together_bytes or len({piece for pieces in found for piece in pieces}) < sum(map(len, found)):
+    if total_bytes <= together_bytes or len({piece for pieces in pieces_of_full for piece in pieces}) < sum(
+        map(len, pieces_of_full)
+    ):
         yield ReadGroup(request, pieces_of, source, readers=readers)
     else:
         for region, pieces in pieces_of.items():
@@ -427,12 +431,12 @@ class _Threads:
             CheckpointCorrupt: A piece could not be read. Any other error of a read is raised, too, each once.
         """
         try:
-            found = self._complete.get(wait, self._deadline.remaining_s() if wait else None)
+            group = self._complete.get(wait, self._deadline.remaining_s() if wait else None)
         except queue.Empty:
             return []
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        if isinstance(group, BaseException):
+            raise group
+        return group
 
     def end(self) -> None:
         """Starts no more reads, and waits for those under way until the deadline."""

@@ -124,14 +124,14 @@ class ChunkKeys:
     def read(self, name: str, piece: Index, out: npt.NDArray[Any], deadline: Deadline) -> None:
         key, where = self._specs[name].chunk_file(piece), f"{self._where}: leaf {name!r}"
         try:
-            found = self._store.read(key).result(timeout=deadline.remaining_s())
+            result = self._store.read(key).result(timeout=deadline.remaining_s())
         except ValueError as error:
             raise CheckpointCorrupt(f"{where}: {error}") from error
-        if found.state != "value":
+        if result.state != "value":
             raise CheckpointCorrupt(f"{where}: chunk {key} is missing")
-        if len(found.value) != out.nbytes or crc32(found.value) != self._checksums[key]:
+        if len(result.value) != out.nbytes or crc32(result.value) != self._checksums[key]:
             raise CheckpointCorrupt(f"{where}: chunk {key} has values that do not fit its checksum")
-        as_bytes(out)[:] = found.value
+        as_bytes(out)[:] = result.value
 
 
 class StoredArrays:
@@ -289,11 +289,11 @@ class ManifestParts:
 
     def _number_of(self, path: str) -> int:
         zarr = next(iter(self._specs.values())).format.zarr if self._specs else 2
-        found = _PLACE[zarr].fullmatch(path)
-        spec = None if found is None else self._specs.get(found[1] or "")
-        if found is None or spec is None:
+        match = _PLACE[zarr].fullmatch(path)
+        spec = None if match is None else self._specs.get(match[1] or "")
+        if match is None or spec is None:
             raise KeyError(path)
-        place = [int(at) for at in re.split(r"[./]", found[2]) if at][-len(spec.shape) :] if spec.shape else []
+        place = [int(at) for at in re.split(r"[./]", match[2]) if at][-len(spec.shape) :] if spec.shape else []
         return self._first[spec.name] + _flat(place, spec)
 
     def _take_in(self, process: int) -> None:
@@ -422,7 +422,7 @@ def open_arrays(
         for name in kinds
     }
     stores = _opened(item, opening, deadline, finds_metadata=not zarr3)
-    impls = {name: found.key_impl for name, found in array_metadatas(item).items() if found.key_impl}
+    impls = {name: entry.key_impl for name, entry in array_metadatas(item).items() if entry.key_impl}
     specs = {
         name: ArraySpec(
             name=name,
@@ -456,17 +456,17 @@ def array_metadatas(item: StoragePath) -> dict[str, ArrayMetadata]:
     Raises:
         CheckpointCorrupt: A file of array metadata cannot be read.
     """
-    found = {}
+    metadata = {}
     for path in layout.array_metadata_files(item):
         contents = json_object(path.read_bytes(), path)
         try:
             for array in (entry["array_metadata"] for entry in contents["array_metadatas"]):
                 shape = array.get("write_shape")
                 impl = (array.get("ext_metadata") or {}).get("random_key_impl")
-                found[array["param_name"]] = ArrayMetadata(None if shape is None else tuple(shape), impl)
+                metadata[array["param_name"]] = ArrayMetadata(None if shape is None else tuple(shape), impl)
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointCorrupt(f"{path} cannot be read: {error!r}") from error
-    return found
+    return metadata
 
 
 def _opened(
@@ -490,8 +490,8 @@ def _opened(
                 elsewhere = _metadata_key(opening[name]["kvstore"], context, deadline) if finds_metadata else None
                 if elsewhere is None:
                     raise
-                found = ts.open({**opening[name], "metadata_key": elsewhere}, context=context, read=True)
-                stores[name] = found.result(timeout=deadline.remaining_s())
+                opening_array = ts.open({**opening[name], "metadata_key": elsewhere}, context=context, read=True)
+                stores[name] = opening_array.result(timeout=deadline.remaining_s())
         except ValueError as error:
             raise CheckpointCorrupt(f"{item}: array {name!r} cannot be opened: {error}") from error
         except TimeoutError:

@@ -135,13 +135,13 @@ def open_tree(
         CheckpointRefused: Values are in a format of the past, which is not supported.
         TimeoutError: The deadline passed.
     """
-    ahead, asked = dict[str, bytes](), list[str]()
+    ahead, missing = dict[str, bytes](), list[str]()
     if folder.backend.renames:
         manifest = records.read_manifest(folder)
     else:
         likely = preferred if folder.name.isdecimal() else layout.NO_ITEM  # steps have items
-        asked = [*(layout.in_item(likely, name) for name in _SMALL), *also]
-        ahead = _read_ahead(folder, asked)
+        missing = [*(layout.in_item(likely, name) for name in _SMALL), *also]
+        ahead = _read_ahead(folder, missing)
         manifest = records.manifest_in(ahead.pop(layout.MANIFEST, b""), folder) if layout.MANIFEST in ahead else None
     if manifest is not None:
         item_name = manifest.item
@@ -169,9 +169,9 @@ def open_tree(
         write_shapes = {name: recorded.write_shape for name, recorded in array_metadatas(item).items()}
     strings = small(layout.STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
     of_shardings = layout.in_item(item_name, layout.SHARDING)
-    has_shardings = of_shardings in ahead if of_shardings in asked else (item / layout.SHARDING).is_value()
+    has_shardings = of_shardings in ahead if of_shardings in missing else (item / layout.SHARDING).is_value()
     shardings = array_spec.parse(small(layout.SHARDING), str(item)) if has_shardings else {}
-    found = {
+    stored_leaves = {
         leaf.name: dataclasses.replace(
             leaf,
             spec=specs.get(leaf.name),
@@ -181,18 +181,18 @@ def open_tree(
         )
         for leaf in leaves
     }
-    if lost := [spec for spec in specs if spec not in found]:
+    if lost := [spec for spec in specs if spec not in stored_leaves]:
         raise CheckpointCorrupt(
             f"{item / layout.TREE_METADATA} does not have array {lost[0]!r}, which the manifest has"
         )
-    custom, left = metadata.get("custom_metadata") or {}, {path: ahead[path] for path in also if path in ahead}
-    return StoredTree(folder, found, empty, manifest, source, item, custom, left)
+    custom, remaining = metadata.get("custom_metadata") or {}, {path: ahead[path] for path in also if path in ahead}
+    return StoredTree(folder, stored_leaves, empty, manifest, source, item, custom, remaining)
 
 
 def _read_ahead(folder: StoragePath, paths: Sequence[str]) -> dict[str, bytes]:
     """Returns the manifest and ``paths`` that exist, by path below ``folder``."""
-    found = storage_path.read_existing([folder / path for path in (layout.MANIFEST, *paths)])
-    return {path.below(folder): data for path, data in found.items()}
+    contents = storage_path.read_existing([folder / path for path in (layout.MANIFEST, *paths)])
+    return {path.below(folder): data for path, data in contents.items()}
 
 
 def _leaves(
@@ -281,8 +281,8 @@ def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Dea
     specs, source = open_arrays(folder, metadata, {leaf.name: leaf.value_type for leaf in leaves}, deadline)
     path = folder / layout.SHARDING
     shardings = array_spec.parse(json_object(path.read_bytes(), path), str(path)) if path.is_value() else {}
-    write_shapes = {name: found.write_shape for name, found in array_metadatas(folder).items()}
-    found = {
+    write_shapes = {name: entry.write_shape for name, entry in array_metadatas(folder).items()}
+    stored = {
         leaf.name: dataclasses.replace(
             leaf,
             spec=specs[leaf.name],
@@ -291,4 +291,4 @@ def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Dea
         )
         for leaf in leaves
     }
-    return StoredTree(folder, found, {}, None, source, folder)
+    return StoredTree(folder, stored, {}, None, source, folder)

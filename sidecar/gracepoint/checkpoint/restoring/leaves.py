@@ -178,17 +178,17 @@ def _sharding_of(name: str, like: jax.Array | jax.ShapeDtypeStruct) -> Any:
         return sharding or ANYWHERE
     mesh = jax.sharding.get_mesh()
     if mesh.abstract_mesh != sharding.mesh:
-        found = "none is set" if mesh.empty else f"{dict(mesh.shape)} is set"
+        state = "none is set" if mesh.empty else f"{dict(mesh.shape)} is set"
         raise CheckpointRefused(
             f"leaf {name!r}: its sharding is on an abstract mesh {dict(sharding.mesh.shape)}, which has no devices: "
-            f"expected the same mesh to be set by jax.set_mesh, and {found}. Set it around the restore, or give "
+            f"expected the same mesh to be set by jax.set_mesh, and {state}. Set it around the restore, or give "
             f"jax.sharding.NamedSharding with a mesh of devices"
         )
     return jax.sharding.NamedSharding(mesh, sharding.spec)
 
 
-def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, as_saved: bool) -> LeafRequest:
-    """Returns ``wanted``, changed where ``args`` ask for something else. ``as_saved``: whether ``like`` was None.
+def as_args_say(stored: StoredLeaf, request: LeafRequest, args: RestoreArgs, *, as_saved: bool) -> LeafRequest:
+    """Returns ``request``, changed where ``args`` ask for something else. ``as_saved``: whether ``like`` was None.
 
     Raises:
         CheckpointError: The arguments contradict each other.
@@ -196,45 +196,45 @@ def as_args_say(stored: StoredLeaf, wanted: LeafRequest, args: RestoreArgs, *, a
     restore_type = _kind(args.restore_type)
     if restore_type is None and isinstance(args, ArrayRestoreArgs):
         restore_type = jax.Array
-    if restore_type is not None and restore_type is not wanted.restore_type:
+    if restore_type is not None and restore_type is not request.restore_type:
         if restore_type not in (jax.Array, np.ndarray, str) and not is_number(restore_type):
             kind = f"a {restore_type}" if isinstance(restore_type, type) else shown(restore_type)
             raise CheckpointRefused(f"leaf {stored.name!r}: cannot restore into {kind}")
-        if wanted.key_impl and as_saved and stored.spec is not None:  # the keys' data is restored
-            wanted = dataclasses.replace(
-                wanted, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None, sharding=None
+        if request.key_impl and as_saved and stored.spec is not None:  # the keys' data is restored
+            request = dataclasses.replace(
+                request, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None, sharding=None
             )
-        wanted = dataclasses.replace(wanted, restore_type=restore_type)
+        request = dataclasses.replace(request, restore_type=restore_type)
     if args.dtype is not None:
-        wanted = _of_dtype(stored, wanted, args.dtype)
+        request = _of_dtype(stored, request, args.dtype)
     if not isinstance(args, ArrayRestoreArgs):
-        return wanted
+        return request
     if args.shape is not None and args.global_shape is not None and tuple(args.shape) != tuple(args.global_shape):
         raise CheckpointRefused(
             f"leaf {stored.name!r}: shape {args.shape} and global_shape {args.global_shape} differ; give one"
         )
     shape = args.global_shape if args.global_shape is not None else args.shape
     if shape is not None:
-        wanted = dataclasses.replace(wanted, shape=tuple(shape))
+        request = dataclasses.replace(request, shape=tuple(shape))
     if (args.mesh is None) != (args.mesh_axes is None):
-        given, other = ("mesh", "mesh_axes") if args.mesh_axes is None else ("mesh_axes", "mesh")
+        option, other = ("mesh", "mesh_axes") if args.mesh_axes is None else ("mesh_axes", "mesh")
         raise CheckpointRefused(
-            f"leaf {stored.name!r}: {given} without {other} says no sharding; give both, or sharding"
+            f"leaf {stored.name!r}: {option} without {other} says no sharding; give both, or sharding"
         )
-    given, layout = sharding_of(args.sharding, f"leaf {stored.name!r}"), None
-    if isinstance(given, Format):
-        given, layout = given.sharding, given.layout
-    if not isinstance(given, jax.sharding.Sharding | None):
-        raise CheckpointRefused(f"leaf {stored.name!r}: expected a jax.sharding.Sharding, found {shown(given)}")
+    option, layout = sharding_of(args.sharding, f"leaf {stored.name!r}"), None
+    if isinstance(option, Format):
+        option, layout = option.sharding, option.layout
+    if not isinstance(option, jax.sharding.Sharding | None):
+        raise CheckpointRefused(f"leaf {stored.name!r}: expected a jax.sharding.Sharding, found {shown(option)}")
     if args.mesh is not None and args.mesh_axes is not None:
         of_mesh = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
-        if given is not None and not _is_equivalent(of_mesh, given, len(wanted.shape)):
+        if option is not None and not _is_equivalent(of_mesh, option, len(request.shape)):
             raise CheckpointRefused(
                 f"leaf {stored.name!r}: mesh and mesh_axes say {array_spec.describe(of_mesh)}, and sharding says "
-                f"{array_spec.describe(given)}; give one"
+                f"{array_spec.describe(option)}; give one"
             )
-        given = of_mesh if given is None else given
-    return wanted if given is None else dataclasses.replace(wanted, sharding=given, layout=layout)
+        option = of_mesh if option is None else option
+    return request if option is None else dataclasses.replace(request, sharding=option, layout=layout)
 
 
 def _is_equivalent(one: jax.sharding.Sharding, other: jax.sharding.Sharding, axes: int) -> bool:
@@ -251,13 +251,13 @@ def _kind(restore_type: Any) -> Any:
     return restore_type
 
 
-def _of_dtype(stored: StoredLeaf, wanted: LeafRequest, dtype: Any) -> LeafRequest:
-    """Returns ``wanted`` with another dtype. Typed PRNG keys accept their own dtype and the dtype of their data."""
+def _of_dtype(stored: StoredLeaf, request: LeafRequest, dtype: Any) -> LeafRequest:
+    """Returns ``request`` with another dtype. Typed PRNG keys accept their own dtype and the dtype of their data."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return dataclasses.replace(wanted, dtype=None, key_impl=key_impl_of(jax.ShapeDtypeStruct((), dtype)))
-    if wanted.key_impl and stored.spec is not None and np.dtype(dtype) == stored.spec.numpy_dtype:
-        return wanted
-    return dataclasses.replace(wanted, dtype=np.dtype(dtype), key_impl=None)
+        return dataclasses.replace(request, dtype=None, key_impl=key_impl_of(jax.ShapeDtypeStruct((), dtype)))
+    if request.key_impl and stored.spec is not None and np.dtype(dtype) == stored.spec.numpy_dtype:
+        return request
+    return dataclasses.replace(request, dtype=np.dtype(dtype), key_impl=None)
 
 
 def dtype_name(dtype: Any) -> str:
@@ -280,11 +280,11 @@ def _layout_of(like: Any) -> Any:
 
 def key_impl_of(like: Any) -> str:
     """Returns the name of the implementation of typed PRNG keys, concrete or abstract."""
-    found: list[str] = []
+    impls: list[str] = []
     # JAX tells the implementation only for a concrete or traced key. Tracing computes nothing.
     with isolated():
-        jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), like)
-    return found[0]
+        jax.eval_shape(lambda key: impls.append(str(jax.random.key_impl(key))), like)
+    return impls[0]
 
 
 logger = logging.getLogger(__name__)
@@ -343,65 +343,65 @@ def target_of(
         CheckpointMismatch: The leaf does not have the shape or type that is asked for.
         CheckpointError: It cannot be restored as asked.
     """
-    found = as_stored(stored)
-    wanted = found if like is None else as_like(stored.name, like)
-    if _is_numpy_of_no_device(like, found, args):
-        wanted = dataclasses.replace(wanted, restore_type=np.ndarray, sharding=None, layout=None)
-    wanted = as_args_say(stored, wanted, args, as_saved=like is None)
-    if found.key_impl and _names_data(stored, wanted, like, args):
-        wanted = dataclasses.replace(wanted, shape=found.shape, dtype=None, key_impl=found.key_impl)
-    if (wanted.restore_type is str) != (found.restore_type is str):
-        raise _mismatch(stored, wanted)
-    if wanted.restore_type is str:
+    default = as_stored(stored)
+    request = default if like is None else as_like(stored.name, like)
+    if _is_numpy_of_no_device(like, default, args):
+        request = dataclasses.replace(request, restore_type=np.ndarray, sharding=None, layout=None)
+    request = as_args_say(stored, request, args, as_saved=like is None)
+    if default.key_impl and _names_data(stored, request, like, args):
+        request = dataclasses.replace(request, shape=default.shape, dtype=None, key_impl=default.key_impl)
+    if (request.restore_type is str) != (default.restore_type is str):
+        raise _mismatch(stored, request)
+    if request.restore_type is str:
         return LeafTarget(stored, finish=_of_the_type_of(stored, like))
-    if args.dtype is None and is_number(wanted.restore_type) and _is_same_kind(wanted.dtype, found.dtype):
-        wanted = dataclasses.replace(wanted, dtype=found.dtype)  # Python's numbers have no width
-    if _is_number_for_array(stored, wanted, found, args):
-        return LeafTarget(stored, None, OnHost(()), lambda value: _as_jax_takes(stored, value, wanted))
-    _check(stored, wanted, found, args)
+    if args.dtype is None and is_number(request.restore_type) and _is_same_kind(request.dtype, default.dtype):
+        request = dataclasses.replace(request, dtype=default.dtype)  # Python's numbers have no width
+    if _is_number_for_array(stored, request, default, args):
+        return LeafTarget(stored, None, OnHost(()), lambda value: _as_jax_takes(stored, value, request))
+    _check(stored, request, default, args)
     assert stored.spec is not None
-    says_nothing = wanted.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array has a device
-    if says_nothing and wanted.shape == found.shape and array_spec.fits(found.sharding):
-        wanted = dataclasses.replace(wanted, sharding=found.sharding)
-    shape = wanted.shape + (stored.spec.shape[-1:] if found.key_impl and wanted.key_impl else ())
-    dtype = None if wanted.key_impl or np.dtype(wanted.dtype) == stored.spec.numpy_dtype else np.dtype(wanted.dtype)
-    if wanted.restore_type is not jax.Array:
-        finish = _of_the_type_of(stored, like) if wanted.restore_type in NUMBERS else lambda value: value
-        return LeafTarget(stored, dtype, OnHost(shape), lambda value: finish(_finish_on_host(stored, wanted)(value)))
+    says_nothing = request.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array has a device
+    if says_nothing and request.shape == default.shape and array_spec.fits(default.sharding):
+        request = dataclasses.replace(request, sharding=default.sharding)
+    shape = request.shape + (stored.spec.shape[-1:] if default.key_impl and request.key_impl else ())
+    dtype = None if request.key_impl or np.dtype(request.dtype) == stored.spec.numpy_dtype else np.dtype(request.dtype)
+    if request.restore_type is not jax.Array:
+        finish = _of_the_type_of(stored, like) if request.restore_type in NUMBERS else lambda value: value
+        return LeafTarget(stored, dtype, OnHost(shape), lambda value: finish(_finish_on_host(stored, request)(value)))
     placement: LeafPlacement
     from_file = False
     if isinstance(args, SingleReplicaArrayRestoreArgs):
-        placement = _on_one_replica(stored, wanted, shape, single_replica, args)
+        placement = _on_one_replica(stored, request, shape, single_replica, args)
     else:
-        placement, from_file = _on_devices(stored, wanted, shape, dtype)
-    impl = wanted.key_impl
+        placement, from_file = _on_devices(stored, request, shape, dtype)
+    impl = request.key_impl
     if impl is not None:
         return LeafTarget(stored, None, placement, functools.partial(_as_keys, impl), from_file)
     return LeafTarget(stored, dtype, placement, from_file=from_file)
 
 
-def _is_numpy_of_no_device(like: Any, found: LeafRequest, args: RestoreArgs) -> bool:
+def _is_numpy_of_no_device(like: Any, as_saved: LeafRequest, args: RestoreArgs) -> bool:
     """Returns whether the leaf was saved from numpy and nothing names a device for it. It then stays a numpy array."""
     is_abstract = isinstance(like, jax.ShapeDtypeStruct) and like.sharding is None
     asks = args.restore_type is not None or isinstance(args, ArrayRestoreArgs)
-    return is_abstract and found.restore_type is np.ndarray and not asks
+    return is_abstract and as_saved.restore_type is np.ndarray and not asks
 
 
-def _names_data(stored: StoredLeaf, wanted: LeafRequest, like: Any, args: RestoreArgs) -> bool:
+def _names_data(stored: StoredLeaf, request: LeafRequest, like: Any, args: RestoreArgs) -> bool:
     """Returns whether the request names typed PRNG keys by the shape and type of their data.
 
     Orbax's metadata and abstract arrays do so.
     """
     assert stored.spec is not None
-    if wanted.restore_type is not jax.Array or wanted.shape != stored.spec.shape:
+    if request.restore_type is not jax.Array or request.shape != stored.spec.shape:
         return False
     asks_shape = isinstance(args, ArrayRestoreArgs) and (args.global_shape or args.shape) is not None
     if not asks_shape and not isinstance(like, jax.ShapeDtypeStruct):
         return False
-    if wanted.key_impl:  # of the arguments or the saved leaf, not of the abstract array
+    if request.key_impl:  # of the arguments or the saved leaf, not of the abstract array
         is_typed = args.dtype is not None and jax.dtypes.issubdtype(args.dtype, jax.dtypes.prng_key)
         return asks_shape and not is_typed
-    return bool(np.dtype(wanted.dtype) == stored.spec.numpy_dtype)
+    return bool(np.dtype(request.dtype) == stored.spec.numpy_dtype)
 
 
 def _is_same_kind(dtype: Any, other: Any) -> bool:
@@ -412,26 +412,32 @@ def _is_same_kind(dtype: Any, other: Any) -> bool:
     return any(jnp.issubdtype(dtype, kind) and jnp.issubdtype(other, kind) for kind in kinds)
 
 
-def _is_number_for_array(stored: StoredLeaf, wanted: LeafRequest, found: LeafRequest, args: RestoreArgs) -> bool:
+def _is_number_for_array(stored: StoredLeaf, request: LeafRequest, as_saved: LeafRequest, args: RestoreArgs) -> bool:
     """Returns whether a number was saved, and the array is wanted that JAX makes of it: it has no 64 bits by default.
 
     A loop may hand over Python's count of steps in place of the array that ``init`` made.
     """
-    if args != RestoreArgs() or wanted.restore_type is not jax.Array or wanted.key_impl or found.shape or wanted.shape:
+    if (
+        args != RestoreArgs()
+        or request.restore_type is not jax.Array
+        or request.key_impl
+        or as_saved.shape
+        or request.shape
+    ):
         return False
     is_scalar = stored.spec is not None and stored.spec.kind == "scalar"
-    return bool(is_scalar and found.dtype != wanted.dtype == jax.dtypes.canonicalize_dtype(found.dtype))
+    return bool(is_scalar and as_saved.dtype != request.dtype == jax.dtypes.canonicalize_dtype(as_saved.dtype))
 
 
-def _as_jax_takes(stored: StoredLeaf, value: Any, wanted: LeafRequest) -> jax.Array:
-    number = value.astype(wanted.dtype)
-    if jnp.issubdtype(wanted.dtype, jnp.integer) and number != value:
-        raise CheckpointMismatch(f"leaf {stored.name!r}: expected {wanted}, found {value}, which does not fit")
-    if wanted.sharding is ANYWHERE or wanted.sharding is None:
-        placed: jax.Array = OnDefaultDevice((), weak_scalar=wanted.weak).put({(): number})
+def _as_jax_takes(stored: StoredLeaf, value: Any, request: LeafRequest) -> jax.Array:
+    number = value.astype(request.dtype)
+    if jnp.issubdtype(request.dtype, jnp.integer) and number != value:
+        raise CheckpointMismatch(f"leaf {stored.name!r}: expected {request}, found {value}, which does not fit")
+    if request.sharding is ANYWHERE or request.sharding is None:
+        placed: jax.Array = OnDefaultDevice((), weak_scalar=request.weak).put({(): number})
         return placed
     with isolated():
-        return jax.make_array_from_callback((), wanted.sharding, lambda index: number)
+        return jax.make_array_from_callback((), request.sharding, lambda index: number)
 
 
 def _of_the_type_of(stored: StoredLeaf, like: Any) -> Callable[[Any], Any]:
@@ -451,69 +457,69 @@ def _of_the_type_of(stored: StoredLeaf, like: Any) -> Callable[[Any], Any]:
     return convert
 
 
-def _check(stored: StoredLeaf, wanted: LeafRequest, found: LeafRequest, args: RestoreArgs) -> None:
+def _check(stored: StoredLeaf, request: LeafRequest, saved: LeafRequest, args: RestoreArgs) -> None:
     assert stored.spec is not None
-    as_data = wanted.key_impl is None and found.key_impl is not None and wanted.restore_type is not jax.Array
+    as_data = request.key_impl is None and saved.key_impl is not None and request.restore_type is not jax.Array
     if as_data and args.restore_type is not None:
-        found = dataclasses.replace(found, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None)
-    may_be_cut = isinstance(args, ArrayRestoreArgs) and not args.strict and len(wanted.shape) == len(found.shape)
+        saved = dataclasses.replace(saved, shape=stored.spec.shape, dtype=stored.spec.numpy_dtype, key_impl=None)
+    may_be_cut = isinstance(args, ArrayRestoreArgs) and not args.strict and len(request.shape) == len(saved.shape)
     if (
-        wanted.key_impl != found.key_impl
-        or (wanted.shape != found.shape and not may_be_cut)
-        or (args.dtype is None and not wanted.key_impl and dtype_name(wanted.dtype) != dtype_name(found.dtype))
+        request.key_impl != saved.key_impl
+        or (request.shape != saved.shape and not may_be_cut)
+        or (args.dtype is None and not request.key_impl and dtype_name(request.dtype) != dtype_name(saved.dtype))
     ):
-        raise _mismatch(stored, wanted)
-    if is_number(wanted.restore_type) and wanted.shape != ():
-        raise CheckpointMismatch(f"leaf {stored.name!r}: expected a number, found {found}")
+        raise _mismatch(stored, request)
+    if is_number(request.restore_type) and request.shape != ():
+        raise CheckpointMismatch(f"leaf {stored.name!r}: expected a number, found {saved}")
 
 
 def _on_devices(
-    stored: StoredLeaf, wanted: LeafRequest, shape: tuple[int, ...], dtype: np.dtype[Any] | None
+    stored: StoredLeaf, request: LeafRequest, shape: tuple[int, ...], dtype: np.dtype[Any] | None
 ) -> tuple[LeafPlacement, bool]:
     assert stored.spec is not None
     where = f"leaf {stored.name!r}"
-    if wanted.dtype is not None and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:
+    if request.dtype is not None and jax.dtypes.canonicalize_dtype(request.dtype) != request.dtype:
         raise CheckpointRefused(
-            f"{where}: JAX has no {wanted.dtype} without jax_enable_x64: give another dtype, or restore_type "
+            f"{where}: JAX has no {request.dtype} without jax_enable_x64: give another dtype, or restore_type "
             f"numpy.ndarray"
         )
-    if wanted.sharding is ANYWHERE:
-        if wanted.weak and shape:
+    if request.sharding is ANYWHERE:
+        if request.weak and shape:
             _warn_of_weak_type(stored.name)
-        return OnDefaultDevice(shape, weak_scalar=wanted.weak), False
-    if wanted.weak:
+        return OnDefaultDevice(shape, weak_scalar=request.weak), False
+    if request.weak:
         _warn_of_weak_type(stored.name)
-    if wanted.sharding is None:
+    if request.sharding is None:
         raise CheckpointRefused(
             f"{where}: no sharding is known to restore it with: give one, or restore_type numpy.ndarray"
         )
-    from_file = isinstance(wanted.sharding, Mapping)
-    sharding = array_spec.to_jax(wanted.sharding, where) if from_file else wanted.sharding
-    if wanted.key_impl and not isinstance(
+    from_file = isinstance(request.sharding, Mapping)
+    sharding = array_spec.to_jax(request.sharding, where) if from_file else request.sharding
+    if request.key_impl and not isinstance(
         sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
     ):  # other shardings have a fixed number of axes, and the keys' data has one more
         raise CheckpointRefused(f"{where}: typed PRNG keys cannot be restored with a {type(sharding).__name__}")
     _check_fits(where, shape, sharding)
-    return OnDevices(shape, dtype or stored.spec.numpy_dtype, sharding, wanted.layout), from_file
+    return OnDevices(shape, dtype or stored.spec.numpy_dtype, sharding, request.layout), from_file
 
 
 def _on_one_replica(
     stored: StoredLeaf,
-    wanted: LeafRequest,
+    request: LeafRequest,
     shape: tuple[int, ...],
     single_replica: SingleReplica,
     args: SingleReplicaArrayRestoreArgs,
 ) -> OnOneReplica:
     assert stored.spec is not None
     where = f"leaf {stored.name!r}"
-    if wanted.sharding is None or wanted.sharding is ANYWHERE or isinstance(wanted.sharding, Mapping):
+    if request.sharding is None or request.sharding is ANYWHERE or isinstance(request.sharding, Mapping):
         raise CheckpointRefused(f"{where}: give a sharding, by which one replica reads it for all")
-    dtype = stored.spec.numpy_dtype if wanted.dtype is None else np.dtype(wanted.dtype)
-    _check_fits(where, shape, wanted.sharding)
+    dtype = stored.spec.numpy_dtype if request.dtype is None else np.dtype(request.dtype)
+    _check_fits(where, shape, request.sharding)
     if args.single_replica_sharding is not None:
         reads = sharding_of(args.single_replica_sharding, f"{where}: single_replica_sharding")
-        single_replica = replica_of(single_replica, where, reads, wanted.sharding, shape)
-    return OnOneReplica(shape, dtype, check_sharding(single_replica, where, wanted.sharding), single_replica)
+        single_replica = replica_of(single_replica, where, reads, request.sharding, shape)
+    return OnOneReplica(shape, dtype, check_sharding(single_replica, where, request.sharding), single_replica)
 
 
 def _check_fits(where: str, shape: tuple[int, ...], sharding: Any) -> None:
@@ -530,8 +536,8 @@ def _as_keys(impl: str, data: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=impl)
 
 
-def _finish_on_host(stored: StoredLeaf, wanted: LeafRequest) -> Callable[[Any], Any]:
-    restore_type = wanted.restore_type
+def _finish_on_host(stored: StoredLeaf, request: LeafRequest) -> Callable[[Any], Any]:
+    restore_type = request.restore_type
     if restore_type is np.ndarray:
         return lambda values: values
     if restore_type is np.generic:
@@ -550,8 +556,8 @@ def _finish_on_host(stored: StoredLeaf, wanted: LeafRequest) -> Callable[[Any], 
     return to_number
 
 
-def _mismatch(stored: StoredLeaf, wanted: LeafRequest) -> CheckpointMismatch:
-    return CheckpointMismatch(f"leaf {stored.name!r}: expected {wanted}, found {describe_leaf(stored)}")
+def _mismatch(stored: StoredLeaf, request: LeafRequest) -> CheckpointMismatch:
+    return CheckpointMismatch(f"leaf {stored.name!r}: expected {request}, found {describe_leaf(stored)}")
 
 
 def _warn_of_weak_type(name: str) -> None:

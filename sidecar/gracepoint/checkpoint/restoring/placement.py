@@ -82,11 +82,11 @@ def replica_of(replica: SingleReplica, where: str, reads: Any, sharding: Any, sh
     if devices not in replicas:
         raise InvalidSharding(
             f"{where}: single_replica_sharding is {reads}; expected one over the devices of one replica along axis "
-            f"{mesh.axis_names[axis]!r}: {' or '.join(str(sorted(d.id for d in found)) for found in replicas)}"
+            f"{mesh.axis_names[axis]!r}: {' or '.join(str(sorted(d.id for d in ids)) for ids in replicas)}"
         )
     parts = sharding.devices_indices_map(tuple(shape))
-    theirs = reads.devices_indices_map(tuple(shape))
-    if any(normal_index(theirs[d], shape) != normal_index(parts[d], shape) for d in devices):
+    indices = reads.devices_indices_map(tuple(shape))
+    if any(normal_index(indices[d], shape) != normal_index(parts[d], shape) for d in devices):
         raise InvalidSharding(
             f"{where}: single_replica_sharding {reads} gives the replica's devices other parts than {sharding}"
         )
@@ -217,8 +217,8 @@ def hand_to_all(
             arrays.extend(jax.block_until_ready(sums.of(start, stop)(stacked)))
         elapsed_s = time.monotonic() - read_s
         metrics.tell_broadcast(elapsed_s)
-        who = ", ".join(map(str, sorted({placement.primary for placement in placements})))
-        logger.info("replica %s handed %d arrays to all in %.3f s", who, len(arrays), elapsed_s)
+        replica_ids = ", ".join(map(str, sorted({placement.primary for placement in placements})))
+        logger.info("replica %s handed %d arrays to all in %.3f s", replica_ids, len(arrays), elapsed_s)
 
     try:
         read(hand)
@@ -235,9 +235,9 @@ def _agree(replica: SingleReplica, together: ReplicaAgreement | None, deadline: 
     if together is None:
         return limit_of(replica)
     limit_bytes = limit_of(replica) if together.agreed_bytes is None else together.agreed_bytes
-    told = together.tell(None, limit_bytes, deadline)
-    raise_failure_in(told)
-    return min(said.limit_bytes for said in told)
+    answers = together.tell(None, limit_bytes, deadline)
+    raise_failure_in(answers)
+    return min(answer.limit_bytes for answer in answers)
 
 
 def limit_of(replica: SingleReplica) -> int:

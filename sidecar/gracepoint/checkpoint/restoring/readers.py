@@ -42,9 +42,9 @@ WORTH_BYTES = 32 << 20
 
 def may_be_taken(gang: ProcessGroup, folder: StoragePath, restore_args: Any, options: RestoreOptions) -> bool:
     """Returns whether arrays of a checkpoint may be read by turns. The same in all processes."""
-    wanted = not folder.backend.renames if options.read_once is None else options.read_once
+    is_worthwhile = not folder.backend.renames if options.read_once is None else options.read_once
     alone = gang.process_count == 1 or gang.process_count != jax.process_count()
-    return wanted and not alone and not asks_one_replica(restore_args)
+    return is_worthwhile and not alone and not asks_one_replica(restore_args)
 
 
 def limit_bytes() -> int:
@@ -59,7 +59,7 @@ def taken(targets: Sequence[LeafTarget], largest_bytes: int) -> list[LeafTarget]
         targets: The leaves to restore.
         largest_bytes: Largest part of an array on one device that may be sent.
     """
-    found: dict[int, tuple[OnDevices, int]] = {}
+    placements: dict[int, tuple[OnDevices, int]] = {}
     meshes: dict[Any, int] = {}  # how many bytes fewer are read in all, by mesh
     axis_of = functools.cache(_axis_of)  # cached, as many arrays have the same mesh and axes
     for position, target in enumerate(targets):
@@ -69,7 +69,7 @@ def taken(targets: Sequence[LeafTarget], largest_bytes: int) -> list[LeafTarget]
         axis = axis_of(placement.sharding.mesh, frozenset(axes_of(placement.sharding.spec)))
         if axis is None:
             continue
-        found[position] = placement, axis
+        placements[position] = placement, axis
         mesh = placement.sharding.mesh
         meshes[mesh] = meshes.get(mesh, 0) + placement.bytes * (mesh.devices.shape[axis] - 1)
     if not meshes:
@@ -77,7 +77,7 @@ def taken(targets: Sequence[LeafTarget], largest_bytes: int) -> list[LeafTarget]
     mesh = max(meshes, key=lambda mesh: meshes[mesh])  # one program sends them, so they are of one mesh
     if meshes[mesh] < WORTH_BYTES * jax.process_count():
         return list(targets)
-    chosen = {position: each for position, each in found.items() if each[0].sharding.mesh == mesh}
+    chosen = {position: each for position, each in placements.items() if each[0].sharding.mesh == mesh}
     replicas = turns(
         {position: (placement.bytes, axis) for position, (placement, axis) in chosen.items()}, mesh.devices.shape
     )
@@ -96,14 +96,14 @@ def turns(arrays: Mapping[int, tuple[int, int]], shape: Sequence[int]) -> dict[i
         arrays: The size in bytes of each array, and the axis of the mesh along which it is replicated.
         shape: Shape of the mesh.
     """
-    found: dict[int, int] = {}
+    replicas: dict[int, int] = {}
     read = [[0] * length for length in shape]  # bytes, by axis and replica
     for position in sorted(arrays, key=lambda position: (-arrays[position][0], position)):
         size_bytes, axis = arrays[position]
         replica = read[axis].index(min(read[axis]))
         read[axis][replica] += size_bytes
-        found[position] = replica
-    return found
+        replicas[position] = replica
+    return replicas
 
 
 def replicated_axis(processes: np.ndarray[Any, Any], is_sharded: Sequence[bool]) -> int | None:
@@ -161,11 +161,11 @@ _RAISED_FIRST = (
 )
 
 
-def damage_in_any(what: str, failure: Exception | None, *, gang: ProcessGroup, key: str, deadline: Deadline) -> str:
+def damage_in_any(subject: str, failure: Exception | None, *, gang: ProcessGroup, key: str, deadline: Deadline) -> str:
     """Tells all processes how this process's read went. Collective.
 
     Args:
-        what: What was read. Errors begin with it.
+        subject: What was read. Errors begin with it.
         failure: The error of this process's read. None if it succeeded.
         gang: The processes that read together.
         key: Key of their meeting.
@@ -182,23 +182,25 @@ def damage_in_any(what: str, failure: Exception | None, *, gang: ProcessGroup, k
         InvalidSharding: This error was raised in some process.
         CheckpointError: Another error that is not damage was raised in some process.
     """
-    mine = json.dumps([] if failure is None else [to_word(failure), str(failure) or repr(failure)])
+    message = json.dumps([] if failure is None else [to_word(failure), str(failure) or repr(failure)])
     # The report is the same in all processes, and small: thousands of processes may find the same damage.
-    failures = json.loads(gang.reduce(key, mine, functools.partial(_merged, what), timeout_s=deadline.remaining_s()))
+    failures = json.loads(
+        gang.reduce(key, message, functools.partial(_merged, subject), timeout_s=deadline.remaining_s())
+    )
     damage = [text for word in _DAMAGE for text in failures.pop(word, ())]
     for word in sorted(failures, key=_RAISED_FIRST.index):
-        raise from_word(word)(f"{what} cannot be restored: {'; '.join(failures[word])}") from failure
+        raise from_word(word)(f"{subject} cannot be restored: {'; '.join(failures[word])}") from failure
     return "; ".join(damage)
 
 
-def _merged(what: str, answers: list[str]) -> str:
+def _merged(subject: str, answers: list[str]) -> str:
     """Returns the reports of the processes that failed, by kind of error, as JSON."""
     failures: dict[str, list[str]] = {}
     for process, answer in enumerate(map(json.loads, answers)):
         if answer:
             word, text = answer
-            who = "" if len(answers) == 1 else f"process {process}: "
-            failures.setdefault(word, []).append(who + text.removeprefix(f"{what}: "))  # the error names it once
+            sender = "" if len(answers) == 1 else f"process {process}: "
+            failures.setdefault(word, []).append(sender + text.removeprefix(f"{subject}: "))  # the error names it once
     for texts in failures.values():
         if len(texts) > _SHOWN:
             texts[_SHOWN:] = [f"and {len(texts) - _SHOWN} more processes"]

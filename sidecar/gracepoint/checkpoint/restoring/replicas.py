@@ -78,9 +78,9 @@ class ReplicaAgreement:
             CheckpointError: Another process has failed.
             BarrierTimeout: A process did not report in time.
         """
-        told = self.tell(None, limit_bytes, deadline)
-        raise_failure_in(told)
-        self.agreed_bytes = min(said.limit_bytes for said in told)
+        answers = self.tell(None, limit_bytes, deadline)
+        raise_failure_in(answers)
+        self.agreed_bytes = min(answer.limit_bytes for answer in answers)
         return self.agreed_bytes
 
     def expects_tell(self) -> None:
@@ -96,8 +96,8 @@ class ReplicaAgreement:
         key, self._meeting = self._meeting, None
         assert key is not None
         word, text = (None, "") if failure is None else (to_word(failure), str(failure) or repr(failure))
-        mine = json.dumps([limit_bytes, word, text])
-        answers = self.gang.gather(key, mine, timeout_s=deadline.remaining_s())
+        message = json.dumps([limit_bytes, word, text])
+        answers = self.gang.gather(key, message, timeout_s=deadline.remaining_s())
         return [ReplicaAnswer(*json.loads(answer)) for answer in answers]
 
     @contextlib.contextmanager
@@ -112,12 +112,12 @@ class ReplicaAgreement:
             raise
 
 
-def raise_failure_in(told: Sequence[ReplicaAnswer]) -> None:
+def raise_failure_in(answers: Sequence[ReplicaAnswer]) -> None:
     """Raises an error if a process reported one. If all reported the same kind of error, this one is of that kind."""
-    failed = [(process, said) for process, said in enumerate(told) if said.word is not None]
+    failed = [(process, answer) for process, answer in enumerate(answers) if answer.word is not None]
     if failed:
-        text = "; ".join(f"process {process} could not read its part: {said.failure}" for process, said in failed)
-        words = {said.word for _, said in failed}
+        text = "; ".join(f"process {process} could not read its part: {answer.failure}" for process, answer in failed)
+        words = {answer.word for _, answer in failed}
         raise from_word(str(words.pop()) if len(words) == 1 else "error")(text)
 
 
@@ -238,8 +238,10 @@ class Sums:
 
     def of(self, start: int, stop: int) -> Callable[[tuple[jax.Array, ...]], Any]:
         """Returns the program of one batch."""
-        found: Callable[[tuple[jax.Array, ...]], Any] = self._compiled.get((start, stop)) or self._program(start, stop)
-        return isolated()(found)
+        program: Callable[[tuple[jax.Array, ...]], Any] = self._compiled.get((start, stop)) or self._program(
+            start, stop
+        )
+        return isolated()(program)
 
     def _lowered(self, start: int, stop: int) -> Any:
         return self._program(start, stop).lower(tuple(placement.form() for placement in self._placements[start:stop]))

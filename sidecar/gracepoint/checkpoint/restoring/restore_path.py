@@ -78,10 +78,10 @@ def check_target(
     except (OSError, SaveFailed) as error:
         gang.fail(key, error)
         raise
-    found = [json.loads(word) for word in gang.gather(key, json.dumps([str(target), problem]), timeout_s=timeout_s)]
-    (theirs, problem), *_ = found
-    if theirs != str(target):
-        raise CheckpointError(f"the processes save to different paths: {theirs} in the first, {target} in this one")
+    answers = [json.loads(word) for word in gang.gather(key, json.dumps([str(target), problem]), timeout_s=timeout_s)]
+    (other_path, problem), *_ = answers
+    if other_path != str(target):
+        raise CheckpointError(f"the processes save to different paths: {other_path} in the first, {target} in this one")
     if problem is not None:
         raise CheckpointExists(problem)
 
@@ -185,17 +185,17 @@ def restore(
         CheckpointError: It cannot be read for another reason.
         BarrierError: Other processes did not take part in time.
     """
-    found = by_process_zero(
+    restored = by_process_zero(
         lambda: str(_found(paths, path, attempt, deadline, sleep)), gang=gang, key=f"{key}/folder", deadline=deadline
     )
-    reading = _reading(from_text(found)) if gang.process_index == 0 else contextlib.nullcontext()
-    may_take_turns = readers.may_be_taken(gang, from_text(found), restore_args, options)
+    reading = _reading(from_text(restored)) if gang.process_index == 0 else contextlib.nullcontext()
+    may_take_turns = readers.may_be_taken(gang, from_text(restored), restore_args, options)
     with transforms.telling(like), reading:
         tree, damage = read_together(
-            found,
+            restored,
             lambda: (
                 read_tree(
-                    from_text(found),
+                    from_text(restored),
                     like,
                     restore_args,
                     options=options,
@@ -208,7 +208,7 @@ def restore(
             deadline=deadline,
         )
         if tree is None:
-            raise CheckpointCorrupt(f"{found} cannot be restored: {damage}")
+            raise CheckpointCorrupt(f"{restored} cannot be restored: {damage}")
     return tree[0]
 
 

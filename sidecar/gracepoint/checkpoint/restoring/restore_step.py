@@ -104,24 +104,24 @@ def own_host_state(
             f"processes, or say how with reshard="
         )
     saved = [host_state.decode(stored.host_state(index)) for index in range(manifest.process_count)]
-    found = dict[str, Any]()
+    restored = dict[str, Any]()
     for name in manifest.host_state:
         values = [own[name] for own in saved]
         lost = next((value for value in values if isinstance(value, HostStateLost)), None)
-        found[name] = reshard[name](values, process_index, process_count) if lost is None else lost
-    return _checked(found, required, "a process", stored)
+        restored[name] = reshard[name](values, process_index, process_count) if lost is None else lost
+    return _checked(restored, required, "a process", stored)
 
 
-def _checked(found: dict[str, Any], required: Collection[str], who: str, stored: StoredTree) -> dict[str, Any]:
-    for name, value in found.items():
+def _checked(values: dict[str, Any], required: Collection[str], owner: str, stored: StoredTree) -> dict[str, Any]:
+    for name, value in values.items():
         if name in required and isinstance(value, HostStateLost):
             raise HostStateLost(
-                f"{stored.folder} was saved in an emergency without host_state {name!r} of {who}: {value}. The train "
+                f"{stored.folder} was saved in an emergency without host_state {name!r} of {owner}: {value}. The train "
                 f"state is there. To go on with it, register host_state({name!r}, get, set, missing=...): that "
                 f"function gets the step, and puts in order what set cannot. Or do not register {name!r}; or move "
                 f"{stored.folder} away, and an older step is restored"
             )
-    return found
+    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def restore_items(stored: StoredTree, request: ItemsRequest, deadline: Deadline)
         CheckpointCorrupt: A file of an item is missing or damaged; names it.
         TimeoutError: The deadline passed; names an item.
     """
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
 
     def read() -> None:
         for name, args in request.args.items():
@@ -160,13 +160,13 @@ def restore_items(stored: StoredTree, request: ItemsRequest, deadline: Deadline)
                     if path.startswith(layout.in_item(name, "")):
                         check_contents(stored.folder / path, file.bytes, file.crc32)
             try:
-                found[name] = request.handlers[name].restore(local_folder(place, name), args=args)
+                items[name] = request.handlers[name].restore(local_folder(place, name), args=args)
             except FileNotFoundError as error:
                 raise CheckpointCorrupt(f"{place}: item {name!r} cannot be restored: {error}") from error
 
     if request.args:
         run_in_time(read, f"item {next(iter(request.args))!r}", deadline)
-    return found
+    return items
 
 
 Result = TypeVar("Result")
@@ -338,10 +338,10 @@ def restore_listed(
                 same_devices=same_devices,
             )
 
-        what = f"step {step} of {paths.root}"
+        subject = f"step {step} of {paths.root}"
         marks = marks_readers and gang.process_index == 0
         with retention.reading(paths, step) if marks else contextlib.nullcontext():
-            return read_together(what, read, gang=gang, key=key, deadline=deadline)
+            return read_together(subject, read, gang=gang, key=key, deadline=deadline)
 
     for step in listing.steps:
         key_of_step = f"{key}/step/{step}"
@@ -381,13 +381,13 @@ def _standing(paths: Layout, step: int) -> str:
 
 def _without_others(listing: Listing, step: int, paths: Layout) -> Listing:
     if step not in listing.steps:
-        why = "; ".join(listing.refused) or f"complete are {', '.join(map(str, listing.steps)) or 'none'}"
-        raise CheckpointNotFound(f"{paths.root} has no complete checkpoint of step {step}: {why}")
+        reason = "; ".join(listing.refused) or f"complete are {', '.join(map(str, listing.steps)) or 'none'}"
+        raise CheckpointNotFound(f"{paths.root} has no complete checkpoint of step {step}: {reason}")
     return dataclasses.replace(listing, steps=(step,), refused=())
 
 
 def read_together(
-    what: str, read: Callable[[], Result], *, gang: ProcessGroup, key: str, deadline: Deadline
+    subject: str, read: Callable[[], Result], *, gang: ProcessGroup, key: str, deadline: Deadline
 ) -> tuple[Result | None, str]:
     """Calls ``read`` in every process, and exchanges the outcomes.
 
@@ -403,12 +403,12 @@ def read_together(
     metrics.tell_restore_started()
     began_s = time.monotonic()
     try:
-        with trace.span(f"read {what}"):
+        with trace.span(f"read {subject}"):
             result = read()
     except Exception as error:  # noqa: BLE001 - told to the others, then raised
         failure = error
     with trace.span("wait for all to have read"):
-        damage = damage_in_any(what, failure, gang=gang, key=key, deadline=deadline)
+        damage = damage_in_any(subject, failure, gang=gang, key=key, deadline=deadline)
     if damage:
         return None, damage
     metrics.tell_restored(time.monotonic() - began_s)
@@ -516,15 +516,15 @@ def _find(folder: StoragePath) -> tuple[StoragePath, dict[int, str], Listing]:
         return folder, {}, listing
     if (step := _step_at(folder)) is not None:
         names = {} if str(step) == folder.name else {step: folder.name}
-        why = catalog.why_not(Layout(folder.parent, names=names), step)
-        if why is None:
+        reason = catalog.why_not(Layout(folder.parent, names=names), step)
+        if reason is None:
             return folder.parent, names, Listing((step,), (), ())
-        raise CheckpointNotFound(f"from_: {folder} is not a complete checkpoint of a step: {why}")
+        raise CheckpointNotFound(f"from_: {folder} is not a complete checkpoint of a step: {reason}")
     others = [str(each) for each in foreign.look_alikes(Layout(folder))]
-    found = "; ".join((*listing.refused, *listing.remarks, *others)) or "it has no steps"
+    problems = "; ".join((*listing.refused, *listing.remarks, *others)) or "it has no steps"
     raise CheckpointNotFound(
         f"from_: expected a directory of steps, or the folder of a step, at {folder}; found no complete checkpoint: "
-        f"{found}"
+        f"{problems}"
     )
 
 

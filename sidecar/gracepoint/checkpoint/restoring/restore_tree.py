@@ -63,15 +63,15 @@ def is_handled(stored: StoredLeaf, like: Any, handlers: HandlerRegistry | None) 
     """
     if handlers is None:
         return False
-    wanted = handlers.get(type(like)).typestr if like is not None and handlers.has(type(like)) else None
-    if wanted not in (None, stored.value_type):
-        raise CheckpointMismatch(f"leaf {stored.name!r}: expected a {wanted}, found a {stored.value_type}")
+    expected = handlers.get(type(like)).typestr if like is not None and handlers.has(type(like)) else None
+    if expected not in (None, stored.value_type):
+        raise CheckpointMismatch(f"leaf {stored.name!r}: expected a {expected}, found a {stored.value_type}")
     return handlers.has(stored.value_type)
 
 
 def restore_handled(
     stored: StoredTree,
-    wanted: Sequence[tuple[StoredLeaf, RestoreArgs]],
+    requests: Sequence[tuple[StoredLeaf, RestoreArgs]],
     handlers: HandlerRegistry | None,
     deadline: Deadline,
 ) -> list[Any]:
@@ -81,24 +81,24 @@ def restore_handled(
         CheckpointCorrupt: A file is missing or damaged; names it.
         TimeoutError: The deadline passed; names a leaf.
     """
-    if not wanted or handlers is None:
+    if not requests or handlers is None:
         return []
     by_handler: dict[int, tuple[TypeHandler, list[int]]] = {}
-    for position, (leaf, _) in enumerate(wanted):
+    for position, (leaf, _) in enumerate(requests):
         handler = handlers.get(leaf.value_type)
         by_handler.setdefault(id(handler), (handler, []))[1].append(position)
-    found: dict[int, Any] = {}
+    by_position: dict[int, Any] = {}
 
     def read() -> None:
-        for leaf, _ in wanted:
+        for leaf, _ in requests:
             _check_files(stored, leaf)
         for handler, positions in by_handler.values():
-            infos = [ParamInfo(wanted[position][0].name, stored.item.local()) for position in positions]
-            values = handler.deserialize(infos, [wanted[position][1] for position in positions])
-            found.update(zip(positions, values, strict=True))
+            infos = [ParamInfo(requests[position][0].name, stored.item.local()) for position in positions]
+            values = handler.deserialize(infos, [requests[position][1] for position in positions])
+            by_position.update(zip(positions, values, strict=True))
 
-    run_in_time(read, f"leaf {wanted[0][0].name!r}", deadline)
-    return [found[position] for position in range(len(wanted))]
+    run_in_time(read, f"leaf {requests[0][0].name!r}", deadline)
+    return [by_position[position] for position in range(len(requests))]
 
 
 def handled_metadata(stored: StoredTree, handlers: HandlerRegistry | None, deadline: Deadline) -> Mapping[str, Any]:
@@ -108,20 +108,20 @@ def handled_metadata(stored: StoredTree, handlers: HandlerRegistry | None, deadl
         TimeoutError: The deadline passed; names a leaf.
     """
     leaves = [leaf for leaf in stored.leaves.values() if handlers is not None and handlers.has(leaf.value_type)]
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
 
     def look() -> None:
         assert handlers is not None
         for leaf in leaves:
             info = ParamInfo(leaf.name, stored.item.local())
-            found[leaf.name] = handlers.get(leaf.value_type).metadata([info])[0]
+            metadata[leaf.name] = handlers.get(leaf.value_type).metadata([info])[0]
 
     if leaves:
         run_in_time(look, f"leaf {leaves[0].name!r}", deadline)
-    return found
+    return metadata
 
 
-def run_in_time(function: Any, what: str, deadline: Deadline) -> None:
+def run_in_time(function: Any, subject: str, deadline: Deadline) -> None:
     """Calls ``function`` in a thread. Raises its error, or TimeoutError if it does not end by the deadline."""
     future: Future[None] = Future()
 
@@ -133,13 +133,13 @@ def run_in_time(function: Any, what: str, deadline: Deadline) -> None:
         else:
             future.set_result(None)
 
-    threading.Thread(target=run, name=f"gracepoint: handlers of {what}", daemon=True).start()
+    threading.Thread(target=run, name=f"gracepoint: handlers of {subject}", daemon=True).start()
     try:
         future.result(timeout=deadline.remaining_s())
     except TimeoutError:
         if future.done():
             raise
-        raise TimeoutError(what) from None
+        raise TimeoutError(subject) from None
 
 
 def _check_files(stored: StoredTree, leaf: StoredLeaf) -> None:
@@ -222,11 +222,11 @@ def read_into(
     handled: dict[int, tuple[StoredLeaf, RestoreArgs]] = {}
     differ, missing = [], []
     origin_of = origins(options, like, [leaf.keys for leaf in stored.leaves.values()] + list(stored.empty))
-    known: set[str] = set()
+    names: set[str] = set()
     for position, (keys, leaf) in enumerate(keyed):
         origin = origin_of(keys)
         name = pytree.name_of(keys) if origin.name is None else origin.name
-        known.add(name)
+        names.add(name)
         if leaf is PLACEHOLDER or (name not in stored.leaves and pytree.is_code(leaf)):
             continue
         if origin.is_asked_for and name not in stored.leaves and name not in empty:
@@ -239,34 +239,36 @@ def read_into(
             elif not (options.keep_missing or origin.name is None) or isinstance(
                 leaf, jax.ShapeDtypeStruct | LeafRequest
             ):
-                what = "a leaf" if isinstance(leaf, AsSaved) else describe_like(leaf)
-                missing.append(f"leaf {name!r}: expected {what}, found nothing")
+                description = "a leaf" if isinstance(leaf, AsSaved) else describe_like(leaf)
+                missing.append(f"leaf {name!r}: expected {description}, found nothing")
             continue
         try:
             if origin.function is not None:
                 targets[position] = computed(stored.leaves[name], leaf, args_of(keys), origin.function)
                 continue
-            wanted = None if like is None or isinstance(leaf, AsSaved) else leaf
-            if is_handled(stored.leaves[name], wanted, options.handlers):
+            form = None if like is None or isinstance(leaf, AsSaved) else leaf
+            if is_handled(stored.leaves[name], form, options.handlers):
                 handled[position] = stored.leaves[name], args_of(keys)
                 continue
-            targets[position] = target_of(stored.leaves[name], wanted, args_of(keys), options.single_replica)
+            targets[position] = target_of(stored.leaves[name], form, args_of(keys), options.single_replica)
         except CheckpointMismatch as mismatch:
             differ.append(str(mismatch))
-    if like is not None and (left := set(map(pytree.name_of, empty_of_like)) & set(stored.leaves)):
-        known |= left
-        logger.info("%s: not restored, as there is nothing in their place: %s", stored.folder, ", ".join(sorted(left)))
+    if like is not None and (emptied := set(map(pytree.name_of, empty_of_like)) & set(stored.leaves)):
+        names |= emptied
+        logger.info(
+            "%s: not restored, as there is nothing in their place: %s", stored.folder, ", ".join(sorted(emptied))
+        )
     extra = [
         f"leaf {name!r}: expected nothing, found {describe_leaf(leaf)}"
         for name, leaf in stored.leaves.items()
-        if name not in known and not options.partial_restore
+        if name not in names and not options.partial_restore
     ]
     if problems := differ + missing + extra:
         raise CheckpointMismatch(f"{stored.folder}: {_shown(problems)}")
-    asked = list(targets.values())
+    requests = list(targets.values())
     if together is not None and together.meets_first:
-        asked = readers.taken(asked, together.ready(readers.limit_bytes(), deadline))
-        if any(isinstance(target.placement, OnOneReplica) for target in asked):
+        requests = readers.taken(requests, together.ready(readers.limit_bytes(), deadline))
+        if any(isinstance(target.placement, OnOneReplica) for target in requests):
             together.expects_tell()
     if options.donate and like is not None:
         named = [(pytree.name_of(keys), leaf) for keys, leaf in keyed]
@@ -274,10 +276,10 @@ def read_into(
             (named[position] for position in targets),
             (leaf for position, leaf in enumerate(named) if position not in targets),
         )
-    found = read_leaves(stored, asked, options, deadline, together)
-    found += restore_handled(stored, list(handled.values()), options.handlers, deadline)
+    values = read_leaves(stored, requests, options, deadline, together)
+    values += restore_handled(stored, list(handled.values()), options.handlers, deadline)
     leaves = [transforms.kept(leaf) for leaf in leaves]
-    for position, value in zip([*targets, *handled], found, strict=True):
+    for position, value in zip([*targets, *handled], values, strict=True):
         leaves[position] = value
     return jax.tree_util.tree_unflatten(structure, leaves)
 
@@ -335,9 +337,9 @@ def read_leaves(
     placements = [placement for placement in by_target if isinstance(placement, OnOneReplica)]
     shared_parts = [parts[position] for position in shared]
     arrays = hand_to_all(placements, shared_parts, read, options.single_replica, together, deadline)
-    found = dict(zip(shared, arrays, strict=True))
+    arrays_by_position = dict(zip(shared, arrays, strict=True))
     return [
-        target.finish(found[position]) if position in found else target.build(parts[position])
+        target.finish(arrays_by_position[position]) if position in arrays_by_position else target.build(parts[position])
         for position, target in enumerate(targets)
     ]
 
@@ -351,20 +353,20 @@ def telling(
     return together.telling_failure(deadline)
 
 
-def _args_by_keys(restore_args: Any, known: Sequence[Keys]) -> Callable[[Keys], RestoreArgs]:
+def _args_by_keys(restore_args: Any, paths: Sequence[Keys]) -> Callable[[Keys], RestoreArgs]:
     """Returns a function from a leaf's keys to its arguments."""
     nodes, _ = jax.tree_util.tree_flatten_with_path(restore_args, is_leaf=lambda node: isinstance(node, RestoreArgs))
-    given = {pytree.path_of(path): args for path, args in nodes if args is not PLACEHOLDER}
-    by_name = {tuple(key for key, _ in keys): args for keys, args in given.items()}
+    args_by_path = {pytree.path_of(path): args for path, args in nodes if args is not PLACEHOLDER}
+    by_name = {tuple(key for key, _ in keys): args for keys, args in args_by_path.items()}
     names = {keys: restore_args_of(args, f"restore_args{list(keys)}") for keys, args in by_name.items()}
-    prefixes = {tuple(key for key, _ in keys[:count]) for keys in known for count in range(len(keys) + 1)}
+    prefixes = {tuple(key for key, _ in keys[:count]) for keys in paths for count in range(len(keys) + 1)}
     if unknown := [keys for keys in names if keys not in prefixes]:
         raise CheckpointRefused(f"restore_args{list(unknown[0])}: expected a leaf or container of what is restored")
 
     def find(keys: Keys) -> RestoreArgs:
         path = tuple(key for key, _ in keys)
-        found = (names[path[:count]] for count in range(len(path), -1, -1) if path[:count] in names)
-        return next(found, RestoreArgs())
+        matches = (names[path[:count]] for count in range(len(path), -1, -1) if path[:count] in names)
+        return next(matches, RestoreArgs())
 
     return find
 
@@ -412,16 +414,16 @@ class Form:
 
     def changes(self, now: Form) -> tuple[str, ...]:
         """Returns what is different now, in words. Parts that are not known are left out."""
-        found = []
+        changes = []
         if self.processes is not None and now.processes is not None and self.processes != now.processes:
-            found.append(f"processes: {self.processes} -> {now.processes}")
+            changes.append(f"processes: {self.processes} -> {now.processes}")
         if None not in (self.platform, now.platform) and self.platform != now.platform:
-            found.append(f"devices: {self.devices} {self.platform} -> {now.devices} {now.platform}")
+            changes.append(f"devices: {self.devices} {self.platform} -> {now.devices} {now.platform}")
         elif self.mesh is not None and now.mesh is not None and self.devices != now.devices:
-            found.append(f"devices: {self.devices} -> {now.devices}")
+            changes.append(f"devices: {self.devices} -> {now.devices}")
         if self.mesh is not None and now.mesh is not None and self.mesh != now.mesh:
-            found.append(f"mesh: {_in_words(self.mesh)} -> {_in_words(now.mesh)}")
-        return tuple(found)
+            changes.append(f"mesh: {_in_words(self.mesh)} -> {_in_words(now.mesh)}")
+        return tuple(changes)
 
 
 def form_of_stored(stored: StoredTree) -> Form:
@@ -467,9 +469,9 @@ def check_accelerators_of_container(environ: Mapping[str, str]) -> None:
     Raises:
         SettingsError: The container was given accelerators, and JAX has taken the CPU without being told to.
     """
-    given = {name: value for name in _GIVEN if _GIVEN[name].match(value := environ.get(name, ""))}
-    if given and cpu_by_fallback():
-        shown = ", ".join(f"{name}={value}" for name, value in given.items())
+    limits = {name: value for name in _GIVEN if _GIVEN[name].match(value := environ.get(name, ""))}
+    if limits and cpu_by_fallback():
+        shown = ", ".join(f"{name}={value}" for name, value in limits.items())
         raise SettingsError(f"{shown} gives this container accelerators, and JAX finds cpu alone. {FALLBACK}")
 
 
@@ -497,8 +499,8 @@ def _largest(meshes: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, 
 
 
 def _platform(platforms: Iterable[str | None]) -> str | None:
-    found = {platform for platform in platforms if platform is not None}
-    return min(found - {"cpu"}, default="cpu" if found else None)
+    known_platforms = {platform for platform in platforms if platform is not None}
+    return min(known_platforms - {"cpu"}, default="cpu" if known_platforms else None)
 
 
 def _devices(mesh: tuple[tuple[str, int], ...]) -> int:

@@ -147,10 +147,10 @@ def form_of(init: Callable[[], Any]) -> Any:
     if unknown := [path for path, leaf in structs if not _names_devices(leaf.sharding)]:
         more = f" (and of {len(unknown) - 1} more leaves)" if len(unknown) > 1 else ""
         fixed = next((path for path, leaf in leaves if isinstance(leaf, str) or pytree.is_code(leaf)), None)
-        what = _WHAT_TO_GIVE if fixed is None else f"Give {_LIKE}, as {fixed} is nothing that jax.jit can return"
+        advice = _WHAT_TO_GIVE if fixed is None else f"Give {_LIKE}, as {fixed} is nothing that jax.jit can return"
         raise SettingsError(
             f"restore(init=...): there are {jax.device_count()} devices, and init does not tell the sharding of "
-            f"{unknown[0]}{more}. {what}{_or()}"
+            f"{unknown[0]}{more}. {advice}{_or()}"
         )
     return form
 
@@ -221,32 +221,34 @@ def made_alike(state: Any, form: Any) -> Any:
     Raises:
         SettingsError: The state differs from ``like``; names the leaf.
     """
-    made, wanted = (jax.tree_util.tree_flatten_with_path(tree) for tree in (state, form))
-    paths, expected = ([jax.tree_util.keystr(path) for path, _ in leaves] for leaves, _ in (made, wanted))
+    made_leaves, expected_leaves = (jax.tree_util.tree_flatten_with_path(tree) for tree in (state, form))
+    paths, expected = (
+        [jax.tree_util.keystr(path) for path, _ in leaves] for leaves, _ in (made_leaves, expected_leaves)
+    )
     if paths != expected:
         lacks = [f"no state{path}, which like has" for path in expected if path not in set(paths)]
         more = [f"state{path}, which like does not have" for path in paths if path not in set(expected)]
-        what = "; ".join((lacks + more)[:_SHOWN]) or "the leaves in another order"
-        raise SettingsError(f"restore(): init made another tree than like: it made {what}")
-    if differing := _other_node(made[1], wanted[1]):
+        difference = "; ".join((lacks + more)[:_SHOWN]) or "the leaves in another order"
+        raise SettingsError(f"restore(): init made another tree than like: it made {difference}")
+    if differing := _other_node(made_leaves[1], expected_leaves[1]):
         raise SettingsError(f"restore(): init made another tree than like: {differing}")
     leaves = [
         _leaf_alike(f"state{path}", leaf, like)
-        for path, (_, leaf), (_, like) in zip(paths, made[0], wanted[0], strict=True)
+        for path, (_, leaf), (_, like) in zip(paths, made_leaves[0], expected_leaves[0], strict=True)
     ]
-    return jax.tree.unflatten(made[1], leaves)
+    return jax.tree.unflatten(made_leaves[1], leaves)
 
 
 def _leaf_alike(where: str, leaf: Any, like: Any) -> Any:
     if pytree.is_code(leaf) and pytree.is_code(like):
         return leaf
-    found, wanted = as_like(where, leaf), as_like(where, like)
-    if isinstance(like, jax.ShapeDtypeStruct) and _may_become(found, wanted):
-        return _on_devices(leaf, wanted)
-    if _kind(found) != _kind(wanted) or not _lie_alike(found, wanted):
-        texts = [_in_words(found), _in_words(wanted)]
+    actual, expected = as_like(where, leaf), as_like(where, like)
+    if isinstance(like, jax.ShapeDtypeStruct) and _may_become(actual, expected):
+        return _on_devices(leaf, expected)
+    if _kind(actual) != _kind(expected) or not _lie_alike(actual, expected):
+        texts = [_in_words(actual), _in_words(expected)]
         if texts[0] == texts[1]:  # what differs is in none of them, such as the order of devices or the kind of memory
-            texts = [f"{text} ({request.sharding!r})" for text, request in zip(texts, (found, wanted), strict=True)]
+            texts = [f"{text} ({request.sharding!r})" for text, request in zip(texts, (actual, expected), strict=True)]
         raise SettingsError(
             f"restore(): init made {where} in another way than like says: expected {texts[1]}, found {texts[0]}. "
             f"The next start would restore it as like says"
@@ -254,21 +256,21 @@ def _leaf_alike(where: str, leaf: Any, like: Any) -> Any:
     return leaf
 
 
-def _may_become(found: LeafRequest, wanted: LeafRequest) -> bool:
-    """Returns whether ``found`` is a number or numpy array that JAX makes the array of."""
-    if found.restore_type in (jax.Array, str) or wanted.key_impl or found.shape != wanted.shape:
+def _may_become(actual: LeafRequest, expected: LeafRequest) -> bool:
+    """Returns whether ``actual`` is a number or numpy array that JAX makes the array of."""
+    if actual.restore_type in (jax.Array, str) or expected.key_impl or actual.shape != expected.shape:
         return False
-    return bool(jax.dtypes.canonicalize_dtype(found.dtype) == wanted.dtype)
+    return bool(jax.dtypes.canonicalize_dtype(actual.dtype) == expected.dtype)
 
 
-def _on_devices(leaf: Any, wanted: LeafRequest) -> jax.Array:
-    values = np.asarray(leaf, wanted.dtype)
-    if wanted.sharding in (None, ANYWHERE):
+def _on_devices(leaf: Any, expected: LeafRequest) -> jax.Array:
+    values = np.asarray(leaf, expected.dtype)
+    if expected.sharding in (None, ANYWHERE):
         whole = tuple((0, size) for size in values.shape)
-        placed: jax.Array = OnDefaultDevice(values.shape, weak_scalar=wanted.weak).put({whole: values})
+        placed: jax.Array = OnDefaultDevice(values.shape, weak_scalar=expected.weak).put({whole: values})
         return placed
     with isolated():
-        return jax.make_array_from_callback(values.shape, wanted.sharding, lambda index: values[index])
+        return jax.make_array_from_callback(values.shape, expected.sharding, lambda index: values[index])
 
 
 def _in_words(request: LeafRequest) -> str:
@@ -279,15 +281,15 @@ def _in_words(request: LeafRequest) -> str:
     return str(request) if kind is None else f"{kind} {request}"
 
 
-def _other_node(made: Any, expected: Any) -> str:
+def _other_node(actual: Any, expected: Any) -> str:
     """Returns which nodes of two trees are of different types, in words. Empty if none are."""
-    nodes = [tree.node_data() for tree in (made, expected)]
+    nodes = [tree.node_data() for tree in (actual, expected)]
     kinds = [None if node is None else node[0] for node in nodes]
     if kinds[0] != kinds[1]:
         names = [getattr(kind, "__qualname__", "leaf") for kind in kinds]
         return f"it has a {names[0]} where like has a {names[1]}"
-    below = zip(made.children(), expected.children(), strict=True)
-    return next((found for one, other in below if (found := _other_node(one, other))), "")
+    below = zip(actual.children(), expected.children(), strict=True)
+    return next((difference for one, other in below if (difference := _other_node(one, other))), "")
 
 
 def is_abstract(like: Any) -> bool:
@@ -308,7 +310,7 @@ def by_one_replica(like: Any, replica: SingleReplica) -> Any:
     Raises:
         InvalidSharding: There is no such array; says why the first array is not one.
     """
-    why: list[InvalidSharding] = []
+    errors: list[InvalidSharding] = []
 
     def args_of(path: Any, leaf: Any) -> RestoreArgs:
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
@@ -316,13 +318,13 @@ def by_one_replica(like: Any, replica: SingleReplica) -> Any:
         try:
             check_sharding(replica, f"state{jax.tree_util.keystr(path)}", as_like("", leaf).sharding)
         except InvalidSharding as error:
-            why.append(error)
+            errors.append(error)
             return RestoreArgs()
         return SingleReplicaArrayRestoreArgs()
 
     args = jax.tree_util.tree_map_with_path(args_of, like)
     if not any(isinstance(leaf, SingleReplicaArrayRestoreArgs) for leaf in jax.tree.leaves(args)):
-        reason = str(why[0]) if why else "the state has no arrays"
+        reason = str(errors[0]) if errors else "the state has no arrays"
         raise InvalidSharding(f"restore(single_replica=...): no array can be read by one replica for all: {reason}")
     return args
 
@@ -334,12 +336,12 @@ def _names_devices(sharding: Any) -> bool:
     return not isinstance(mesh, jax.sharding.AbstractMesh)
 
 
-def _kind(wanted: LeafRequest) -> tuple[Any, ...]:
-    return wanted.restore_type, wanted.shape, wanted.dtype, wanted.key_impl
+def _kind(request: LeafRequest) -> tuple[Any, ...]:
+    return request.restore_type, request.shape, request.dtype, request.key_impl
 
 
-def _lie_alike(found: LeafRequest, wanted: LeafRequest) -> bool:
+def _lie_alike(actual: LeafRequest, expected: LeafRequest) -> bool:
     """Returns whether the shardings are equivalent, or one of them is not given."""
-    if found.sharding in (None, ANYWHERE) or wanted.sharding in (None, ANYWHERE):
+    if actual.sharding in (None, ANYWHERE) or expected.sharding in (None, ANYWHERE):
         return True
-    return bool(found.sharding.is_equivalent_to(wanted.sharding, len(found.shape)))
+    return bool(actual.sharding.is_equivalent_to(expected.sharding, len(actual.shape)))

@@ -88,11 +88,11 @@ def origins(options: RestoreOptions, like: Any, stored: Iterable[Keys]) -> Calla
     by_default = options.transforms_default_to_original
 
     def find(keys: Keys) -> Origin:
-        path, found = _path(keys), None
+        path, origin = _path(keys), None
         for pattern, rule in rules:
             if match := pattern.fullmatch(path):
-                found = _origin(match, rule, path, names, by_default)  # the last one counts, as in Orbax
-        return found or Origin(pytree.name_of(keys) if by_default else None)
+                origin = _origin(match, rule, path, names, by_default)  # the last one counts, as in Orbax
+        return origin or Origin(pytree.name_of(keys) if by_default else None)
 
     return find
 
@@ -108,12 +108,12 @@ def computed(stored: StoredLeaf, like: Any, args: RestoreArgs, function: Callabl
     if spec is not None and spec.kind == "key":
         raise CheckpointRefused(f"leaf {stored.name!r}: typed PRNG keys have no value_fn: compute them afterwards")
     as_saved = isinstance(like, AsSaved)  # the function says what the leaf is, the arguments where it goes
-    wanted = as_stored(stored) if as_saved else as_like(stored.name, like)
-    wanted = as_args_say(stored, wanted, args, as_saved=as_saved)
+    request = as_stored(stored) if as_saved else as_like(stored.name, like)
+    request = as_args_say(stored, request, args, as_saved=as_saved)
     is_array = spec is not None and spec.kind != "scalar"
     host = target_of(stored, None, RestoreArgs(np.ndarray if is_array else None))
     finish = host.finish
-    return dataclasses.replace(host, finish=lambda value: _placed(stored, function(finish(value)), wanted, as_saved))
+    return dataclasses.replace(host, finish=lambda value: _placed(stored, function(finish(value)), request, as_saved))
 
 
 def _origin(match: re.Match[str], rule: Transform, path: str, names: Mapping[str, str], by_default: bool) -> Origin:
@@ -125,54 +125,54 @@ def _origin(match: re.Match[str], rule: Transform, path: str, names: Mapping[str
     return Origin(names.get(original, original.replace("/", ".")), rule.value_fn, is_asked_for=True)
 
 
-def _placed(stored: StoredLeaf, value: Any, wanted: LeafRequest, as_saved: bool) -> Any:
-    """Returns the result of a function where ``wanted`` wants it. ``as_saved``: it may be of any shape and type.
+def _placed(stored: StoredLeaf, value: Any, request: LeafRequest, as_saved: bool) -> Any:
+    """Returns the result of a function where ``request`` wants it. ``as_saved``: it may be of any shape and type.
 
     Raises:
         CheckpointMismatch: It does not have the shape or type that is wanted.
     """
-    if wanted.restore_type is str:
+    if request.restore_type is str:
         return str(value)
     array = to_numpy(value)
     if as_saved:
-        if wanted.restore_type == "scalar":
+        if request.restore_type == "scalar":
             return value
-        wanted = dataclasses.replace(wanted, shape=array.shape, dtype=array.dtype)
+        request = dataclasses.replace(request, shape=array.shape, dtype=array.dtype)
     weak = not isinstance(value, np.ndarray | np.generic | jax.Array)  # a number of Python
-    if array.shape != wanted.shape or (not weak and dtype_name(array.dtype) != dtype_name(wanted.dtype)):
+    if array.shape != request.shape or (not weak and dtype_name(array.dtype) != dtype_name(request.dtype)):
         raise CheckpointMismatch(
-            f"leaf {stored.name!r}, found as {describe_leaf(stored)}: expected {wanted} from value_fn, found "
+            f"leaf {stored.name!r}, found as {describe_leaf(stored)}: expected {request} from value_fn, found "
             f"{describe(array.shape, array.dtype, None)}"
         )
-    if wanted.restore_type is jax.Array:
-        array = array.astype(wanted.dtype, copy=False)
-        if wanted.sharding is None or wanted.sharding is ANYWHERE:
+    if request.restore_type is jax.Array:
+        array = array.astype(request.dtype, copy=False)
+        if request.sharding is None or request.sharding is ANYWHERE:
             return OnDefaultDevice(array.shape).put({tuple((0, size) for size in array.shape): array})
-        sharding = wanted.sharding
+        sharding = request.sharding
         if isinstance(sharding, Mapping):
             sharding = array_spec.to_jax(sharding, f"leaf {stored.name!r}")
         with isolated():
             return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-    if wanted.restore_type is np.ndarray:
-        return array.astype(wanted.dtype, copy=False)
-    return wanted.dtype.type(array[()]) if wanted.restore_type is np.generic else wanted.restore_type(array.item())
+    if request.restore_type is np.ndarray:
+        return array.astype(request.dtype, copy=False)
+    return request.dtype.type(array[()]) if request.restore_type is np.generic else request.restore_type(array.item())
 
 
-def _rule(path: str, given: Any) -> Transform:
+def _rule(path: str, rule: Any) -> Transform:
     where = f"transforms[{path!r}]"
-    if not isinstance(given, Transform) and not is_orbax(given, "Transform"):
-        raise CheckpointRefused(f"{where}: expected a Transform, found a {type(given).__qualname__}")
-    if getattr(given, "multi_value_fn", None) is not None:
+    if not isinstance(rule, Transform) and not is_orbax(rule, "Transform"):
+        raise CheckpointRefused(f"{where}: expected a Transform, found a {type(rule).__qualname__}")
+    if getattr(rule, "multi_value_fn", None) is not None:
         raise CheckpointRefused(
             f"{where}: multi_value_fn is not supported: restore without like=, and compute the leaf from the result"
         )
-    if is_orbax(given, "RestoreTransform") and given.value_fn is not None:
+    if is_orbax(rule, "RestoreTransform") and rule.value_fn is not None:
         raise CheckpointRefused(
             f"{where}: the value_fn of a RestoreTransform gets RestoreArgs, which is not supported: use a Transform"
         )
-    if not isinstance(given.original_key, str | None):
-        raise CheckpointRefused(f"{where}: original_key is {given.original_key!r}; expected keys joined by slashes")
-    return Transform(given.original_key, given.use_fallback, given.value_fn)
+    if not isinstance(rule.original_key, str | None):
+        raise CheckpointRefused(f"{where}: original_key is {rule.original_key!r}; expected keys joined by slashes")
+    return Transform(rule.original_key, rule.use_fallback, rule.value_fn)
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -184,10 +184,10 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 def _flat(transforms: Any, above: str = "") -> dict[str, Any]:
     """Returns the transformations by path. Nested dicts are accepted, as in Orbax."""
-    found: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
     for key, rule in transforms.items():
-        found |= _flat(rule, f"{above}{key}/") if isinstance(rule, Mapping) else {f"{above}{key}": rule}
-    return found
+        rules |= _flat(rule, f"{above}{key}/") if isinstance(rule, Mapping) else {f"{above}{key}": rule}
+    return rules
 
 
 def _path(keys: Keys) -> str:
@@ -238,17 +238,17 @@ def kept(leaf: Any) -> Any:
     return leaf.array if isinstance(leaf, Donated) else leaf
 
 
-def take(given: Iterable[tuple[str, Any]], staying: Iterable[tuple[str, Any]]) -> None:
+def take(donations: Iterable[tuple[str, Any]], staying: Iterable[tuple[str, Any]]) -> None:
     """Deletes the arrays of leaves that will be restored.
 
     Args:
-        given: Leaves of ``marked`` that will be restored, with their names. Several leaves may be the same array.
+        donations: Leaves of ``marked`` that will be restored, with their names. Several leaves may be the same array.
         staying: Leaves that are not restored, with their names.
 
     Raises:
         CheckpointError: An array is in both, or a leaf that stays has a deleted array. Nothing more is deleted then.
     """
-    donated = {id(leaf.array): (name, leaf.array) for name, leaf in given if isinstance(leaf, Donated)}
+    donated = {id(leaf.array): (name, leaf.array) for name, leaf in donations if isinstance(leaf, Donated)}
     for name, leaf in staying:
         array = kept(leaf)
         if isinstance(array, jax.Array) and array.is_deleted():

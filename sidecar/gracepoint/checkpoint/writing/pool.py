@@ -211,11 +211,11 @@ class IdlePriority:
 
     def _watch(self, take_over: Callable[[], bool]) -> None:
         try:
-            why = self._wait()
+            reason = self._wait()
         except Exception as error:  # noqa: BLE001 - they might be starved, and nobody would look again
-            why = f"it is not known whether they run: {error!r}"
-        if why:
-            logger.info("the threads of a save do not give way any more, as %s", why)
+            reason = f"it is not known whether they run: {error!r}"
+        if reason:
+            logger.info("the threads of a save do not give way any more, as %s", reason)
             self._over = take_over()
 
     def _wait(self) -> str:
@@ -363,8 +363,8 @@ class WritePool:
     def _write(self, *, wait: bool = True) -> None:
         """Runs in each writer, or in the calling thread, which does not ``wait`` for calls."""
         buffer = self._take_buffer()
-        while (found := self._next(wait)) is not None:
-            size_bytes, act = found
+        while (task := self._next(wait)) is not None:
+            size_bytes, act = task
             finish, error = None, None
             try:
                 finish = act(buffer)
@@ -373,7 +373,7 @@ class WritePool:
                 break
             except BaseException as raised:  # noqa: BLE001 - raised by the calling thread
                 error = raised
-            del found, act  # frees the values, which may be copies from a device
+            del task, act  # frees the values, which may be copies from a device
             if finish is None:
                 self._end(size_bytes, error)
             elif not self._sync_later(size_bytes, finish):
@@ -485,14 +485,14 @@ class WritePool:
         )
 
 
-def _start(threads: list[threading.Thread], wanted: int, run: Callable[[], None], what: str) -> bool:
-    """Starts ``wanted`` threads, and adds them to ``threads``. Returns False if the system does not allow all."""
-    for number in range(wanted):
-        thread = threading.Thread(target=run, name=f"gracepoint: {what} {number}", daemon=True)
+def _start(threads: list[threading.Thread], count: int, run: Callable[[], None], action: str) -> bool:
+    """Starts ``count`` threads, and adds them to ``threads``. Returns False if the system does not allow all."""
+    for number in range(count):
+        thread = threading.Thread(target=run, name=f"gracepoint: {action} {number}", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # a limit on threads, or no memory for their stacks
-            logger.warning("a save %s files in %d threads and not %d: %s", what, number, wanted, error)
+            logger.warning("a save %s files in %d threads and not %d: %s", action, number, count, error)
             return False
         threads.append(thread)
     return True

@@ -98,9 +98,9 @@ class TensorStoreWriter:
             in_flight.add(0, functools.partial(store.kvstore.write, path, data))
             if not form.ocdbt:
                 written.files[layout.in_item(item, path)] = file_of(data)
-        for chunk, given in job.source.chunks(deadline):
+        for chunk, raw in job.source.chunks(deadline):
             path, spec = layout.in_item(item, chunk.file), specs[chunk.leaf]
-            values = stored_values(given, spec.numpy_dtype)
+            values = stored_values(raw, spec.numpy_dtype)
             if chunk.mine:
                 begin = store.writing(chunk, spec, values)
                 in_flight.add(chunk.bytes, begin, functools.partial(job.source.written, chunk))
@@ -212,8 +212,10 @@ class _InFlight:
         self._changed = threading.Condition(self._lock)
         self._begun: list[ts.Future[Any]] = []
 
-    def add(self, size_bytes: int, begin: Callable[[], ts.Future[Any]], done: Callable[[], None] | None = None) -> None:
-        """Waits for room, and starts a write. ``done`` is called when the write has succeeded.
+    def add(
+        self, size_bytes: int, begin: Callable[[], ts.Future[Any]], on_done: Callable[[], None] | None = None
+    ) -> None:
+        """Waits for room, and starts a write. ``on_done`` is called when the write has succeeded.
 
         Raises:
             SaveFailed: There was no room in time, or the save is stopped.
@@ -229,7 +231,7 @@ class _InFlight:
             raise
         self._added += 1
         self._begun.append(future)
-        future.add_done_callback(lambda ended: self._end(ended, size_bytes, done))
+        future.add_done_callback(lambda completed: self._end(completed, size_bytes, on_done))
 
     def wait(self) -> None:
         """Waits until all added writes have ended.
@@ -261,11 +263,11 @@ class _InFlight:
             future.cancel()
         return error
 
-    def _end(self, future: ts.Future[Any], size_bytes: int, done: Callable[[], None] | None) -> None:
+    def _end(self, future: ts.Future[Any], size_bytes: int, on_done: Callable[[], None] | None) -> None:
         error: BaseException | None = self._too_late() if future.cancelled() else future.exception()
         try:
-            if error is None and done is not None:
-                done()
+            if error is None and on_done is not None:
+                on_done()
         except Exception as raised:  # noqa: BLE001 - of a caller's callback: raised by the calling thread
             error = raised
         self._limit.give_back(size_bytes)
@@ -356,8 +358,8 @@ def _groups(job: WriteJob, deadline: Deadline, written: WrittenFiles, group_byte
     """
     group: list[_Piece] = []
     collected_bytes = 0
-    for chunk, given in job.source.chunks(deadline):
-        values = stored_values(given, job.specs[chunk.leaf].numpy_dtype)
+    for chunk, raw in job.source.chunks(deadline):
+        values = stored_values(raw, job.specs[chunk.leaf].numpy_dtype)
         checksum = file_of(as_bytes(values)).crc32
         path = layout.in_item(job.item, chunk.file)
         if not chunk.mine:
