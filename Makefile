@@ -26,7 +26,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-set-mesh test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate manifests requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-set-mesh test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate manifests krew requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -189,6 +189,9 @@ manifests: $(STAMP) ## Writes build/manifests/gracepoint.yaml for kubectl apply,
 
 docs: $(STAMP) ## Builds the documentation's site in build/site, which works from a disk; links are checked.
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+
+krew: $(STAMP) ## Writes build/krew: kubectl's plugin for krew, and its manifest (WHEEL=dist/... URI=https://.../).
+	$(PY) -m release.krew $(WHEEL) $(URI)
 
 requirements: $(STAMP) ## Writes operator/requirements.txt: what the operator's image contains, with hashes, from constraints.txt.
 	$(PY) -m piptools compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-annotate --no-header --no-emit-index-url \

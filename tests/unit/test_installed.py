@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from gracepoint import __version__
+from release import krew
 from tests.built_wheel import ROOT, build
 
 pytestmark = [pytest.mark.installs, pytest.mark.timeout(900)]
@@ -72,6 +74,20 @@ def test_a_training_environment_trains_without_kopf_and_kubernetes(wheel: Path, 
     environment.run(str(ROOT / "examples" / "transformer" / "train.py"), *words, *places)
     environment.run("-m", "gracepoint", "verify", str(tmp_path / "checkpoints"))
     assert (tmp_path / "checkpoints" / "5").is_dir()
+
+
+def test_the_plugin_of_krew_installs_itself_once(wheel: Path, tmp_path: Path) -> None:
+    manifest = krew.write(wheel, "https://releases.example/", tmp_path)
+    with tarfile.open(next(manifest.parent.glob("*.tar.gz"))) as tar:
+        tar.extractall(tmp_path / "store", filter="data")
+    for says in (True, False):
+        command = [str(tmp_path / "store" / krew.LAUNCHER.name), "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert (done.returncode, __version__ in done.stdout) == (0, True), done
+        assert ("once" in done.stderr) is says
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == sorted(
+        ["LICENSE", "constraints.txt", "environment", krew.LAUNCHER.name, wheel.name]
+    )
 
 
 def test_the_command_line_comes_without_jax(wheel: Path, tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ import hashlib
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
+from release import krew
 from tests.built_wheel import build
 
 pytestmark = pytest.mark.integration
@@ -96,3 +99,37 @@ def test_an_extra_brings_what_it_needs_and_nothing_else(
     found = brought(wheel, *extras)
     assert has <= found
     assert not found & lacks
+
+
+def test_the_plugin_of_krew_is_the_wheel_with_a_launcher(wheel: Path, tmp_path: Path) -> None:
+    manifest = yaml.safe_load(krew.write(wheel, "https://releases.example/0.2/", tmp_path).read_text())
+    (platform,) = manifest["spec"]["platforms"]
+    archive = tmp_path / platform["uri"].removeprefix("https://releases.example/0.2/")
+    assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert manifest["spec"]["version"] == f"v{metadata.version('gracepoint')}"
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "store", filter="data")
+    plugin = tmp_path / "bin" / platform["bin"]
+    plugin.parent.mkdir()
+    plugin.symlink_to(tmp_path / "store" / platform["bin"])
+    assert (tmp_path / "store" / wheel.name).read_bytes() == wheel.read_bytes()
+    # The environment is there: the launcher runs it, under the name by which kubectl calls it.
+    python = tmp_path / "store" / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    shown = subprocess.run([plugin, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "kubectl gracepoint" in shown
+    again = krew.write(wheel, "https://releases.example/0.2/", tmp_path / "again").with_name(archive.name)
+    assert again.read_bytes() == archive.read_bytes()
+
+
+def test_the_plugin_of_krew_says_which_python_it_needs(wheel: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / krew.LAUNCHER.name
+    plugin.write_bytes(krew.LAUNCHER.read_bytes())
+    plugin.chmod(0o755)
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": "no-such-python"}
+    done = subprocess.run([plugin], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "Python 3.11 or newer" in done.stderr) == (3, True), done
+    with pytest.raises(ValueError, match="expected the folder"):
+        krew.write(wheel, "https://releases.example/0.2", tmp_path)
