@@ -75,7 +75,7 @@ class ReplicaLease:
             else:
                 seen[holder] = known if known[0] == renewed else (renewed, now)
             if now - seen[holder][1] > _FORGOTTEN_S:
-                with contextlib.suppress(client.NotFound, client.Conflict):
+                with contextlib.suppress(client.NotFound, client.Conflict, client.Refused):
                     await self._api.delete(objects.LEASES, item)
         self._seen = seen
 
