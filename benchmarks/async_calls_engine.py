@@ -46,7 +46,7 @@ class Engine:
     def start(self) -> Callable[[], bool]:
         """Begins a periodic save. Returns a function that says whether it has ended."""
         self._checkpointer.save_in_background(next(self._steps), self._state, {})
-        return lambda: not self._checkpointer.executor.background.busy
+        return lambda: not self._checkpointer.executor.busy
 
     def periodic_s(self) -> float:
         """Returns the seconds of a periodic save that nobody waits for."""

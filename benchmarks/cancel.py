@@ -83,11 +83,11 @@ def _stop_saves(root: Path, state: object, express: bool, repeats: int) -> list[
     turns = []
     for step in range(1, repeats + 1):
         checkpointer.save_in_background(step, state, {})
-        while (newest := checkpointer.executor.background.newest_snapshot) is None or newest.done_bytes == 0:
+        while (newest := checkpointer.executor.newest_snapshot) is None or newest.done_bytes == 0:
             time.sleep(_LOOK_S)
         began_s = time.monotonic()
-        checkpointer.executor.background.stop("it is measured how long that takes")
-        while checkpointer.executor.background.is_busy(_LOOK_S):
+        checkpointer.executor.stop("it is measured how long that takes")
+        while checkpointer.executor.is_busy(_LOOK_S):
             pass
         ended_s = time.monotonic()
         while _is_written_to(root):

@@ -57,10 +57,10 @@ class Gracepoint:
         self._checkpointer.save_in_background(step, state, {})
 
     def wait(self) -> None:
-        self._checkpointer.executor.background.wait_until_finished(_TIMEOUT_S)
+        self._checkpointer.executor.wait_until_finished(_TIMEOUT_S)
 
     def restore(self, step: int, like: Any) -> Any:
-        restored = self._checkpointer.restorer.restore(like, step=step, timeout_s=_TIMEOUT_S)
+        restored = self._checkpointer.restore(like, step=step, timeout_s=_TIMEOUT_S)
         if restored is None:
             raise RuntimeError(f"step {step} of {self._root} is not there, expected what was just saved")
         return restored.state

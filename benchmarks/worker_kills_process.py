@@ -60,7 +60,7 @@ def main(root: str, attempt: str, notes: str, mib: str) -> None:
 
     SaveWorker.hand_over = hand_over  # type: ignore[method-assign]
     engine.prepare(state(0))
-    (worker,) = engine.executor.handing.worker_process_ids
+    (worker,) = engine.executor.worker_process_ids
     (Path(notes) / f"worker.{gang.process_index}").write_text(str(worker))
     for step in itertools.count(1):
         if step % 2:

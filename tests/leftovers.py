@@ -81,7 +81,7 @@ def start_again(root: str | Path, like: Any) -> int | None:
         mock.patch.object(listing, "FLAT_QUIET_S", 0.0),
     ):
         checkpointer = StepCheckpointer(str(root), gang=SingleProcess(), attempt="next-0-start")
-        restored = checkpointer.restorer.restore(like, timeout_s=_PATIENCE_S)
+        restored = checkpointer.restore(like, timeout_s=_PATIENCE_S)
         checkpointer.close(_PATIENCE_S)
     return None if restored is None else restored.step
 

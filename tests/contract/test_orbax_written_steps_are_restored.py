@@ -48,7 +48,7 @@ def test_it_is_restored_into_another_sharding(tmp_path: Path) -> None:
 def test_training_goes_on_from_it_and_keeps_it(tmp_path: Path) -> None:
     save_with_orbax(tmp_path, 5, small_state(5))
     checkpointer = engine(tmp_path, keep_last=1)
-    assert checkpointer.restorer.restore(small_state(), timeout_s=30) is not None
+    assert checkpointer.restore(small_state(), timeout_s=30) is not None
     for step in (6, 7):
         checkpointer.save_in_background(step, small_state(step), {})
     checkpointer.close(30)
@@ -58,7 +58,7 @@ def test_training_goes_on_from_it_and_keeps_it(tmp_path: Path) -> None:
 def test_preemption_right_after_restore_saves_the_step_with_host_state(tmp_path: Path) -> None:
     save_with_orbax(tmp_path, 5, small_state(5))
     checkpointer = engine(tmp_path)
-    assert checkpointer.restorer.restore(small_state(), timeout_s=30) is not None
+    assert checkpointer.restore(small_state(), timeout_s=30) is not None
     save(checkpointer, 5, small_state(5), {"data": 1})
     restored = restore(tmp_path, small_state())
     assert restored is not None

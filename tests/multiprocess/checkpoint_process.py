@@ -246,13 +246,13 @@ def do_background(engine: StepCheckpointer, gang: ProcessGroup, root: str, step:
     for _ in range(3):
         state["layers"] = overwrite(state["layers"])
     jax.block_until_ready(state["layers"])
-    engine.executor.background.wait_until_finished(30)
+    engine.executor.wait_until_finished(30)
     print(f"saved {step}", flush=True)
 
 
 def do_restore(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
     expected = with_keys(make_state(int(step)), int(step))
-    restored = engine.restorer.restore(with_keys(make_state(0), 0), timeout_s=30)
+    restored = engine.restore(with_keys(make_state(0), 0), timeout_s=30)
     assert restored is not None
     assert restored.step == int(step), restored.step
     assert_same_here(restored.state, expected)
@@ -260,7 +260,7 @@ def do_restore(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: st
 
 
 def do_restore_without_keys(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:
-    restored = engine.restorer.restore(make_state(0), timeout_s=30)
+    restored = engine.restore(make_state(0), timeout_s=30)
     assert restored is not None
     assert_same_here(restored.state, make_state(int(step)))
     print(f"restored {restored.step}, by Orbax: {restored.by_orbax}", flush=True)

@@ -26,7 +26,7 @@ def expect(results: list[Result], *lines: str) -> None:
 def restore_here(root: Path) -> int:
     """Restores in this one process with its four devices, compares, and returns the step."""
     like = checkpoint_process.with_keys(checkpoint_process.make_state(0), 0)
-    restored = engine(root, attempt="job-1-b").restorer.restore(like, timeout_s=30)
+    restored = engine(root, attempt="job-1-b").restore(like, timeout_s=30)
     assert restored is not None
     expected = checkpoint_process.with_keys(checkpoint_process.make_state(restored.step), restored.step)
     assert_same(restored.state, expected)

@@ -117,7 +117,7 @@ def die(step: int) -> None:
 def do_background(engine: StepCheckpointer, step: int) -> None:
     mark(f"begun {step}")
     engine.save_in_background(step, make_state(step), {})
-    engine.executor.background.wait_until_finished(TIMEOUT_S)
+    engine.executor.wait_until_finished(TIMEOUT_S)
     mark(f"committed {step}")
 
 
@@ -138,7 +138,7 @@ def do_die_before_commit(engine: StepCheckpointer, step: int) -> None:
 
 
 def do_restore(engine: StepCheckpointer, step: int) -> None:
-    restored = engine.restorer.restore(make_state(0), timeout_s=TIMEOUT_S)
+    restored = engine.restore(make_state(0), timeout_s=TIMEOUT_S)
     assert restored is not None
     assert restored.step == step
     mark(f"committed {step}")

@@ -81,7 +81,7 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
     def wait_until(condition: Any, what: str) -> None:
         until_s = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < until_s, f"{what}: {engine.executor.background.newest_snapshot}"
+            assert time.monotonic() < until_s, f"{what}: {engine.executor.newest_snapshot}"
             time.sleep(0.002)
 
     chose = EpochProgress.chose
@@ -109,7 +109,7 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
 
     def state_of_snapshot() -> SnapshotState | None:
-        newest = engine.executor.background.newest_snapshot
+        newest = engine.executor.newest_snapshot
         return None if newest is None else newest.state
 
     def learn(streamed_s: float, snapshot_s: float) -> None:

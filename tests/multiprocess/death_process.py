@@ -142,7 +142,7 @@ def main() -> None:
             time.sleep(0.01)
             session.step(step, state)
             if step % SAVE_EVERY == SAVE_EVERY // 2:
-                session._checkpointer.executor.background.wait_until_finished(_COMMITTED_WITHIN_S)
+                session._checkpointer.executor.wait_until_finished(_COMMITTED_WITHIN_S)
             if OPTIONS["when"] == "training":
                 if dying and step == DIES_AFTER:
                     die()

@@ -65,10 +65,10 @@ def steps(name: str, root: Path, options: WriteOptions) -> None:
     gang = here().gang(name)
     engine = StepCheckpointer(root, gang=gang, attempt="job-0-a", keep_last=1, options=options)
     engine.save_in_background(1, make_state(1), {})
-    engine.executor.background.wait_until_finished(TIMEOUT_S)
+    engine.executor.wait_until_finished(TIMEOUT_S)
     deadline = Deadline.after(TIMEOUT_S, time.monotonic)
     engine.save(2, make_state(2), {}, deadline=deadline, on_stage=lambda stage: None)
-    restored = engine.restorer.restore(make_state(0), timeout_s=TIMEOUT_S)
+    restored = engine.restore(make_state(0), timeout_s=TIMEOUT_S)
     assert restored is not None
     assert restored.step == 2
     engine.close(TIMEOUT_S)

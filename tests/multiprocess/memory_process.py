@@ -63,7 +63,7 @@ def main(directory: str) -> None:
     leave_little_memory()
     saved = engine.save(1, state, {}, deadline=Deadline.after(120.0, time.monotonic), on_stage=print)
     resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    restored = engine.restorer.restore(state, timeout_s=120.0)
+    restored = engine.restore(state, timeout_s=120.0)
     assert restored is not None
     assert bool((restored.state["w"] == state["w"]).all())
     print("saved", saved.bytes, flush=True)

@@ -37,7 +37,7 @@ def main(root: str, attempt: str, kind: str, seconds: str, writer: str) -> None:
     engine = StepCheckpointer(root, gang=gang, attempt=attempt, options=WriteOptions(writer=writer))
     engine.prepare(with_keys(make_state(0), 0))
     engine.save_in_background(1, with_keys(make_state(1), 1), {})
-    engine.executor.background.wait_until_finished(60)
+    engine.executor.wait_until_finished(60)
     if where := os.environ.get(worker_points.WHERE):
         tell_handed(Path(where) / f"handed.{gang.process_index}")
         save_worker.write_handed = worker_points.write_handed  # type: ignore[assignment]
@@ -46,7 +46,7 @@ def main(root: str, attempt: str, kind: str, seconds: str, writer: str) -> None:
     try:
         if kind == "background":
             engine.save_in_background(2, state, {}, timeout_s=float(seconds))
-            engine.executor.background.wait_until_finished(float(seconds) + 10)
+            engine.executor.wait_until_finished(float(seconds) + 10)
         else:
             deadline = Deadline.after(float(seconds), time.monotonic)
             engine.save(2, state, {}, deadline=deadline, on_stage=lambda stage: None)

@@ -134,7 +134,7 @@ class Job:
         Where ``how`` says so, what is replicated is read by one replica, and the rest by all.
         """
         like = make_state(turned=how == "turned") | {"replicated": replicated_state()}
-        found = self.engine.restorer.restore(
+        found = self.engine.restore(
             like,
             timeout_s=TIMEOUT_S,
             restore_args={"replicated": SingleReplicaArrayRestoreArgs()} if how == "by-one-replica" else None,

@@ -27,7 +27,7 @@ def start(count: int, directory: Path, **options: Any) -> Processes:
 
 def saved_step(directory: Path) -> int:
     """The step that the next start restores; each one adds 1 to the state."""
-    found = engine(directory, attempt="job-1-b").restorer.restore({"w": jnp.zeros(12)}, timeout_s=30)
+    found = engine(directory, attempt="job-1-b").restore({"w": jnp.zeros(12)}, timeout_s=30)
     assert found is not None
     np.testing.assert_array_equal(found.state["w"], np.full(12, found.step, np.float32))
     return found.step

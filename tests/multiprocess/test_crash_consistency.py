@@ -171,7 +171,7 @@ def restored_after(crash: Crash, recorded: Run, root: Path) -> int | None:
     if told < 4:  # which is saved again
         assert max(visible, default=0) >= told, f"{where}: step {told} was committed and has its name no more"
     checkpointer = engine(root, attempt="job-3-d")
-    restored = checkpointer.restorer.restore(LIKE, timeout_s=30)
+    restored = checkpointer.restore(LIKE, timeout_s=30)
     checkpointer.close(30)
     least, most = newest(recorded.durable, crash.last), newest(recorded.begun, crash.first)
     found = 0 if restored is None else restored.step

@@ -200,7 +200,7 @@ def survived(gang: Processes, row: Death, died_at: float) -> None:
 def restored(directory: Path) -> int:
     """The step that the next start restores; each one adds 1 to the state."""
     reshard = {"position": lambda _values, _index, _count: 0}
-    found = engine(directory, attempt="job-1-b").restorer.restore({"w": jnp.zeros(12)}, timeout_s=30, reshard=reshard)
+    found = engine(directory, attempt="job-1-b").restore({"w": jnp.zeros(12)}, timeout_s=30, reshard=reshard)
     assert found is not None
     np.testing.assert_array_equal(found.state["w"], np.full(12, found.step, np.float32))
     return found.step

@@ -44,14 +44,14 @@ def main(uri: str) -> None:
 
     setattr(stored_arrays, "read_checked", noted)  # noqa: B010 - it is imported there
     for options in (RestoreOptions(), RestoreOptions(read_once=False)):
-        found = engine.restorer.restore(state, timeout_s=TIMEOUT_S, options=options)
+        found = engine.restore(state, timeout_s=TIMEOUT_S, options=options)
         assert found is not None
         assert_same_here(found.state, state)
         print(f"read once {options.read_once}: {json.dumps(sorted(read))}", flush=True)
         read.clear()
     is_damaged = jax.process_index() == 1
     try:
-        engine.restorer.restore(state, timeout_s=TIMEOUT_S)
+        engine.restore(state, timeout_s=TIMEOUT_S)
     except GracepointError as error:
         print(f"damaged: {type(error).__name__}: {error}", flush=True)
     engine.close(TIMEOUT_S)

@@ -1,17 +1,14 @@
 """Saves checkpoints to paths of their own, in the background. The interface is that of Orbax's ``AsyncCheckpointer``.
 
 One thread owns an ``AsyncCheckpointer`` and makes all calls. They are collective: all processes that save make the same
-calls in the same order. A checkpointer uses the threads of ``save_executor``. The thread that runs a save (for
+calls in the same order. A checkpointer uses the threads of ``saving.executor``. The thread that runs a save (for
 ``save_and_wait``, the caller's) also calls ``post_finalization_callback``, and deletes the replaced checkpoint. When
 the interpreter ends, it waits for the save under way.
-
-Saves to paths of their own: which processes take part, where they meet to commit, and what follows a commit.
-
-One thread owns a ``PathSaves``. ``after_commit`` runs in the thread that runs the save.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -23,7 +20,6 @@ import jax
 from gracepoint import machine
 from gracepoint.arguments import check_kind
 from gracepoint.checkpoint import orbax
-from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.groups import AtExit, GroupFactory, JoinedGroup, SyncFnBarrier, call_back
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
@@ -42,118 +38,6 @@ from gracepoint.process_group import ProcessGroup
 from gracepoint.threads import is_forked
 
 logger = logging.getLogger(__name__)
-
-
-class PathSaves:
-    """The saves of an ``AsyncCheckpointer``, whose constructor documents the arguments.
-
-    Attributes:
-        executor: Runs the saves. None before the processes have come together, and after the checkpointer was closed.
-    """
-
-    def __init__(
-        self,
-        joining: GroupFactory,
-        *,
-        timeout_s: float,
-        primary_host: int | None,
-        barrier_sync_fn: BarrierSyncFn | None,
-        callback: Callable[[], None] | None,
-        options: WriteOptions | None,
-        host_memory_limit_bytes: int | None,
-        handlers: HandlerRegistry | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._joining = joining
-        self._timeout_s = timeout_s
-        self._primary_host = primary_host
-        self._barrier_sync_fn = barrier_sync_fn
-        self._callback = callback
-        self._options = options
-        self._host_memory_limit_bytes = host_memory_limit_bytes
-        self._handlers = handlers
-        self._clock = clock
-        self._joined: JoinedGroup | None = None
-        self._retired = 0  # keys are removed up to this save; used in the thread of the save that was committed last
-        self.executor: SaveExecutor | None = None
-
-    def join(self) -> tuple[JoinedGroup, SaveExecutor]:
-        """Returns the processes and the executor of their saves. The first call brings the processes together.
-
-        Raises:
-            SettingsError: The primary process does not save.
-            BarrierError: Other processes did not take part in time.
-        """
-        joined = self._joined = self._joining.join(timeout_s=self._timeout_s)
-        if self.executor is None:
-            if self._primary_host is not None:
-                joined.rank(self._primary_host)  # raises if the primary process does not save
-            self.executor = SaveExecutor(
-                joined.gang,
-                joined.attempt,
-                clock=self._clock,
-                processes=joined.processes,
-                options=self._options,
-                host_memory_limit_bytes=self._host_memory_limit_bytes,
-                handlers=self._handlers,
-            )
-        return joined, self.executor
-
-    def begin(self, path: UserPath, force: bool, extras: SaveExtras) -> tuple[SaveOperation, SaveExecutor, Layout]:
-        """Begins a save to ``path``, once all processes know that nothing prevents it.
-
-        Raises:
-            SaveFailed: The save before this one failed, or hangs.
-            CheckpointExists: Something exists at ``path``, and ``force`` is not set, or it is not a checkpoint.
-            BarrierError: Other processes did not take part in time.
-        """
-        joined, executor = self.join()
-        paths = restore_path.paths_of(path)
-        save = executor.begin(paths, None, replace=force, barrier=self._barrier(joined), extras=extras)
-        with save.failing_together():
-            restore_path.check_target(
-                save,
-                joined.gang,
-                make_way=lambda: executor.background.wait_until_finished(None),
-                force=force,
-                timeout_s=self._timeout_s,
-            )
-        return save, executor, paths
-
-    def _barrier(self, joined: JoinedGroup) -> SyncFnBarrier | None:
-        if self._barrier_sync_fn is None or joined.gang.process_count == 1:
-            return None  # as in Orbax, one process meets nobody
-        committer = 0 if self._primary_host is None else joined.rank(self._primary_host)
-        return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
-
-    def after_commit(self, save: SaveOperation, paths: Layout) -> None:
-        """Calls the callback, and deletes the replaced checkpoint. Runs in the thread that runs the save."""
-        joined = self._joined  # that of ``begin``
-        assert joined is not None
-        if self._callback is not None:
-            is_called = self._primary_host is None or joined.rank(self._primary_host) == joined.gang.process_index
-            call_back(
-                self._callback if is_called else None,
-                gang=joined.gang,
-                key=f"{save.key}/callback",
-                timeout_s=self._timeout_s,
-            )
-        if joined.gang.process_index == 0:
-            retention.tidy_beside(save.temporary, paths)
-        self._retire(save, joined)
-
-    def _retire(self, save: SaveOperation, joined: JoinedGroup) -> None:
-        """Removes the keys of saves that all processes have left.
-
-        Each process waits for its save before it begins the next. So when this save is committed, all have left the one
-        before. The keys of that one stay, as its thread may still be ending if it was stopped.
-        """
-        try:
-            while self._retired < save.temporary.ordinal - 2:
-                self._retired += 1
-                joined.gang.retire(f"checkpoint/{joined.attempt}/save/{self._retired}")
-        except BarrierError as error:
-            logger.warning("the keys of an earlier save are not removed: %s", error)
 
 
 #: Seconds for the part of a save that runs in the background, and for each of the other calls.
@@ -237,19 +121,16 @@ class AsyncCheckpointer:
             "of its own" if barrier_sync_fn is not None else "built in",
         )
         self._timeout_s = timeout_s
+        self._primary_host = primary_host
+        self._barrier_sync_fn = barrier_sync_fn
+        self._callback = post_finalization_callback
         self._options = options
+        self._host_memory_limit_bytes = host_memory_limit_bytes
         self._clock = clock
-        self._saves = PathSaves(
-            GroupFactory(active_processes, gang),
-            timeout_s=timeout_s,
-            primary_host=primary_host,
-            barrier_sync_fn=barrier_sync_fn,
-            callback=post_finalization_callback,
-            options=options,
-            host_memory_limit_bytes=host_memory_limit_bytes,
-            handlers=handlers,
-            clock=clock,
-        )
+        self._joining = GroupFactory(active_processes, gang)
+        # None before the processes have come together, and after the checkpointer was closed.
+        self._executor: SaveExecutor | None = None
+        self._retired = 0  # keys are removed up to this save; used in the thread of the save that was committed last
         self._last_save: SaveStats | None = None
         self._restores = 0
         self._closed = False
@@ -259,8 +140,7 @@ class AsyncCheckpointer:
     @property
     def last_save(self) -> SaveStats | None:
         """Figures of the last committed save in this process. None before the first."""
-        executor = self._saves.executor
-        return self._last_save if executor is None else executor.last_save
+        return self._last_save if self._executor is None else self._executor.last_save
 
     def prepare(self, tree: Any, *, save_args: Any = None) -> None:
         """Reserves and touches the memory that ``save`` copies to, so that the first save is no slower than the others.
@@ -276,7 +156,7 @@ class AsyncCheckpointer:
         """
         self._check_open()
         self.wait_until_finished()  # the save under way uses memory that a tree of another form may need
-        _, executor = self._saves.join()
+        _, executor = self._join()
         executor.planner.prepare(tree, in_background=True, save_args=save_args)
 
     def save(
@@ -309,7 +189,9 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         began_s = self._clock()
-        call, save, executor, paths = self._begin(path, force, tree, args, save_args, custom_metadata)
+        call = self._call(tree, args, save_args, custom_metadata)
+        joined, executor = self._join()
+        save = self._begin(path, joined, executor, force=force, extras=SaveExtras(call.custom_metadata))
         executor.in_background(
             save,
             call.tree,
@@ -317,7 +199,7 @@ class AsyncCheckpointer:
             save_args=call.save_args,
             timeout_s=self._timeout_s,
             began_s=began_s,
-            then=lambda: self._saves.after_commit(save, paths),
+            then=functools.partial(self._after_commit, save, joined),
         )
 
     def save_and_wait(
@@ -338,10 +220,12 @@ class AsyncCheckpointer:
             CheckpointError: As in ``save``.
             BarrierError: As in ``save``.
         """
-        call, save, executor, paths = self._begin(path, force, tree, args, save_args, custom_metadata)
+        call = self._call(tree, args, save_args, custom_metadata)
+        joined, executor = self._join()
+        save = self._begin(path, joined, executor, force=force, extras=SaveExtras(call.custom_metadata))
         deadline = Deadline.after(self._timeout_s, self._clock)
         executor.now(save, call.tree, {}, save_args=call.save_args, deadline=deadline, on_stage=lambda stage: None)
-        self._saves.after_commit(save, paths)
+        self._after_commit(save, joined)
 
     def restore(
         self,
@@ -379,7 +263,7 @@ class AsyncCheckpointer:
         call = orbax.restore_call(like, args, restore_args=restore_args, options=options)
         self._check_open()
         self.wait_until_finished()
-        joined, _ = self._saves.join()
+        joined, _ = self._join()
         self._restores += 1
         paths = restore_path.paths_of(path)
         return restore_path.restore(
@@ -416,8 +300,8 @@ class AsyncCheckpointer:
         After ``close``, which has raised what there was to raise, it does nothing. In a forked child it raises
         ForkedChild, as the save is the parent's.
         """
-        if self._saves.executor is not None:
-            self._saves.executor.background.check_for_errors()
+        if self._executor is not None:
+            self._executor.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save under way. After ``close`` there is none.
@@ -426,8 +310,8 @@ class AsyncCheckpointer:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
             ForkedChild: The save is the parent's, and a forked child cannot know how it ends.
         """
-        if self._saves.executor is not None:
-            self._saves.executor.background.wait_until_finished(None)
+        if self._executor is not None:
+            self._executor.wait_until_finished(None)
 
     def close(self) -> None:
         """Waits for the background save, and frees its memory. May be called again. In a forked child it does nothing.
@@ -451,28 +335,97 @@ class AsyncCheckpointer:
         if error is None:
             self.close()
         elif not self._closed:
-            if self._saves.executor is not None:
-                self._saves.executor.background.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
+            if self._executor is not None:
+                self._executor.abandon(f"{type(error).__name__}: {error}", timeout_s=_ABANDON_S)
             self._end()
 
     def _end(self) -> None:
         self._closed = True
         self._at_exit.forget()
-        self._last_save, self._saves.executor = self.last_save, None
+        self._last_save, self._executor = self.last_save, None
 
     def _check_open(self) -> None:
         if self._closed:
             raise SettingsError("the checkpointer is closed")
 
-    def _begin(
-        self,
-        path: UserPath,
-        force: bool,
-        tree: Any,
-        args: Any,
-        save_args: Any,
-        custom_metadata: Mapping[str, Any] | None,
-    ) -> tuple[orbax.SaveCall, SaveOperation, SaveExecutor, Layout]:
+    def _call(self, tree: Any, args: Any, save_args: Any, custom_metadata: Mapping[str, Any] | None) -> orbax.SaveCall:
         call = orbax.save_call(tree, args, save_args=save_args, custom_metadata=custom_metadata, options=self._options)
         self._check_open()
-        return call, *self._saves.begin(path, force, SaveExtras(call.custom_metadata))
+        return call
+
+    def _join(self) -> tuple[JoinedGroup, SaveExecutor]:
+        """Returns the processes and the executor of their saves. The first call brings the processes together.
+
+        Raises:
+            SettingsError: The primary process does not save.
+            BarrierError: Other processes did not take part in time.
+        """
+        joined = self._joining.join(timeout_s=self._timeout_s)
+        if self._executor is None:
+            if self._primary_host is not None:
+                joined.rank(self._primary_host)  # raises if the primary process does not save
+            self._executor = SaveExecutor(
+                joined.gang,
+                joined.attempt,
+                clock=self._clock,
+                processes=joined.processes,
+                options=self._options,
+                host_memory_limit_bytes=self._host_memory_limit_bytes,
+                handlers=self._handlers,
+            )
+        return joined, self._executor
+
+    def _begin(
+        self, path: UserPath, joined: JoinedGroup, executor: SaveExecutor, *, force: bool, extras: SaveExtras
+    ) -> SaveOperation:
+        """Begins a save to ``path``, once all processes know that nothing prevents it.
+
+        Raises:
+            SaveFailed: The save before this one failed, or hangs.
+            CheckpointExists: Something exists at ``path``, and ``force`` is not set, or it is not a checkpoint.
+            BarrierError: Other processes did not take part in time.
+        """
+        paths = restore_path.paths_of(path)
+        save = executor.begin(paths, None, replace=force, barrier=self._barrier(joined), extras=extras)
+        with save.failing_together():
+            restore_path.check_target(
+                save,
+                joined.gang,
+                make_way=lambda: executor.wait_until_finished(None),
+                force=force,
+                timeout_s=self._timeout_s,
+            )
+        return save
+
+    def _barrier(self, joined: JoinedGroup) -> SyncFnBarrier | None:
+        if self._barrier_sync_fn is None or joined.gang.process_count == 1:
+            return None  # as in Orbax, one process meets nobody
+        committer = 0 if self._primary_host is None else joined.rank(self._primary_host)
+        return SyncFnBarrier(self._barrier_sync_fn, commits_here=committer == joined.gang.process_index)
+
+    def _after_commit(self, save: SaveOperation, joined: JoinedGroup) -> None:
+        """Calls the callback, and deletes the replaced checkpoint. Runs in the thread that runs the save."""
+        if self._callback is not None:
+            is_called = self._primary_host is None or joined.rank(self._primary_host) == joined.gang.process_index
+            call_back(
+                self._callback if is_called else None,
+                gang=joined.gang,
+                key=f"{save.key}/callback",
+                timeout_s=self._timeout_s,
+            )
+        if joined.gang.process_index == 0:
+            retention.tidy_beside(save.temporary, save.paths)
+        self._retire(save, joined)
+
+    def _retire(self, save: SaveOperation, joined: JoinedGroup) -> None:
+        """Removes the keys of saves that all processes have left.
+
+        Each process waits for its save before it begins the next. So when this save is committed, all have left the one
+        before. The keys of that one stay, as its thread may still be ending if it was stopped.
+        """
+        try:
+            while self._retired < save.temporary.ordinal - 2:
+                self._retired += 1
+                joined.gang.retire(f"checkpoint/{joined.attempt}/save/{self._retired}")
+        except BarrierError as error:
+            logger.warning("the keys of an earlier save are not removed: %s", error)

@@ -299,7 +299,7 @@ class CheckpointManager:
         )
         wanted = ItemsRequest(call.items, self._item_handlers)
         check_items(wanted.args, wanted.handlers)
-        restored = self._open().restorer.restore(
+        restored = self._open().restore(
             call.like,
             step=step,
             restore_args=call.restore_args,
@@ -330,7 +330,7 @@ class CheckpointManager:
 
     def is_saving_in_progress(self) -> bool:
         """Returns whether a background save runs in this process. Does not wait, and is not collective."""
-        return self._checkpointer is not None and self._checkpointer.executor.background.busy
+        return self._checkpointer is not None and self._checkpointer.executor.busy
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed. Raises each failure once. Does not wait.
@@ -339,7 +339,7 @@ class CheckpointManager:
         ForkedChild, as the save is the parent's.
         """
         if self._checkpointer is not None and not self._closed:
-            self._checkpointer.executor.background.check_for_errors()
+            self._checkpointer.executor.check_for_errors()
 
     def wait_until_finished(self) -> None:
         """Waits for the background save. After that, process 0 removes the steps that retention does not keep.

@@ -2,14 +2,8 @@
 
 One thread, the training thread, owns a ``StepCheckpointer`` and makes all calls. All processes make the same calls in
 the same order. A checkpointer uses these threads: those of the writers, that of the background save
-(``save_executor``), and in process 0 those that delete old steps (``cleanup``), renew the lease (``lease``) and write
-the speed of saves to a file (``throughput``). Every wait has a timeout.
-
-The part of a step checkpointer's saves that ``preemption`` uses, as one object.
-
-Restores the steps of the directory in which a ``StepCheckpointer`` saves.
-
-The thread that owns the checkpointer makes all calls. All processes make the same calls in the same order.
+(``saving.executor``), and in process 0 those that delete old steps (``steps.retention``), renew the lease
+(``steps.lease``) and write the speed of saves to a file (``saving.schedule.Throughput``). Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -22,7 +16,6 @@ from typing import Any
 
 from gracepoint import machine
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import Saved
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
@@ -35,8 +28,7 @@ from gracepoint.checkpoint.restoring.restore_step import (
     restore_base,
     restore_newest,
 )
-from gracepoint.checkpoint.saving.background import NotBegun
-from gracepoint.checkpoint.saving.executor import HostState, SaveExecutor
+from gracepoint.checkpoint.saving.executor import HostState, NotBegun, SaveExecutor
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.operation import SaveOperation
 from gracepoint.checkpoint.saving.schedule import CommittedSteps, DueSaves, SaveInterval, Throughput, Way
@@ -46,201 +38,8 @@ from gracepoint.checkpoint.storage.backend import ended_by
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState
 from gracepoint.errors import GracepointError, SaveFailed
-from gracepoint.process_group import ProcessGroup, SaveProgress
+from gracepoint.process_group import ProcessGroup
 from gracepoint.threads import check_not_forked, is_forked
-
-
-class BackgroundView:
-    """Forwards to the executor of the saves.
-
-    Attributes:
-        executor: Runs the saves. The subclass sets it.
-    """
-
-    executor: SaveExecutor
-
-    @property
-    def newest_snapshot(self) -> NewestSnapshot | None:
-        """The snapshot of the last background save. None before the first, and once its memory is filled again."""
-        return self.executor.background.newest_snapshot
-
-    @property
-    def save_progress(self) -> SaveProgress | None:
-        """How far the background save is. None if no background save of a step is under way. Any thread may ask."""
-        return self.executor.background.progress
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes of the save in ``save`` or ``promote`` that this process has written. 0: not saving.
-
-        Any thread may ask.
-        """
-        return self.executor.written_bytes
-
-    @property
-    def commit_key(self) -> str | None:
-        """Key of the barrier at which ``save`` or ``promote`` commits; cancel it to end the wait. None: not saving."""
-        return self.executor.commit_key
-
-    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has each worker process that writes saves call a function once. Does nothing if threads write the saves."""
-        self.executor.handing.in_every_worker(function, *arguments)
-
-    def stop(self, reason: str) -> None:
-        """Stops the background save under way, so that ``save`` need not wait for it. Collective."""
-        self.executor.background.stop(reason)
-
-
-class StepRestorer:
-    """Restores the train state of a gang. All calls are collective.
-
-    Args:
-        paths: The directory.
-        gang: The processes that restore together.
-        key: Prefix of the keys of these calls. Nothing else uses it.
-        attempt: Unique for each start of the gang; the same in all its processes.
-        access: Knows whether this process holds the directory's lease.
-        executor: Runs the saves. A restore waits for the one under way.
-        committed: The steps that this gang knows to be committed. A restored step is one of them.
-        save_interval: Says when a save is due. A restore says at which step training goes on.
-        handlers: Handlers of leaf types of the user's own. None: there are none.
-        clock: Returns monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        paths: Layout,
-        gang: ProcessGroup,
-        *,
-        key: str,
-        attempt: str,
-        access: DirectoryAccess,
-        executor: SaveExecutor,
-        committed: CommittedSteps,
-        save_interval: SaveInterval,
-        handlers: HandlerRegistry | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._paths = paths
-        self._gang = gang
-        self._key = key
-        self._attempt = attempt
-        self._access = access
-        self._executor = executor
-        self._committed = committed
-        self._save_interval = save_interval
-        self._handlers = handlers
-        self._clock = clock
-        self._restores = 0
-        self._pid = machine.process_id()
-
-    @property
-    def is_primary(self) -> bool:
-        """True in process 0, which logs what concerns all processes."""
-        return self._gang.process_index == 0
-
-    def restore(
-        self,
-        like: Any,
-        *,
-        timeout_s: float,
-        step: int | None = None,
-        restore_args: Any = None,
-        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
-        reshard: Mapping[str, Reshard] | None = None,
-        required: Collection[str] = (),
-        items: ItemsRequest = NO_ITEMS,
-        tidy: bool = True,
-        base: UserPath | None = None,
-        same_devices: bool = False,
-    ) -> Restored | None:
-        """Restores the newest complete step into the form, shardings and types of ``like``.
-
-        Saves that are durable but not committed are committed first. This waits for a save that an earlier attempt is
-        still writing, for half of the timeout at most. Damaged steps are skipped with a log line.
-
-        Args:
-            like: A state. Its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. The number of processes and the
-                shardings may differ from those of the save. None: the tree as it was saved, as dicts and lists.
-            timeout_s: Seconds for the whole call.
-            step: The only step that may be restored. None: the newest.
-            restore_args: See ``read_tree``.
-            options: See ``RestoreOptions``.
-            reshard: See ``restore_newest``.
-            required: See ``restore_newest``.
-            items: The items to restore beside the state.
-            tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
-                may use the directory.
-            base: Where the state comes from if there is no step; see ``restore_base``. None: from nowhere.
-            same_devices: Whether a step that accelerators saved is refused where JAX has fallen back to the CPU.
-
-        Returns:
-            The restored state. None if nothing looks like a checkpoint; the log says what was found.
-
-        Raises:
-            CheckpointNotFound: There is no complete checkpoint of ``step``.
-            CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint. Or see
-                ``same_devices``.
-            CheckpointCorrupt: There are checkpoints, and none can be restored.
-            CheckpointMismatch: The newest step does not fit ``like``, or its host state does not fit the number of
-                processes.
-            CheckpointError: The newest step cannot be read for another reason.
-            BarrierError: Other processes did not take part in time.
-            SaveFailed: The background save under way did not end within ``timeout_s``.
-        """
-        check_not_forked(self._pid, "this checkpointer")  # it commits and deletes, too
-        deadline = Deadline.after(timeout_s, self._clock)
-        self._restores += 1
-        self._executor.background.wait(deadline.remaining_s())
-        self._committed.settle(deadline.remaining_s())  # so that no step is renamed while it is read below
-        with transforms.telling(like):
-            restored = restore_newest(
-                self._paths,
-                like,
-                gang=self._gang,
-                key=f"{self._key}/{self._restores}",
-                attempt=self._attempt,
-                deadline=deadline,
-                sleep=time.sleep,
-                holds_lease=self._access.holds_lease,
-                restore_args=restore_args,
-                options=options.with_handlers(self._handlers),
-                reshard=reshard,
-                required=required,
-                only=step,
-                items=items,
-                base=None if base is None else storage_path(base),
-                same_devices=same_devices,
-            )
-        self._save_interval.began_at(0 if restored is None else restored.step)
-        if restored is not None and not restored.by_orbax:
-            self._committed.newest = restored.step
-        damaged: dict[int, DamagedStep] = {}
-        if restored is not None:
-            for passed_over, standing in restored.passed_over_standing.items():
-                damaged[passed_over] = DamagedStep(restored.passed_over[passed_over], standing)
-        self._committed.after_restore(damaged, self._executor.saves, tidies=tidy)
-        return restored
-
-    def restore_base(
-        self, base: UserPath, like: Any, *, timeout_s: float, restore_args: Any = None, options: RestoreOptions
-    ) -> Restored:
-        """Restores the state of another run, of which nothing is changed. See ``warm_start.restore_base``. Collective.
-
-        The steps of this directory begin at 0.
-        """
-        self._restores += 1
-        with transforms.telling(like):
-            return restore_base(
-                base,
-                like,
-                gang=self._gang,
-                key=f"{self._key}/{self._restores}",
-                deadline=Deadline.after(timeout_s, self._clock),
-                restore_args=restore_args,
-                options=options.with_handlers(self._handlers),
-            )
-
 
 logger = logging.getLogger(__name__)
 
@@ -250,14 +49,13 @@ BACKGROUND_TIMEOUT_S = 900.0
 _HASTEN_TIMEOUT_S = 3.0
 
 
-class StepCheckpointer(BackgroundView):
+class StepCheckpointer:
     """Saves and restores the train state of a gang. A call is collective unless its docstring says otherwise.
 
     Attributes:
         access: Checks that all processes share the directory, and claims it for this job.
         due_saves: Decides for all processes whether a periodic save begins.
         executor: Runs the saves, and knows which one is under way.
-        restorer: Restores steps of the directory, or of another run's.
         save_interval: Says when a periodic save is due.
         throughput: How fast saves have been.
     """
@@ -307,6 +105,9 @@ class StepCheckpointer(BackgroundView):
             SettingsError: An argument is wrong.
         """
         self._paths = layout.Layout(storage_path(directory), item=item)
+        self._gang = gang
+        self._attempt = attempt
+        self._handlers = handlers
         self._clock = clock
         self._pid = machine.process_id()
         key = f"checkpoint/{layout.checked_attempt(attempt)}"
@@ -333,23 +134,18 @@ class StepCheckpointer(BackgroundView):
         self._committed = CommittedSteps(self._paths, gang, key=key, attempt=attempt, retention=retention)
         file = self._paths.throughput() if remember_throughput else None
         self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
-        self.restorer = StepRestorer(
-            self._paths,
-            gang,
-            key=f"{key}/restore",
-            attempt=attempt,
-            access=self.access,
-            executor=self.executor,
-            committed=self._committed,
-            save_interval=self.save_interval,
-            handlers=handlers,
-            clock=clock,
-        )
+        self._restore_key = f"{key}/restore"
+        self._restores = 0
 
     def refuse(self, step: int, error: Exception) -> None:
         """Fails the save of a step that the other processes begin and this one cannot. Never raises."""
         # ``begin`` counts the save, so that its key is the one at which the other processes wait.
         self.executor.begin(self._paths, step).fail(error)
+
+    @property
+    def is_primary(self) -> bool:
+        """True in process 0, which logs what concerns all processes."""
+        return self._gang.process_index == 0
 
     @property
     def committed_step(self) -> int | None:
@@ -358,8 +154,8 @@ class StepCheckpointer(BackgroundView):
 
     @property
     def newest_snapshot(self) -> NewestSnapshot | None:
-        """As ``BackgroundView.newest_snapshot``. If its step or a newer one is committed, its state is COMMITTED."""
-        newest, committed = super().newest_snapshot, self._committed.newest
+        """As ``SaveExecutor.newest_snapshot``. If its step or a newer one is committed, its state is COMMITTED."""
+        newest, committed = self.executor.newest_snapshot, self._committed.newest
         if newest is None or committed is None or committed < newest.step:
             return newest
         return dataclasses.replace(newest, state=SnapshotState.COMMITTED)
@@ -369,7 +165,7 @@ class StepCheckpointer(BackgroundView):
 
         Not collective. Process 0 decides when the save is due. It is due in all processes at the same step.
         """
-        if not self.executor.background.busy:  # otherwise the writer is warm, and the save's thread owns it
+        if not self.executor.busy:  # otherwise the writer is warm, and the save's thread owns it
             try:
                 deadline = Deadline.after(_HASTEN_TIMEOUT_S, self._clock)
                 with ended_by(deadline.check):  # also the store's requests, which have a minute otherwise
@@ -447,9 +243,9 @@ class StepCheckpointer(BackgroundView):
         save = self.executor.begin(self._paths, step, extras=extras)
         with save.failing_together():
             try:
-                self.executor.background.wait_until_finished(None)
+                self.executor.wait_until_finished(None)
             except SaveFailed as error:
-                if not self.executor.background.busy:  # else it hangs here, and has not failed elsewhere
+                if not self.executor.busy:  # else it hangs here, and has not failed elsewhere
                     save.fail(NotBegun(str(error)))
                 raise
             if not anew and self._committed.has(step):
@@ -504,8 +300,8 @@ class StepCheckpointer(BackgroundView):
         """
         save = self.executor.begin(self._paths, step, extras=SaveExtras(note=note))
         with save.failing_together():
-            self.executor.background.wait_until(deadline)
-            if error := self.executor.background.take_error():
+            self.executor.wait_until(deadline)
+            if error := self.executor.take_error():
                 logger.error("the background save before the one of step %d failed: %s", step, error, exc_info=error)
             if self._committed.has(step):
                 for stage in ("written", "durable", "committed"):
@@ -540,6 +336,108 @@ class StepCheckpointer(BackgroundView):
         """The directory of the steps, as messages show it."""
         return str(self._paths.root)
 
+    def restore(
+        self,
+        like: Any,
+        *,
+        timeout_s: float,
+        step: int | None = None,
+        restore_args: Any = None,
+        options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
+        reshard: Mapping[str, Reshard] | None = None,
+        required: Collection[str] = (),
+        items: ItemsRequest = NO_ITEMS,
+        tidy: bool = True,
+        base: UserPath | None = None,
+        same_devices: bool = False,
+    ) -> Restored | None:
+        """Restores the newest complete step into the form, shardings and types of ``like``.
+
+        Saves that are durable but not committed are committed first. This waits for a save that an earlier attempt is
+        still writing, for half of the timeout at most. Damaged steps are skipped with a log line.
+
+        Args:
+            like: A state. Its arrays may be ``jax.ShapeDtypeStruct`` with a sharding. The number of processes and the
+                shardings may differ from those of the save. None: the tree as it was saved, as dicts and lists.
+            timeout_s: Seconds for the whole call.
+            step: The only step that may be restored. None: the newest.
+            restore_args: See ``read_tree``.
+            options: See ``RestoreOptions``.
+            reshard: See ``restore_newest``.
+            required: See ``restore_newest``.
+            items: The items to restore beside the state.
+            tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
+                may use the directory.
+            base: Where the state comes from if there is no step; see ``restore_base``. None: from nowhere.
+            same_devices: Whether a step that accelerators saved is refused where JAX has fallen back to the CPU.
+
+        Returns:
+            The restored state. None if nothing looks like a checkpoint; the log says what was found.
+
+        Raises:
+            CheckpointNotFound: There is no complete checkpoint of ``step``.
+            CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint. Or see
+                ``same_devices``.
+            CheckpointCorrupt: There are checkpoints, and none can be restored.
+            CheckpointMismatch: The newest step does not fit ``like``, or its host state does not fit the number of
+                processes.
+            CheckpointError: The newest step cannot be read for another reason.
+            BarrierError: Other processes did not take part in time.
+            SaveFailed: The background save under way did not end within ``timeout_s``.
+        """
+        check_not_forked(self._pid, "this checkpointer")  # it commits and deletes, too
+        deadline = Deadline.after(timeout_s, self._clock)
+        self._restores += 1
+        self.executor.wait(deadline.remaining_s())
+        self._committed.settle(deadline.remaining_s())  # so that no step is renamed while it is read below
+        with transforms.telling(like):
+            restored = restore_newest(
+                self._paths,
+                like,
+                gang=self._gang,
+                key=f"{self._restore_key}/{self._restores}",
+                attempt=self._attempt,
+                deadline=deadline,
+                sleep=time.sleep,
+                holds_lease=self.access.holds_lease,
+                restore_args=restore_args,
+                options=options.with_handlers(self._handlers),
+                reshard=reshard,
+                required=required,
+                only=step,
+                items=items,
+                base=None if base is None else storage_path(base),
+                same_devices=same_devices,
+            )
+        self.save_interval.began_at(0 if restored is None else restored.step)
+        if restored is not None and not restored.by_orbax:
+            self._committed.newest = restored.step
+        damaged: dict[int, DamagedStep] = {}
+        if restored is not None:
+            for passed_over, standing in restored.passed_over_standing.items():
+                damaged[passed_over] = DamagedStep(restored.passed_over[passed_over], standing)
+        self._committed.after_restore(damaged, self.executor.saves, tidies=tidy)
+        return restored
+
+    def restore_base(
+        self, base: UserPath, like: Any, *, timeout_s: float, restore_args: Any = None, options: RestoreOptions
+    ) -> Restored:
+        """Restores the state of another run, of which nothing is changed. See ``restore_step.restore_base``. Collective.
+
+        The steps of this directory begin at 0.
+        """
+        self._restores += 1
+        with transforms.telling(like):
+            return restore_base(
+                base,
+                like,
+                gang=self._gang,
+                key=f"{self._restore_key}/{self._restores}",
+                deadline=Deadline.after(timeout_s, self._clock),
+                restore_args=restore_args,
+                options=options.with_handlers(self._handlers),
+            )
+
     def wait_until_finished(self) -> None:
         """Waits for the background save. After that, process 0 removes the steps that retention does not keep.
 
@@ -549,7 +447,7 @@ class StepCheckpointer(BackgroundView):
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
         """
-        self.executor.background.wait_until_finished(None)
+        self.executor.wait_until_finished(None)
         self._committed.settle()
 
     def close(self, timeout_s: float) -> None:
@@ -562,7 +460,7 @@ class StepCheckpointer(BackgroundView):
             return  # a forked child: the save under way, the lease and the trash are its parent's
         deadline = Deadline.after(timeout_s, self._clock)
         try:
-            self.executor.background.wait_until_finished(timeout_s)
+            self.executor.wait_until_finished(timeout_s)
             self._committed.finish(deadline)
             self.throughput.finish(deadline.remaining_s())
         finally:
@@ -576,7 +474,7 @@ class StepCheckpointer(BackgroundView):
         """
         if is_forked(self._pid):
             return
-        self.executor.background.abandon(reason, timeout_s=timeout_s)
+        self.executor.abandon(reason, timeout_s=timeout_s)
         self.executor.close()
         self.access.release()
 

@@ -141,7 +141,7 @@ logger = logging.getLogger(__name__)
 
 
 class SyncFnBarrier:
-    """A ``save_operation.Barrier`` that uses a ``BarrierSyncFn``.
+    """A ``saving.operation.Barrier`` that uses a ``BarrierSyncFn``.
 
     All processes meet when they have written. One process commits. All processes meet again after the commit.
 
@@ -155,7 +155,7 @@ class SyncFnBarrier:
         self._commits_here = commits_here
 
     def __call__(self, key: str, *, timeout_s: float, on_last: Callable[[], None]) -> None:
-        """See ``save_operation.Barrier``. Each of the two calls of the barrier has the whole timeout."""
+        """See ``saving.operation.Barrier``. Each of the two calls of the barrier has the whole timeout."""
         timeout_ms = max(1, int(timeout_s * 1000))
         try:
             self._wait(f"{key}/write_complete", timeout_ms)

@@ -12,7 +12,7 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gracepoint import deadline
 from gracepoint.errors import AgreementError, Preempted
@@ -20,7 +20,7 @@ from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
 from gracepoint.multihost.agreement import Handed
 from gracepoint.multihost.membership import PodNames
 from gracepoint.multihost.stalls import StallBoard
-from gracepoint.preemption.emergency_save import EmergencySave, StepSaver
+from gracepoint.preemption.emergency_save import EmergencySave
 from gracepoint.preemption.exit import ProcessExit
 from gracepoint.preemption.forecast import Figures, Forecaster
 from gracepoint.preemption.observer import NoticePublisher, NoticeReader, PreemptionObserver
@@ -33,6 +33,9 @@ from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Hints, Mailbox, Receiver
 from gracepoint.receivers.operator import ReceiverSet
 from gracepoint.settings import Settings
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.engine import StepCheckpointer
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +72,7 @@ class Coordinator:
         settings: This process's settings.
         meeting: The processes that train together.
         session: The session's nonce.
-        saver: The checkpoint engine.
+        checkpointer: The checkpoint engine.
         forecaster: Predicts what an emergency save would take now.
         hints: Takes the hints that receivers bring.
         clock: Returns monotonic seconds.
@@ -91,7 +94,7 @@ class Coordinator:
         settings: Settings,
         meeting: Meeting,
         session: str,
-        saver: StepSaver,
+        checkpointer: StepCheckpointer,
         forecaster: Forecaster,
         hints: Hints,
         *,
@@ -112,8 +115,8 @@ class Coordinator:
         self._budget = budget = TimeBudget(mailbox, settings, forecaster.figures, clock)
         self.activities = Activities(
             lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch),
-            lambda: saver.save_progress,
-            lambda: saver.written_bytes,
+            lambda: checkpointer.executor.progress,
+            lambda: checkpointer.executor.written_bytes,
         )
         board, pods = StallBoard(meeting.store, group, meeting.host), PodNames(meeting.members)
         me, count = group.process_index, group.process_count
@@ -126,7 +129,7 @@ class Coordinator:
             budget,
             reporter,
             self._exit,
-            committed_step=lambda: saver.committed_step,
+            committed_step=lambda: checkpointer.committed_step,
             current_step=lambda: self.step,
             clock=clock,
             stragglers=None if substitute is None else StragglerSearch(board, self.activities, pods, substitute),
@@ -145,17 +148,17 @@ class Coordinator:
             reporter,
             self._exit,
             tell_jax,
-            lambda: (self.step, deadline.must_choose(saver.newest_snapshot)),
+            lambda: (self.step, deadline.must_choose(checkpointer.newest_snapshot)),
         )
         self._exit.start()
         self._agreement = Agreement(meeting.store, group, observer, pods, handed)
         self.arrive = self._agreement.arrive
         self._emergency_save = EmergencySave(
-            group, settings, saver, mailbox, budget, reporter, self._outcome, self._agreement, forecaster
+            group, settings, checkpointer, mailbox, budget, reporter, self._outcome, self._agreement, forecaster
         )
         mailbox.listen(NoticePublisher(mailbox, self._agreement, group.process_index, clock))
         reports = StallReports(settings, reporter, self._exit, lambda: self.step)
-        self._stall_watch = reports.watch(saver, group, self.activities, board, pods, clock)
+        self._stall_watch = reports.watch(checkpointer.executor, group, self.activities, board, pods, clock)
         try:
 
             def on_caught() -> None:

@@ -12,12 +12,11 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gracepoint.deadline import (
     Choice,
     Deadline,
-    NewestSnapshot,
     Plan,
     Situation,
     SnapshotState,
@@ -30,10 +29,13 @@ from gracepoint.multihost import Agreement
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.outcome import Outcome, TimeBudget
 from gracepoint.preemption.reporter import Reporter, lacking, summary
-from gracepoint.process_group import ProcessGroup, SaveProgress
+from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Mailbox
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.engine import StepCheckpointer
 
 logger = logging.getLogger(__name__)
 
@@ -43,62 +45,13 @@ _GATHER_S = 3.0
 _STAGES_OF = 32
 
 
-class StepSaver(Protocol):
-    """The part of the checkpoint engine that a preemption needs."""
-
-    def save(
-        self,
-        step: int,
-        state: Any,
-        host_state: Mapping[str, Any],
-        *,
-        deadline: Deadline,
-        on_stage: Callable[[str], None],
-        note: str,
-    ) -> Any:
-        """Saves and commits, with a text for whoever restores the step. The result has ``step``, and ``bytes`` over all
-        processes."""
-
-    def refuse(self, step: int, error: Exception) -> None:
-        """Tells the other processes, which save this step, that this one cannot. Never raises."""
-
-    def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Any:
-        """Commits the newest snapshot. The result is like that of ``save``."""
-
-    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has each worker process that writes saves call a function once."""
-
-    def stop(self, reason: str) -> None:
-        """Stops the background save under way."""
-
-    @property
-    def newest_snapshot(self) -> NewestSnapshot | None:
-        """The newest snapshot in host memory. None before the first background save."""
-
-    @property
-    def save_progress(self) -> SaveProgress | None:
-        """How far the background save is. None if none is under way. Any thread may ask."""
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes that ``save`` or ``promote`` has written in this process. 0 if neither runs. Any thread may ask."""
-
-    @property
-    def committed_step(self) -> int | None:
-        """The newest step that this process knows to be committed. None if there is none."""
-
-    @property
-    def commit_key(self) -> str | None:
-        """Key of the barrier at which ``save`` or ``promote`` waits for the other processes. None if there is none."""
-
-
 class EmergencySave:
     """See the module.
 
     Args:
         group: The processes that train together.
         settings: The exit code.
-        saver: The checkpoint engine.
+        checkpointer: The checkpoint engine.
         mailbox: Says how much time there was to spare.
         budget: Gives the deadlines of all waits.
         reporter: Sends what is left of the reports before the process exits.
@@ -111,7 +64,7 @@ class EmergencySave:
         self,
         group: ProcessGroup,
         settings: Settings,
-        saver: StepSaver,
+        checkpointer: StepCheckpointer,
         mailbox: Mailbox,
         budget: TimeBudget,
         reporter: Reporter,
@@ -121,7 +74,7 @@ class EmergencySave:
     ) -> None:
         self._group = group
         self._code = settings.saved_exit_code
-        self._saver = saver
+        self._checkpointer = checkpointer
         self._mailbox = mailbox
         self._budget = budget
         self._reporter = reporter
@@ -144,22 +97,22 @@ class EmergencySave:
         Returns:
             What to raise. None after a drill.
         """
-        epoch, saver = self._outcome.epoch, self._saver
+        epoch, checkpointer = self._outcome.epoch, self._checkpointer
         try:
             chosen = self._choose(step)
             if chosen.choice is Choice.PROMOTE:
                 with self._waiting_to_commit() as on_stage:
-                    saved = saver.promote(deadline=self._budget.deadline(), on_stage=on_stage)
+                    saved = checkpointer.promote(deadline=self._budget.deadline(), on_stage=on_stage)
             else:
                 if chosen.choice is Choice.CANCEL_AND_SAVE:
-                    saver.stop(chosen.reason)
+                    checkpointer.executor.stop(chosen.reason)
                 values = self._drain(step, state, host_state)
                 epoch.stages.without = _lost(values)
                 epoch.stages.mark("drained")
                 epoch.report(Phase.DRAINED, step=step)
                 deadline, note = self._budget.deadline(), epoch.note()
                 with self._waiting_to_commit() as on_stage:
-                    saved = saver.save(step, state, values, deadline=deadline, on_stage=on_stage, note=note)
+                    saved = checkpointer.save(step, state, values, deadline=deadline, on_stage=on_stage, note=note)
         except Exception as error:  # noqa: BLE001 - the process exits whatever the error is, and reports it
             return self._outcome.failed(step, error)
         return self._committed(step, saved.step, saved.bytes, why)
@@ -178,7 +131,7 @@ class EmergencySave:
 
     def _choose(self, step: int) -> Plan:
         """Returns the choice of all processes."""
-        epoch, snapshot = self._outcome.epoch, self._saver.newest_snapshot
+        epoch, snapshot = self._outcome.epoch, self._checkpointer.newest_snapshot
         own = self._forecaster.situation(step, self._budget.time_left_s(), snapshot)
         together = self.meet(step, own.to_json(), _merged)
         if together is not None:
@@ -221,7 +174,7 @@ class EmergencySave:
             jax.block_until_ready(state)
             return host_state()
         except Exception as error:
-            self._saver.refuse(step, error)
+            self._checkpointer.refuse(step, error)
             raise
 
     def _committed(self, current: int, step: int, written_bytes: int | None, why: str = "") -> Preempted | None:
@@ -294,7 +247,7 @@ class EmergencySave:
         def on_stage(stage: str) -> None:
             epoch.stages.mark(stage)
             if stage == "durable":
-                epoch.waits_at = self._saver.commit_key
+                epoch.waits_at = self._checkpointer.executor.commit_key
 
         try:
             yield on_stage

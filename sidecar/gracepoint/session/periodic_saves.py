@@ -213,11 +213,11 @@ class PeriodicSaves:
             elif self._clock() - failing.tried_s > _RETRIED_AFTER_S:
                 failing.tried_s = self._clock()
                 self._checkpointer.save_interval.hasten()
-        if not executor.background.has_failed:
+        if not executor.has_failed:
             return
-        newest = executor.background.newest
+        newest = executor.newest
         try:
-            executor.background.check_for_errors()
+            executor.check_for_errors()
         except SaveFailed as error:
             if newest is not None and newest.committed:
                 logger.error("what follows a save has failed, the save itself is committed error=%s", error)
@@ -261,9 +261,9 @@ class PeriodicSaves:
         Returns:
             False if the save has not ended and a preemption leaves no more time.
         """
-        background, stopped = self._checkpointer.executor.background, False
-        while background.is_busy(_LOOK_EVERY_S):
-            if background.hangs:
+        executor, stopped = self._checkpointer.executor, False
+        while executor.is_busy(_LOOK_EVERY_S):
+            if executor.hangs:
                 # The next save raises that, and so ends training unless a preemption is under way.
                 return not self._coordinator.noticed
             if not self._coordinator.in_epoch:
@@ -271,7 +271,7 @@ class PeriodicSaves:
             if stopped or self._coordinator.time_left_s() <= 0:
                 return False
             if not self._coordinator.doubt():
-                background.stop("a preemption waits for training, which waited for this save")
+                executor.stop("a preemption waits for training, which waited for this save")
                 stopped = True
         return True
 

@@ -285,7 +285,7 @@ class Session(OwnLoop):
         self._began = True
         asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
         with self._coordinator.activities.at("restore", computes=True), asked.telling():
-            restored = self._checkpointer.restorer.restore(
+            restored = self._checkpointer.restore(
                 asked.like,
                 timeout_s=RESTORE_TIMEOUT_S,
                 restore_args=asked.restore_args,
@@ -549,7 +549,7 @@ class Session(OwnLoop):
         trace.moment("the interpreter ends")
         self._break_off(*_how_it_ended())
         # Without the release, a job elsewhere waits until the lease has expired. A save under way still needs it.
-        if self._checkpointer.save_progress is None:
+        if self._checkpointer.executor.progress is None:
             self._checkpointer.access.release()
         self._checkpointer.throughput.finish(_THROUGHPUT_S)
         self._coordinator.exit_process(uncaught=getattr(sys, "last_value", None) is not None)

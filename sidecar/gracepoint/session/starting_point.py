@@ -80,12 +80,12 @@ def start_from(
             values.set(restored.host_state, restored.step)
             logger.info("restored step=%d", restored.step)
             changed = (*restored.changed, *values.changed)
-            if changed and checkpointer.restorer.is_primary:
+            if changed and checkpointer.is_primary:
                 logger.warning("the job goes on in another form step=%d %s", restored.step, ", ".join(changed))
             origin = RestoredFrom(checkpointer.directory, restored.step, own=True, changed=changed)
             return Start(restored.state, restored.step, origin, restored.note)
         if base is not None:
-            found = checkpointer.restorer.restore_base(
+            found = checkpointer.restore_base(
                 base,
                 asked.like,
                 timeout_s=RESTORE_TIMEOUT_S,

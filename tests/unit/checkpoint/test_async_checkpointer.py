@@ -193,8 +193,8 @@ def test_an_error_of_the_background_surfaces_at_the_next_call_once(
     with monkeypatch.context() as patch:
         break_writer(patch)
         checkpointer.save(tmp_path / "a", small_state())
-        assert checkpointer._saves.executor is not None
-        checkpointer._saves.executor.background.wait(30)
+        assert checkpointer._executor is not None
+        checkpointer._executor.wait(30)
     with pytest.raises(SaveFailed, match="No space left on device"):
         call(checkpointer, tmp_path)
     assert not (tmp_path / "next").exists()
@@ -642,9 +642,9 @@ def test_custom_barrier_failure_fails_a_save_that_is_not_durable(tmp_path: Path)
         writer: Any
         with AsyncCheckpointer(gang=gang, barrier_sync_fn=fail, timeout_s=5) as checkpointer:
             checkpointer.prepare(small_state())
-            assert checkpointer._saves.executor is not None
+            assert checkpointer._executor is not None
             if gang.process_index == 1:
-                writer = checkpointer._saves.executor._writer
+                writer = checkpointer._executor._writer
                 writer.write = no_space
             checkpointer.save(tmp_path / "a", small_state())
 

@@ -213,7 +213,7 @@ def test_what_it_saves_a_session_restores_and_the_other_way_round(tmp_path: Path
     with CheckpointManager(tmp_path) as manager:
         assert_same(manager.restore(like=small_state()).state, small_state(1))
         manager.save(2, small_state(2))
-    restored = engine(tmp_path, attempt="job-1-b").restorer.restore(small_state(), timeout_s=30)
+    restored = engine(tmp_path, attempt="job-1-b").restore(small_state(), timeout_s=30)
     assert restored is not None
     assert (restored.step, restored.host_state) == (2, {})
 
@@ -285,7 +285,7 @@ def test_one_failure_in_one_process_is_raised_once_in_each_and_no_later_save_fai
                     manager.save(step, {"w": jnp.zeros(2)} | bad)
                 except CheckpointError:
                     raised.append(step)
-                assert not manager._open().executor.background.is_busy(30)
+                assert not manager._open().executor.is_busy(30)
                 gang.barrier(f"after {step}", timeout_s=30)
         return raised
 

@@ -62,7 +62,7 @@ def save_steps(root: str, steps: range, options: WriteOptions, *, attempt: str =
     checkpointer = engine(root, attempt=attempt, options=options, keep_last=keep_last)
     for step in steps:
         checkpointer.save_in_background(step, small_state(step), {"at": step})
-    checkpointer.executor.background.wait_until_finished(60)  # raises what the last save raised
+    checkpointer.executor.wait_until_finished(60)  # raises what the last save raised
     checkpointer.close(60)
 
 

@@ -136,7 +136,7 @@ def test_a_save_that_fails_in_one_process_leaves_no_object(bucket: Bucket, optio
     def run(gang: ProcessGroup) -> None:
         checkpointer = engine(root, gang, attempt="job-1-b", options=options)
         checkpointer.save_in_background(5, small_state(2.0), fails if gang.process_index == 1 else {})
-        checkpointer.executor.background.wait_until_finished(60)
+        checkpointer.executor.wait_until_finished(60)
 
     for outcome in outcomes_in_gang(2, run):
         assert "the data loader could not be asked" in str(outcome)

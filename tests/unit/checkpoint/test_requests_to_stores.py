@@ -80,7 +80,7 @@ def test_a_restore_costs_what_the_docs_say(far: Bucket, store_proxy: FaultProxy)
     assert store_proxy.exchanges  # which waits for those that are under way
     store_proxy.reset()
     second = engine(root, attempt="job-1-b")
-    assert second.restorer.restore(small_state(), timeout_s=PATIENCE_S) is not None
+    assert second.restore(small_state(), timeout_s=PATIENCE_S) is not None
     second.close(PATIENCE_S)
     chunks = [target for target in of(store_proxy.exchanges, "read") if "/3/default/" in target and ".z" not in target]
     assert len(set(chunks)) == len(chunks) > 0
@@ -97,7 +97,7 @@ def test_a_restore_asks_little_before_it_reads_values(far: Bucket, store_proxy: 
     second = engine(root, attempt="job-1-b")
     assert store_proxy.exchanges  # which waits for those that are under way
     store_proxy.reset()
-    assert second.restorer.restore(small_state(), timeout_s=PATIENCE_S) is not None
+    assert second.restore(small_state(), timeout_s=PATIENCE_S) is not None
     second.close(PATIENCE_S)
     asked = sorted((each.asked for each in store_proxy.exchanges), key=lambda each: each.number)
     before = list(itertools.takewhile(lambda each: not CHUNK.search(unquote(each.target)), asked))
@@ -133,7 +133,7 @@ def test_small_files_of_a_step_are_read_at_once(bucket: Bucket, monkeypatch: pyt
     read, touch = ObjectBackend.read, ObjectBackend.touch
     monkeypatch.setattr(ObjectBackend, "read", slow_read)
     monkeypatch.setattr(ObjectBackend, "touch", slow_touch)
-    assert second.restorer.restore(small_state(), timeout_s=PATIENCE_S) is not None
+    assert second.restore(small_state(), timeout_s=PATIENCE_S) is not None
     assert len(begun) == 1 + all_begun.parties
     second.close(PATIENCE_S)
 
@@ -146,7 +146,7 @@ def test_files_of_a_tree_are_looked_at_by_one_list(far: Bucket, store_proxy: Fau
     second = engine(root, attempt="job-1-b")
     assert store_proxy.exchanges
     store_proxy.reset()
-    assert second.restorer.restore(small_state(), timeout_s=PATIENCE_S, tidy=False) is not None
+    assert second.restore(small_state(), timeout_s=PATIENCE_S, tidy=False) is not None
     second.close(PATIENCE_S)
     assert not [target for target in of(store_proxy.exchanges, "stat") if "/3/default/" in target]
     assert len([target for target in of(store_proxy.exchanges, "list") if "/3/default/" in target]) <= 1
@@ -159,7 +159,7 @@ def test_every_listing_names_the_prefix_of_the_directory(far: Bucket, store_prox
     for step in range(3):
         checkpointer.save_in_background(step, small_state(), {})
     checkpointer.close(PATIENCE_S)
-    engine(root, attempt="job-1-b").restorer.restore(small_state(), timeout_s=PATIENCE_S)
+    engine(root, attempt="job-1-b").restore(small_state(), timeout_s=PATIENCE_S)
     prefixes = {parse_qs(urlsplit(each).query)["prefix"][0] for each in of(store_proxy.exchanges, "list")}
     assert prefixes
     assert all(prefix.startswith("some/run/") for prefix in prefixes)

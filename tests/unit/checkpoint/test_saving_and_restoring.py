@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.engine import StepCheckpointer
-from gracepoint.checkpoint.saving import background
+from gracepoint.checkpoint.saving import executor
 from gracepoint.errors import CheckpointError, CheckpointMismatch, HostStateLost, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -199,7 +199,7 @@ def test_the_last_save_is_measured(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path)
     assert checkpointer.executor.last_save is None
     checkpointer.save_in_background(4, small_state(), {})
-    checkpointer.executor.background.wait_until_finished(30)
+    checkpointer.executor.wait_until_finished(30)
     last = checkpointer.executor.last_save
     assert last is not None
     assert (last.step, last.bytes) == (4, 16 * 4 + 8 * 2 + 8)
@@ -221,7 +221,7 @@ def test_saving_the_restored_step_again_writes_nothing(tmp_path: Path) -> None:
     save(engine(tmp_path), 1, small_state())
     before = (tmp_path / "1").stat().st_ino
     checkpointer = engine(tmp_path, attempt="job-1-b")
-    assert checkpointer.restorer.restore(small_state(), timeout_s=30) is not None
+    assert checkpointer.restore(small_state(), timeout_s=30) is not None
     save(checkpointer, 1, small_state())
     assert (tmp_path / "1").stat().st_ino == before
 
@@ -288,7 +288,7 @@ def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
         raised = []
         for _ in range(2):
             try:
-                checkpointer.executor.background.wait_until_finished(30)
+                checkpointer.executor.wait_until_finished(30)
             except SaveFailed as error:
                 raised.append(str(error.__cause__))
         return raised
@@ -304,7 +304,7 @@ def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
 def test_an_abandoned_save_does_not_wait_for_peers_that_never_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "_ABANDONED_ENDS_S", 60.0)  # the thread syncs files first, on a busy disk
+    monkeypatch.setattr(executor, "_ABANDONED_ENDS_S", 60.0)  # the thread syncs files first, on a busy disk
     checkpointer = engine(tmp_path, StoreProcessGroup(InMemoryStore(), 0, 2))
     checkpointer.save_in_background(1, small_state(), {})
     checkpointer.abandon("training broke off", timeout_s=0.1)
@@ -317,7 +317,7 @@ def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path, mon
         patch.setattr(checkpointer.executor._writer, "write", _no_space)
         checkpointer.save_in_background(1, small_state(), {})
         with pytest.raises(SaveFailed):
-            checkpointer.executor.background.wait_until_finished(30)
+            checkpointer.executor.wait_until_finished(30)
     save(checkpointer, 2, small_state())
     assert restore(tmp_path, small_state()) is not None
 
@@ -408,8 +408,8 @@ def test_a_host_state_that_an_emergency_lost_stays_lost_with_another_number_of_p
 
     in_gang(2, run)
     reshard: dict[str, Any] = {name: lambda values, index, count: sum(values) for name in ("data", "rng")}
-    found = engine(tmp_path).restorer.restore(small_state(), timeout_s=30, reshard=reshard)
+    found = engine(tmp_path).restore(small_state(), timeout_s=30, reshard=reshard)
     assert found is not None
     assert (str(found.host_state["data"]), found.host_state["rng"]) == ("the loader was closed", 14)
     with pytest.raises(HostStateLost, match=r"without host_state 'data' of a process: the loader was closed"):
-        engine(tmp_path).restorer.restore(small_state(), timeout_s=30, reshard=reshard, required=("data", "rng"))
+        engine(tmp_path).restore(small_state(), timeout_s=30, reshard=reshard, required=("data", "rng"))

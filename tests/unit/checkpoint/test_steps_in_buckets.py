@@ -93,7 +93,7 @@ def test_a_durable_save_is_committed_by_the_next_start(root: str, monkeypatch: p
 def test_the_newest_snapshot_is_promoted(root: str) -> None:
     checkpointer = engine(root)
     checkpointer.save_in_background(1, small_state(1), {})
-    checkpointer.executor.background.stop("a notice")
+    checkpointer.executor.stop("a notice")
     stages: list[str] = []
     deadline = Deadline.after(PATIENCE_S, time.monotonic)
     assert checkpointer.promote(deadline=deadline, on_stage=stages.append).step == 1
@@ -111,7 +111,7 @@ def test_a_damaged_step_is_passed_over_marked_and_replaced(root: str) -> None:
     assert mark.exists()
     pass_a_second(root)
     checkpointer = engine(root, attempt="job-2-c")
-    assert checkpointer.restorer.restore(small_state(), timeout_s=PATIENCE_S) is not None
+    assert checkpointer.restore(small_state(), timeout_s=PATIENCE_S) is not None
     save(checkpointer, 2, small_state(2))
     checkpointer.close(PATIENCE_S)
     assert not mark.exists()

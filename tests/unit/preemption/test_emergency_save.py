@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gracepoint.checkpoint import Saved
+from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.saving.schedule import Throughput
 from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState, must_choose
 from gracepoint.errors import BarrierCancelled, Preempted, SaveFailed
@@ -36,10 +37,9 @@ class Engine:
     """Notes what it is told to do."""
 
     commit_key = None
-    save_progress = None
-    written_bytes = 0
 
     def __init__(self) -> None:
+        self.executor = self
         self.newest_snapshot: NewestSnapshot | None = None
         self.committed_step: int | None = None
         self.told: list[str] = []
@@ -55,9 +55,6 @@ class Engine:
         assert self.newest_snapshot is not None
         self.told.append(f"promote {self.newest_snapshot.step}")
         return Saved(self.newest_snapshot.step, 1)
-
-    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
-        self.told.append("in every worker")
 
     def stop(self, reason: str) -> None:
         self.told.append("stop")
@@ -107,7 +104,7 @@ class Process:
         self.saving = EmergencySave(
             group,
             settings,
-            self.engine,
+            cast(StepCheckpointer, self.engine),
             self.mailbox,
             budget,
             reporter,

@@ -154,7 +154,7 @@ def test_hundreds_of_saves_leave_store_and_memory_unchanged(clients: list[Any], 
                 if saves.begins(step):
                     checkpointer.save_in_background(step, state, {})
             if step % 40 == 0:
-                checkpointer.executor.background.wait_until_finished(60)
+                checkpointer.executor.wait_until_finished(60)
                 gang.barrier(f"measured/{step}", timeout_s=60)
                 if gang.process_index == 0:
                     found[step] = [key for key in keys(clients) if "measured" not in key]

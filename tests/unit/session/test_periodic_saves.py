@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from gracepoint.checkpoint.saving import background, executor
+from gracepoint.checkpoint.saving import executor
 from gracepoint.checkpoint.saving.schedule import DueSave
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import AgreementError, CheckpointError, SaveFailed
@@ -63,7 +63,7 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
         put(path, data)
 
     monkeypatch.setattr(StoragePath, "put", hang)
-    monkeypatch.setattr(background, "_STOPPED_ENDS_S", 0.01)
+    monkeypatch.setattr(executor, "_STOPPED_ENDS_S", 0.01)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
         is_stuck = gang.process_index == 0
@@ -88,7 +88,7 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
         monkeypatch.setattr(checkpointer.due_saves, "decide", ask)
         if saves.begins(2):
             checkpointer.save_in_background(2, small_state(2), {})
-        newest = checkpointer.executor.background.newest_snapshot
+        newest = checkpointer.executor.newest_snapshot
         assert asked == [(not is_stuck, not stuck_asks_first)]
         return None if newest is None else newest.step, save(checkpointer, 3, small_state(3)).step
 
@@ -136,7 +136,7 @@ def test_process_at_another_step_is_found_at_the_periodic_save(
                 checkpointer.save_in_background(steps[me], small_state(), {})
         finally:
             begun.set()
-        checkpointer.executor.background.wait_until_finished(30)
+        checkpointer.executor.wait_until_finished(30)
 
     first, second = outcomes_in_gang(2, run)
     both = (
@@ -175,7 +175,7 @@ class Training:
         self._at.sync_point = step
         if self._saves.begins(step):
             self._saves.save(step, small_state(step) if state is None else state, host_state)
-            assert not self.engine.executor.background.is_busy(60)
+            assert not self.engine.executor.is_busy(60)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -232,7 +232,7 @@ ONCE: Mapping[str, Callable[[Training, pytest.MonkeyPatch], None]] = {
     "the transfer from the devices fails": in_module(executor, "Transfer"),
     "no memory for the snapshot": in_engine(lambda training: training.engine.executor.planner, "snapshot"),
     "the plan fails": in_engine(lambda training: training.engine.executor.planner, "plan"),
-    "the worker refuses": in_engine(lambda training: training.engine.executor.handing, "hand_over"),
+    "the worker refuses": in_engine(lambda training: training.engine.executor, "_hand_over"),
     "no thread": in_engine(lambda training: training.engine.executor._thread, "start"),
     "the write fails": in_engine(lambda training: training.engine.executor._writer, "write"),
 }
@@ -336,7 +336,7 @@ def test_a_failed_save_is_tried_again_before_the_interval_is_over(tmp_path: Path
         if saves.begins(step):
             tried.append(now_s[0])
             saves.save(step, small_state(), raising(OSError("away")) if len(tried) == 1 else dict)
-            assert not checkpointer.executor.background.is_busy(60)
+            assert not checkpointer.executor.is_busy(60)
     first, second, *_ = tried
     assert 3600 <= first <= 4200
     assert 60 <= second - first <= 600

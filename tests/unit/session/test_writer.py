@@ -22,7 +22,7 @@ def test_a_session_saves_with_a_worker_that_ends_with_it(tmp_path: Path) -> None
     with gracepoint.attach(tmp_path, writer="worker", save_every_steps=1) as session:
         for step in (1, 2):
             session.step(step, {"w": jnp.full(8, step)})
-        (worker,) = session._checkpointer.executor.handing.worker_process_ids
+        (worker,) = session._checkpointer.executor.worker_process_ids
     assert latest_step(tmp_path) == 2
     until(lambda: not is_alive(worker), "the worker to end")
 

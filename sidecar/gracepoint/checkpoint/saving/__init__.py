@@ -1,5 +1,5 @@
 """Runs a save from the state to the commit, in the background or while the caller waits, and decides when one is due.
 
-The checkpointers call it, and ``loading`` calls ``operation``. It calls ``transfer``, ``writing`` and ``steps``. Only
-``save_executor`` knows which save is under way.
+A save passes three classes: a checkpointer (``engine``, ``async_checkpointer``) says what is saved where and what
+follows the commit, ``executor.SaveExecutor`` runs the saves one at a time, and ``operation.SaveOperation`` is one save.
 """

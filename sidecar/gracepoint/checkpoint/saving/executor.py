@@ -1,17 +1,27 @@
-"""Runs the saves of one gang, one at a time. The one place that knows which save is under way.
+"""Runs the saves of one gang, one at a time. The one place that knows which save is under way, and how to stop it.
 
 One thread owns a ``SaveExecutor``: the training thread, or the one that owns the checkpointer. A background save runs
 in a thread of its own (``BackgroundThread``), which ends with the save. That thread reads the snapshot. The owner fills
 the snapshot only while no background save runs, and while nothing uses it that an interrupted save has left behind. The
 writers' threads end with each save. Every wait for another process has a timeout.
+
+A worker process writes a save if the options ask for it and if all that the save needs is in shared memory. Otherwise
+threads of this process write it:
+
+* if handlers of the user's write a part of it, or leaves are copied from their devices in the background;
+* if the checkpoint goes to ``memory://``, which belongs to one process;
+* if the worker cannot be started or does not take the save. This is logged.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy.typing as npt
 
 from gracepoint import machine
 from gracepoint.checkpoint import metrics
@@ -19,19 +29,20 @@ from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import SaveStats
-from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
-from gracepoint.checkpoint.saving.background import BackgroundSave, CountedChunks, SnapshotSave, WorkerHandoff
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS, IN_THREADS, WriteOptions
+from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS, SaveExtras
-from gracepoint.checkpoint.saving.host_snapshot import Transfer
+from gracepoint.checkpoint.saving.host_snapshot import Filling, Transfer
 from gracepoint.checkpoint.saving.operation import Barrier, SaveOperation
 from gracepoint.checkpoint.saving.planner import SavePlanner
-from gracepoint.checkpoint.saving.save_worker import HandedOver
+from gracepoint.checkpoint.saving.save_worker import HandedOver, SaveWorker
+from gracepoint.checkpoint.saving.snapshot_save import CountedChunks, SnapshotSave
 from gracepoint.checkpoint.storage import checks
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.files import SaveSource
-from gracepoint.deadline import Deadline
-from gracepoint.errors import SaveFailed
-from gracepoint.process_group import ProcessGroup
+from gracepoint.deadline import Deadline, NewestSnapshot
+from gracepoint.errors import BarrierFailed, SaveFailed
+from gracepoint.process_group import ProcessGroup, SaveProgress
 from gracepoint.threads import check_not_forked
 
 logger = logging.getLogger(__name__)
@@ -41,6 +52,20 @@ WARM_UP_TIMEOUT_S = 60.0
 
 #: A process's values by name, or a function that returns them.
 HostState = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+
+#: Seconds for the thread of an abandoned save to end.
+_ABANDONED_ENDS_S = 1.0
+#: Seconds for the thread of a stopped save to end. It checks several times in 0.1 s, except during a file system call.
+_STOPPED_ENDS_S = 1.0
+
+
+class NotBegun(SaveFailed):
+    """What the other processes are told if this one begins no save, as it raises the error of the one before.
+
+    That save has failed in them, too. So they raise nothing for the one that was not begun: otherwise each failure
+    would be the reason of the next one, for ever.
+    """
 
 
 class SaveExecutor:
@@ -59,8 +84,8 @@ class SaveExecutor:
         handlers: Handlers of types that are not saved without one. None: there are none.
 
     Attributes:
-        background: The background save under way.
-        handing: Hands saves to worker processes.
+        newest: The newest background save and its snapshot. None before the first, and once the snapshot's memory is
+            filled for another save, until that save has begun in the background.
         planner: Plans the saves. Its ``prepare`` does what the first save would otherwise spend time on.
         saves: How many saves were begun; the same in all processes.
         last_save: Figures of the last committed save in this process. None before the first.
@@ -82,7 +107,7 @@ class SaveExecutor:
         self._clock = clock
         self._pid = machine.process_id()
         self._writer = ChunkWriter(options or DEFAULT_OPTIONS)
-        self.handing = WorkerHandoff(self._writer.options)
+        self._worker = None if self._writer.options.writer in IN_THREADS else SaveWorker(self._writer.options)
         self.planner = SavePlanner(
             gang,
             attempt,
@@ -92,7 +117,8 @@ class SaveExecutor:
             handlers=handlers,
         )
         self._thread = BackgroundThread()
-        self.background = BackgroundSave(self._thread)
+        self.newest: SnapshotSave | None = None
+        self._told_hanging = False  # whether the caller knows that the newest background save hangs
         self._now: SaveOperation | None = None  # the save that the caller waits for
         self._now_written: Callable[[], int] = int  # the bytes of it that are written
         self._failed: collections.deque[SaveOperation] = collections.deque()  # of the save's thread
@@ -108,7 +134,8 @@ class SaveExecutor:
             OSError: The directory cannot be written to.
             SaveFailed: The file was not written in time.
         """
-        self.handing.start()
+        if self._worker is not None:
+            self._worker.start()
         paths.root.make_folder_durably()
         probe = paths.probe(self._attempt, self._gang.process_index)
         try:
@@ -183,7 +210,7 @@ class SaveExecutor:
                 snapshot.
         """
         waited_s = self._clock() - began_s
-        self.background.newest = None  # its memory is filled again below
+        self.newest = None  # its memory is filled again below
         with save.failing_together():
             self._tell_started(save, in_background=True)
             leaves, prepared = self.planner.plan(state, save_args)
@@ -193,7 +220,7 @@ class SaveExecutor:
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot)
             snapshot_s = self._clock() - started_s
             deadline = Deadline.after(timeout_s, self._clock)
-            handed = self.handing.hand_over(save, transfer.copied, transfer.filled, deadline, urgent=False)
+            handed = self._hand_over(save, transfer.copied, transfer.filled, deadline, urgent=False)
         newest = SnapshotSave(save, transfer, deadline, handed)
         blocked_s = self._clock() - began_s
 
@@ -215,7 +242,8 @@ class SaveExecutor:
 
         name = f"the save of {save.temporary.what}"
         with save.failing_together():
-            self.background.begun(newest)  # before the start: if that is interrupted, the thread may run
+            # Before the start: if that is interrupted, the thread may run.
+            self.newest, self._told_hanging = newest, False
             try:
                 self._thread.start(name, run)
             except RuntimeError as error:
@@ -257,11 +285,11 @@ class SaveExecutor:
             leaves, prepared = self.planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state)
             snapshot = None
-            if prepared.snapshot is not None and self.handing.is_for(save) and not self.background.busy:
-                self.background.newest = None  # its memory is filled again
+            if prepared.snapshot is not None and self._may_hand_over(save) and not self.busy:
+                self.newest = None  # its memory is filled again
                 snapshot = self.planner.snapshot(leaves, prepared, save.key)
             transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, snapshot, deadline)
-            handed = self.handing.hand_over(save, transfer.copied, transfer.filled, deadline, urgent=True)
+            handed = self._hand_over(save, transfer.copied, transfer.filled, deadline, urgent=True)
         return self._run_now(save, transfer, deadline, on_stage, began_s, handed)
 
     def promote(self, paths: Layout, deadline: Deadline, on_stage: Callable[[str], None]) -> tuple[int, int]:
@@ -278,15 +306,15 @@ class SaveExecutor:
         Raises:
             SaveFailed: There is no snapshot, or it was not committed in time.
         """
-        began_s, newest = self._clock(), self.background.newest
+        began_s, newest = self._clock(), self.newest
         step = None if newest is None else newest.save.temporary.step
         # Whether it is needed or not, so that the processes' counts never differ. It touches no file.
         again = self.begin(paths, step or 0)
         with again.failing_together():
             if newest is None or step is None:
                 raise SaveFailed("there is no snapshot in host memory that could be saved in place of the state")
-            self.background.wait_until(deadline)
-            error = self.background.take_error()
+            self.wait_until(deadline)
+            error = self.take_error()
             source = None if newest.committed else newest.once_more()
             if not newest.committed and source is None:
                 raise SaveFailed(f"the snapshot of step {step} was not saved, and is not in memory any more: {error}")
@@ -297,7 +325,7 @@ class SaveExecutor:
         logger.warning("the snapshot of step %d is written once more, as its save failed: %s", step, error)
         save = newest.save.again(again.temporary)
         with save.failing_together():
-            handed = self.handing.hand_over(save, newest.chunks, newest.filled, deadline, urgent=True)
+            handed = self._hand_over(save, newest.chunks, newest.filled, deadline, urgent=True)
         return step, self._run_now(save, source, deadline, on_stage, began_s, handed)
 
     def give_up_failed(self) -> None:
@@ -310,7 +338,164 @@ class SaveExecutor:
 
     def close(self) -> None:
         """Ends the worker process, if there is one, after the save under way. Does not wait for it."""
-        self.handing.close()
+        if self._worker is not None:
+            self._worker.close()
+
+    @property
+    def worker_process_ids(self) -> list[int]:
+        """The worker process that writes saves, while there is one."""
+        return [] if self._worker is None else self._worker.process_ids
+
+    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
+        """Has each worker process call a function once, also those that are started later. An error is logged.
+
+        Does nothing if threads write the saves.
+        """
+        if self._worker is not None:
+            self._worker.in_every_worker(function, *arguments)
+
+    @property
+    def busy(self) -> bool:
+        """True while the thread of a background save runs."""
+        return self._thread.busy
+
+    @property
+    def has_failed(self) -> bool:
+        """True if a background save has ended with an error that nobody has taken yet."""
+        return self._thread.has_failed
+
+    @property
+    def newest_snapshot(self) -> NewestSnapshot | None:
+        """What is known of ``newest``. None if there is none, or if it is not a step."""
+        return None if self.newest is None else self.newest.seen(busy=self.busy)
+
+    @property
+    def progress(self) -> SaveProgress | None:
+        """How far the background save is. None if no background save of a step is under way. Any thread may ask."""
+        newest = self.newest
+        step = None if newest is None else newest.save.temporary.step
+        if newest is None or step is None or not self.busy:
+            return None
+        return SaveProgress(step, newest.stage, newest.done_bytes, newest.save.mine_bytes, self._thread.thread_id)
+
+    @property
+    def hangs(self) -> bool:
+        """True while a background save runs that should have ended, most likely because a file system call hangs.
+
+        Nothing can interrupt such a call. The save may still read the snapshot, so no other one is taken meanwhile.
+        """
+        return self.busy and self._may_take_s() == 0
+
+    def is_busy(self, after_s: float) -> bool:
+        """Waits up to ``after_s`` seconds for the background save. Returns True if it still runs."""
+        self._hurry()
+        with contextlib.suppress(SaveFailed):
+            self._thread.wait(after_s)
+        return self.busy
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for the background save. ``take_error`` then tells how it ended.
+
+        Raises:
+            SaveFailed: It still ran after ``timeout_s``.
+        """
+        self._hurry()
+        self._thread.wait(timeout_s)
+
+    def wait_until(self, deadline: Deadline) -> None:
+        """Waits for the background save until a deadline that may move. Does not wait if the save was stopped.
+
+        Raises:
+            SaveFailed: It still ran at the deadline.
+        """
+        if self.newest is None or not self.newest.deadline.cancelled:
+            self._hurry()
+            self._thread.wait_until(deadline)
+
+    def wait_until_finished(self, timeout_s: float | None) -> None:
+        """Waits for the background save, and raises its error.
+
+        Args:
+            timeout_s: Seconds to wait. None: until a few seconds after the save's own deadline.
+
+        Raises:
+            SaveFailed: The save failed, did not end within ``timeout_s``, or hangs.
+            ForkedChild: The save is the parent's, and a forked child cannot know how it ends.
+        """
+        check_not_forked(self._pid, "this checkpointer")
+        if timeout_s is not None:
+            self.wait(timeout_s)
+        else:
+            while self.is_busy(self._may_take_s()):
+                if self.newest is not None and self.hangs:
+                    self._told_hanging = True
+                    raise self.newest.hanging()
+        self.check_for_errors()
+
+    def take_error(self) -> Exception | None:
+        """Returns the error of a background save that has ended, once. None if it succeeded or still runs."""
+        return self._thread.take_error()
+
+    def check_for_errors(self) -> None:
+        """Raises SaveFailed if a background save has failed; each failure once. Does not wait.
+
+        A save that was stopped, here or in another process, has not failed, however late it ended: training may go on,
+        for example after a drill.
+
+        Raises:
+            SaveFailed: A background save has failed.
+            ForkedChild: The save is the parent's, and a forked child cannot know how it ends.
+        """
+        check_not_forked(self._pid, "this checkpointer")
+        error = self.take_error()
+        if error is None:
+            return
+        if self._told_hanging:
+            logger.warning("a background save that hung has ended: %s", error)
+        elif isinstance(error.__cause__, BarrierFailed) and f" reported {NotBegun.__name__}: " in str(error):
+            logger.warning("a background save was left out: %s", error)
+        elif self.newest is None or not self.newest.was_stopped(error):
+            raise SaveFailed(f"a background save failed: {error}") from error
+        else:
+            logger.warning("a background save was stopped: %s", error)
+
+    def stop(self, reason: str) -> None:
+        """Stops the background save, and waits at most one second for its thread. Collective.
+
+        The thread ends between two chunks. The folder of the save stays, and is deleted later. If the save is already
+        durable in all processes, it is committed nevertheless. If only some processes made this call, the save would
+        fail in the others.
+        """
+        if self.newest is None or not self.busy:
+            return
+        self.newest.stop(reason)
+        try:
+            self._thread.wait(_STOPPED_ENDS_S)
+        except SaveFailed as error:
+            logger.warning("a save was told to stop, and is left behind: %s", error)
+        else:
+            self.check_for_errors()
+
+    def abandon(self, reason: str, *, timeout_s: float) -> None:
+        """Gives the background save ``timeout_s`` to end, as the last call after training broke off.
+
+        If a thread is in a call of TensorStore or of the coordination service when the interpreter ends, the process
+        aborts, and its exit code is not that of the error. Not collective. Never raises.
+        """
+        if self.is_busy(timeout_s) and self.newest is not None:
+            self.newest.save.fail(SaveFailed(reason))
+            self.is_busy(_ABANDONED_ENDS_S)
+        if error := self.take_error():
+            logger.error("the background save failed: %s", error)
+
+    def _hurry(self) -> None:
+        # Until somebody waits for the save, a worker process that writes it leaves the CPU to the training.
+        if self.newest is not None:
+            self.newest.hurry()
+
+    def _may_take_s(self) -> float:
+        """Returns how many seconds the background save may still take."""
+        return 0.0 if self.newest is None else self.newest.may_take_s()
 
     @property
     def commit_key(self) -> str | None:
@@ -321,6 +506,38 @@ class SaveExecutor:
     def written_bytes(self) -> int:
         """Bytes that this process has written of the save in ``now`` or ``promote``. 0: not saving."""
         return self._now_written()
+
+    def _may_hand_over(self, save: SaveOperation) -> bool:
+        """Returns whether a worker process may write this save."""
+        within_this_process = str(save.temporary.path).startswith("memory://")
+        return self._worker is not None and not save.has_handled_parts and not within_this_process
+
+    def _hand_over(
+        self,
+        save: SaveOperation,
+        chunks: Sequence[tuple[Chunk, npt.NDArray[Any]]] | None,
+        filled: Filling | None,
+        deadline: Deadline,
+        *,
+        urgent: bool,
+    ) -> HandedOver | None:
+        """Hands a save to the worker process. When this returns a ``HandedOver``, it is written even if this one dies.
+
+        Args:
+            save: The save, described.
+            chunks: All chunks of this process, in the snapshot. None: some are not in memory.
+            filled: The snapshot. None: the chunks are in other memory.
+            deadline: When the save must have ended.
+            urgent: Whether somebody waits for the save.
+
+        Returns:
+            The save in the worker. None: threads of this process must write it.
+        """
+        if self._worker is None or filled is None or filled.snapshot.arena is None:
+            return None
+        if chunks is None or not self._may_hand_over(save):
+            return None
+        return self._worker.hand_over(save.part(), chunks, filled, deadline=deadline, urgent=urgent)
 
     def _run_now(
         self,
@@ -346,8 +563,13 @@ class SaveExecutor:
         return size_bytes
 
     def _tell_started(self, save: SaveOperation, *, in_background: bool) -> None:
-        here, count, temporary = self._gang.process_index, self._gang.process_count, save.temporary
-        how = "in the background" if in_background else "and waits for it"
-        where = (temporary.target, how, temporary.path, save.key)
-        logger.info("process %d of %d saves %s %s, through %s; the processes meet at %r", here, count, *where)
+        logger.info(
+            "process %d of %d saves %s %s, through %s; the processes meet at %r",
+            self._gang.process_index,
+            self._gang.process_count,
+            save.temporary.target,
+            "in the background" if in_background else "and waits for it",
+            save.temporary.path,
+            save.key,
+        )
         metrics.tell_started(in_background=in_background)

@@ -215,6 +215,10 @@ class SaveOperation:
     """One save in this process. The caller calls ``describe``, then ``run``, each once.
 
     If it fails in this process, it fails in all processes. The others are told, even if they do not wait yet.
+
+    Attributes:
+        paths: Where the checkpoint goes.
+        temporary: The folder that is written to before the commit.
     """
 
     def __init__(
@@ -244,7 +248,7 @@ class SaveOperation:
         self._give_up_failed = give_up_failed
         self._extras = extras
         self.temporary = temporary
-        self._paths = paths
+        self.paths = paths
         self._gang = gang
         self._writer = writer
         self._replace = replace
@@ -314,17 +318,15 @@ class SaveOperation:
         """
         self._prepared = prepared
         self._host_state_names = tuple(host_state)
-        self._small_files = small_files(
-            self.temporary, self._paths.item, self._gang, prepared, self._extras, host_state
-        )
+        self._small_files = small_files(self.temporary, self.paths.item, self._gang, prepared, self._extras, host_state)
         self._copies: dict[str, int] = {}
         if strings := orbax_metadata.strings(leaves):
-            path = layout.in_item(self._paths.item, layout.STRINGS)
+            path = layout.in_item(self.paths.item, layout.STRINGS)
             if self._gang.process_index == 0:
                 self._small_files[path] = strings
             else:
                 self._copies[path] = file_of(strings).crc32
-        self._handled = HandledParts(self.temporary, self._paths, leaves, prepared.handlers, self._extras)
+        self._handled = HandledParts(self.temporary, self.paths, leaves, prepared.handlers, self._extras)
         if self._handled:
             self._handled.begin(args_by_name(leaves, prepared.save_args))
 
@@ -430,7 +432,7 @@ class SaveOperation:
         if found is None or found.free_bytes >= self.total_bytes:
             return
         self._give_up_failed()
-        retention.make_room(self._paths, self.temporary.attempt)
+        retention.make_room(self.paths, self.temporary.attempt)
         found = checks.at(self.temporary.path) or found
         if found.free_bytes < self.total_bytes:
             # It is tried nevertheless: file systems and formats that compress need less.
@@ -440,7 +442,7 @@ class SaveOperation:
                 self.total_bytes,
                 found.free_bytes,
                 found.total_bytes,
-                self._paths.root,
+                self.paths.root,
             )
 
     def _first_error(self, error: Exception) -> Exception:
@@ -462,7 +464,7 @@ class SaveOperation:
             limit = Deadline.after(_GIVES_UP_S, time.monotonic)  # a store that is away has longer timeouts
             try:
                 with ended_by(limit.check):
-                    commit.give_up_failed(self._paths, self.temporary, deletes=deletes)
+                    commit.give_up_failed(self.paths, self.temporary, deletes=deletes)
             except GracepointError as error:
                 logger.warning("what %s has written was not deleted: %s", self.temporary.what, error)
 
@@ -470,7 +472,7 @@ class SaveOperation:
         """Returns what this process writes, once ``describe`` was called."""
         plan = self._prepared.plan
         return SavePart(
-            paths=self._paths,
+            paths=self.paths,
             temporary=self.temporary,
             begun_ns=self._begun_ns,
             process_index=self._gang.process_index,
@@ -510,10 +512,10 @@ class SaveOperation:
         try:
             self._barrier(self.key, timeout_s=deadline.remaining_s(), on_last=on_last)
         except (GracepointError, OSError) as error:
-            commit_apart(self._paths, self.temporary, self._gang, self.key, error, deadline)
+            commit_apart(self.paths, self.temporary, self._gang, self.key, error, deadline)
 
     def _finalize(self, deadline: Deadline) -> None:
         with ended_by(deadline.check):
-            done = commit.finalize(self._paths, self.temporary, replace=self._replace, go_on=deadline.check)
+            done = commit.finalize(self.paths, self.temporary, replace=self._replace, go_on=deadline.check)
         if not done:
             raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")

@@ -1,20 +1,18 @@
-"""Hands a process's part of a save to a worker process, which writes it even if this process dies.
+"""The worker process that writes a process's part of a save, and so ends it even if the training process dies.
 
-The thread that owns the ``SaveExecutor`` hands saves over: when ``hand_over`` returns, the worker no longer needs this
+The thread that owns the ``SaveExecutor`` hands a part over: when ``hand_over`` returns, the worker no longer needs this
 process. The thread of the save waits for the worker (``HandedOver``). A ``PersistentAsyncCaller`` runs the worker: one
-process that stays, started by this process or by a keeper. The worker ends after its last save when this object is
-closed or deleted, or when this process dies.
+process that stays, started by this process or by a keeper. It ends after its last save when ``SaveWorker`` is closed or
+deleted, or when this process dies. If the training process has died, the worker also commits the save once the parts of
+all processes are durable: the last worker to finish does so.
 
-What a training process and the worker that writes its save tell each other while it runs, in shared memory.
+In the worker, the main thread runs ``write_handed``, and the threads of the writer end with the save. The worker loads
+this module, and no JAX.
 
-The trainer's thread of the save sets ``cancelled``, its training thread sets ``urgent``, and both read the rest. The
-worker's main thread and the threads of its writer set the rest. Each number has one writer, or a lock in the one
-process that writes it. The outcome is written before ``ended`` is set.
-
-Writes one process's part of a save in a worker process. Loads no JAX.
-
-The worker's main thread runs ``write_handed``. The threads of the writer end with the save. If the training process has
-died, the worker also commits the save once the parts of all processes are durable: the last worker to finish does so.
+Both write to a ``SaveBoard`` in shared memory while the save runs. The trainer's thread of the save sets ``cancelled``,
+its training thread sets ``urgent``, and both read the rest. The worker's main thread and the threads of its writer set
+the rest. Each number has one writer, or a lock in the one process that writes it. The outcome is written before
+``ended`` is set.
 """
 
 from __future__ import annotations
@@ -407,17 +405,22 @@ class SaveWorker:
         return self._caller.worker_process_ids
 
     def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
-        """As ``PersistentAsyncCaller.in_every_worker``."""
-        self._caller.in_every_worker(function, *arguments)
+        """As ``PersistentAsyncCaller.in_every_worker``. An error is logged."""
+        try:
+            self._caller.in_every_worker(function, *arguments)
+        except (OSError, CallFailed) as error:
+            logger.warning("the worker process does not take a call: %s", error)
 
     def start(self) -> None:
         """Starts the worker process, so that the first save need not wait for it.
 
-        Raises:
-            OSError: The system has no process for it.
+        An error is logged: the next save tries again.
         """
-        if not self._caller.worker_process_ids:
-            self._call(warm)
+        try:
+            if not self._caller.worker_process_ids:
+                self._call(warm)
+        except (OSError, CallFailed) as error:
+            logger.warning("no worker process was started: %s", error)
 
     def hand_over(
         self,
@@ -427,8 +430,8 @@ class SaveWorker:
         *,
         deadline: Deadline,
         urgent: bool,
-    ) -> HandedOver:
-        """Hands a part over. When this returns, it is written even if this process dies.
+    ) -> HandedOver | None:
+        """Hands a part over. When this returns a ``HandedOver``, it is written even if this process dies.
 
         Args:
             part: The part.
@@ -436,6 +439,34 @@ class SaveWorker:
             filled: The snapshot, which is in shared memory. It must not change before the part is written.
             deadline: When the save must have ended, if this process lives.
             urgent: Whether somebody waits for the save. Otherwise the worker leaves the CPU to the training.
+
+        Returns:
+            The part in the worker. None: the system has no process or no memory for it, or the worker does not take
+            it. This is logged.
+        """
+        what = part.temporary.what
+        try:
+            handed = self._handed_over(part, chunks, filled, deadline, urgent=urgent)
+        except (OSError, CallFailed) as error:
+            logger.warning("the worker process does not take the save of %s, a thread writes it: %s", what, error)
+            return None
+        logger.info("%s is handed over to the worker process", what)
+        return handed
+
+    def close(self) -> None:
+        """Ends the worker process, after its saves. Does not wait for it."""
+        self._caller.finish()
+
+    def _handed_over(
+        self,
+        part: SavePart,
+        chunks: Sequence[tuple[Chunk, npt.NDArray[Any]]],
+        filled: Filling,
+        deadline: Deadline,
+        *,
+        urgent: bool,
+    ) -> HandedOver:
+        """As ``hand_over``.
 
         Raises:
             OSError: The system has no process or no memory for it.
@@ -463,10 +494,6 @@ class SaveWorker:
         handed.send(call)
         return handed
 
-    def close(self) -> None:
-        """Ends the worker process, after its saves. Does not wait for it."""
-        self._caller.finish()
-
     def _call(self, function: Callable[..., object], *arguments: object) -> Future[None]:
         request = AsyncRequest(function, arguments, [], call_idx=next(self._numbers))
         return self._caller.run(request)
@@ -482,6 +509,3 @@ class SaveWorker:
             form = staged_form(part, chunks, snapshot)
             self._forms[snapshot] = pickle.dumps(form, protocol=5)
         return self._forms[snapshot]
-
-
-__all__ = ["CallFailed", "HandedOver", "SaveWorker", "WriterDied"]

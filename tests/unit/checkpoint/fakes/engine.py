@@ -130,7 +130,7 @@ def restore(
 ) -> Restored | None:
     """Restores in a new engine, as the next start does."""
     checkpointer = engine(root, gang, attempt=attempt)
-    restored = checkpointer.restorer.restore(like, timeout_s=300)
+    restored = checkpointer.restore(like, timeout_s=300)
     checkpointer.close(300)
     return restored
 

@@ -99,7 +99,7 @@ def test_a_save_whose_wait_was_interrupted_keeps_its_values(
     storage.bytes_per_s = 0.0
     checkpointer.save_in_background(1, state(1), {})
     assert interrupt(lambda: checkpointer.save_in_background(2, state(2), {}), 0.05)
-    assert checkpointer.executor.background.busy
+    assert checkpointer.executor.busy
     threading.Timer(0.1, setattr, (storage, "bytes_per_s", math.inf)).start()
     checkpointer.save_in_background(3, state(3), {})
     checkpointer.wait_until_finished()
@@ -199,7 +199,7 @@ def test_an_emergency_save_that_was_interrupted_never_gets_the_values_of_the_nex
     tmp_path: Path, made: Callable[..., StepCheckpointer]
 ) -> None:
     checkpointer = made(tmp_path, WORKER)
-    (worker,) = checkpointer.executor.handing.worker_process_ids
+    (worker,) = checkpointer.executor.worker_process_ids
     os.kill(worker, signal.SIGSTOP)
     assert interrupt(lambda: save(checkpointer, 1, state(1)), 0.3)
     threading.Timer(0.2, os.kill, (worker, signal.SIGCONT)).start()
@@ -217,12 +217,12 @@ def test_a_save_whose_snapshot_is_filled_again_fails(
     tmp_path: Path, storage: SlowStorage, made: Callable[..., StepCheckpointer], options: WriteOptions
 ) -> None:
     checkpointer = made(tmp_path, options)
-    workers = checkpointer.executor.handing.worker_process_ids
+    workers = checkpointer.executor.worker_process_ids
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     storage.bytes_per_s = 0.0
     checkpointer.save_in_background(1, state(1), {})
-    newest = checkpointer.executor.background.newest
+    newest = checkpointer.executor.newest
     assert newest is not None
     assert newest.filled is not None
     with pytest.MonkeyPatch.context() as blind:  # as if it were not known who uses the memory
@@ -255,7 +255,7 @@ def test_a_forked_child_saves_and_deletes_nothing_of_its_parent(
         return "saved"
 
     def check_in_child() -> str:
-        checkpointer.executor.background.check_for_errors()
+        checkpointer.executor.check_for_errors()
         return "as if all were well"
 
     assert "ForkedChild: this checkpointer belongs to process" in forked(in_child)

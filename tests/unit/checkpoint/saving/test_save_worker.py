@@ -22,6 +22,7 @@ import pytest
 
 from gracepoint.async_calls import worker as trainer_death
 from gracepoint.async_calls.worker import run_last
+from gracepoint.async_calls.worker_process import CallFailed
 from gracepoint.checkpoint import SaveFailed, WriteOptions, latest_step
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.options import Silent
@@ -75,7 +76,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[SaveOperation]:
 
 
 def worker_of(checkpointer: StepCheckpointer) -> list[int]:
-    return checkpointer.executor.handing.worker_process_ids
+    return checkpointer.executor.worker_process_ids
 
 
 @pytest.mark.integration
@@ -89,7 +90,7 @@ def test_a_worker_writes_periodic_and_emergency_saves(
     checkpointer.prepare(state, in_background=False)  # reserves memory all the same
     (worker,) = worker_of(checkpointer)
     checkpointer.save_in_background(1, state, {"data": 1})
-    checkpointer.executor.background.wait_until_finished(60)
+    checkpointer.executor.wait_until_finished(60)
     stages: list[str] = []
     save(checkpointer, 2, state, {"data": 2}, on_stage=stages.append)
     assert stages == ["written", "durable", "committed"]
@@ -108,7 +109,7 @@ def test_a_worker_writes_to_an_object_store(
     checkpointer = made(root)
     checkpointer.prepare(state)
     checkpointer.save_in_background(1, state, {})
-    checkpointer.executor.background.wait_until_finished(60)
+    checkpointer.executor.wait_until_finished(60)
     restored = restore(root, state)
     assert restored is not None
     assert_same(restored.state, state)
@@ -121,7 +122,7 @@ def test_the_state_may_change_when_the_save_returns(tmp_path: Path, made: Callab
     checkpointer = made(tmp_path)
     checkpointer.save_in_background(1, state, {})
     state["w"][:] = 0
-    checkpointer.executor.background.wait_until_finished(60)
+    checkpointer.executor.wait_until_finished(60)
     restored = restore(tmp_path, state)
     assert restored is not None
     assert_same(restored.state, {"w": np.arange(1 << 18, dtype=np.float32)})
@@ -137,7 +138,7 @@ def test_a_worker_that_was_killed_is_replaced(
     os.kill(worker, signal.SIGKILL)
     for step in (1, 2):
         checkpointer.save_in_background(step, small_state(step), {})
-        checkpointer.executor.background.wait_until_finished(60)
+        checkpointer.executor.wait_until_finished(60)
     assert len(handed) == 2
     assert (tmp_path / "2").exists()
     assert worker not in worker_of(checkpointer)
@@ -173,9 +174,11 @@ def test_the_bytes_of_an_emergency_save_show_while_it_runs(
     checkpointer = made(tmp_path, WriteOptions(writer=writer))
     checkpointer.prepare(small_state())
     seen: list[int] = []
-    saved = save(checkpointer, 1, small_state(1), on_stage=lambda stage: seen.append(checkpointer.written_bytes))
+    saved = save(
+        checkpointer, 1, small_state(1), on_stage=lambda stage: seen.append(checkpointer.executor.written_bytes)
+    )
     assert seen == [saved.bytes] * 3
-    assert checkpointer.written_bytes == 0
+    assert checkpointer.executor.written_bytes == 0
 
 
 @pytest.mark.integration
@@ -186,7 +189,7 @@ def test_an_error_of_the_worker_fails_the_save(tmp_path: Path, made: Callable[..
     (tmp_path / "root").touch()
     checkpointer.save_in_background(1, small_state(), {})
     with pytest.raises(SaveFailed, match="step 1 was not written to .*Not a directory"):
-        checkpointer.executor.background.wait_until_finished(60)
+        checkpointer.executor.wait_until_finished(60)
 
 
 @pytest.mark.integration
@@ -196,7 +199,7 @@ def test_a_store_of_this_process_is_written_by_threads(
     checkpointer = made("memory://of-a-worker/root")
     checkpointer.prepare(small_state())
     checkpointer.save_in_background(1, small_state(), {})
-    checkpointer.executor.background.wait_until_finished(60)
+    checkpointer.executor.wait_until_finished(60)
     save(checkpointer, 2, small_state())
     assert checkpointer.committed_step == 2
     assert handed == []
@@ -214,7 +217,7 @@ def test_leaves_copied_in_the_background_are_written_by_threads(
     options = WriteOptions(writer="worker", device_host_max_bytes=1 << 20, callback=Later())
     checkpointer = made(tmp_path, options)
     checkpointer.save_in_background(1, small_state(), {})
-    checkpointer.executor.background.wait_until_finished(60)
+    checkpointer.executor.wait_until_finished(60)
     assert worker_of(checkpointer) == []
     assert (tmp_path / "1").exists()
 
@@ -231,7 +234,7 @@ def test_callbacks_hear_of_what_the_worker_wrote(
         save(checkpointer, 1, small_state())
     else:
         checkpointer.save_in_background(1, small_state(), {})
-        checkpointer.executor.background.wait_until_finished(60)
+        checkpointer.executor.wait_until_finished(60)
         newest = checkpointer.newest_snapshot
         assert newest is not None
         assert newest.left_bytes == 0
@@ -306,14 +309,14 @@ def test_a_save_is_urgent_once_somebody_waits_for_it(tmp_path: Path, made: Calla
     (worker,) = worker_of(checkpointer)
     os.kill(worker, signal.SIGSTOP)
     checkpointer.save_in_background(1, small_state(), {})
-    newest = checkpointer.executor.background.newest
+    newest = checkpointer.executor.newest
     assert newest is not None
     assert newest.handed is not None
     assert not newest.handed.urgent
-    assert checkpointer.executor.background.is_busy(0.0)
+    assert checkpointer.executor.is_busy(0.0)
     assert newest.handed.urgent
     os.kill(worker, signal.SIGCONT)
-    checkpointer.executor.background.wait_until_finished(60)
+    checkpointer.executor.wait_until_finished(60)
 
 
 @pytest.mark.integration
@@ -325,6 +328,7 @@ def test_an_emergency_save_is_urgent_at_once(
 
     def hand_over(*arguments: Any, **keywords: Any) -> Any:
         handed = real(*arguments, **keywords)
+        assert handed is not None
         urgent.append(handed.urgent)
         return handed
 
@@ -351,7 +355,7 @@ def test_the_workers_session_counts_as_others_while_training_waits(
     for step in (1, 2):
         checkpointer.save_in_background(step, small_state(), {})
         # Nobody waits for this save. The kernel may refuse the change for a while.
-        until(lambda: not checkpointer.executor.background.busy and session_nice(worker, 10) == 10, "niceness 10")
+        until(lambda: not checkpointer.executor.busy and session_nice(worker, 10) == 10, "niceness 10")
         save(checkpointer, step + 10, small_state())
         until(lambda: session_nice(worker, 0) == 0, "niceness 0")
 
@@ -453,7 +457,7 @@ def test_memory_is_free_once_its_worker_has_ended_the_call_or_is_seen_to_be_dead
     user = handed(call, board)
     assert not user.end(0.0)
     assert board.cancelled
-    call.set_exception(save_worker.CallFailed("the worker gave no answer"))
+    call.set_exception(CallFailed("the worker gave no answer"))
     assert user.end(0.0) is not in_keeper, "nobody sees whether a process of another container lives"
     board.end({})
     assert user.end(0.0)

@@ -80,6 +80,6 @@ def test_periodic_save_does_not_wait_for_looks_at_old_steps(tmp_path: Path, held
     checkpointer = engine(tmp_path)
     for step in (100, 200):
         checkpointer.save_in_background(step, small_state(step), {})
-        checkpointer.executor.background.wait_until_finished(PATIENCE_S / 3)
+        checkpointer.executor.wait_until_finished(PATIENCE_S / 3)
     assert held.is_set()
     assert checkpointer.committed_step == 200

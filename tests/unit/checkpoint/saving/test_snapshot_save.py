@@ -19,7 +19,7 @@ from gracepoint.checkpoint import AsyncCheckpointer, WriteOptions, api
 from gracepoint.checkpoint import engine as checkpointer_module
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.options import Silent
-from gracepoint.checkpoint.saving import background
+from gracepoint.checkpoint.saving import executor, snapshot_save
 from gracepoint.checkpoint.saving.executor import SaveExecutor
 from gracepoint.checkpoint.saving.operation import SaveOperation
 from gracepoint.checkpoint.storage import backend as time_limit
@@ -75,7 +75,7 @@ def promote(checkpointer: StepCheckpointer, timeout_s: float = _PATIENCE_S) -> t
 
 
 def seen(checkpointer: StepCheckpointer) -> NewestSnapshot:
-    newest = checkpointer.executor.background.newest_snapshot
+    newest = checkpointer.executor.newest_snapshot
     assert newest is not None
     return newest
 
@@ -90,7 +90,7 @@ def restored_step(root: Path) -> int:
 def test_before_the_first_background_save_there_is_no_snapshot(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path)
     save(checkpointer, 1, small_state(1))
-    assert checkpointer.executor.background.newest_snapshot is None
+    assert checkpointer.executor.newest_snapshot is None
     with pytest.raises(SaveFailed, match="there is no snapshot in host memory"):
         promote(checkpointer)
 
@@ -100,13 +100,13 @@ def test_a_save_under_way_tells_how_far_it_is(tmp_path: Path, storage: SlowStora
     under_way = seen(checkpointer)
     assert (under_way.step, under_way.state, under_way.done_bytes) == (1, SnapshotState.WRITING, 0)
     assert under_way.left_bytes > 0
-    progress = checkpointer.save_progress
+    progress = checkpointer.executor.progress
     assert progress is not None
     assert (progress.step, progress.stage, progress.total_bytes) == (1, "", under_way.left_bytes)
     assert progress.thread_id in {thread.ident for thread in threading.enumerate()}
     storage.bytes_per_s = math.inf
-    checkpointer.executor.background.wait_until_finished(_PATIENCE_S)
-    assert checkpointer.save_progress is None
+    checkpointer.executor.wait_until_finished(_PATIENCE_S)
+    assert checkpointer.executor.progress is None
     done = seen(checkpointer)
     assert (done.state, done.done_bytes, done.left_bytes) == (SnapshotState.COMMITTED, under_way.left_bytes, 0)
     checkpointer.close(_PATIENCE_S)
@@ -116,7 +116,7 @@ def test_stopped_save_frees_the_way_and_never_becomes_a_checkpoint(
     tmp_path: Path, storage: SlowStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpointer = begun(tmp_path, storage)
-    checkpointer.executor.background.stop("the deadline is near")
+    checkpointer.executor.stop("the deadline is near")
     assert seen(checkpointer).state is SnapshotState.HELD  # its thread has ended
     assert "before it was stopped: the deadline is near" in caplog.text
     storage.bytes_per_s = math.inf
@@ -130,10 +130,10 @@ def test_stopped_save_frees_the_way_and_never_becomes_a_checkpoint(
 def test_stopped_save_that_ends_late_fails_no_later_one(
     tmp_path: Path, storage: SlowStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(background, "_STOPPED_ENDS_S", 0.0)
+    monkeypatch.setattr(executor, "_STOPPED_ENDS_S", 0.0)
     monkeypatch.setattr(slow_storage, "_LOOK_EVERY_S", 0.3)  # as an operation of the disk that cannot be broken off
     checkpointer = begun(tmp_path, storage)
-    checkpointer.executor.background.stop("a drill")
+    checkpointer.executor.stop("a drill")
     assert "and is left behind" in caplog.text
     storage.bytes_per_s = math.inf
     checkpointer.save_in_background(2, small_state(2), {})  # training goes on
@@ -157,7 +157,7 @@ def hang_first_save(monkeypatch: pytest.MonkeyPatch, process_index: int) -> thre
 
     monkeypatch.setattr(SaveOperation, "run", stuck)
     monkeypatch.setattr(SaveExecutor, "in_background", begin)
-    monkeypatch.setattr(background, "_LATE_ENDS_S", 0.05)
+    monkeypatch.setattr(snapshot_save, "_LATE_ENDS_S", 0.05)
     return released
 
 
@@ -169,12 +169,12 @@ def test_hanging_save_blocks_training_only_to_its_deadline(
     checkpointer.save_in_background(1, small_state(1), {})
     message = rf"the save of step 1 hangs: .* still at work below {tmp_path}/1\.gracepoint-tmp\..*storage stuck"
     with pytest.raises(SaveFailed, match=message):
-        checkpointer.executor.background.wait_until_finished(None)
+        checkpointer.executor.wait_until_finished(None)
     for _ in range(2):  # its memory is read from as long as it takes
         with pytest.raises(SaveFailed, match=message):
             checkpointer.save_in_background(2, small_state(2), {})
     goes_on.set()
-    checkpointer.executor.background.wait_until_finished(_PATIENCE_S)  # that it failed was told
+    checkpointer.executor.wait_until_finished(_PATIENCE_S)  # that it failed was told
     assert "a background save that hung has ended" in caplog.text
     checkpointer.save_in_background(2, small_state(2), {})
     checkpointer.close(_PATIENCE_S)
@@ -197,8 +197,8 @@ def test_all_refuse_the_same_saves_while_one_process_hangs(
                     said.append(str(error))
             meeting.wait(_PATIENCE_S)
             goes_on.set()
-            assert checkpointer._saves.executor is not None
-            checkpointer._saves.executor.background.wait(_PATIENCE_S)
+            assert checkpointer._executor is not None
+            checkpointer._executor.wait(_PATIENCE_S)
             checkpointer.save(tmp_path / "3", small_state(3))
         return said
 
@@ -268,7 +268,7 @@ def test_stopped_save_stops_in_all_processes_and_the_next_includes_all(tmp_path:
         storage.bytes_per_s = 0.0
         checkpointer.save_in_background(1, small_state(1), {})
         meeting.wait(_PATIENCE_S)
-        checkpointer.executor.background.stop("there is no time")
+        checkpointer.executor.stop("there is no time")
         assert seen(checkpointer).state is SnapshotState.HELD
         meeting.wait(_PATIENCE_S)
         storage.bytes_per_s = math.inf
@@ -293,7 +293,7 @@ def test_save_stopped_by_a_peer_fails_nothing_here(
         checkpointer.save_in_background(1, small_state(1), {})
         begun_by_both.wait(_PATIENCE_S)
         if gang.process_index == 0:
-            checkpointer.executor.background.stop("a preemption, of which process 1 has not heard")
+            checkpointer.executor.stop("a preemption, of which process 1 has not heard")
             storage.bytes_per_s = math.inf
             stopped.set()
         assert stopped.wait(_PATIENCE_S)
@@ -321,7 +321,7 @@ def test_a_snapshot_whose_save_failed_is_promoted_by_writing_it_once_more(
     checkpointer = begun(tmp_path, storage)
     storage.errno = errno.ENOSPC
     with pytest.raises(SaveFailed, match="No space left on device"):
-        checkpointer.executor.background.wait_until_finished(_PATIENCE_S)
+        checkpointer.executor.wait_until_finished(_PATIENCE_S)
     assert seen(checkpointer).state is SnapshotState.HELD
     storage.errno, storage.bytes_per_s = None, math.inf
     assert promote(checkpointer) == (1, ["written", "durable", "committed"])
@@ -333,7 +333,7 @@ def test_a_snapshot_whose_save_failed_is_promoted_by_writing_it_once_more(
 
 def test_a_snapshot_older_than_a_committed_step_is_not_chosen(tmp_path: Path, storage: SlowStorage) -> None:
     checkpointer = begun(tmp_path, storage)
-    checkpointer.stop("a drill")
+    checkpointer.executor.stop("a drill")
     storage.bytes_per_s = math.inf
     assert seen(checkpointer).state is SnapshotState.HELD
     assert save(checkpointer, 5, small_state(5)).step == 5
@@ -360,7 +360,7 @@ def test_late_promotion_fails_and_processes_can_save_again(tmp_path: Path, stora
         checkpointer = begun(tmp_path, storage, gang)
         with pytest.raises(SaveFailed, match="the save of step 1 did not end within"):
             promote(checkpointer, timeout_s=0.0)
-        checkpointer.executor.background.stop("the test goes on")
+        checkpointer.executor.stop("the test goes on")
         storage.bytes_per_s = math.inf
         assert save(checkpointer, 2, small_state(2)).step == 2
         checkpointer.close(_PATIENCE_S)

@@ -45,7 +45,7 @@ def test_throughput_is_learnt_from_saves_and_kept_for_the_next_start(tmp_path: P
     checkpointer = engine(tmp_path, remember_throughput=True)
     checkpointer.prepare(small_state())
     checkpointer.save_in_background(1, small_state(1), {})
-    checkpointer.executor.background.wait_until_finished(30)
+    checkpointer.executor.wait_until_finished(30)
     assert known(tmp_path).snapshot_bytes_per_s
     assert known(tmp_path).streamed_bytes_per_s is None
     save(checkpointer, 2, small_state(2))

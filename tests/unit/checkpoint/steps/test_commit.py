@@ -375,13 +375,13 @@ def test_step_of_a_newer_version_is_never_deleted(tmp_path: Path) -> None:
     for step in (1, 2):
         save(checkpointer, step, small_state(step))
     make_newer(tmp_path / "1" / layout.MANIFEST)
-    restored = engine(tmp_path, attempt="job-1-b", keep_last=1).restorer.restore(small_state(), timeout_s=30)
+    restored = engine(tmp_path, attempt="job-1-b", keep_last=1).restore(small_state(), timeout_s=30)
     assert restored is not None
     assert restored.step == 2
     make_newer(tmp_path / "2" / layout.MANIFEST)
     with engine_closed(engine(tmp_path, attempt="job-2-c", keep_last=1)) as again:
         save(again, 3, small_state(3))
-        found = again.restorer.restore(small_state(), timeout_s=30, step=3)
+        found = again.restore(small_state(), timeout_s=30, step=3)
         assert found is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
 

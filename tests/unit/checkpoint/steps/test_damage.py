@@ -196,7 +196,7 @@ def test_saving_a_step_that_was_found_damaged_replaces_it(tmp_path: Path) -> Non
     two_steps(tmp_path)
     flip_bit(chunk_files(tmp_path, 2, "w")[0])
     checkpointer = engine(tmp_path, attempt="job-1-b")
-    restored = checkpointer.restorer.restore(small_state(), timeout_s=30)
+    restored = checkpointer.restore(small_state(), timeout_s=30)
     assert restored is not None
     save(checkpointer, 2, small_state(2))
     again = restore(tmp_path, small_state(), attempt="job-2-c")

@@ -124,7 +124,7 @@ def test_emergencies_delete_nothing_and_the_next_start_does(tmp_path: Path) -> N
         save(engine(tmp_path, attempt=f"job-{attempt}"), attempt, small_state())
     assert steps(tmp_path) == ["0", "1", "2", "3"]
     checkpointer = engine(tmp_path, attempt="job-9", keep_last=2)
-    checkpointer.restorer.restore(small_state(), timeout_s=30)
+    checkpointer.restore(small_state(), timeout_s=30)
     checkpointer.close(30)
     assert steps(tmp_path) == ["2", "3"]
 
@@ -144,7 +144,7 @@ def test_the_step_that_a_damaged_one_was_given_up_for_is_kept(tmp_path: Path) ->
         save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
     flip_bit(chunk_files(tmp_path, 5, "w")[0])
     checkpointer = engine(tmp_path, attempt="job-9", keep_last=1)
-    assert checkpointer.restorer.restore(small_state(), timeout_s=30) is not None
+    assert checkpointer.restore(small_state(), timeout_s=30) is not None
     checkpointer.save_in_background(2, small_state(), {})
     checkpointer.close(30)
     assert steps(tmp_path) == ["2", "5"]
@@ -184,7 +184,7 @@ def test_a_step_that_can_be_restored_after_all_counts_again(tmp_path: Path) -> N
 def test_a_step_that_somebody_reads_is_not_deleted_under_them(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(1, small_state(), {})
-    checkpointer.executor.background.wait_until_finished(30)
+    checkpointer.executor.wait_until_finished(30)
     with retention.reading(Layout(storage_path(tmp_path)), 1):
         checkpointer.save_in_background(2, small_state(), {})
         checkpointer.wait_until_finished()
@@ -294,7 +294,7 @@ def test_step_deleted_during_restore_is_ignored(tmp_path: Path, monkeypatch: pyt
 def test_a_mark_of_a_reader_that_died_is_not_obeyed_for_ever(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(1, small_state(), {})
-    checkpointer.executor.background.wait_until_finished(30)
+    checkpointer.executor.wait_until_finished(30)
     mark = Path(Layout(storage_path(tmp_path)).reading_mark(1))
     mark.touch()
     old_s = mark.stat().st_mtime - retention.READING_S - 1

@@ -69,7 +69,7 @@ class Saving:
                     save(self._checkpointer, self._step, state_of(self._step))
                 else:
                     self._checkpointer.save_in_background(self._step, state_of(self._step), {})
-                    self._checkpointer.executor.background.wait_until_finished(STOPPED_S)
+                    self._checkpointer.executor.wait_until_finished(STOPPED_S)
                 self.told = self._step
                 self._step += 1
 

@@ -63,7 +63,7 @@ def test_a_full_disk_is_named_and_the_step_before_stays_whole(
         checkpointer = engine(disk, gang, attempt="job-1-b", options=WRITERS[writer])
         if in_background:
             checkpointer.save_in_background(2, state(2), {})
-            checkpointer.executor.background.wait_until_finished(30)
+            checkpointer.executor.wait_until_finished(30)
         else:
             save(checkpointer, 2, state(2))
 
@@ -155,7 +155,7 @@ def test_a_stopped_save_makes_room_for_the_emergency(disk: Path) -> None:
     checkpointer = engine(disk)
     save(checkpointer, 1, state(1))
     checkpointer.save_in_background(2, state(2), {})
-    checkpointer.executor.background.stop("a preemption")
+    checkpointer.executor.stop("a preemption")
     trash = disk / "2.gracepoint-trash.job-0-a.2"
     trash.mkdir(exist_ok=True)  # if the save had not begun to write, or was committed
     limits.fill(trash, but_bytes=STATE_BYTES // 2)

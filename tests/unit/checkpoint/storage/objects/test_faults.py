@@ -241,7 +241,7 @@ def test_requests_of_a_restore_grow_no_faster_than_the_steps(far: Bucket, store_
         another = engine(root, attempt="job-1-b", keep_last=8)
         assert store_proxy.exchanges  # which waits for those that are under way
         store_proxy.reset()
-        assert another.restorer.restore(small_state(), timeout_s=60) is not None
+        assert another.restore(small_state(), timeout_s=60) is not None
         another._committed._cleaner._sweeper.wait(60)
         requests.append(len(store_proxy.exchanges))
         another.close(5)
@@ -256,7 +256,7 @@ def test_a_restore_that_must_not_tidy_deletes_nothing_of_others(far: Bucket, sto
     save(checkpointer, 1, small_state())
     another = engine(root, attempt="job-1-b")
     store_proxy.reset()
-    assert another.restorer.restore(small_state(), timeout_s=60, tidy=False) is not None
+    assert another.restore(small_state(), timeout_s=60, tidy=False) is not None
     another._committed._cleaner._sweeper.wait(60)
     deleted = [exchange.asked.target for exchange in store_proxy.exchanges if exchange.asked.method == "DELETE"]
     assert [target for target in deleted if "gracepoint-reading" not in target] == []
