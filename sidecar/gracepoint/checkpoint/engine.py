@@ -422,7 +422,7 @@ class StepCheckpointer:
     def restore_base(
         self, base: UserPath, like: Any, *, timeout_s: float, restore_args: Any = None, options: RestoreOptions
     ) -> Restored:
-        """Restores the state of another run, of which nothing is changed. See ``restore_step.restore_base``. Collective.
+        """Restores the state of another run, of which nothing is changed. See ``restore_step``. Collective.
 
         The steps of this directory begin at 0.
         """
