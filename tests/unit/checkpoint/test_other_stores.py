@@ -105,6 +105,23 @@ def test_a_store_that_takes_virtual_hosts_only_holds_every_format(
     check_run(f"{bucket.uri}/run", options)
 
 
+@each_format
+def test_a_server_at_a_path_of_another_server_holds_every_format(
+    behind: Behind, moto: Server, monkeypatch: pytest.MonkeyPatch, options: WriteOptions
+) -> None:
+    def below_the_path(head: Head) -> Head | bytes:
+        method, target = head.first.split(" ", 1)
+        if not target.startswith("/storage/v1/s3/"):
+            return refusal(400, "NothingIsHere")
+        return Head(
+            head.raw.replace(head.first.encode(), f"{method} {target.removeprefix('/storage/v1/s3')}".encode(), 1)
+        )
+
+    bucket = behind(moto, below_the_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"{bucket.url}/storage/v1/s3")
+    check_run(f"{bucket.uri}/run", options)
+
+
 def check_run(root: Any, options: WriteOptions) -> None:
     """Saves, replaces, deletes, restores and verifies."""
     with CheckpointManager(root, keep_last=1, options=options) as manager:

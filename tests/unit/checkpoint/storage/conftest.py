@@ -13,6 +13,7 @@ import pytest
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from tests import loop_mount
 from tests.object_stores.fixtures import STORES
+from tests.unit.checkpoint.storage.fakes.unsent import S3Settings
 from tests.unit.checkpoint.storage.fakes.volatile import VolatileBackend
 
 TMPFS = Path("/dev/shm")
@@ -50,6 +51,11 @@ def opened(store: str, request: pytest.FixtureRequest, folder: Path) -> Iterator
             found = StoragePath(VolatileBackend(), "/top")
             found.make_folder()
             yield found
+
+
+@pytest.fixture
+def s3_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Settings:
+    return S3Settings(tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -439,30 +439,11 @@ def _go_on() -> None:
 
 
 _APIS: dict[str, Callable[[str], ObjectApi]] = {"gs": GcsApi, "s3": S3Api}
-# Environment variables that say which server is used, and as which user. With another value, another back end is made.
-_SETTINGS = (
-    "STORAGE_EMULATOR_HOST",
-    "TENSORSTORE_GCS_HTTP_URL",
-    "GOOGLE_APPLICATION_CREDENTIALS",
-    "GOOGLE_AUTH_TOKEN_FOR_TESTING",
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "AWS_PROFILE",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
-    "AWS_CA_BUNDLE",
-    "AWS_CONFIG_FILE",
-    "AWS_USE_FIPS_ENDPOINT",
-    "AWS_USE_DUALSTACK_ENDPOINT",
-    "AWS_SERVER_SIDE_ENCRYPTION",
-    "AWS_SSE_KMS_KEY_ID",
-    "AWS_SSE_BUCKET_KEY_ENABLED",
-    "GOOGLE_STORAGE_KMS_KEY_NAME",
-)
+# What variables begin with that say which server is used, and as which user. With another value, another back end is
+# made.
+_SETTINGS = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_")
 _lock = threading.Lock()
-_opened: dict[tuple[str | None, ...], ObjectBackend] = {}
+_opened: dict[tuple[object, ...], ObjectBackend] = {}
 
 
 def _renew_lock() -> None:
@@ -481,7 +462,7 @@ def open_bucket(scheme: str, bucket: str) -> ObjectBackend:
     """
     if scheme == "gs":
         gcs.name_for_tensorstore(os.environ)  # before the settings are read, as it changes them
-    settings = (scheme, bucket, *(os.environ.get(name) for name in _SETTINGS))
+    settings = (scheme, bucket, *sorted(item for item in os.environ.items() if item[0].startswith(_SETTINGS)))
     with _lock:
         if settings not in _opened:
             _opened[settings] = ObjectBackend(_APIS[scheme](bucket))

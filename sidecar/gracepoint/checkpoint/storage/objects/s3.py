@@ -1,22 +1,19 @@
 """S3, and stores with its API. Generations are entity tags: objects with equal bytes have equal ones.
 
-``botocore`` says where a bucket is (partitions, FIPS, dual-stack, access points, a server of its own, the bucket in the
-host's name or in the path), finds and renews credentials, and signs. It reads its own variables and files. The
-requests are made here: they have deadlines, can be ended, and send arrays from where they are.
+``botocore`` says where a bucket is and how requests to it are signed (``_place``), finds and renews credentials
+(``_AwsKeys``), and signs (``S3Api._signed``). It reads its own variables and files, and is imported when a bucket is
+opened. The requests are made here: they have deadlines, can be ended, and send arrays from where they are.
+
+``AWS_REGION`` is not one of botocore's variables, but of the other kits. ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` says
+whether the bucket is a part of the host's name; without it, ``botocore`` decides. ``AWS_SERVER_SIDE_ENCRYPTION``,
+``AWS_SSE_KMS_KEY_ID`` and ``AWS_SSE_BUCKET_KEY_ENABLED`` say what new objects are encrypted with.
 
 TensorStore reads leaves in OCDBT and compressed ones by itself. ``kvstore_spec`` gives it the same address.
 
-``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` says whether the bucket is a part of the host's name. Without it, ``botocore``
-decides: it is one on Amazon's hosts, unless the name has a dot, and not on others. ``AWS_SERVER_SIDE_ENCRYPTION``,
-``AWS_SSE_KMS_KEY_ID`` and ``AWS_SSE_BUCKET_KEY_ENABLED`` say what new objects are encrypted with.
+Large objects are uploaded in parts. Nothing is visible before an upload is completed, which is one conditional request.
+S3 answers 409 to that request if another writer interfered. Then another upload must be made.
 
-This module has no threads.
-
-Multipart uploads of S3, for objects that are larger than one request may write.
-
-Nothing is visible before an upload is completed, which is one conditional request. S3 answers 409 to that request if
-another writer interfered. Then this upload cannot be completed any more, and another one must be made. This module has
-no threads.
+This module has no threads. Any thread makes requests.
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ import errno
 import functools
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
 from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects import provider
-from gracepoint.checkpoint.storage.objects.http import Body, Bytes, Exchange, Request, connections_to
+from gracepoint.checkpoint.storage.objects.http import Body, Bytes, Connections, Exchange, Request, connections_to
 from gracepoint.checkpoint.storage.objects.provider import Found, Page, StoreClock
 from gracepoint.checkpoint.storage.objects.signing import Renewed, StoreCredentials, Transient, UploadConflict
 from gracepoint.errors import SettingsError
@@ -129,17 +126,13 @@ class S3Api:
 
     largest_bytes = 5 << 40
 
-    def __init__(self, bucket: str, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, bucket: str) -> None:
         self._bucket = bucket
-        self.encryption = _encryption(environ)
+        self.encryption = _encryption(os.environ)
         finder = _AwsKeys()
+        self._place = _place(finder.session(), bucket)
+        self.connections = self._place.connections
         self._credentials = Renewed("s3://: credentials", finder)
-        url, self._region = _place(finder.session(), bucket, environ)
-        place = urlsplit(url)
-        self._base = place.path.rstrip("/")
-        if self._base not in ("", f"/{bucket}"):
-            raise SettingsError(f"s3://{bucket}: found the server {url!r}, expected one without a path of its own")
-        self.connections = connections_to(f"{place.scheme}://{place.netloc}", environ.get("AWS_CA_BUNDLE") or None)
         self.clock = StoreClock()
         self._deletes_with_conditions = True
         self.uploads: provider.Uploads | None = S3Uploads(self)
@@ -148,13 +141,14 @@ class S3Api:
         return f"s3://{self._bucket}/{key}"
 
     def kvstore_spec(self, key: str) -> dict[str, Any]:
-        spec: dict[str, Any] = {"driver": "s3", "bucket": self._bucket, "path": key, "aws_region": self._region}
-        if self._base:
-            spec["endpoint"] = self.connections.url
-        elif self.connections.url != f"https://{self._bucket}.s3.{self._region}.amazonaws.com":
+        region, url = self._place.region, f"{self.connections.url}{self._place.path}"
+        spec: dict[str, Any] = {"driver": "s3", "bucket": self._bucket, "path": key, "aws_region": region}
+        if self._place.path.endswith(f"/{self._bucket}"):
+            spec["endpoint"] = url.removesuffix(f"/{self._bucket}")
+        elif url != f"https://{self._bucket}.s3.{region}.amazonaws.com":
             # Without a bucket, the endpoint is the bucket's. Versions before 0.1.86 know only Amazon's own hosts, whose
             # names they make themselves.
-            spec |= {"bucket": "", "endpoint": self.connections.url}
+            spec |= {"bucket": "", "endpoint": url}
         if "AWS_ACCESS_KEY_ID" in os.environ:
             spec["aws_credentials"] = {"type": "environment"}
         return spec
@@ -233,7 +227,7 @@ class S3Api:
     ) -> None:
         """Sends a request, and waits for the head of its reply. Raises an error if the status is not a success."""
         keys = self._credentials.get(exchange.go_on)
-        path = f"{self._base}/{quote(key, safe='/-_.~')}"
+        path = f"{self._place.path}/{quote(key, safe='/-_.~')}"
         encoded = "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted(query.items()))
         target = f"{path}?{encoded}" if encoded else path
         signed = self._signed(keys, method, target, headers)
@@ -249,70 +243,80 @@ class S3Api:
 
     def _signed(self, keys: Any, method: str, target: str, headers: Mapping[str, str]) -> dict[str, str]:
         """Returns the headers with a signature."""
-        from botocore.auth import S3SigV4Auth
         from botocore.awsrequest import AWSRequest
 
         request = AWSRequest(method, f"{self.connections.url}{target}", headers=headers)
         # The body is not signed. Where a header has its checksum, that header is signed.
-        request.context["client_config"] = _body_unsigned()
-        S3SigV4Auth(keys, "s3", self._region).add_auth(request)
+        request.context["client_config"] = self._place.body_unsigned
+        self._place.signer(keys).add_auth(request)
         return dict(request.headers.items())
 
 
-@functools.cache
-def _body_unsigned() -> Any:
-    from botocore.config import Config
+class _Place(NamedTuple):
+    """Where a bucket is, and how requests to it are signed.
 
-    return Config(s3={"payload_signing_enabled": False})
+    Attributes:
+        connections: The connections to its server.
+        path: What the paths of all requests begin with, without a slash at its end.
+        region: The region that is signed.
+        signer: Makes one of ``botocore.auth``'s signers with credentials.
+        body_unsigned: The setting with which that signer leaves the body alone.
+    """
+
+    connections: Connections
+    path: str
+    region: str
+    signer: Callable[[Any], Any]
+    body_unsigned: Any
 
 
-def _place(session: Any, bucket: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the URL of a bucket and its region, as ``botocore`` would ask for it.
+def _place(session: Any, bucket: str) -> _Place:
+    """Asks ``botocore`` what it would do with a bucket. Makes no request.
+
+    The rules for hosts and signatures have no public function. So a client is asked for ``HeadBucket``, and the event
+    ``before-call``, by which ``botocore.stub`` answers in place of a server, shows the request that it would make.
 
     Raises:
         SettingsError: There is no region, or ``botocore`` knows no such place.
     """
-    import botocore
+    from botocore.auth import S3SigV4Auth
     from botocore.awsrequest import AWSResponse
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
-    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
-    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or session.get_config_variable("region")
-    if not region and not endpoint:
-        raise SettingsError(f"s3://{bucket}: set AWS_REGION to the region of the bucket")
-    if bucket.endswith("--x-s3"):
-        raise SettingsError(
-            f"s3://{bucket}: directory buckets (S3 Express) have signatures and listings of their own, which are not "
-            "supported: use a general purpose bucket"
-        )
-    s3 = {"us_east_1_regional_endpoint": "regional"}
-    in_host = environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower()
+    s3: dict[str, Any] = {"us_east_1_regional_endpoint": "regional", "payload_signing_enabled": False}
+    in_host = os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower()
     if in_host in ("true", "false"):
         s3["addressing_style"] = "virtual" if in_host == "true" else "path"
     elif in_host:
         raise SettingsError(f"AWS_VIRTUAL_HOSTED_STYLE_REQUEST: expected true or false, found {in_host!r}")
-    asked: list[str] = []
+    asked: list[tuple[str, str, dict[str, Any]]] = []
 
-    def answer(request: Any, **_: Any) -> Any:
-        asked.append(request.url)
-        return AWSResponse(request.url, 200, {}, _Nothing())  # in place of sending it
+    def answer(params: Mapping[str, Any], context: Mapping[str, Any], **_: Any) -> Any:
+        asked.append((params["url"], context["auth_type"], context["signing"]))
+        return AWSResponse(params["url"], 200, {}, None), {}
 
     try:
-        config = Config(signature_version=botocore.UNSIGNED, s3=s3)
-        client = session.create_client("s3", region or "us-east-1", endpoint_url=endpoint, config=config)
-        client.meta.events.register("before-send.s3.HeadBucket", answer)
+        region = os.environ.get("AWS_REGION") or session.get_config_variable("region")
+        # Without keys of its own, the client would look for some, which can take seconds. It signs nothing.
+        keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
+        client = session.create_client("s3", region, config=Config(s3=s3), **keys)
+        if not region and str(urlsplit(client.meta.endpoint_url).hostname).endswith(".amazonaws.com"):
+            raise SettingsError(f"s3://{bucket}: set AWS_REGION to the region of the bucket")
+        client.meta.events.register_first("before-call.s3.HeadBucket", answer)
         client.head_bucket(Bucket=bucket)
+        ((found, kind, signing),) = asked
+        url, authorities = urlsplit(found), session.get_config_variable("ca_bundle")
+        connections = connections_to(f"{url.scheme}://{url.netloc}", authorities or None)
     except (BotoCoreError, ValueError) as error:
         raise SettingsError(f"s3://{bucket}: the settings of its server cannot be used: {error}") from error
-    return asked[0], str(client.meta.region_name)
-
-
-class _Nothing:
-    """The body of a reply that has none."""
-
-    def stream(self) -> Iterable[bytes]:
-        return ()
+    if kind not in ("v4", "s3v4"):
+        raise SettingsError(
+            f"s3://{bucket}: found a bucket whose requests are signed with {kind!r}, which is not supported: use a "
+            "general purpose bucket. Directory buckets (S3 Express) also list in no order"
+        )
+    signer = functools.partial(S3SigV4Auth, service_name=signing["signing_name"], region_name=signing["region"])
+    return _Place(connections, url.path.rstrip("/"), signing["region"], signer, client.meta.config)
 
 
 def _encryption(environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import unittest.mock
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -39,8 +40,8 @@ class VirtualBackend(ObjectBackend):
 
 def backend_of(bucket: Bucket, *, patience_s: float = _PATIENCE_S, hedges: bool = False) -> VirtualBackend:
     """Returns a back end of its own for ``bucket``."""
-    environ = {**os.environ, **bucket.environment}
-    api = GcsApi(bucket.name, environ) if bucket.scheme == "gs" else S3Api(bucket.name, environ)
+    with unittest.mock.patch.dict(os.environ, bucket.environment):
+        api = GcsApi(bucket.name) if bucket.scheme == "gs" else S3Api(bucket.name)
     return VirtualBackend(api, hedges=hedges, patience_s=patience_s)
 
 

@@ -14,9 +14,10 @@ from gracepoint.checkpoint.storage.backend import NotAdmitted
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.objects import provider
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
-from gracepoint.checkpoint.storage.objects.http import Connections, Exchange, Request
+from gracepoint.checkpoint.storage.objects.http import Connections, Exchange
 from gracepoint.checkpoint.storage.objects.signing import Renewed, StoreCredentials, Transient
 from tests.interrupts import interrupt_at
+from tests.unit.checkpoint.storage.fakes.unsent import Unsent
 from tests.waiting import until
 
 WAIT_S = 10.0
@@ -49,21 +50,6 @@ class GoogleCredentials:
 
     def refresh(self, request: object) -> None:
         pass
-
-
-class Noting(Exchange):
-    """Notes requests in place of sending them. The reply is that there is no such object."""
-
-    def __init__(self) -> None:
-        super().__init__(Connections("http://127.0.0.1:1"))
-        self.sent: list[Request] = []
-
-    def send(self, request: Request) -> None:
-        self.sent.append(request)
-        self.status = 404
-
-    def read(self) -> bytes:
-        return b""
 
 
 def nothing() -> None:
@@ -204,7 +190,7 @@ def test_only_an_emulator_gets_no_access_token(
     import google.auth
 
     monkeypatch.setattr(google.auth, "default", lambda scopes: (GoogleCredentials(), "project"))
-    bucket, exchange = GcsApi("bucket", environ), Noting()
+    bucket, exchange = GcsApi("bucket", environ), Unsent()
     assert bucket.head(exchange, "key") is None
     assert exchange.sent[0].headers == ({"Authorization": "Bearer of Google"} if expected else {})
 

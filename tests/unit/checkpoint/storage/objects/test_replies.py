@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,14 +20,13 @@ from gracepoint.checkpoint.storage.objects import object_store
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.object_store import ObjectBackend
 from gracepoint.checkpoint.storage.objects.s3 import S3Api
-from gracepoint.errors import SettingsError
 from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
 from tests.object_stores.servers import Bucket, Server
+from tests.unit.checkpoint.storage.fakes.unsent import KEYS, S3Settings
 
 pytestmark = pytest.mark.integration
 
 HTML = b"<html><body>Log in</body></html>"
-KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": ""}
 
 
 @pytest.fixture
@@ -49,15 +46,12 @@ Serve = Callable[[Script], ScriptedServer]
 
 
 @pytest.fixture(params=["gs", "s3"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ObjectBackend]:
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-
+def backend(request: pytest.FixtureRequest, s3_settings: S3Settings) -> Callable[[str], ObjectBackend]:
     def connect(url: str) -> ObjectBackend:
         api = (
             GcsApi("bucket", {"STORAGE_EMULATOR_HOST": url})
             if request.param == "gs"
-            else S3Api("bucket", {"AWS_ENDPOINT_URL": url, "AWS_REGION": "here"})
+            else s3_settings.bucket({**KEYS, "AWS_ENDPOINT_URL": url, "AWS_REGION": "here"})
         )
         request.addfinalizer(api.connections.close)
         return ObjectBackend(api, hedges=False, patience_s=0.3)
@@ -186,17 +180,22 @@ def test_a_store_that_ignores_a_condition_is_refused(bucket: Bucket, ignored: st
     assert store.entries("top") == []
 
 
-def test_each_store_has_the_authorities_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_store_has_the_authorities_of_its_own(monkeypatch: pytest.MonkeyPatch, s3_settings: S3Settings) -> None:
     server = ScriptedServer(lambda heard, sock: sock.sendall(answer(404)), authority := trustme.CA())
     other = trustme.CA()
     with authority.cert_pem.tempfile() as ours, other.cert_pem.tempfile() as theirs:
-        for name, value in {**KEYS, "SSL_CERT_FILE": ours, "AWS_CA_BUNDLE": theirs}.items():
-            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("SSL_CERT_FILE", ours)
         google = GcsApi("bucket", {"STORAGE_EMULATOR_HOST": server.url, "AWS_CA_BUNDLE": theirs})
         assert ObjectBackend(google, patience_s=1).entry("key") is None
-        environ = {"AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here", "AWS_CA_BUNDLE": theirs}
-        with pytest.raises(TimeoutError, match="CERTIFICATE_VERIFY_FAILED"):
-            ObjectBackend(S3Api("bucket", environ), patience_s=0.1).entry("key")
+        environ = {**KEYS, "AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here"}
+        apis = [
+            s3_settings.bucket({**environ, "AWS_CA_BUNDLE": theirs}),
+            s3_settings.bucket(environ, config=f"ca_bundle = {theirs}"),
+        ]
+        for api in apis:
+            with pytest.raises(TimeoutError, match="CERTIFICATE_VERIFY_FAILED"):
+                ObjectBackend(api, patience_s=0.1).entry("key")
+        assert ObjectBackend(s3_settings.bucket(environ), patience_s=1).entry("key") is None
         google.connections.close()
     server.close()
 
@@ -209,9 +208,9 @@ def test_a_bucket_of_an_emulator_is_opened_once(monkeypatch: pytest.MonkeyPatch)
     assert object_store.open_bucket("gs", "bucket") is object_store.open_bucket("gs", "bucket")
 
 
-def test_an_expired_token_of_s3_is_renewed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**KEYS, "AWS_SESSION_TOKEN": "old"}.items():
-        monkeypatch.setenv(name, value)
+def test_an_expired_token_of_s3_is_renewed(
+    serve: Serve, s3_settings: S3Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expired = b"<Error><Code>ExpiredToken</Code><Message>expired</Message></Error>"
 
     def script(heard: Heard, sock: socket.socket) -> None:
@@ -219,7 +218,8 @@ def test_an_expired_token_of_s3_is_renewed(serve: Serve, monkeypatch: pytest.Mon
         sock.sendall(answer(400, expired) if is_old else answer(200, b"data", ETag='"1"'))
 
     server = serve(script)
-    api = S3Api("bucket", {"AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here"})
+    environ = {**KEYS, "AWS_SESSION_TOKEN": "old", "AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here"}
+    api = s3_settings.bucket(environ)
     store = ObjectBackend(api, hedges=False, patience_s=5)
     with pytest.raises(OSError, match="ExpiredToken"):  # they are new, and there are no others
         store.read("key")
@@ -228,92 +228,3 @@ def test_an_expired_token_of_s3_is_renewed(serve: Serve, monkeypatch: pytest.Mon
     assert store.read("key").data == b"data"
     assert len(server.heard) == 3
     api.connections.close()
-
-
-def test_a_bucket_of_s3_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "botocore.session", None)  # importing it is an error
-    with pytest.raises(SettingsError, match=r"s3:// needs the extra 's3': pip install 'gracepoint\[s3\]'"):
-        S3Api("bucket", {"AWS_REGION": "here"})
-
-
-@pytest.mark.parametrize(
-    ("bucket", "environ", "url", "in_path"),
-    [
-        pytest.param("b-1", {}, "https://b-1.s3.eu-central-1.amazonaws.com", False, id="Amazon"),
-        pytest.param("b.1", {}, "https://s3.eu-central-1.amazonaws.com", True, id="a dot"),
-        pytest.param(
-            "b-1", {"AWS_REGION": "cn-north-1"}, "https://b-1.s3.cn-north-1.amazonaws.com.cn", False, id="China"
-        ),
-        pytest.param("b-1", {"AWS_REGION": "us-east-1"}, "https://b-1.s3.us-east-1.amazonaws.com", False, id="first"),
-        pytest.param(
-            "b-1",
-            {"AWS_REGION": "us-gov-west-1", "AWS_USE_FIPS_ENDPOINT": "true", "AWS_USE_DUALSTACK_ENDPOINT": "true"},
-            "https://b-1.s3-fips.dualstack.us-gov-west-1.amazonaws.com",
-            False,
-            id="FIPS and dual-stack",
-        ),
-        pytest.param(
-            "ap-abcdef-s3alias", {}, "https://ap-abcdef-s3alias.s3.eu-central-1.amazonaws.com", False, id="access point"
-        ),
-        pytest.param("b-1", {"AWS_ENDPOINT_URL": "http://Host:9/"}, "http://host:9", True, id="a server"),
-        pytest.param(
-            "b-1",
-            {"AWS_ENDPOINT_URL": "https://host", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
-            "https://b-1.host",
-            False,
-            id="a server with virtual hosts",
-        ),
-        pytest.param(
-            "b-1",
-            {"AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false"},
-            "https://s3.eu-central-1.amazonaws.com",
-            True,
-            id="Amazon by path",
-        ),
-    ],
-)
-def test_all_clients_of_a_bucket_address_it_as_botocore_does(
-    monkeypatch: pytest.MonkeyPatch, bucket: str, environ: dict[str, str], url: str, in_path: bool
-) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    region = environ.get("AWS_REGION", "eu-central-1")
-    api = S3Api(bucket, {"AWS_REGION": region, **environ})
-    assert (api.connections.url, api.url("k")) == (url, f"s3://{bucket}/k")
-    spec = api.kvstore_spec("key")
-    assert spec["aws_region"] == region
-    if url == f"https://{bucket}.s3.{region}.amazonaws.com":
-        assert (spec["bucket"], spec.get("endpoint")) == (bucket, None)  # TensorStore makes the same name
-    else:
-        assert (spec["bucket"], spec["endpoint"]) == (bucket if in_path else "", url)
-
-
-@pytest.mark.parametrize(
-    ("bucket", "environ", "says"),
-    [
-        pytest.param("b-1", {}, "set AWS_REGION to the region of the bucket", id="no region"),
-        pytest.param("b--use1-az4--x-s3", {"AWS_REGION": "us-east-1"}, "directory buckets", id="S3 Express"),
-        pytest.param("b-1", {"AWS_ENDPOINT_URL": "http://host/s3"}, "without a path of its own", id="a path"),
-        pytest.param("b-1", {"AWS_ENDPOINT_URL": "host:9"}, "the settings of its server cannot be used", id="no URL"),
-        pytest.param(
-            "b-1",
-            {"AWS_REGION": "x", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "yes"},
-            "expected true or false, found 'yes'",
-            id="style",
-        ),
-        pytest.param(
-            "b-1", {"AWS_REGION": "x", "AWS_SERVER_SIDE_ENCRYPTION": "kms"}, "expected one of AES256", id="algorithm"
-        ),
-        pytest.param("b-1", {"AWS_REGION": "x", "AWS_SSE_KMS_KEY_ID": "key"}, "are for AWS_SERVER_SIDE", id="a key"),
-    ],
-)
-def test_settings_of_s3_that_cannot_be_used_are_named(
-    monkeypatch: pytest.MonkeyPatch, bucket: str, environ: dict[str, str], says: str
-) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    with pytest.raises(SettingsError, match=says):
-        S3Api(bucket, environ)
