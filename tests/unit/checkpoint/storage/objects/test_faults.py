@@ -105,7 +105,7 @@ def test_a_read_goes_on_where_it_was_cut(top: StoragePath, store_proxy: FaultPro
 
 def large_value(top: StoragePath, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Writes a value that is read in twelve parts."""
-    monkeypatch.setattr(object_reader, "PART_BYTES", 1 << 18)
+    monkeypatch.setattr(object_reader, "READ_PART_BYTES", 1 << 18)
     data = np.random.default_rng(3).integers(0, 256, 3_000_000, np.uint8).tobytes()
     (top / "w").put(data)
     return data

@@ -35,7 +35,7 @@ def object_server(s3: Server) -> Server:
 def far(far: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """Objects of 6 MiB are large there."""
     monkeypatch.setattr(S3Uploads, "from_bytes", 6 * MIB)
-    monkeypatch.setattr(requests, "PART_BYTES", PART)
+    monkeypatch.setattr(requests, "WRITE_PART_BYTES", PART)
     return far
 
 
