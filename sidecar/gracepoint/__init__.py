@@ -1,4 +1,4 @@
-"""Gracepoint's library: a preemption costs a training job at most the step that was under way.
+"""Gracepoint's library: a preemption costs a training job at most the step that was in progress.
 
     import gracepoint
 

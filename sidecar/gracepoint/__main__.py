@@ -1,4 +1,4 @@
-"""The command line of training images: ``python -m gracepoint verify PATH...`` tells whether checkpoints are as they
+"""The command line of training images: ``python -m gracepoint verify PATH...`` says whether checkpoints are as they
 were saved, and ``check`` whether this pod reaches the operator and its storage."""
 
 from __future__ import annotations

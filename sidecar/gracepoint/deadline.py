@@ -9,7 +9,7 @@ later time: when a preemption is over, its ``left_s`` becomes infinite, and othe
 
 Chooses what to save in the time that is left once all processes are at the agreed sync point. Pure.
 
-Every process tells the others its ``Situation``. ``merged`` combines them, taking the worst of each figure, and
+Every process sends the others its ``Situation``. ``merged`` combines them, taking the worst of each figure, and
 ``plan`` chooses by the result. All processes have the same input, so they make the same choice. docs/deadline.md has
 the rules and a table.
 
@@ -177,9 +177,9 @@ ASSUMED_FIXED_S = 1.0
 class Choice(StrEnum):
     """What the processes do."""
 
-    SAVE_NOW = "SaveNow"  # the current step is saved; nothing else is under way
-    FINISH_IN_FLIGHT = "FinishInFlight"  # the save under way is finished, then the current step is saved
-    CANCEL_AND_SAVE = "CancelAndSave"  # the save under way is stopped, and the current step is saved
+    SAVE_NOW = "SaveNow"  # the current step is saved; nothing else is in progress
+    FINISH_IN_FLIGHT = "FinishInFlight"  # the save in progress is finished, then the current step is saved
+    CANCEL_AND_SAVE = "CancelAndSave"  # the save in progress is stopped, and the current step is saved
     PROMOTE = "Promote"  # the newest snapshot in host memory is committed in place of the current step
     #: Nothing is predicted to be done in time. Done as FINISH_IN_FLIGHT, as nothing is lost by trying.
     IMPOSSIBLE = "Impossible"
@@ -188,7 +188,7 @@ class Choice(StrEnum):
 class SnapshotState(StrEnum):
     """How far the save of a snapshot is, as far as a process knows."""
 
-    WRITING = "writing"  # its save is under way
+    WRITING = "writing"  # its save is in progress
     COMMITTED = "committed"  # its step, or a newer one
     HELD = "held"  # its save failed or was stopped, and host memory still has the snapshot
     GONE = "gone"  # its save failed or was stopped, and host memory does not have the snapshot any more
@@ -251,7 +251,7 @@ class Situation:
 
     @property
     def finish_s(self) -> float:
-        """Predicted seconds until the save under way ends: by earlier saves or by its own pace, whichever is longer."""
+        """Predicted seconds until the save in progress ends: by earlier saves or its own pace, whichever is longer."""
         snapshot = self.snapshot
         if snapshot is None or snapshot.state is not SnapshotState.WRITING:
             return 0.0
@@ -342,15 +342,15 @@ def plan(now: Situation) -> Plan:
         return current(Choice.SAVE_NOW, f"step {now.step} is saved: nothing was measured yet, {remaining}")
     if snapshot is not None and snapshot.step == now.step:
         if writing:
-            return current(Choice.FINISH_IN_FLIGHT, f"the save under way is of step {now.step} itself")
+            return current(Choice.FINISH_IN_FLIGHT, f"the save in progress is of step {now.step} itself")
         if snapshot.state is SnapshotState.COMMITTED:
             return current(Choice.SAVE_NOW, f"step {now.step} is committed already")
     needs = f"step {now.step} needs {current_s:.1f} s to drain and save"
     if writing:
         assert snapshot is not None
         finish_s = now.finish_s
-        both_s = max(finish_s, now.drain_s) + now.save_s  # the devices finish their steps while the save goes on
-        flight = f"the save of step {snapshot.step} under way another {finish_s:.1f} s"
+        both_s = max(finish_s, now.drain_s) + now.save_s  # the devices finish their steps while the save continues
+        flight = f"the save of step {snapshot.step}, in progress, needs another {finish_s:.1f} s"
         if margin * both_s <= left_s:
             return current(Choice.FINISH_IN_FLIGHT, f"{needs} and {flight}: there is time for both, {remaining}")
         if margin * current_s <= left_s:
@@ -376,7 +376,7 @@ def plan(now: Situation) -> Plan:
     if snapshot is not None and older_s <= left_s:
         lost, older = now.step - snapshot.step, f"the snapshot of step {snapshot.step} {older_s:.1f} s"
         return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {older}, which fits without margin, {remaining}")
-    return current(Choice.IMPOSSIBLE, f"{needs}, and nothing older can be had in time, {remaining}; tried all the same")
+    return current(Choice.IMPOSSIBLE, f"{needs}, and nothing older can be had in time, {remaining}; tried anyway")
 
 
 def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:

@@ -56,7 +56,7 @@ class Share:
 
 
 class ElasticData(Generic[T]):
-    """A data iterator that goes on at the next record, whatever the number of processes was and is.
+    """A data iterator that continues at the next record, whatever the number of processes was and is.
 
     Its state is the same in all processes: the number of records that the job has used. Give it to
     ``session.restore(data=...)``, or register it by ``session.host_state``.
@@ -142,7 +142,7 @@ class ElasticData(Generic[T]):
 
     @property
     def changed(self) -> str:
-        """What is different from the run that saved the restored state, in words. Empty if nothing is."""
+        """What is different from the run that saved the restored state, as text. Empty if nothing is."""
         before, now = self._before, self.share
         if before is None or (before.processes, before.batch) == (now.processes, now.batch):
             return ""

@@ -111,7 +111,7 @@ class AsyncCallFailed(GracepointError, RuntimeError):
 
     @classmethod
     def of_calls(cls, errors: Sequence[AsyncCallFailed], finalized: Sequence[int]) -> AsyncCallFailed:
-        """Returns the error of calls that failed, beside others that were finalized."""
+        """Returns the error of calls that failed, while others were finalized."""
         failures: dict[int, str] = {}
         for error in reversed(errors):
             failures.update(error.failures)
@@ -175,7 +175,7 @@ class Preempted(SystemExit):
         step: The step that was saved. If nothing was saved, the last step that was passed.
         steps_lost: Completed steps that the saved one lacks: more than 0 if an older snapshot was committed, as there
             was no time for more. None if nothing was saved.
-        reason: What happened, in words.
+        reason: What happened, as a sentence.
     """
 
     def __init__(self, code: int, *, saved: bool, step: int, reason: str, steps_lost: int = 0) -> None:
@@ -205,16 +205,16 @@ _WORDS: dict[str, type[CheckpointError]] = {
 
 
 def to_word(error: BaseException) -> str:
-    """Returns the word by which one process tells the others what kind of error it met with a checkpoint.
+    """Returns the name by which one process sends the others the kind of error that it met with a checkpoint.
 
     A file that is missing is "corrupt". An error that is not a ``CheckpointError`` is "error".
     """
-    for word, kind in _WORDS.items():
+    for name, kind in _WORDS.items():
         if isinstance(error, kind):
-            return word
+            return name
     return "corrupt" if isinstance(error, FileNotFoundError) else "error"
 
 
-def from_word(word: str) -> type[CheckpointError]:
-    """Returns the class of error that ``to_word`` returned ``word`` for, or the nearest that all processes know."""
-    return _WORDS.get(word, CheckpointError)
+def from_word(name: str) -> type[CheckpointError]:
+    """Returns the class of error that ``to_word`` returned ``name`` for, or the nearest that all processes know."""
+    return _WORDS.get(name, CheckpointError)

@@ -3,8 +3,8 @@
 A training loop sets a mesh (``jax.set_mesh``), a default device, transfer guards, and flags that find its own mistakes
 (``jax_debug_nans``, strict promotion, ``jax_no_tracing``). They are meant for its own computations. A slice of one
 device's shard must not fail because it does not span the loop's mesh, because the state has a NaN, or because transfers
-are forbidden. And it must be the same program in whichever thread it runs: JAX compiles anew under other settings, many
-of which hold for one thread alone.
+are forbidden. And it must be the same program in whichever thread it runs: JAX compiles again under other settings,
+many of which hold for one thread alone.
 
 So whatever the library computes, places or copies with JAX is within ``isolated``, or is a function that ``jit``
 returned; ``tests/unit/test_jax_isolation.py`` finds what is not. What the user gave to the library (a step to compile,

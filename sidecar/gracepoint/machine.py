@@ -1,6 +1,6 @@
 """What this process learns from the operating system: ids, cores, memory, and the processor time of its threads.
 
-Linux tells all of it. macOS, for work on a laptop, tells less, and each function says what it returns then.
+Linux has all of it. macOS, for work on a laptop, has less, and each function says what it returns then.
 Nothing here has threads or state.
 """
 
@@ -54,7 +54,7 @@ def _started_as_ps_says(pid: int) -> str:
 
 
 def process_age_s(root: Path = Path("/")) -> float | None:
-    """Returns for how many seconds this process has run. None if the system does not tell.
+    """Returns for how many seconds this process has run. None if the system does not say.
 
     Args:
         root: The folder that has ``proc``.
@@ -70,7 +70,7 @@ def process_age_s(root: Path = Path("/")) -> float | None:
 
 
 def leave_process_group(*_: object) -> None:
-    """Moves this process into a process group of its own, so that a signal to its parent's group does not end it.
+    """Moves this process into a separate process group, so that a signal to its parent's group does not end it.
 
     For processes on which training depends, such as the workers of a data loader, as the first thing that they do. Some
     init programs and launchers send SIGTERM to the whole group, and then training breaks off before it has saved.
@@ -153,7 +153,7 @@ def processor(root: Path = Path("/")) -> str:
 
 
 def available_memory_bytes() -> int:
-    """Returns how much memory of the machine is free. Where the system does not tell, half of what it has."""
+    """Returns how much memory of the machine is free. Where the system does not say, half of what it has."""
     if sys.platform != "linux":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -168,7 +168,7 @@ def left_by_pool(root: Path = Path("/")) -> dict[str, int]:
     """Returns how many bytes are left in each pool that this process takes memory from, by the pool's name.
 
     The pools are the machine, and each control group of this process that has a limit. The name of a pool is the same
-    in all processes that share it. Empty if the system does not tell.
+    in all processes that share it. Empty if the system does not say.
 
     Args:
         root: The folder that has ``proc`` and ``sys/fs/cgroup``.
@@ -193,7 +193,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
 
     Args:
         root: The folder that has ``proc`` and ``sys/fs/cgroup``.
-        controller: What the groups limit: ``cpu`` or ``memory``. In version 1, each controller has groups of its own.
+        controller: What the groups limit: ``cpu`` or ``memory``. In version 1, each controller has separate groups.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -205,7 +205,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
         if not controllers or controller in controllers.split(","):
             mount = root / "sys/fs/cgroup" / (controller if controllers else "")
             own = mount / path.strip("/")
-            # In a container, its own group is often the root of what it sees, whatever path ``proc`` tells.
+            # In a container, its own group is often the root of what it sees, whatever path ``proc`` has.
             folders += [mount, *(group for group in (own, *own.parents) if mount in group.parents)]
     return folders
 
@@ -244,8 +244,8 @@ def _fields(path: Path) -> dict[str, int]:
         lines = path.read_text().splitlines()
     except OSError:
         return {}
-    words = (line.split() for line in lines)
-    return {name: int(value) for name, value, *_ in (w for w in words if len(w) > 1) if value.isdigit()}
+    rows = (line.split() for line in lines)
+    return {name: int(value) for name, value, *_ in (w for w in rows if len(w) > 1) if value.isdigit()}
 
 
 def _stat(path: Path) -> list[str]:

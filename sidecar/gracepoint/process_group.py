@@ -147,7 +147,7 @@ class ProcessGroup(Protocol):
         has died or its ``find`` hangs, the next process calls ``find``. After a few such turns, all processes that
         still wait call it.
 
-        If ``find`` raises, this process raises that error, and the others go on.
+        If ``find`` raises, this process raises that error, and the others continue.
         """
 
     def leave(self, folder: str, *, processes: Collection[int] | None = None) -> None:
@@ -289,7 +289,7 @@ class PlansAhead:
 
 @dataclasses.dataclass(frozen=True)
 class SaveProgress:
-    """A background save that is under way in this process.
+    """A background save that is in progress in this process.
 
     Attributes:
         step: Its step.

@@ -123,11 +123,11 @@ def _clouds(name: str, value: str) -> tuple[str, ...]:
     return names
 
 
-def _one_of(*words: str, other: str = "", fits: Callable[[str], bool] = lambda _: False) -> Reader:
-    expected = f"{', '.join(words)}, or {other}" if other else " or ".join(words)
+def _one_of(*choices: str, other: str = "", fits: Callable[[str], bool] = lambda _: False) -> Reader:
+    expected = f"{', '.join(choices)}, or {other}" if other else " or ".join(choices)
 
     def read(name: str, value: str) -> str:
-        if value not in words and not fits(value):
+        if value not in choices and not fits(value):
             raise SettingsError(f"{name}: expected {expected}, found {value!r}")
         return value
 

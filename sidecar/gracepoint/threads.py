@@ -14,7 +14,7 @@ What a forked child does with what it has inherited: it forgets it, and uses not
 
 A child of ``os.fork``, such as a data loader's worker, has copies of all objects of its parent, and none of its
 threads. It shares the parent's connections and file locks, and a lock that another thread held at the fork stays held
-in the child for ever. So in the child an object drops what the parent still uses (``forget_in_child``), without a word
+in the child for ever. So in the child an object drops what the parent still uses (``forget_in_child``), silently
 to the other side. What a child may never do, such as a save of its parent's, raises (``check_not_forked``).
 """
 
@@ -63,7 +63,7 @@ def _forget() -> None:
     for owner, forget in list(_owners.items()):
         try:
             forget(owner)
-        except Exception as error:  # noqa: BLE001 - the child goes on, and the others are forgotten
+        except Exception as error:  # noqa: BLE001 - the child continues, and the others are forgotten
             logger.debug("a forked child keeps something of its parent's: %r", error)
 
 
@@ -141,6 +141,6 @@ class DaemonThread:
             if self._turn.setdefault(_TURN, _RUNS) == _RUNS and function is not None:
                 function()
         finally:
-            del function  # frees what it holds before anybody is told
+            del function  # frees what it holds before anybody learns of the end
             self._ended = True
             self._running.release()

@@ -1,9 +1,9 @@
 """Where the time of this process goes, in a file that viewers of traces open (``GRACEPOINT_TRACE``).
 
 There is one trace in a process. ``begin`` opens it, and ``end`` closes it. Between them, any thread may add spans. The
-file is written as a whole by ``write``: when training goes on after a start, at a preemption, and at the end. It is in
-the JSON form of Chrome's trace events, which https://ui.perfetto.dev and ``chrome://tracing`` read. Times are those of
-the wall clock, so the files of several processes and of several starts can be put side by side.
+file is written as a whole by ``write``: when training continues after a start, at a preemption, and at the end. It is
+in the JSON form of Chrome's trace events, which https://ui.perfetto.dev and ``chrome://tracing`` read. Times are those
+of the wall clock, so the files of several processes and of several starts can be put side by side.
 
 Without ``begin``, all functions do nothing: a span costs one comparison.
 
@@ -82,7 +82,7 @@ class Trace:
             self._facts.update(facts)
 
     def write(self) -> None:
-        """Writes the file anew. A reader sees the file before or the file after."""
+        """Writes the file again. A reader sees the file before or the file after."""
         with self._writing:
             self._write(self._body())
 

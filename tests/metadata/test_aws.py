@@ -88,7 +88,12 @@ def test_a_rebalance_recommendation_stops_nobody(
     watch("aws", server.url)
     looked(server)
     assert heard.posts == []
-    assert caplog.text.count("the cloud hints, training goes on signal=aws events/recommendations/rebalance") == 1
+    assert (
+        caplog.text.count(
+            "the cloud announces a possible disruption, training continues signal=aws events/recommendations/rebalance"
+        )
+        == 1
+    )
 
 
 def test_scheduled_maintenance_is_told_and_retracted_when_it_is_cancelled(

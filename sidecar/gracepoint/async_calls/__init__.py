@@ -1,7 +1,7 @@
 """Asynchronous calls: run a function in a thread or in another process, and finish it in all processes together.
 
 A training process schedules an ``AsyncRequest``, for example a save. A **caller** runs the request's function in the
-background: ``ThreadAsyncCaller`` in a thread, ``TemporalAsyncCaller`` in a process of its own for each call, and
+background: ``ThreadAsyncCaller`` in a thread, ``TemporalAsyncCaller`` in a separate process for each call, and
 ``PersistentAsyncCaller`` in one process for all calls. ``AsyncCallsQueue`` keeps the calls in order, and runs the
 finalize functions of a call in the training thread once the call has ended in *all* processes of the job.
 

@@ -1,18 +1,15 @@
-"""Learns when a call has ended in all processes, and with which errors.
+"""Completes calls in all processes together: when a call has ended everywhere, and how many are finalized at one point.
 
-One daemon thread meets the other processes: for each call, in the order of scheduling, it waits until the call has
-ended here, and then gathers the outcome of all processes. The future that ``add`` returned is done then. The thread
-ends after the last call that was added. A job of one process has no thread.
+``CallCompletion`` has one daemon thread that meets the other processes: for each call, in the order of scheduling, it
+waits until the call has ended here, and then gathers the outcome of all processes. The future that ``add`` returned is
+done then. The thread ends after the last call that was added. A job of one process has no thread.
 
-Decides how many calls all processes finalize at the same question, without waiting for each other.
-
-Every process asks at the same points of its training loop, as long as calls are active. A call ends at different
-moments in different processes, so process 0 decides. The questions are counted and divided into blocks, whose plans
-process 0 publishes one block ahead (``plans_ahead``). A plan says how many questions the block has, and how many calls
-are finalized from its first question on.
-
-A run of questions begins when a call is scheduled and none is active, and ends when none is active any more. The
-training thread calls all methods. There are no threads.
+``FinalizePoints`` belongs to the training thread. Every process asks it at the same points of the training loop, as
+long as calls are active, how many calls to finalize. A call ends at different moments in different processes, so
+process 0 decides, and no process waits for another: the questions are counted and divided into blocks, whose plans
+process 0 publishes one block ahead (``PlansAhead``). A plan says how many questions the block has, and how many calls
+are finalized from its first question on. A run of questions begins when a call is scheduled and none is active, and
+ends when none is active any more.
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ class CallCompletion:
             here: Done when the call has ended in this process.
 
         Raises:
-            RuntimeError: The system has no thread for it. The other processes are told, where the call fails.
+            RuntimeError: The system has no thread for it. The other processes are notified, where the call fails.
         """
         everywhere: Future[None] = Future()
         with self._lock:
@@ -104,13 +101,13 @@ class CallCompletion:
                     return
                 index, here, everywhere = self._waiting.popleft()
             try:
-                word = json.dumps(_error(here)[-_TEXT:])  # waits as long as the call runs; its caller can end it
-                words = self._gang.gather(self._ended_key(index), word, timeout_s=self._timeout_s)
-            except Exception as error:  # noqa: BLE001 - the call fails, and the thread goes on with the next
+                outcome = json.dumps(_error(here)[-_TEXT:])  # waits as long as the call runs; its caller can end it
+                outcomes = self._gang.gather(self._ended_key(index), outcome, timeout_s=self._timeout_s)
+            except Exception as error:  # noqa: BLE001 - the call fails, and the thread continues with the next
                 self._tell_others(index, error)
                 everywhere.set_exception(_not_all(index, error))
                 continue
-            texts = {process: text for process, word in enumerate(words) if (text := json.loads(word))}
+            texts = {process: text for process, outcome in enumerate(outcomes) if (text := json.loads(outcome))}
             _complete(everywhere, index, texts)
             if self._gang.process_index == 0 and index > 0:
                 self._remove(index - 1)  # all processes came to this call's meeting, so all have passed the one before
@@ -128,7 +125,7 @@ class CallCompletion:
         try:
             self._gang.retire(self._ended_key(index))
         except GracepointError as error:
-            logger.warning("keys of an asynchronous call were not removed call=%d error=%s", index, error)
+            logger.warning("could not remove the keys of an asynchronous call call=%d error=%s", index, error)
 
 
 def _error(future: Future[None]) -> str:

@@ -1,21 +1,12 @@
-"""What all callers share. A caller runs the functions of asynchronous calls in the background.
+"""Callers run the functions of asynchronous calls in the background: what all of them share, and the one with a thread.
 
-The training thread owns a caller and calls its methods. The subclasses say what runs the functions. If there are
-several training processes, one more thread meets the others (``call_completion``). It ends after the last call.
+The training thread owns a caller and calls its methods. The subclasses decide what runs the functions:
+``ThreadAsyncCaller`` has one daemon thread, which starts with the first call and ends when the caller is closed or
+deleted; ``process_callers`` has those with worker processes. If there are several training processes, one more thread
+meets the others (``call_completion``). It ends after the last call. Callers and calls have the same numbers in all
+processes, because all processes make the same ones in the same order. So their keys agree.
 
-Callers and calls have the same numbers in all processes, because all processes make the same ones in the same order. So
-their keys agree.
-
-A caller that runs functions in a thread of the training process.
-
-It has one daemon thread, which starts with the first call and ends when the caller is closed or deleted.
-
-One asynchronous call: what runs in the background, what runs before, and what runs after it.
-
-Pauses Python's garbage collection while bytes are copied.
-
-A collection that starts in the middle of a transfer visits every object of the training process and holds the global
-interpreter lock meanwhile. Any thread may use ``gc_paused``; the module counts its users under a lock.
+Any thread may use ``gc_paused``; the module counts its users under a lock.
 """
 
 from __future__ import annotations
@@ -210,7 +201,7 @@ class AsyncCaller(abc.ABC):
 
         Raises:
             TypeError: The call cannot be sent to a worker process.
-            AsyncCallFailed: The worker does not take calls. The other processes are told.
+            AsyncCallFailed: The worker does not take calls. The other processes are notified.
             ForkedChild: This process was forked from the one that made this object.
         """
         check_not_forked(self._pid, "this caller of asynchronous calls")
@@ -271,10 +262,10 @@ class AsyncCaller(abc.ABC):
         Args:
             is_alive: Whether the call is still running in this process.
         """
-        words = self._gang.gather(
+        flags = self._gang.gather(
             f"{self._key}/sync/{next(self._syncs)}", str(int(bool(is_alive))), timeout_s=self._timeout_s
         )
-        return "1" not in words
+        return "1" not in flags
 
     def wait_all(self, ends: Sequence[Future[None]]) -> int:
         """Waits until all of these have ended, well or not. Returns their number.
@@ -289,7 +280,7 @@ class AsyncCaller(abc.ABC):
         if pending:
             raise AsyncCallFailed(
                 f"{len(pending)} of {len(ends)} asynchronous calls have not ended within {self._timeout_s:g} s in all "
-                "processes; they go on"
+                "processes; they continue"
             )
         return len(ends)
 
@@ -365,7 +356,7 @@ def _run_all(work: _Calls, nice: int) -> None:
         assert request.async_fn is not None
         try:
             request.async_fn(*arguments, **request.async_fn_kwargs)
-        except BaseException:  # noqa: BLE001 - told to all processes; SystemExit must not end the thread silently
+        except BaseException:  # noqa: BLE001 - passed to all processes; SystemExit must not end the thread silently
             future.set_exception(CallFailed(traceback.format_exc()))
         else:
             future.set_result(None)

@@ -1,16 +1,13 @@
-"""A call as bytes: its small parts as a pickle, and its large buffers beside it, so that they are copied once.
+"""A call as bytes in shared memory: its small parts as a pickle, and its large buffers after it, copied once.
 
-``pack`` writes a call into shared memory, and ``unpack`` reads it in the worker without copying: the arrays lie in the
-shared memory. The layout of a block is: a header, the pickle, the buffers. The message that accompanies a block holds
-the size of the header.
+``pack`` writes a call into a ``Block``, and ``unpack`` reads it in the worker without copying: the arrays lie in the
+shared memory. A block holds a header, the pickle, and the buffers. The message that accompanies a block holds the size
+of the header.
 
-Anonymous shared memory (``memfd_create``) for calls on their way to a worker process.
-
-A block has no name in any file system. The kernel frees it when the last process that holds it ends, however it ends.
-So nothing is left behind. The pages are charged to the container of the process that touches them first: the trainer.
-
-One process writes a block, and hands it to one worker. A ``BlockPool`` belongs to one caller; its methods may be called
-from any thread.
+A block is anonymous shared memory (``memfd_create``), without a name in any file system. The kernel frees it when the
+last process that holds it ends, however it ends, so nothing is left behind. The pages are charged to the container of
+the process that touches them first: the trainer. One process writes a block, and hands it to one worker. A
+``BlockPool`` belongs to one caller; its methods may be called from any thread.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m gracepoint.async_calls.keeper SOCKET [MODULE ...]
 
-It runs in a container of its own beside the training container, and shares a volume with the socket. A trainer that
+It runs in a separate container next to the training container, and shares a volume with the socket. A trainer that
 connects gets a worker process, which takes calls and shared memory over the connection. The trainer may be killed, and
 its whole container with it: its worker finishes the calls.
 
-Each MODULE is run once in a process of its own, as soon as the keeper listens: the keeper is there before the trainer.
+Each MODULE is run once in a separate process, as soon as the keeper listens: the keeper is there before the trainer.
 
 The main thread accepts connections, starts workers and reaps them. At SIGTERM, which the kubelet sends when the main
 containers have ended, the keeper waits for its workers and ends. A worker ends after the last call of its trainer. The
@@ -41,7 +41,7 @@ def main(path: str, modules: Sequence[str] = ()) -> None:
 
     Args:
         path: Where the socket is made.
-        modules: Names of modules. Each is run once, in a process of its own.
+        modules: Names of modules. Each is run once, in a separate process.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     require_linux("a keeper")
@@ -54,11 +54,11 @@ def main(path: str, modules: Sequence[str] = ()) -> None:
         listener.bind(path)
         listener.listen(_WAITING_TRAINERS)
         logger.info("the keeper listens at %s", path)
-        beside = _started(modules)
+        module_processes = _started(modules)
         try:
-            _serve(listener, woken, beside)
+            _serve(listener, woken, module_processes)
         finally:
-            for process in beside.values():
+            for process in module_processes.values():
                 process.kill()
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -89,12 +89,12 @@ def _add(processes: dict[int, subprocess.Popen[bytes]], process: subprocess.Pope
         raise
 
 
-def _serve(listener: socket.socket, woken: int, beside: dict[int, subprocess.Popen[bytes]]) -> None:
+def _serve(listener: socket.socket, woken: int, module_processes: dict[int, subprocess.Popen[bytes]]) -> None:
     workers: dict[int, subprocess.Popen[bytes]] = {}  # by a file descriptor that is readable once the worker has ended
     is_ending = False
     while workers or not is_ending:
         poll = select.poll()  # select() takes no descriptor above 1023
-        for handle in (listener.fileno(), woken, *workers, *beside):
+        for handle in (listener.fileno(), woken, *workers, *module_processes):
             poll.register(handle, select.POLLIN)
         for handle, _ in poll.poll():
             if handle == listener.fileno():
@@ -102,10 +102,10 @@ def _serve(listener: socket.socket, woken: int, beside: dict[int, subprocess.Pop
             elif handle == woken:
                 os.read(woken, 64)
                 is_ending = True
-                logger.info("the keeper was told to end, and waits for %d workers", len(workers))
-            elif handle in beside:
+                logger.info("the keeper was asked to end, and waits for %d workers", len(workers))
+            elif handle in module_processes:
                 os.close(handle)
-                beside.pop(handle).wait()
+                module_processes.pop(handle).wait()
             else:
                 worker = workers.pop(handle)
                 os.close(handle)
@@ -115,7 +115,7 @@ def _serve(listener: socket.socket, woken: int, beside: dict[int, subprocess.Pop
 def _take_trainer(listener: socket.socket, workers: dict[int, subprocess.Popen[bytes]]) -> None:
     """Starts a worker for a trainer that connects.
 
-    If the system has no room for a worker, the keeper goes on: its end would be the end of the other workers. If the
+    If the system cannot start a worker, the keeper continues: its end would be the end of the other workers. If the
     connection was accepted already, the trainer loses it, and does without this worker. Otherwise the keeper tries
     again.
     """
@@ -125,7 +125,7 @@ def _take_trainer(listener: socket.socket, workers: dict[int, subprocess.Popen[b
             worker = start_process(connection)
         _add(workers, worker)
     except OSError as error:
-        logger.error("there is no worker process for a trainer that has connected: %s", error)
+        logger.error("could not start a worker process for a trainer that has connected: %s", error)
         time.sleep(_TRY_EVERY_S)
     else:
         logger.info("a trainer has connected, and has worker process %d", worker.pid)

@@ -34,7 +34,7 @@ class _ProcessAsyncCaller(AsyncCaller):
     Args:
         gang, nice, timeout_s, clock: As ``AsyncCaller``.
         idle: Whether the workers get only CPU time that no other process of the container wants (``SCHED_IDLE``). A
-            training step is then hardly slower beside them. If others keep all cores busy, they nearly stop.
+            training step is then hardly slower. If others keep all cores busy, they nearly stop.
         log_level: Level of a worker's log, which goes to the standard error of this process. None: the level of
             Python's root logger here.
         orphan_limit_s: Seconds that a worker still has for its calls after this process has died.
@@ -202,7 +202,7 @@ def _no_more_calls(workers: list[WorkerProcess], owner: int) -> None:
 
 
 class TemporalAsyncCaller(_ProcessAsyncCaller):
-    """Runs each call in a process of its own, which ends with the call. Calls may overlap."""
+    """Runs each call in a separate process, which ends with the call. Calls may overlap."""
 
     def _worker(self) -> WorkerProcess:
         return self._start_worker()

@@ -2,23 +2,16 @@
 
 Run by ``worker_process`` as ``python -m gracepoint.async_calls FD``. The main thread receives calls, runs them,
 and answers. It ends when the trainer has closed the connection or has died, but first it runs all calls that were
-handed over. One daemon thread waits for the death of the trainer, and then limits the time that the worker still has.
+handed over, and then the functions that calls registered with ``when_orphaned``. One daemon thread waits for the death
+of the trainer, and then limits the time that the worker still has. Any thread may ask ``trainer_has_died``.
 
-The worker leads a session of its own and ignores SIGTERM, SIGINT and SIGHUP. These signals stop a job, and the worker
+The worker leads its own session and ignores SIGTERM, SIGINT and SIGHUP. These signals stop a job, and the worker
 must still finish what the trainer handed over. It imports no JAX by itself, and JAX finds only the CPU here.
 
-What a worker process still does once its trainer has died, after the calls that were handed over.
-
-A call registers a function with ``when_orphaned``. The worker's main thread runs calls and the functions. Any thread
-may ask ``trainer_has_died``.
-
-How much of the CPU the worker process takes from the training.
-
-The worker's main thread calls ``give_way`` before other threads start. ``hurry`` and ``relax`` may be called by any
-thread, and do not wait. The niceness of the session is the kernel's; this module only remembers what the trainer asked
-for, and which niceness the session is to have.
-
-The kernel lets processes without a privilege change the niceness of sessions once in 0.1 s, all of them together. If it
+How much of the CPU the worker takes from the training is the niceness of that session, which the kernel keeps; this
+module only remembers what the trainer asked for, and which niceness the session is to have. The main thread calls
+``give_way`` before other threads start. ``hurry`` and ``relax`` may be called by any thread, and do not wait. The
+kernel lets processes without a privilege change the niceness of sessions once in 0.1 s, all of them together. If it
 refuses, one daemon thread ("gracepoint: niceness") tries again, so that no save waits. It ends when the session has the
 niceness, or after ``_TRIES`` attempts since somebody last asked for a niceness.
 """
@@ -62,7 +55,7 @@ def run_last() -> None:
         try:
             function()
         except Exception as error:
-            logger.error("what was to follow the death of the trainer failed: %s: %s", name, error, exc_info=error)
+            logger.error("a function to run after the trainer's death failed: %s: %s", name, error, exc_info=error)
 
 
 def is_orphan(connection: socket.socket, trainer: int | None) -> bool:
@@ -130,7 +123,7 @@ def hurry() -> None:
 
 
 def relax() -> None:
-    """Has the session be as nice as ``give_way`` said, as the training goes on."""
+    """Has the session be as nice as ``give_way`` said, as the training continues."""
     _set_session_nice(_nice)
 
 
@@ -188,7 +181,7 @@ def main(connection: socket.socket) -> None:
     options = json.loads(connection.recv(ANSWER_BYTES))
     logging.basicConfig(level=options["log_level"], format="%(levelname)s %(name)s %(message)s")
     give_way(options["nice"], idle=options["idle"])
-    # A keeper's worker cannot see the trainer, which is in another container: the connection alone tells of its end.
+    # A keeper's worker cannot see the trainer, which is in another container: the connection alone shows its end.
     trainer = _process_handle(options["trainer"]) if not options["by_keeper"] else None
     threading.Thread(
         target=_end_after,
@@ -248,7 +241,7 @@ def _run(fds: list[int], block_bytes: int, header_bytes: int) -> tuple[bool, boo
     try:
         function, arguments, keywords = unpack(memoryview(block), header_bytes, fds[1:])
         function(*arguments, **keywords)
-    except BaseException:  # noqa: BLE001 - told to the trainer; SystemExit, too, must not end the worker
+    except BaseException:  # noqa: BLE001 - sent to the trainer; SystemExit, too, must not end the worker
         failed, text = True, traceback.format_exc()
     for fd in fds:
         os.close(fd)
@@ -268,11 +261,11 @@ def _unmapped(block: mmap.mmap) -> bool:
 
 def _answer(connection: socket.socket, number: int, failed: bool, kept: bool, text: str) -> None:
     data = text.encode()
-    room = ANSWER_BYTES - ANSWER.size
-    if len(data) > room:  # the end of a traceback says most
-        data = b"... " + data[-(room - 4) :]
+    limit = ANSWER_BYTES - ANSWER.size
+    if len(data) > limit:  # the end of a traceback has most of it
+        data = b"... " + data[-(limit - 4) :]
     try:
         connection.send(ANSWER.pack(number, failed, kept) + data)
     except OSError as error:
         if failed:
-            logger.error("a call failed, and the trainer can no longer be told (%s): %s", error, text)
+            logger.error("a call failed, and the trainer can no longer be notified (%s): %s", error, text)

@@ -109,7 +109,7 @@ class WorkerProcess:
 
     @property
     def name(self) -> str:
-        """The worker, in words for messages."""
+        """The worker, as text for messages."""
         return "the keeper's worker process" if self._process is None else f"the worker process {self._process.pid}"
 
     @property
@@ -217,7 +217,7 @@ class WorkerProcess:
 
 
 def require_linux(option: str) -> None:
-    """Raises SettingsError, with ``option`` in words, if the system is not Linux."""
+    """Raises SettingsError, with ``option`` as text, if the system is not Linux."""
     if sys.platform != "linux":
         raise SettingsError(f"{option}: this needs Linux, found {sys.platform}. Leave it out for work on a laptop")
 

@@ -1,27 +1,21 @@
-"""Runs the agreement: ``protocol.Member`` with the training thread and two background threads.
+"""Runs the agreement on one sync point: ``protocol.Member`` with the training thread and two background threads.
 
 * The **training thread** calls ``arrive`` at every sync point. Without a preemption that is a counter and one
   attribute test. In an open epoch it waits here, for the time that is left at most, until the agreed point is known.
 * The **reading thread** ("gracepoint-agreement", one per process, daemon) waits on the bell. It reads every
   entry: notices, which change nothing yet, and the start of an epoch, at which it freezes the seat and publishes
   the ordinal. The last process to publish writes what was agreed.
-* The **timing thread** ("gracepoint-agreement-time", one per process, daemon) runs the ``timekeeper``: it sleeps until
-  there is a notice, starts the freeze when it is time, and looks after an open epoch. It also says so, once, if another
-  process has left the training and this one has not.
+* The **timing thread** ("gracepoint-agreement-time", one per process, daemon) runs the ``Timekeeper``. It sleeps until
+  there is a notice, computes from this process's figures when the freeze must begin, and writes the start then; the
+  first process to do so starts the epoch for all. In an open epoch it takes over for a process that died in the middle
+  of the protocol, and gives the epoch up for all when the time is over. The processes take turns with these looks at
+  the store (``barriers.polls``): the more there are, the less often does each of them look. It also logs, once, that
+  another process has left the training while this one has not.
 * **Any thread** may call ``tell`` and ``take_back``.
 
 The threads share the seat, the ledger and ``_failure``. ``protocol`` says which thread writes the seat and the ledger.
-``_changed`` is notified after every change that a thread may wait for.
-``close`` and ``abandon`` end the threads; both return within about two seconds.
-
-Acts for the agreement when its time has come: starts the freeze, and looks after an open epoch.
-
-It computes when the freeze must begin from this process's own figures, and writes the start when it is time. The first
-process that does so starts the epoch for all. In an open epoch it takes over for a process that died in the middle of
-the protocol, and gives the epoch up for all when the time is over. Both read the store, so the processes take turns
-(``rank_delays``): the more there are, the less often does each of them look.
-
-It has no thread. The timing thread of the ``agreement`` makes all calls.
+``_changed`` is notified after every change that a thread may wait for. ``close`` and ``abandon`` end the threads; both
+return within about two seconds.
 """
 
 from __future__ import annotations
@@ -47,7 +41,7 @@ _LOOK_EVERY_S = 0.5
 
 
 class Observer(Protocol):
-    """Gets the events from the background threads, and tells them the times."""
+    """Gets the events from the background threads, and gives them the times."""
 
     def heard(self, event: Event) -> None:
         """Called in the reading thread when an entry of the bell has an effect. Must not block."""
@@ -56,7 +50,7 @@ class Observer(Protocol):
         """Returns the seconds until the freeze must begin, so that the save is done in time. 0 or less means now.
 
         Args:
-            remaining_s: Seconds until the deadline of one more notice, which this process is about to tell.
+            remaining_s: Seconds until the deadline of one more notice, which this process is about to spread.
         """
 
     def time_left_s(self) -> float:
@@ -230,7 +224,7 @@ class Agreement:
         once: bool = False,
         revision: int | None = None,
     ) -> None:
-        """Tells every process of a notice, or of a change of one. Training goes on until the freeze must begin.
+        """Notifies every process of a notice, or of a change of one. Training continues until the freeze must begin.
 
         Args:
             origin: Where the notice comes from; see ``entries.NoticeEntry`` for all arguments.
@@ -271,18 +265,18 @@ class Agreement:
         self._bell.ring(retract, unless=lambda there: isinstance(there, Retract) and there.origin == origin)
 
     def tell_gone(self, reason: str) -> None:
-        """Ends all waits for this process, now and later, and tells the other processes why. Never raises."""
+        """Ends all waits for this process, now and later, and gives the other processes the reason. Never raises."""
         try:
             gone = Gone(self._me, reason, self.seat.ordinal, self._observer.position()[0])
             self._bell.ring(gone, unless=lambda there: isinstance(there, Gone))
             if self.seat.epoch is not None:
                 self._gang.fail(self.steps_key, AgreementError(reason))
         except GracepointError as error:
-            logger.warning("could not tell the others that this process breaks off error=%s", error)
+            logger.warning("could not notify the other processes that this one stops training error=%s", error)
 
     @property
     def in_epoch(self) -> bool:
-        """True from the freeze on, until training goes on."""
+        """True from the freeze on, until training continues."""
         return self.seat.epoch is not None
 
     @property
@@ -303,7 +297,7 @@ class Agreement:
 
     @property
     def stopped(self) -> str:
-        """Which process broke off after the agreed sync point, in words. Empty if all train on to it."""
+        """Which process broke off after the agreed sync point, as text. Empty if all train on to it."""
         epoch = self._member.ledger.epoch
         if epoch is None or epoch.stop is None:
             return ""
@@ -351,7 +345,7 @@ class Agreement:
 
         Raises:
             AgreementError: They cannot: there is no notice, training has ended, or a process is too far.
-            StoreUnavailable: The others could not be told.
+            StoreUnavailable: The others could not be notified.
         """
         for _ in self._member.stop(reason):
             pass
@@ -373,7 +367,7 @@ class Agreement:
         Args:
             step: This process's step.
             word: A text for ``merge``.
-            merge: Called in the process that comes last, with the words of all in the order of their indices.
+            merge: Called in the process that comes last, with the texts of all in the order of their indices.
             deadline: The time by which all processes must be here.
 
         Returns:
@@ -392,14 +386,14 @@ class Agreement:
         def compared(messages: list[str]) -> str:
             return protocol.compare(messages, self.seat.ordinal, merge)
 
-        word = protocol.word(step, word)
-        return protocol.result(self._gang.reduce(self.steps_key, word, compared, timeout_s=deadline.remaining_s()))
+        message = protocol.message(step, word)
+        return protocol.result(self._gang.reduce(self.steps_key, message, compared, timeout_s=deadline.remaining_s()))
 
     def end_epoch(self) -> None:
         """Ends the epoch of a drill, at the agreed point or before it. Every process calls it and trains on.
 
         Raises:
-            StoreUnavailable: The others could not be told.
+            StoreUnavailable: The others could not be notified.
         """
         with self._lock:
             self._failure = None
@@ -421,11 +415,11 @@ class Agreement:
             for _ in self._member.finish():
                 pass
         except StoreUnavailable as error:
-            logger.warning("could not tell the others that training has finished error=%s", error)
+            logger.warning("could not notify the other processes that training has finished error=%s", error)
         else:
             with self._lock:
                 if not self._changed.wait_for(lambda: self._member.ledger.finished, _HEARD_S):
-                    logger.warning("did not hear the end of training from the bell waited_s=%g", _HEARD_S)
+                    logger.warning("did not read the end of training in the key-value store waited_s=%g", _HEARD_S)
         return self.seat.epoch is not None and self._held() is Verdict.OVER
 
     def abandon(self, reason: str) -> None:
@@ -446,7 +440,7 @@ class Agreement:
         for thread in self._threads:
             thread.join(_JOIN_S)
             if thread.is_alive():
-                logger.warning("a thread did not end name=%s waited_s=%g", thread.name, _JOIN_S)
+                logger.warning("a thread did not end in time name=%s waited_s=%g", thread.name, _JOIN_S)
 
     def _held(self) -> Verdict:
         with self._lock:
@@ -502,7 +496,7 @@ class Agreement:
             for number in over:
                 self._gang.retire(self._member.folder(number))
         except GracepointError as error:
-            logger.warning("keys of an epoch that is over were not removed error=%s", error)
+            logger.warning("could not remove the keys of a finished preemption error=%s", error)
 
     def _fail_here(self, error: Exception) -> None:
         logger.error("the agreement failed in this process error=%s", error, exc_info=error)
@@ -537,7 +531,7 @@ class Agreement:
         try:
             self._timekeeper.look()
         except GracepointError as error:
-            logger.warning("could not keep the time of a notice, trying again error=%s", error)
+            logger.warning("could not check whether a notice is due, trying again error=%s", error)
 
     def _tells_of_left_in_s(self) -> float | None:
         """Returns when it may be time to say that another process has left. None if there is nothing to say."""

@@ -3,50 +3,24 @@
 The coordination service's own ``wait_at_barrier`` is not used: it cannot be interrupted when a peer fails, it breaks
 both sides when an id is used again, and it runs nothing in the process that arrives last.
 
-A barrier has these keys below its own: ``.arrived/<who>``, the tree of counters at which the processes arrive
-(``arrivals``), ``.words/<block>/<rank>``, the values of a gather, and ``released``. The point keeps the first two apart
-from a caller's key below this one. ``released`` is written exactly once, by the process that decides the barrier: the
-last to arrive (all pass), one that fails (its error), one that gives up (its timeout) or one that cancels (its reason).
-All others wait for that key, so the service has one blocked request per process. A process that loses the race to write
-the key does what the value says. So no process passes a barrier that another has left by timeout, or the other way
-round. A broadcast has only the key ``released``, written by its source.
+A barrier has these keys below its own: ``.arrived/<who>``, the tree of counters at which the processes arrive,
+``.words/<block>/<rank>``, the values of a gather, and ``released``. The point keeps the first two apart from a caller's
+key below this one. ``<who>`` identifies the set of processes that take part: processes that name different sets never
+complete each other's barrier, and the error says so. ``released`` is written exactly once, by the process that decides
+the barrier: the last to arrive (all pass), one that fails (its error), one that gives up (its timeout) or one that
+cancels (its reason). All others wait for that key, so the service has one blocked request per process. A process that
+loses the race to write the key does what the value says. So no process passes a barrier that another has left by
+timeout, or the other way round. A broadcast has only the key ``released``, written by its source.
 
-Passing a barrier takes two requests, and a gather or reduce three, whatever the number of processes. Only the last to
-arrive reads the values of all. In a timeout, the first processes read who is missing and tell the others.
-
-``<who>`` identifies the set of processes that take part. Processes that name different sets never complete each other's
-barrier, and the error says so.
+Passing a barrier takes two requests, and a gather or reduce three, whatever the number of processes: in the tree of
+``Arrivals``, the last to arrive learns that it is last, and it alone reads the values of all. In a timeout, the first
+processes read who is missing, and write it for the others.
 
 A call blocks its thread at most until its timeout. Different threads may use different keys at the same time, and any
-thread may call ``fail`` and ``cancel``. The process that completes a barrier removes the keys of its arrivals.
+thread may call ``fail`` and ``cancel``. There are no threads here; a process's only state is what ``Waiting`` and
+``StoreProcessGroup`` guard by their locks. The process that completes a barrier removes the keys of its arrivals.
 ``released`` stays until the caller knows that all processes have passed it (``retire``), or all have said so
 (``leave``). A barrier that is repeated needs one of the two calls. Otherwise the store grows.
-
-What the key ``released`` of a barrier says: the result, or why nobody passes.
-
-Counts arrivals in a tree of counters: each process makes one request, and the last to arrive learns that it is last.
-
-A counter of the store has 31 bits (``store``). Here it has one **slot** for each member of a group. A process arrives
-by adding its **mark** to its own slot, so the sum says who has arrived, and with which mark. The process that completes
-a group joins the marks of the group, adds the result to the group's slot one level above, and so on. The process that
-completes the counter at the top is the last of all, and knows the joined mark of all.
-
-The keys below the folder are ``<level>/<group>``. With 4,096 processes there are 139 of them if marks have one bit, and
-685 if they have four. So one small answer tells who has arrived.
-
-No thread and no state: everything is in the store.
-
-At which barriers this process waits now, and for whom. The threads that wait say so; any thread may ask.
-
-Whose turn it is where one process acts for all, so that the requests do not multiply with the processes.
-
-Any process may take over for one that has died. So the first processes act at once, and the others only if the first
-have not.
-
-A decision that one process makes for all, after a look at something that all of them share.
-
-The processes take turns: the first to write a turn's key looks, and the others wait for what it decides. A turn whose
-process has died, or hangs, ends by a timeout. This module has no threads and no state.
 """
 
 from __future__ import annotations
@@ -78,7 +52,7 @@ def released_value(key: str, released: dict[str, Any], group: str, by: str) -> s
         key: The barrier's key.
         released: What was decided.
         group: The name of the set of processes that this process names.
-        by: The process that decided, in words.
+        by: The process that decided, as text.
 
     Raises:
         BarrierFailed: A process failed, or the processes name different sets.
@@ -97,7 +71,7 @@ def released_value(key: str, released: dict[str, Any], group: str, by: str) -> s
     if released["who"] != group:
         raise BarrierFailed(
             f"barrier {key!r}: {by} completed it with other processes than those that this one names: give "
-            f"every process the same processes=, or each group a key of its own"
+            f"every process the same processes=, or a separate key for each group"
         )
     result: str = released["result"]
     return result
@@ -184,7 +158,7 @@ def missing(store: KeyValueStore, key: str, group: str, participants: Sequence[i
 
 
 class Waiting:
-    """See the module.
+    """At which barriers this process waits now, and for whom. Threads that wait enter themselves; any thread may ask.
 
     Args:
         store: The store of all processes.
@@ -363,10 +337,10 @@ class StoreProcessGroup:
         participants = self._participants(processes)
 
         def complete() -> str:
-            words: dict[int, str] = {}
+            values: dict[int, str] = {}
             for block in range(-(-len(participants) // _BLOCK)):
-                words |= {int(rank): word for rank, word in self._store.list(f"{key}/.words/{block}").items()}
-            return merge([words[rank] for rank in range(len(participants))])
+                values |= {int(rank): text for rank, text in self._store.list(f"{key}/.words/{block}").items()}
+            return merge([values[rank] for rank in range(len(participants))])
 
         return self._meet(key, value, timeout_s, participants, complete)
 
@@ -443,7 +417,7 @@ class StoreProcessGroup:
         return self._release(key, decision) is decision
 
     def _without(self, key: str) -> str:
-        """Returns, in words, which processes have not come to a barrier of all processes. Empty if none waits there."""
+        """Returns, as text, which processes have not come to a barrier of all processes. Empty if none waits there."""
         everybody = range(self._process_count)
         group = group_name(everybody, self._process_count)
         if self._groups_at(key) != {group}:
@@ -539,7 +513,7 @@ class StoreProcessGroup:
     def _use_once(self, key: str) -> None:
         with self._lock:
             if key in self._used:
-                raise BarrierReused(f"the key {key!r} was used before; every barrier needs a key of its own")
+                raise BarrierReused(f"the key {key!r} was used before; every barrier needs a separate key")
             self._used.add(key)
 
     def _forget(self, folder: str) -> None:

@@ -1,9 +1,9 @@
 """The bell: a log in the key-value store that delivers the same entries to every process in the same order.
 
 The keys are ``bell/0``, ``bell/1``, ... Each entry is written once, by the first process that writes it. All
-processes read the entries in order, so every process sees the same sequence (see ``entries``).
+processes read the entries in order, so every process sees the same sequence (``ledger`` says what the entries mean).
 
-Each process has one reading thread, which blocks in a single request for the next entry. So an idle gang costs the
+Each process has one reading thread, which blocks in a single request for the next entry. So idle processes cost the
 coordination service only N blocked requests. A wait that times out leaks memory there (see ``store``), so the timeout
 is one day. A request that blocks in C++ cannot be interrupted from Python, and a thread that returns from one while
 the interpreter ends aborts the process. So ``close`` writes an entry itself, which wakes the readers of all processes.
@@ -142,7 +142,7 @@ class Bell:
                     self._store.delete_folder(f"bell/{number}")
                 self._store.delete_folder(f"bell-read/{page}")
         except StoreUnavailable as error:  # the page is not removed
-            logger.warning("entries that all have read were not removed error=%s", error)
+            logger.warning("could not remove entries that all processes have read error=%s", error)
 
 
 def _ends(entry: Entry) -> bool:

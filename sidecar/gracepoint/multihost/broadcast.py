@@ -1,11 +1,11 @@
 """Broadcasts a pytree from one process to all, bit for bit.
 
-First the processes tell each other which one is the source and what their trees look like. So if they disagree, no
-process hangs, and the values of two sources are never added up. Then the bytes are sent: small trees through the
-coordination service's store, large ones through the devices. The devices compute a sum of 32-bit words, to which all
-processes but the source contribute zeros. All pieces have the same size, so one small program is compiled and memory
-is bounded. A sum of integers is exact. JAX's own broadcast is a sum in the leaf's dtype, which loses the sign of -0.0
-and, unless x64 is enabled, half of every 64-bit number.
+First the processes exchange which one is the source and what their trees look like. So if they disagree, no process
+hangs, and the values of two sources are never added up. Then the bytes are sent: small trees through the coordination
+service's store, large ones through the devices. The devices compute a sum of 32-bit integers, to which all processes
+but the source contribute zeros. All pieces have the same size, so one small program is compiled and memory is bounded.
+A sum of integers is exact. JAX's own broadcast is a sum in the leaf's dtype, which loses the sign of -0.0 and, unless
+x64 is enabled, half of every 64-bit number.
 
 The broadcast runs in the calling thread. If it uses the devices, it is a collective like any other: all processes must
 call it in the same order as the collectives of training, so it must not run in a background thread. Once a collective
@@ -144,8 +144,8 @@ def _exchange(
     key = cluster.keys.next(f"broadcast-{group_name(participants, gang.process_count)}")  # each group has a counter
     is_source_here = me == min(participants, default=me) if is_source is None else bool(is_source)
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
-    words = gang.gather(f"{key}/who", json.dumps([is_source_here, digest]), timeout_s=timeout_s, processes=processes)
-    answers = {process: json.loads(word) for process, word in zip(participants, words, strict=True)}
+    texts = gang.gather(f"{key}/who", json.dumps([is_source_here, digest]), timeout_s=timeout_s, processes=processes)
+    answers = {process: json.loads(payload) for process, payload in zip(participants, texts, strict=True)}
     sources = [process for process, (is_it, _) in answers.items() if is_it]
     if len(sources) != 1:
         listing = named(sources) if sources else "none"
@@ -154,8 +154,8 @@ def _exchange(
     (source,) = sources
     strangers = [process for process, (_, other) in answers.items() if other != answers[source][1]]
     if strangers:
-        word = json.dumps(shapes) if me == source else None
-        text = gang.broadcast(f"{key}/tree", word, timeout_s=timeout_s, source=source, processes=processes)
+        payload = json.dumps(shapes) if me == source else None
+        text = gang.broadcast(f"{key}/tree", payload, timeout_s=timeout_s, source=source, processes=processes)
         _leave(gang, key, processes)
         raise AgreementError(
             f"broadcast_one_to_all: expected the tree of process {source}, the source, in every process, found "
@@ -165,8 +165,8 @@ def _exchange(
     received = [np.array(leaf, order="C") if me == source else np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
     views = [leaf.reshape(-1).view(np.uint8) for leaf in received if leaf.nbytes]
     if sum(map(len, views)) <= THROUGH_STORE_BYTES:
-        word = base64.b64encode(b"".join(view.tobytes() for view in views)).decode() if me == source else None
-        text = gang.broadcast(f"{key}/data", word, timeout_s=timeout_s, source=source, processes=processes)
+        payload = base64.b64encode(b"".join(view.tobytes() for view in views)).decode() if me == source else None
+        text = gang.broadcast(f"{key}/data", payload, timeout_s=timeout_s, source=source, processes=processes)
         for stretch, part in _overlaps(views, np.frombuffer(base64.b64decode(text), np.uint8)):
             stretch[:] = part
     elif views:
@@ -181,11 +181,11 @@ def _leave(gang: StoreProcessGroup, key: str, processes: Collection[int] | None)
     try:
         gang.leave(key, processes=processes)
     except GracepointError as error:
-        logger.warning("the keys of a broadcast are not removed: %s", error)
+        logger.warning("could not remove the keys of a broadcast: %s", error)
 
 
 def _difference(expected: Sequence[str], actual: Sequence[str]) -> str:
-    """Returns, in words, the first difference of this process's tree. Empty if there is none."""
+    """Returns, as text, the first difference of this process's tree. Empty if there is none."""
     for one, other in itertools.zip_longest(expected, actual, fillvalue="no such leaf"):
         if one != other:
             return f"; in this one, expected {one}, found {other}"

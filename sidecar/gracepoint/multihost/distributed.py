@@ -1,30 +1,24 @@
-"""Joins and leaves a JAX cluster.
+"""Joins and leaves a JAX cluster with ``jax.distributed``, and adds four things to it.
 
-This module calls ``jax.distributed`` and adds four things. A pod of a JobSet finds its place without the API server
-(``detection``). If the coordinator does not answer, an error names it; JAX alone ends the process from C++ (SIGABRT)
-when its own timeout is over. Process 0 connects to the service in itself without looking up its own name, which the
-cluster's DNS may not know yet. ``shutdown`` first waits for the other processes at our own barrier, because a process
-that is late at JAX's barrier ends *all* processes with SIGABRT.
+* A pod finds its place without the API server (``detect``). JAX's own detection on Kubernetes asks the API server,
+  which most training pods are not allowed to do, and supports only a single Job. The same information is in the pod
+  already: in the environment from our webhook, in the Job controller's completion index, and in the labels that JobSet
+  sets on every pod. The environment has precedence over the labels. The number of processes is in neither, unless the
+  pod was injected. The container sees the labels if the pod template has this:
+
+      volumes:      [{name: podinfo, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]
+      volumeMounts: [{name: podinfo, mountPath: /etc/podinfo}]
+
+* If the coordinator does not answer, an error names it. JAX alone ends the process from C++ (SIGABRT) when its own
+  timeout is over.
+* Process 0 connects to the service in itself without looking up its own name, which the cluster's DNS may not know
+  yet.
+* ``shutdown`` first waits for the other processes at our own barrier, because a process that is late at JAX's barrier
+  ends *all* processes with SIGABRT.
 
 Everything runs in the calling thread except one request of ``shutdown`` that cannot be interrupted. It has its own
-daemon thread ("gracepoint-shutdown"), which ends with the answer. The state of the cluster is JAX's own, so it does not
-matter which code initialised the cluster.
-
-JAX's distributed state. Read from JAX at each access, so it does not matter which code joined the cluster.
-
-Finds the cluster and the process id of a pod from its environment and its labels alone.
-
-JAX's own detection on Kubernetes asks the API server, which most training pods are not allowed to do. It also supports
-only a single Job. The same information is in the pod already: in the environment from our webhook, in the Job
-controller's completion index, and in the labels that JobSet sets on every pod. The container sees the labels if the
-pod template has this:
-
-    volumes:      [{name: podinfo, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]
-    volumeMounts: [{name: podinfo, mountPath: /etc/podinfo}]
-
-The environment has precedence over the labels. The number of processes is in neither, unless the pod was injected.
-
-Waits for process 0, which hosts JAX's coordination service. No threads and no state.
+daemon thread ("gracepoint-shutdown"), which ends with the answer. The state of the cluster is JAX's, and ``State``
+reads it at each access, so it does not matter which code joined the cluster.
 """
 
 from __future__ import annotations
@@ -198,7 +192,7 @@ def detect(environ: Mapping[str, str], labels: Mapping[str, str], explicit: Plac
     if Env.PROCESS_COUNT not in merged:
         raise SettingsError(
             f"num_processes: expected the number of training processes of JobSet {merged[Env.JOBSET_NAME]!r}, which "
-            f"no label tells, found none. Give it as an argument or as {Env.PROCESS_COUNT}; the operator's webhook "
+            f"no label says, found none. Give it as an argument or as {Env.PROCESS_COUNT}; the operator's webhook "
             f"sets it in JobSets labelled with gracepoint.dev/policy"
         )
     settings = Settings.from_environment(_defaults(merged, labels) | merged)
@@ -217,7 +211,7 @@ def _defaults(merged: Mapping[str, str], labels: Mapping[str, str]) -> dict[str,
     }
     replicas = labels.get(_LABEL_REPLICAS)
     if replicas is None or replicas != labels.get(_LABEL_GLOBAL_REPLICAS):
-        return defaults  # there are other replicatedJobs, and no label tells which of them train
+        return defaults  # there are other replicatedJobs, and no label says which of them train
     count = merged[Env.PROCESS_COUNT]
     if not count.isdecimal() or int(count) % int(replicas):
         raise SettingsError(
@@ -325,7 +319,7 @@ def initialize(
 ) -> None:
     """Joins the JAX cluster. Call it once, before any JAX computation.
 
-    Arguments that are not given are taken from ``JAX_COORDINATOR_ADDRESS``, then from the pod (``detection``), then
+    Arguments that are not given are taken from ``JAX_COORDINATOR_ADDRESS``, then from the pod (``detect``), then
     from JAX's own detection (Slurm, MPI, TPU). ``attach`` uses the cluster that this function has initialised. An
     injected pod need not call this function.
 
@@ -343,7 +337,7 @@ def initialize(
             ``coordinator_address``.
         partition_index: The slice of this process's devices, if slices are numbered by hand. Give it in all processes
             or in none.
-        recoverable: Whether the other processes go on when a process other than process 0 dies
+        recoverable: Whether the other processes continue when a process other than process 0 dies
             (``jax_enable_recoverability``). None leaves JAX's setting unchanged.
         pod_labels_file: The file with the pod's labels, written by the downward API.
         environ: The process's environment.
@@ -395,7 +389,12 @@ def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -
         with trace.span("wait for process 0"):
             waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
         initialization_timeout = max(1, math.ceil(initialization_timeout - waited_s))
-    logger.info("joining address=%s process=%s of=%s", place.coordinator_address, place.process_id, place.num_processes)
+    logger.info(
+        "joining the JAX cluster address=%s process=%s of=%s",
+        place.coordinator_address,
+        place.process_id,
+        place.num_processes,
+    )
     address = _to_connect_to(place, options.get("coordinator_bind_address"), os.environ)
     jax.distributed.initialize(
         address,

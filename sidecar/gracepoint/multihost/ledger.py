@@ -1,28 +1,24 @@
-"""The state that results from the entries of the bell: plain data, no threads, no clock, no network.
+"""The entries of the bell, and the state that follows from them: plain data, no threads, no clock, no network.
 
-Every process reads the same entries in the same order and so comes to the same result: which notices stand, whether
+An entry is written once, by one process, and never changes. Its meaning depends only on the entries before it. Every
+process reads the same entries in the same order and so comes to the same result: which notices stand, whether
 an epoch is open, and what was agreed. The processes do not negotiate. A process that wants to change something writes
 an entry, and the order of the log decides:
 
 * A ``StartEntry`` opens an epoch if a notice stands, no epoch is open, and its writer had read the newest notice or
   retraction. Otherwise it has no effect, and a process that finds that the freeze must still begin writes another one.
 * A ``NoticeEntry`` that ``starts_at`` an ordinal is a notice and a start in one, which has read everything before it.
-* A ``NoticeEntry`` that repeats a standing notice, by its revision, has no effect. Two processes that are told at the
-  same time may both write it, and a ``StartEntry`` between the two entries stays valid.
+* A ``NoticeEntry`` that repeats a standing notice, by its revision, has no effect. Two processes that are notified at
+  the same time may both write it, and a ``StartEntry`` between the two entries stays valid.
 * A ``Retract`` before the ``StartEntry`` removes the notice. After the ``StartEntry`` it has no effect, and the epoch
-  goes on.
+  continues.
 * The first ``Agreed`` or ``Failed`` decides the epoch.
-* A ``Stop`` after a notice decides it anew, also if a later sync point was agreed: nobody gets there without the
+* A ``Stop`` after a notice decides it again, also if a later sync point was agreed: nobody gets there without the
   process that wrote it. It opens an epoch if none is open. After it, a process that cannot save at that sync point any
   more breaks the epoch by ``Failed``, and so does a ``Stop`` at another sync point.
 * After the first ``Finished`` no epoch is opened. All processes pass the same sync points, so the agreed point would be
   after the end of training in all of them. Notices that stand then, or come later, are moot.
 * After the first ``Gone`` an epoch fails as soon as it is opened.
-
-The entries of the bell, the log that all processes read in the same order.
-
-An entry is written once, by one process, and never changes. Its meaning depends only on the entries before it, so every
-process comes to the same result (``ledger``).
 """
 
 from __future__ import annotations
@@ -40,11 +36,11 @@ class NoticeEntry:
     """Something is going to end a pod of this job, or its deadline has moved.
 
     Attributes:
-        by: The process that was told.
+        by: The process that was notified.
         origin: Where the notice comes from. A later notice of the same origin replaces it.
         remaining_s: Seconds until the deadline, when this was written.
         text: What else is known. The agreement does not read it.
-        drill: True if the disruption is only rehearsed, and training goes on.
+        drill: True if the disruption is only rehearsed, and training continues.
         once: True if the origin is a name that is never used again once its notice is dealt with.
         revision: Identifies the deadline, as in ``wire.frames.Notice``. None if it is not known.
         starts_at: If the freeze begins with this entry, the ordinal of its writer, as in ``StartEntry``. None if it
@@ -63,7 +59,7 @@ class NoticeEntry:
     step: int = 0
 
     def repeats(self, other: NoticeEntry) -> bool | None:
-        """Returns True if this repeats ``other``. None if only the deadlines can tell, as one has no revision."""
+        """Returns True if this repeats ``other``. None if only the deadlines can show that, as one has no revision."""
         if (self.origin, self.drill) != (other.origin, other.drill):
             return False
         return same_revision(self.revision, other.revision)
@@ -210,7 +206,7 @@ class Epoch:
 
     Attributes:
         number: The number of that entry in the log.
-        drill: True if the disruption is only rehearsed. Then training goes on after the epoch.
+        drill: True if the disruption is only rehearsed. Then training continues after the epoch.
         origins: The origins of the notices for which the epoch was opened.
         ordinal: A sync point that the process which wrote that entry had begun.
         step: The step that this process had reached then.
@@ -269,7 +265,7 @@ class Settled:
 
 @dataclasses.dataclass(frozen=True)
 class Broken:
-    """The epoch failed. If it is a drill, training goes on."""
+    """The epoch failed. If it is a drill, training continues."""
 
     epoch: Epoch
     reason: str
@@ -411,7 +407,7 @@ class Ledger:
     def _after_gone(self, gone: Gone) -> tuple[Ledger, tuple[Event, ...]]:
         """Breaks the open epoch, because an agreed point is not reached without this process.
 
-        A drill whose point is agreed is not broken here. It fails at the agreed point, and training goes on.
+        A drill whose point is agreed is not broken here. It fails at the agreed point, and training continues.
         """
         if self.failed is not None or self.epoch is None or (self.epoch.drill and self.epoch.agreed is not None):
             return self, ()

@@ -1,16 +1,13 @@
-"""Joining the JAX cluster, and the names of its processes.
+"""Joins the JAX cluster, and exchanges the names of its processes.
 
 A process has three numbers: the id with which it joined the coordination service, ``jax.process_index()`` (JAX may
 order processes by their devices, and does so on TPU), and the JobSet's pod index. The library uses
-``jax.process_index()`` everywhere. ``meet`` exchanges the three numbers once.
+``jax.process_index()`` everywhere. ``meet`` exchanges the three numbers once: the last process to arrive writes the
+names of all to the store, in blocks. A process reads a block when a name in it is needed, for example for an error that
+names a missing process, and keeps it. From the start, all know the names of the process that hosts the store: they are
+needed if the store does not answer.
 
-The names of the processes. Every process can look up the names of any other, and reads only those that it needs.
-
-When the processes meet, the last to arrive writes the names of all to the store, in blocks. A process reads a block
-when a name in it is needed, for example for an error that names a missing process. From the start, all know the names
-of the process that hosts the store: they are needed if the store does not answer.
-
-The names of the blocks that were read are kept. Any thread may read.
+There are no threads here. The training thread joins and meets; any thread may read names.
 """
 
 from __future__ import annotations
@@ -152,8 +149,8 @@ def introduce(
     """
     count = gang.process_count
 
-    def merge(words: list[str]) -> str:
-        messages = [json.loads(word) for word in words]
+    def merge(texts: list[str]) -> str:
+        messages = [json.loads(text) for text in texts]
         members = sorted((names for names, _, _, _ in messages), key=lambda names: names[0])
         indices = [names[0] for names in members]
         if indices != list(range(count)):
@@ -329,7 +326,7 @@ def _check_count(injected: Sequence[int | None], joined: int, by: str | None, le
     if joined < least:
         raise AgreementError(
             f"{Env.MIN_PROCESSES}={least}: expected as many processes as the policy's spec.training.minProcesses says, "
-            f"found {joined}. Start more of them, or lower that number and create the job anew"
+            f"found {joined}. Start more of them, or lower that number and create the job again"
         )
     wrong = next((count for count in injected if count is not None and count != joined), None)
     if wrong is None:
@@ -345,5 +342,5 @@ def _check_count(injected: Sequence[int | None], joined: int, by: str | None, le
         f"other's checkpoints. Let attach() join the cluster, or call gracepoint.multihost.initialize() without "
         f"arguments before it; where jax.distributed.initialize() is called, give it num_processes={wrong} and the "
         f"same coordinator_address in all pods. If {joined} is right, the JobSet was changed after it was created: "
-        f"create it anew, or allow it by the policy's spec.training.minProcesses"
+        f"create it again, or allow it by the policy's spec.training.minProcesses"
     )

@@ -20,14 +20,16 @@ other can write the entry (``look``). The first such entry counts.
 
 To publish takes one request, and nobody reads what all have published. The entry that opens the epoch has the ordinal
 of its writer, and the writer itself publishes that one or a later one. So each process publishes only how far it is
-ahead of that ordinal: with the mark of its arrival in a tree of counters (``arrivals``), which hands the largest one on
-to the last to arrive. A process that is further ahead than a mark can say first writes its ordinal under a key of its
-own, ``ahead/<ordinal>``.
+ahead of that ordinal: with the mark of its arrival in a tree of counters (``barriers.Arrivals``), which hands the
+largest one on to the last to arrive. A process that is further ahead than a mark can express first writes its ordinal
+under a separate key, ``ahead/<ordinal>``.
 
 The mark also says whether the processes must **meet** at the agreed point before they save. They need not if each of
 them would save the agreed step in any case, and if they are at the same step. A process asks for a meeting if it has a
 snapshot that could be saved instead, or if its step and its ordinal are not as far apart as those of the writer of the
-entry. Where they count steps differently, or pass only every k-th as a sync point, they meet and compare their steps.
+entry. Where they count steps differently, or pass only every k-th as a sync point, they meet and compare their steps:
+each sends its step and a text, and the process that comes last compares the steps, merges the texts, and writes the
+answer for all (``compare``).
 
 If the training of a process **breaks off** after a notice, it passes no further sync point, and the others, which may
 need it in each step, get no further either. The state that it handed to its last sync point may still be there. So it
@@ -41,11 +43,6 @@ to save (no sync point was given such a state), and the epoch ends as Retracted.
 
 The steps of ``Member`` are generators. Each ``yield`` marks a place where the steps of another thread in between make a
 difference. Threads run the generators to the end. A test may stop at each ``yield`` and check every order.
-
-What the processes tell each other at the agreed sync point, and the answer that all of them get.
-
-Each process tells its step and a text. The process that comes last compares the steps, merges the texts, and writes
-the answer.
 """
 
 from __future__ import annotations
@@ -113,7 +110,7 @@ class Seat:
         self.epoch = epoch
 
     def settle(self, agreed: int, *, meets: bool, stopped: bool = False) -> None:
-        """Lets the training thread go on to the agreed sync point."""
+        """Lets the training thread continue to the agreed sync point."""
         self.meets, self.stopped = meets, stopped  # before ``agreed``, which the training thread waits for
         self.agreed = agreed
 
@@ -133,7 +130,7 @@ class Seat:
         """Returns what to do at the current sync point while an epoch is open."""
         if self.epoch is None:
             return Verdict.GO_ON
-        agreed = self.agreed  # read once: it may be decided anew meanwhile
+        agreed = self.agreed  # read once: it may be decided again meanwhile
         if agreed is None:
             return Verdict.WAIT
         if self.ordinal > agreed:
@@ -147,7 +144,7 @@ class Seat:
     # Both threads.
 
     def end_epoch(self) -> None:
-        """Ends the epoch. Training goes on, and the next epoch may be opened."""
+        """Ends the epoch. Training continues, and the next epoch may be opened."""
         # ``agreed`` first: once ``epoch`` is None, the reading thread may open the next epoch and write ``agreed``.
         self.agreed = None
         self.epoch = None
@@ -209,7 +206,7 @@ class Member:
             self._be_seated(event)
         yield
         opened = any(isinstance(event, Opened) for event in events)
-        # The ordinal is read only now, after the epoch was opened: the protocol depends on this order (see the module).
+        # The ordinal is read only now, after the epoch was opened: the protocol depends on this order (see the top).
         frozen, position = self.seat.ordinal, self._position() if opened else (0, False)
         for event in events:
             self._tell(event)
@@ -337,21 +334,21 @@ class Member:
         return None if ledger.failed is not None or epoch is None or epoch.agreed is not None else epoch
 
 
-def word(step: int, text: str) -> str:
-    """Returns what a process tells the others: its step, and a text of its own."""
+def message(step: int, text: str) -> str:
+    """Returns what a process sends to the others: its step, and a text."""
     return f"{step} {text}"
 
 
-def compare(words: Sequence[str], sync_point: int, merge: Callable[[list[str]], str]) -> str:
+def compare(messages: Sequence[str], sync_point: int, merge: Callable[[list[str]], str]) -> str:
     """Returns the answer for all processes, which ``result`` reads.
 
     Args:
-        words: The words of all processes, in the order of their indices.
+        messages: The messages of all processes, in the order of their indices.
         sync_point: Number of the sync point at which they are.
-        merge: Called with the texts of the words, if all steps are equal. An ``AgreementError`` that it raises is
+        merge: Called with the texts of the messages, if all steps are equal. An ``AgreementError`` that it raises is
             raised in all processes.
     """
-    parts = [each.split(" ", 1) for each in words]
+    parts = [each.split(" ", 1) for each in messages]
     first = parts[0][0]
     for process, (step, _) in enumerate(parts):
         if step != first:

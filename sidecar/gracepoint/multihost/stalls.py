@@ -1,9 +1,9 @@
-"""Which process holds up the others. Every process that makes no progress says so in the store; one reads what all say.
+"""Finds which process holds up the others. Each that makes no progress writes so to the store, and one reads all.
 
-Each part of a process, such as the training or the background save, says so by itself, and is compared with the same
-part of the other processes. A process that is stopped, or whose host hangs, says nothing. So the processes that say
-nothing are suspected first, then those that are behind, then those in another stage. Any thread may call everything
-here.
+Each part of a process, such as the training or the background save, reports separately, and is compared with the same
+part of the other processes. A process that is stopped, or whose host hangs, reports nothing. So the processes that
+report nothing are suspected first, then those that are behind, then those in another stage. Any thread may call
+everything here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class StalledAt:
     """Where a part of a process is if it makes no progress.
 
     Attributes:
-        stage: What the part does, in words.
+        stage: What the part does, as text.
         order: How far it is, as numbers that can be compared with those of other processes: less is further back. The
             first one is the same in all processes that stall together, as a rule.
-        reached: The same in words.
+        reached: The same as text.
         stack: Where its thread is, as lines of a traceback.
     """
 
@@ -46,7 +46,7 @@ class Suspicion:
 
     Attributes:
         processes: Their indices.
-        why: Why they are suspected, in words.
+        why: Why they are suspected, as text.
         stack: Where the first of them is. Empty if it has not said so.
     """
 
@@ -80,7 +80,7 @@ class StallBoard:
         self.is_host = group.process_index == host
 
     def post(self, part: str, place: StalledAt) -> bool:
-        """Says where a part of this process is now. Returns True if this process tells the operator for all.
+        """Says where a part of this process is now. Returns True if this process reports to the operator for all.
 
         Raises:
             StoreUnavailable: The store cannot be reached.
@@ -137,7 +137,7 @@ def suspicion(places: Mapping[int, StalledAt], count: int, names: Pods = ()) -> 
     Args:
         places: Where the processes are that have said that they make no progress.
         count: How many processes there are.
-        names: The pods of the processes, for the words.
+        names: The pods of the processes, for the text.
     """
     if not places:
         return Suspicion([], "no process says any more that it makes no progress", "")

@@ -1,4 +1,4 @@
-"""The key-value store that all processes share.
+"""The key-value store that all processes share, and the names of its keys.
 
 ``JaxStore`` uses JAX's coordination service, which runs in process 0 whenever JAX runs on several processes.
 ``InMemoryStore`` is the store of one process, or of several threads that stand for processes in a test. Errors of JAX
@@ -9,12 +9,9 @@ the set. **A get that times out leaks about 35 KB in the client and the service*
 and with long timeouts, never in a tight loop. A counter must stay below 2**31: the service adds in 64 bits, but cannot
 read a larger value again.
 
-Keys for barriers, unique by construction: ``job-uid/attempt/epoch/phase/counter``.
-
-Every process has its own counters. They agree as long as every process asks for the keys of a phase in the same order.
-So threads that run at the same time must use different phases (``commit``, ``cleanup``).
-
-Names for sets of processes: short ones for keys, and words for messages.
+``BarrierKeys`` makes keys that are unique by construction: ``job-uid/attempt/epoch/phase/counter``. Every process
+counts for itself. The counters agree as long as every process asks for the keys of a phase in the same order. So
+threads that run at the same time must use different phases (``commit``, ``cleanup``).
 """
 
 from __future__ import annotations
@@ -240,7 +237,7 @@ def pods_of(processes: Iterable[int], pods: Pods) -> list[str]:
 
 
 def named(processes: Iterable[int], names: Pods = ()) -> str:
-    """Returns process indices in words, with their pods if known. Ten at most are named."""
+    """Returns process indices as text, with their pods if known. Ten at most are named."""
     indices = list(processes)
     shown = ", ".join(f"{i} ({names[i]})" if i < len(names) and names[i] else str(i) for i in indices[:_AT_MOST])
     more = f" and {len(indices) - _AT_MOST} more" if len(indices) > _AT_MOST else ""

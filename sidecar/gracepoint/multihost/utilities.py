@@ -6,14 +6,10 @@ names the missing processes, and background threads may use barriers. A collecti
 order as those of training, so it must not run in a background thread. For a barrier over the devices, which is Orbax's
 default, pass ``barrier_sync_fn=lambda *, key, timeout_ms: multihost_utils.sync_global_devices(key)``.
 
-The process group of all JAX processes, without a session. For the utilities, which any training code may call.
-
-The state is one process group for the coordination service that this process has joined, and the keys of calls that
-pass no name. The first thread that needs the group makes it. It is made again if the process joins another cluster.
-
-The hook through which ``reached_preemption`` asks the session that is open in this process.
-
-The training thread sets the hook when a session is attached, clears it when the session ends, and reads it.
+State: one process group (``AllProcesses``) for the coordination service that this process has joined, and the keys of
+calls that pass no name. The first thread that needs the group makes it; it is made again if the process joins another
+cluster. And the hook through which ``reached_preemption`` asks the open session: the training thread sets it when a
+session is attached, clears it when the session ends, and reads it.
 """
 
 from __future__ import annotations
@@ -193,8 +189,8 @@ def failing_together(
     """Runs a block of work that succeeds in all processes or fails in all. Collective.
 
     At the end of the block each process waits for the others, as in ``sync_global_processes``. If the block raises an
-    error in one process, the others are told. Their wait ends at once, or as soon as they reach the end of the block. A
-    process that is in a collective of the devices is not interrupted. With one process, only the block runs.
+    error in one process, the others are notified. Their wait ends at once, or as soon as they reach the end of the
+    block. A process that is in a collective of the devices is not interrupted. With one process, only the block runs.
 
         with multihost.failing_together("arrays written"):
             for future in handler.serialize(values, infos):
@@ -219,7 +215,7 @@ def failing_together(
             try:
                 joined_cluster().gang.fail(name, error)
             except GracepointError as unreachable:
-                logger.warning("the other processes could not be told of an error name=%s error=%s", name, unreachable)
+                logger.warning("could not notify the other processes of an error name=%s error=%s", name, unreachable)
         raise
     sync_global_processes(name, timeout=timeout, processes=processes)
 

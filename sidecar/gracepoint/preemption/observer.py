@@ -249,7 +249,7 @@ class PreemptionObserver:
             return  # that there is too little time is known and reported, and an older step is committed
         doubt = self._budget.doubt(drained=epoch.stages.has("drained"))
         if doubt:
-            logger.error("%s; tried all the same", doubt)
+            logger.error("%s; tried anyway", doubt)
             epoch.has_doubt(doubt)
 
     def start_in_s(self, remaining_s: float = math.inf) -> float:

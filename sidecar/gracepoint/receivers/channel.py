@@ -1,24 +1,21 @@
-"""HTTPS to the operator with the standard library alone.
+"""The HTTPS connection to the operator, and the thread that reads notices from it. Standard library only.
 
-An ``OperatorConnection`` belongs to one thread. Other threads may only call ``interrupt`` and ``trust``. The token file
+An ``OperatorConnection`` belongs to one thread; other threads may only call ``interrupt`` and ``trust``. The token file
 is read for every request, as the kubelet renews a projected token in place. Proxies of the environment are not used, as
 the operator is inside the cluster.
 
-The stream of notices from the operator.
-
-One thread ("gracepoint-subscription", daemon) owns the connection. It connects, sends the ``Subscription``, and reads
-frames, one JSON object on each line, until the stream ends or is silent for three heartbeats. Then it connects again
-after a pause, for as long as the session lives. The pauses grow and are jittered. They start over only after a stream
-that has brought more than its first frame, so a server that accepts and hangs up is not flooded. No notice is lost
-meanwhile: the operator sends all open notices first, and the mailbox ignores those that it has. Nothing here makes
-training wait or fail: errors are logged, each reason once in an outage. ``close`` interrupts a blocked read and ends
-the thread.
+The thread of ``OperatorSubscriber`` ("gracepoint-subscription", daemon) owns the subscription's connection. It
+connects, sends the ``Subscription``, and reads frames, one JSON object on each line, until the stream ends or is silent
+for three heartbeats. Then it connects again after a pause (``Backoff``), for as long as the session lives. The pauses
+start over only after a stream that has brought more than its first frame, so a server that accepts and hangs up is not
+flooded. No notice is lost meanwhile: the operator sends all open notices first, and the mailbox ignores those that it
+has. A connection that fails makes no training wait or fail: errors are logged, each reason once in an outage. ``close``
+interrupts a blocked read and ends the thread.
 
 A notice is taken only if it names this pod and this session: a proxy may mix up streams, and a pod may have the name
-and address of an earlier one. It is acknowledged, on the sender's own connection, and posted.
-
-The operator may send other authorities to trust. They replace the earlier ones at the next connection, so that a
-certificate of a new authority does not cut off a running pod.
+and address of an earlier one. It is acknowledged on the sender's connection, and posted to the mailbox. If the operator
+sends other authorities to trust, they replace the earlier ones at the next connection, so that a certificate of a new
+authority does not cut off a running pod.
 """
 
 from __future__ import annotations
@@ -201,13 +198,13 @@ class OperatorSubscriber:
 
     Args:
         channel: The connection, used by the subscriber's thread alone.
-        who: The first message, which says who listens.
+        subscription: The first message, which says who listens.
         mailbox: Where notices go.
         acknowledge: Called with the acknowledgement of each notice that is taken. Must not block.
-        hints: Where hints go. None if ``who`` does not take hints.
-        trust: Called with the PEM certificates that the operator says are to be trusted. None if ``who`` has no
-            ``trust``. Raises ``ssl.SSLError`` if they cannot be read.
-        spent: Returns what the time went into so far, for each first message. None: it is not told.
+        hints: Where hints go. None if ``subscription`` does not take hints.
+        trust: Called with the PEM certificates that the operator says are to be trusted. None if ``subscription`` has
+            no ``trust``. Raises ``ssl.SSLError`` if they cannot be read.
+        spent: Returns what the time went into so far, for each first message. None: it is not reported.
         stalled_s: Returns for how many seconds training has stalled, for each first message. None if it has not.
     """
 
@@ -223,7 +220,7 @@ class OperatorSubscriber:
         stalled_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._channel = channel
-        self._who = subscription
+        self._subscription = subscription
         self._mailbox = mailbox
         self._hints = hints
         self._trust = trust
@@ -269,7 +266,7 @@ class OperatorSubscriber:
 
     def _read_stream(self, backoff: Backoff) -> None:
         spent = None if self._spent is None else self._spent()
-        subscription = dataclasses.replace(self._who, spent=spent, stalled_s=self._stalled_s())
+        subscription = dataclasses.replace(self._subscription, spent=spent, stalled_s=self._stalled_s())
         response = self._channel.stream(PATH_SUBSCRIBE, subscription)
         self._greeted(response)
         unreadable = 0
@@ -313,20 +310,22 @@ class OperatorSubscriber:
         try:
             self._trust(frame.authorities)
         except ssl.SSLError as error:
-            logger.error("kept the authorities, as the operator's cannot be read error=%s", error)
+            logger.error(
+                "cannot read the operator's new certificate authorities, keeping the earlier ones error=%s", error
+            )
             return
-        self._who = dataclasses.replace(self._who, trust=trust_digest(frame.authorities))
-        logger.info("trusts other authorities of the operator digest=%s", self._who.trust)
+        self._subscription = dataclasses.replace(self._subscription, trust=trust_digest(frame.authorities))
+        logger.info("trusting the operator's new certificate authorities digest=%s", self._subscription.trust)
 
     def _take(self, frame: Notice | Retraction | Hint) -> None:
-        if (frame.pod_uid, frame.session) != (self._who.pod_uid, self._who.session):
+        if (frame.pod_uid, frame.session) != (self._subscription.pod_uid, self._subscription.session):
             logger.warning(
-                "ignored what is not for this session type=%s pod_uid=%s session=%s own_pod_uid=%s own_session=%s",
+                "ignored a message for another session type=%s pod_uid=%s session=%s own_pod_uid=%s own_session=%s",
                 frame.type,
                 frame.pod_uid,
                 frame.session,
-                self._who.pod_uid,
-                self._who.session,
+                self._subscription.pod_uid,
+                self._subscription.session,
             )
         elif isinstance(frame, Hint):
             if self._hints is not None:
@@ -345,13 +344,13 @@ class OperatorSubscriber:
                 frame.signal,
                 frame.remaining_s,
             )
-            # Before the post, in which the mailbox tells the other processes: that waits for process 0 to answer.
+            # Before the post, in which the mailbox notifies the other processes: that waits for process 0 to answer.
             self._acknowledge(
                 Acknowledgement(
-                    pod_uid=self._who.pod_uid,
-                    session=self._who.session,
+                    pod_uid=self._subscription.pod_uid,
+                    session=self._subscription.session,
                     preemption=frame.preemption,
-                    process_index=self._who.process_index,
+                    process_index=self._subscription.process_index,
                 )
             )
             self._mailbox.post(

@@ -1,16 +1,12 @@
-"""The one place where notices arrive, from all receivers.
+"""Where the notices and hints of all receivers arrive.
 
-Any thread may post: the subscription's, the SIGTERM reader's, a metadata watcher's. The listener passes what receivers
-post and retract to the other processes. What all processes go by comes back through ``take`` and ``drop``
-(``preemption.observer``). One lock guards every field. Listeners are called in the poster's thread, outside the
-lock.
+``Mailbox``: any thread may post, be it the subscription's, the SIGTERM reader's or a metadata watcher's. The listener
+passes what receivers post and retract to the other processes. What all processes go by comes back through ``take`` and
+``drop`` (``preemption.observer``). If there are several notices, the latest of each origin counts, and of those the
+earliest deadline. One lock guards every field. Listeners are called in the poster's thread, outside the lock.
 
-If there are several notices, the latest of each origin counts, and of those the earliest deadline.
-
-Hints: signs that a disruption may be near. Training goes on, and the session prepares for a save.
-
-The subscription's thread calls ``take``, the training thread calls ``due``. They share one event, so ``due`` costs
-nothing at a step without a hint. A hint that comes while the session prepares for another one is covered by that.
+``Hints``: signs that a disruption may be near. Training continues, and the session prepares for a save. The
+subscription's thread calls ``take`` and the training thread calls ``due``; they share one event.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from gracepoint.wire.frames import Hint, same_revision
 
 SIGTERM, SIGHUP = "SIGTERM", "SIGHUP"
 
-#: If a notice has no revision, a deadline that moves by this or less counts as the same one, told again.
+#: If a notice has no revision, a deadline that moves by this or less counts as the same one, repeated.
 SAME_DEADLINE_S = 0.5
 
 
@@ -75,7 +71,7 @@ class Disruption:
 
 
 class Listener:
-    """Is told what receivers bring. Each call is made in the receiver's thread."""
+    """Gets what receivers bring. Each call is made in the receiver's thread."""
 
     def posted(self, disruption: Disruption) -> None:
         """Called when a notice has come, or its deadline has moved."""
@@ -104,7 +100,7 @@ class _Post:
 
 
 class Mailbox:
-    """Thread-safe; see the module.
+    """Holds the notices of all receivers. Thread-safe.
 
     Args:
         clock: Returns monotonic seconds.
@@ -145,7 +141,7 @@ class Mailbox:
 
         Args:
             origin: Name of the preemption, or the signal if the notice has no name.
-            reason: Why, in words.
+            reason: Why, as text.
         """
         with self._lock:
             listener = self._listener
@@ -254,7 +250,10 @@ SAME_S = 3600.0
 
 
 class Hints:
-    """See the module.
+    """Has the session prepare for a save when a disruption may be near. Training continues.
+
+    A hint that comes while the session prepares for another one is covered by that. ``due`` costs nothing at a step
+    without a hint.
 
     Args:
         clock: Returns monotonic seconds.
@@ -280,7 +279,7 @@ class Hints:
             return
         too_soon = self._last_s is not None and now_s - self._last_s < LEAST_PAUSE_S
         logger.warning(
-            "received a hint, training goes on cause=%s signal=%s nodes=%s prepares=%s",
+            "received a hint, training continues cause=%s signal=%s nodes=%s prepares=%s",
             hint.cause,
             hint.signal,
             ",".join(hint.nodes),

@@ -1,9 +1,7 @@
-"""The channel to the operator in both directions, for one session.
+"""All receivers of one session: the operator's channel in both directions, SIGTERM, and the cloud's metadata.
 
-All receivers of notices as one: started with the session, and closed with it.
-
-Each receiver has its own threads. All calls here belong to the training thread. It must be the main thread if SIGTERM
-is to be watched.
+The session starts and closes them together through ``ReceiverSet``. Each receiver has its own threads. All calls here
+belong to the training thread, which must be the main thread if SIGTERM is to be watched.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ class Operator:
     def known_to(cls, settings: Settings, clock: Callable[[], float]) -> Operator | None:
         """Returns the operator. None, with a line in the log, if its address is not set."""
         if settings.operator_url is None:
-            logger.info("no operator is known, SIGTERM alone is watched variable=%s", Env.OPERATOR_URL)
+            logger.info("no operator is configured, watching SIGTERM only variable=%s", Env.OPERATOR_URL)
             return None
         return cls(settings, clock)
 
@@ -76,7 +74,7 @@ class Operator:
             mailbox: Where notices go.
             library_version: The library's version.
             hints: Where hints go. None: none are wanted.
-            spent: Returns what the time went into so far. None: it is not told.
+            spent: Returns what the time went into so far. None: it is not reported.
             stalled_s: Returns for how many seconds training has stalled. None if it has not.
         """
         settings = self._settings
@@ -137,9 +135,9 @@ class Operator:
 def receipt_after_s(gang: ProcessGroup) -> float:
     """Returns how many seconds after a notice this process sends its acknowledgement.
 
-    The operator tells all processes at the same time. Acknowledgements are not urgent. They come once all processes
-    have been told, and one after another: each may cost the operator a new connection, and so some milliseconds, in
-    which it could tell ten more processes.
+    The operator notifies all processes at the same time. Acknowledgements are not urgent. They come once all processes
+    have been notified, and one after another: each may cost the operator a new connection, and so some milliseconds, in
+    which it could notify ten more processes.
     """
     return gang.process_count * _TELLING_ONE_S + gang.process_index * _BETWEEN_RECEIPTS_S
 

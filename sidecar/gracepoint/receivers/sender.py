@@ -112,7 +112,9 @@ class Sender:
                     if isinstance(item.message, Trouble) and item.message.kind == message.kind:
                         self._waiting.remove(item)
             if len(self._waiting) >= _MOST_WAITING:
-                logger.error("dropped, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING)
+                logger.error(
+                    "dropped a message, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING
+                )
                 return
             self._waiting.append(_Item(message, self._clock(), within_s, after_s))
             self._changed.notify_all()
@@ -166,9 +168,9 @@ class Sender:
             except ChannelError as error:
                 pause_s = backoff.next_s()
                 if error.status in _FINAL or self._clock() + pause_s > item.until_s:
-                    logger.error("not sent message=%s error=%s", _named(item.message), error)
+                    logger.error("could not send a message message=%s error=%s", _named(item.message), error)
                     return
-                logger.info("trying again message=%s error=%s", _named(item.message), error)
+                logger.info("could not send a message, trying again message=%s error=%s", _named(item.message), error)
                 if error.status == http.HTTPStatus.FORBIDDEN:
                     self._channel.close()  # a new connection may lead to the other replica, which knows the session
             with self._lock:

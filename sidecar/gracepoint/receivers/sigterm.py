@@ -4,15 +4,14 @@ A Python signal handler runs only when the main thread returns from C++, which m
 wakeup fd does not wait: the interpreter's C handler writes the signal's number into it at once. A **reader thread**
 ("gracepoint-sigterm", daemon) is blocked on the other end and posts the notice. It unblocks the signal in itself, so a
 mask of the other threads does not keep it away. The C handler exists only while a Python handler is installed. So this
-module installs one, which writes a byte of its own, in case other code has installed another wakeup fd. The bytes are
-passed on, each once, to the wakeup fd that was installed before, for example asyncio's, whose own handlers go on
-working.
+module installs one, which writes a byte too, in case other code has installed another wakeup fd. The bytes are passed
+on, each once, to the wakeup fd that was installed before, for example asyncio's, whose handlers still work.
 
 **Ours decides, theirs is called afterwards.** A handler of other code may raise, end the process, or make the training
 loop end before the sync point that the processes agree upon; then nothing is saved, and an exit with code 0 looks like
 the end of training. So it is called once, by ``call_theirs``, when the session has ended; what it raises is logged.
 Other code may replace handler, wakeup fd or C handler at any time. ``look``, which the training thread calls at its
-sync points, sees that at the first one and every few seconds, says by whom, and puts ours in front of theirs again.
+sync points, sees that at the first one and every few seconds, logs who did it, and puts ours in front of theirs again.
 
 A forked child inherits all of this: a data loader's worker that is ended with SIGTERM would write into its parent's
 pipe. So the child restores the previous handler and fd at once.

@@ -1,4 +1,4 @@
-"""The frames of a subscription's stream: what the operator sends to a process. The rules of ``messages`` apply."""
+"""The frames of a subscription's stream, which the operator sends to a process. The rules of ``messages`` apply."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Notice(Frame):
 
     Attributes:
         preemption: Name of the Preemption object.
-        pod_uid: UID of the pod that is told. The library ignores a notice for another pod.
-        session: Session that is told. The library ignores a notice for another session.
+        pod_uid: UID of the pod that is notified. The library ignores a notice for another pod.
+        session: Session that is notified. The library ignores a notice for another session.
         workload_uid: UID of the JobSet, or of the Job by itself.
-        cause: Why, for example ``SpotTermination``; a word of the operator's signal table.
+        cause: Why, for example ``SpotTermination``; a value of the operator's signal table.
         signal: What was seen, for example "taint cloud.google.com/impending-node-termination".
         confidence: How certain it is that the pod will die.
         nodes: Names of the nodes that are concerned.
@@ -77,8 +77,8 @@ class Notice(Frame):
         mode: What the notice asks for.
         revision: Identifies the deadline: in milliseconds since 1970, by the operator's clock. Two that differ by at
             most ``SAME_REVISION`` mean the same deadline, whichever replica sent them and however late they are read.
-            So a repeated notice can be told from one whose deadline has moved. It is only compared, never used as a
-            time. Absent: an older operator; then the reader compares ``remaining_s``.
+            So a repeated notice can be distinguished from one whose deadline has moved. It is only compared, never used
+            as a time. Absent: an older operator; then the reader compares ``remaining_s``.
     """
 
     type: ClassVar[str] = "notice"
@@ -102,9 +102,9 @@ class Retraction(Frame):
 
     Attributes:
         preemption: Name of the notice's Preemption object.
-        pod_uid: UID of the pod that is told.
-        session: Session that is told.
-        reason: Why, in words.
+        pod_uid: UID of the pod that is notified.
+        session: Session that is notified.
+        reason: Why, as text.
     """
 
     type: ClassVar[str] = "retraction"
@@ -124,11 +124,11 @@ class Hint(Frame):
     Attributes:
         hints: Names of the signs that are new. All replicas use the same name for a sign. The names have no other
             meaning.
-        pod_uid: UID of the pod that is told.
-        session: Session that is told.
+        pod_uid: UID of the pod that is notified.
+        session: Session that is notified.
         workload_uid: UID of the JobSet, or of the Job by itself.
         cause: Why, as in ``Notice``.
-        signal: One of the signs, in words.
+        signal: One of the signs, as text.
         nodes: Names of the nodes that are concerned.
     """
 
@@ -147,7 +147,7 @@ class Trust(Frame):
     """The authorities to trust from now on, in place of those before. Sent only if the subscription has ``trust``.
 
     The operator sends it before its own certificate is one of a new authority. The frame counts for connections that
-    are opened later; the open stream goes on.
+    are opened later; the open stream continues.
 
     Attributes:
         authorities: PEM certificates.

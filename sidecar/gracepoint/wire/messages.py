@@ -1,4 +1,4 @@
-"""The messages of the channel between operator and library, version 1.
+"""The messages of the channel between operator and library, version 1, and their strict reading and writing as JSON.
 
 The docstring of each message says who writes it and who reads it; that holds for each of its fields. All messages are
 JSON objects. The stream of a subscription has one on each line; those are in ``frames``. Rules for both sides:
@@ -8,16 +8,8 @@ JSON objects. The stream of a subscription has one on each line; those are in ``
 * A reader ignores fields that it does not know, as the other side may be newer. It refuses a missing or mistyped field
   with ``WireError``, which names the field, what was expected and what was found. A field with a default may be
   missing.
-* Fields whose name ends in ``_s`` are durations in seconds. Decisions go by durations; absolute times are for the
-  record, as the clocks of two machines may differ.
-
-Parts of the primary process's messages: what its time went into, and for what the restored step was saved.
-
-The rules of ``messages`` hold here, too.
-
-How a message is written and read: dataclasses to JSON and back, strictly.
-
-A reader ignores fields that it does not know, and refuses missing and mistyped ones with ``WireError``.
+* Fields whose name ends in ``_s`` are durations in seconds. Decisions depend on durations. Absolute times are only
+  recorded, as the clocks of two machines may differ.
 """
 
 from __future__ import annotations
@@ -313,7 +305,7 @@ class Subscription(Message):
             others. Absent: an older library, or one that trusts the system's authorities, which is sent none.
         spent: What the time went into so far. Absent: an older library, or not the primary process.
         stalled_s: How long ago the newest step was passed, if that is far longer than steps take. Absent: an older
-            library, or training goes on, or has not begun.
+            library, or training continues, or has not begun.
     """
 
     namespace: str
@@ -383,7 +375,7 @@ class Report(Message):
         seconds_to_spare: Seconds from the commit to the deadline; negative if the commit came later. None before.
         stages: When each stage ended: ``frozen``, ``agreed``, ``drained``, ``written``, ``durable``, ``committed``. A
             stage that some process has not reached is missing.
-        message: What happened, in words. Empty if there is nothing to say.
+        message: What happened, as a sentence. Empty if there is nothing to say.
         choice: What the processes chose to do: SaveNow, FinishInFlight, CancelAndSave, Promote or Impossible. A text,
             as later versions may have more choices. None or absent before the agreed sync point, and in older
             libraries.
@@ -496,11 +488,11 @@ class Stall(Message):
         session: Session that writes.
         workload_uid: UID of the JobSet, or of the Job by itself.
         over: True if there is progress again. The other fields then say which stall that was.
-        stage: What the writer does, in words.
+        stage: What the writer does, as text.
         step: The step that the writer has reached.
         for_s: Seconds for which the writer has made no progress.
         suspects: ``jax.process_index()`` of the processes that hold up the others. Empty if that is not known.
-        message: Why they are suspected, in words.
+        message: Why they are suspected, as text.
         stack: Where the first suspect is, as lines of a traceback. Empty if it has not said so. An older library then
             sends the writer's own stack.
         beside: True if the writer is not the training process but another process of its pod, which watches it from
@@ -536,7 +528,7 @@ class Trouble(Message):
         for_s: Seconds since it began.
         times: How often it has happened since then.
         left_s: Seconds after which training ends for it. None: it does not end for it.
-        message: What happened, in words.
+        message: What happened, as a sentence.
     """
 
     pod_uid: str

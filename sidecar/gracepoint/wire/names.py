@@ -53,7 +53,7 @@ DEFAULT_STALL_AFTER_S = 900.0
 STALL_REPORT = "report"
 STALL_RESTART = "restart"
 
-#: Whether compiled programs are kept. "on": beside the checkpoints. Any other value is the directory that they are in.
+#: Whether compiled programs are kept. "on": next to the checkpoints. Any other value is the directory that they are in.
 COMPILATION_CACHE_OFF = "off"
 COMPILATION_CACHE_ON = "on"
 #: How much is kept, if the policy says nothing: bytes of all programs, and days after the last use.

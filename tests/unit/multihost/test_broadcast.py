@@ -127,4 +127,4 @@ def test_keys_that_cannot_be_removed_do_not_fail_a_broadcast(
 
     store = InMemoryStore()
     assert broadcasts(monkeypatch, [Lost(store, 0, 2), Lost(store, 1, 2)], broadcast_one_to_all) == [0, 0]
-    assert "the keys of a broadcast are not removed: process 0 has ended" in caplog.text
+    assert "could not remove the keys of a broadcast: process 0 has ended" in caplog.text

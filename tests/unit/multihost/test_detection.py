@@ -93,7 +93,7 @@ def test_a_coordinator_that_is_not_process_0_is_refused_in_process_0(labels: dic
 
 
 def test_the_number_of_processes_is_in_no_label(labels: dict[str, str]) -> None:
-    with pytest.raises(SettingsError, match=r"num_processes: .*JobSet 'gpt', which no label tells"):
+    with pytest.raises(SettingsError, match=r"num_processes: .*JobSet 'gpt', which no label says"):
         detect({}, labels, Place())
 
 

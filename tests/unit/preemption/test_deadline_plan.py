@@ -36,10 +36,16 @@ def test_the_table_has_every_choice_and_every_state_of_a_snapshot() -> None:
     ("scenario", "words"),
     [
         (SCENARIOS[0], "step 1000 needs 4.6 s to drain and save, 27.0 s are left"),
-        (SCENARIOS[8], "and the save of step 990 under way another 16.0 s: there is no time for both, 27.0 s are left"),
-        (SCENARIOS[11], "step 1000 needs 40.6 s to drain and save, the save of step 975 under way another 4.0 s, 27"),
+        (
+            SCENARIOS[8],
+            "and the save of step 990, in progress, needs another 16.0 s: there is no time for both, 27.0 s are left",
+        ),
+        (
+            SCENARIOS[11],
+            "step 1000 needs 40.6 s to drain and save, the save of step 975, in progress, needs another 4.0 s, 27",
+        ),
         (SCENARIOS[20], "the snapshot of step 990, whose save failed, 4.0 s"),
-        (SCENARIOS[2], "nothing older can be had in time, 27.0 s are left; tried all the same"),
+        (SCENARIOS[2], "nothing older can be had in time, 27.0 s are left; tried anyway"),
     ],
 )
 def test_the_reason_has_the_figures_that_it_was_chosen_by(scenario: Scenario, words: str) -> None:

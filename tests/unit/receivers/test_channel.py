@@ -240,7 +240,9 @@ def test_a_token_that_cannot_be_sent_ends_neither_thread(
     token.write_text("two\nlines")
     sender.send(_resumption(1), within_s=60)
     stream.end()
-    _wait_for_log(caplog, "trying again message=Resumption", "trying again; SIGTERM is still watched")
+    _wait_for_log(
+        caplog, "could not send a message, trying again message=Resumption", "trying again; SIGTERM is still watched"
+    )
     token.write_text("second")
     assert sender.flush(30)
     assert len(server.messages(Resumption)) == 1
@@ -287,7 +289,7 @@ def test_rejected_message_does_not_block_the_next(
     assert sender.flush(30)
     assert [type(m) for _, m in server.received] == [Acknowledgement]
     assert server.refused == [PATH_RESUMPTION]
-    assert "not sent message=Resumption" in caplog.text
+    assert "could not send a message message=Resumption" in caplog.text
 
 
 def test_a_message_whose_time_is_over_is_dropped_with_a_word(
@@ -296,7 +298,7 @@ def test_a_message_whose_time_is_over_is_dropped_with_a_word(
     server.refuse[PATH_RESUMPTION] = 503
     sender.send(_resumption(1), within_s=0.3)
     assert sender.flush(30)
-    assert "not sent message=Resumption" in caplog.text
+    assert "could not send a message message=Resumption" in caplog.text
 
 
 def test_a_full_queue_never_blocks_training(

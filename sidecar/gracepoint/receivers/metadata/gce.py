@@ -9,7 +9,7 @@ An instance with ``scheduling.preemptionNoticeDuration`` (120 s) becomes TRUE th
 ``instance/maintenance-event`` is NONE, then MIGRATE_ON_HOST_MAINTENANCE (live migration, which pauses the VM) or
 TERMINATE_ON_HOST_MAINTENANCE. The latter comes 60 s ahead (cloud.google.com/compute/docs/metadata/
 getting-live-migration-notice), with GPUs one hour ahead (cloud.google.com/compute/docs/gpus/gpu-host-maintenance). The
-answer does not tell which applies, so 60 s are assumed. With GPUs the job may leave up to an hour early.
+answer does not say which applies, so 60 s are assumed. With GPUs the job may leave up to an hour early.
 
 ``instance/upcoming-maintenance?alt=json`` is an object with ``window_start_time``, ``maintenance_status`` and others,
 in snake or camel case (cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event). The start of the

@@ -1,6 +1,9 @@
-"""The interface of a cloud's source of events, and the constants and parsers that the sources share.
+"""The events that a cloud announces on its metadata server, and which of them become notices.
 
-Decides which events of a cloud become notices in the mailbox. No thread and no network: a watcher's thread calls it.
+A ``MetadataSource`` is a part of a cloud's server; ``gce``, ``azure`` and ``aws`` implement it with the client and the
+parsers here. Its ``Board`` compares each look with the one before, and posts, moves or retracts notices in the mailbox.
+There are no threads here: the thread of a watcher owns a source, its board and its client. Another thread may only
+call ``MetadataClient.interrupt``.
 
 Three kinds of events are not posted:
 
@@ -12,12 +15,6 @@ Three kinds of events are not posted:
   lists a reboot for minutes after it; GPU machines of Google show their notice for an hour). Otherwise the process
   would save, leave and be started again on that machine for as long as the event lasts.
 * **Hints.** A hint is only logged, once.
-
-An HTTP client of a cloud's metadata server, with the standard library alone.
-
-A ``MetadataClient`` belongs to one thread. Another thread may only call ``interrupt``. Each request uses a new
-connection: the server is on the same machine, and no idle connection can break. The proxies of the environment are not
-used, because the address is valid only on this machine.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from gracepoint.receivers.mailbox import Disruption, Mailbox
 logger = logging.getLogger(__name__)
 
 HORIZON_S = 3600.0
-#: Two start times of an event that differ by at most this count as equal, because servers tell whole seconds.
+#: Two start times of an event that differ by at most this count as equal, because servers give whole seconds.
 _SAME_S = 1.5
 
 
@@ -54,7 +51,7 @@ class Event:
     Attributes:
         name: Identifies the event. It is the same at each look, and different for another event.
         cause: The cause, one of the operator's ``signals.Cause``.
-        lead_s: Seconds that are left, from the first look that saw the event, if the cloud tells no time or one that is
+        lead_s: Seconds that are left, from the first look that saw the event, if the cloud gives no time or one that is
             past.
         starts_at_s: When the event begins, in seconds since the epoch, by the server's clock. None if the cloud does
             not tell.
@@ -121,7 +118,7 @@ class Board:
         if record is None or _moved(record.event, event):
             state = self._judge(event, left_s)
             if record is not None and record.state is _State.POSTED:
-                if event.starts_at_s is None:  # it has begun; the time that was told before is still valid
+                if event.starts_at_s is None:  # it has begun; the time that was announced before is still valid
                     return
                 if state is not _State.POSTED:
                     self._retract(record.event, "it was moved")
@@ -146,12 +143,16 @@ class Board:
                 Disruption(preemption="", cause=event.cause, signal=signal, remaining_s=remaining_s),
             )
         elif state is _State.AHEAD:
-            logger.info("the cloud announces for later signal=%s cause=%s in_s=%.0f", signal, event.cause, left_s)
+            logger.info(
+                "the cloud announces an event for later signal=%s cause=%s in_s=%.0f", signal, event.cause, left_s
+            )
         elif event.hint:
-            logger.info("the cloud hints, training goes on signal=%s cause=%s", signal, event.cause)
+            logger.info(
+                "the cloud announces a possible disruption, training continues signal=%s cause=%s", signal, event.cause
+            )
         else:
             logger.warning(
-                "not acted on, as it was there before this process signal=%s cause=%s: an event that does not end "
+                "ignored an event that is older than this process signal=%s cause=%s: an event that does not end "
                 "must not stop each new start",
                 signal,
                 event.cause,
@@ -165,7 +166,7 @@ class Board:
         del self._known[record.event.name]
 
     def _retract(self, event: Event, reason: str) -> None:
-        logger.warning("taken back signal=%s reason=%s", self._signal(event), reason)
+        logger.warning("withdrew a notice signal=%s reason=%s", self._signal(event), reason)
         self._mailbox.retract(self._signal(event), reason)
 
     def _signal(self, event: Event) -> str:

@@ -1,6 +1,6 @@
-"""The threads that watch the metadata server. The docstring of the package says who owns what.
+"""Finds out which cloud this is, and starts the threads that watch its metadata server.
 
-Finds out which cloud this is, with one request for each cloud to the address that they share.
+The docstring of the package says which threads there are and who owns what.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ class Watcher:
         if trouble and trouble not in self._said:
             self._said.add(trouble)
             logger.warning(
-                "cannot see what the cloud announces, trying again watcher=%s error=%s", self._group.name, trouble
+                "cannot read what the cloud announces, trying again watcher=%s error=%s", self._group.name, trouble
             )
         elif self._said and not trouble:
             self._said.clear()
-            logger.info("the cloud's metadata is seen again watcher=%s", self._group.name)
+            logger.info("the cloud's metadata can be read again watcher=%s", self._group.name)
 
 
 class MetadataWatchers:
