@@ -20,6 +20,7 @@ from demo.snapshot import PROCESSES, Json, Snapshot
 from demo.timeline import Stage, timeline
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
+from gracepoint.wire.names import PROGRAMS_FOLDER
 from gracepoint_cli.timeline.model import STAGES
 from tests.testcluster.api import Cluster, ClusterError, NotSupported
 
@@ -123,7 +124,9 @@ class Story:
         change_jobset = store.change_jobset if store else _as_it_is
 
         def change(spec: Json) -> None:
-            spec["compilationCache"] = {"enabled": True}
+            # On the volume, also if the checkpoints go to a bucket.
+            programs = f"{spec['checkpoint']['directory']}/{PROGRAMS_FOLDER}"
+            spec["compilationCache"] = {"enabled": True, "directory": programs}
             change_policy(spec)
 
         apply_policy(self._cluster, _POLICY, namespace=NAMESPACE, change=change)

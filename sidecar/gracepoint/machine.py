@@ -136,22 +136,6 @@ def all_cores() -> int:
     return os.cpu_count() or 1
 
 
-def processor(root: Path = Path("/")) -> str:
-    """Returns what identifies the kind of CPU: its architecture, model and features. It is the same on equal machines.
-
-    Args:
-        root: The folder that has ``proc``.
-    """
-    try:
-        lines = (root / "proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    keys = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    named = {name.strip(): value.strip() for name, value in fields.items()}
-    return "\n".join([os.uname().machine, *(named[name] for name in keys if name in named)])
-
-
 def available_memory_bytes() -> int:
     """Returns how much memory of the machine is free. Where the system does not say, half of what it has."""
     if sys.platform != "linux":

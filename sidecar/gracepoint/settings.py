@@ -21,8 +21,6 @@ from gracepoint.errors import SettingsError
 from gracepoint.wire.names import (
     COMPILATION_CACHE_OFF,
     COMPILATION_CACHE_ON,
-    DEFAULT_COMPILATION_CACHE_BYTES,
-    DEFAULT_COMPILATION_CACHE_DAYS,
     DEFAULT_HEAD_START_S,
     DEFAULT_SAVED_EXIT_CODE,
     DEFAULT_STALL_AFTER_S,
@@ -140,7 +138,7 @@ _cache = _one_of(
     COMPILATION_CACHE_OFF,
     COMPILATION_CACHE_ON,
     other="an absolute path or a URI such as gs://bucket/name",
-    fits=lambda value: value.startswith("/") or "://" in value,
+    fits=lambda value: value.startswith(("/", "file:///", "gs://", "s3://")),
 )
 
 
@@ -240,14 +238,10 @@ class Settings:
         STALL_REPORT, _one_of(STALL_REPORT, STALL_RESTART), "report, or restart: the processes also exit"
     )
     compilation_cache: str | None = setting(
-        None, _cache, "off, on, or the directory of compiled programs; not set: off"
+        None, _cache, "off, on, or the directory of compiled programs; not set: what JAX's own variables say"
     )
-    compilation_cache_bytes: int = setting(
-        DEFAULT_COMPILATION_CACHE_BYTES, _integer(1), "of all compiled programs together"
-    )
-    compilation_cache_days: int = setting(
-        DEFAULT_COMPILATION_CACHE_DAYS, _integer(1), "a program that was unused for so long is deleted"
-    )
+    compilation_cache_bytes: int | None = setting(None, _integer(1), "has no effect: JAX's cache deletes nothing")
+    compilation_cache_days: int | None = setting(None, _integer(1), "has no effect")
     trace: str | None = setting(None, location, "folder in which each process writes where its time goes")
 
     @classmethod

@@ -1,8 +1,8 @@
 """One process of the test of the compilation cache: starts, trains a few steps, and prints what JAX compiled.
 
-compile_cache_process.py DIRECTORY KEYS
+compile_cache_process.py DIRECTORY [PROGRAMS]
 
-With "equal" KEYS, JAX's keys of one program are the same in all processes, as on GPUs. On CPUs they differ.
+PROGRAMS: the folder that JAX's own settings name, as its variables do. Without it, ``attach`` says "on".
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import cache_key
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gracepoint
@@ -27,9 +26,11 @@ from tests.multiprocess.launcher import here
 OPTIONS = WriteOptions(pinned_host_transfer=True, min_slice_bytes=1 << 10)
 
 
-def main(directory: str, keys: str) -> None:
-    if keys == "equal":
-        cache_key._hash_accelerator_config = lambda hashed, _: hashed.update(b"equal")
+def main(directory: str, programs: str | None = None) -> None:
+    if programs is not None:  # JAX, which was imported before this process was forked off, does not read the variables
+        jax.config.update("jax_compilation_cache_dir", programs)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    setting = "on" if programs is None else None
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
     found = collections.Counter[str]()
 
@@ -38,7 +39,7 @@ def main(directory: str, keys: str) -> None:
 
     jax.monitoring.register_event_listener(count)
     here().initialize_jax()
-    with gracepoint.attach(directory, save_every_steps=2, compilation_cache="on", write_options=OPTIONS) as session:
+    with gracepoint.attach(directory, save_every_steps=2, compilation_cache=setting, write_options=OPTIONS) as session:
         mesh = Mesh(np.array(jax.devices()), ("x",))
         everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("x"))
         shardings = {"replicated": everywhere, "split": split}

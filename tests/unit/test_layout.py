@@ -17,7 +17,6 @@ PACKAGES = {
     "async_calls": "sidecar/gracepoint/async_calls",
     "checkpoint": "sidecar/gracepoint/checkpoint",
     "cli": "operator/gracepoint_cli",
-    "compile_cache": "sidecar/gracepoint/compile_cache",
     "multihost": "sidecar/gracepoint/multihost",
     "operator": "operator/gracepoint_operator",
     "preemption": "sidecar/gracepoint/preemption",

@@ -230,6 +230,7 @@ def _check(
         if not is_stored(workload):  # a stored workload has our own variables
             texts = overruled(handed_over, injected, policy)
             findings += [Finding(Severity.WARNING, "overruled", *_split(text)) for text in texts]
+        findings += _without_effect(policy)
     findings += _restarts(workload)
     findings += default_findings(workload)
     for member in gang(injected, under.spec.training, Problems()):
@@ -258,6 +259,20 @@ def _label(workload: Json, policy: CheckpointPolicy | None, kind: str) -> Iterat
         text = f"the CheckpointPolicy {label!r} was not found, so what depends on it is not checked. Add it to the "
         text += "file, or ask a cluster that has it"
         yield Finding(Severity.WARNING, "policy-not-seen", path, text)
+
+
+def _without_effect(policy: CheckpointPolicy) -> Iterator[Finding]:
+    cache = policy.spec.compilation_cache
+    usual = type(cache)()
+    if cache.enabled and not cache.directory and policy.spec.checkpoint.directory.startswith(("gs://", "s3://")):
+        text = "the policy's spec.compilationCache.enabled has no effect: checkpoint.directory is a bucket. Write a "
+        yield Finding(Severity.WARNING, "without-effect", "", f"{text}directory into spec.compilationCache, too")
+    fields = {"maxBytes": cache.max_bytes != usual.max_bytes, "unusedDays": cache.unused_days != usual.unused_days}
+    for field in (name for name, is_set in fields.items() if cache.enabled and is_set):
+        text = (
+            f"the policy's spec.compilationCache.{field} has no effect: JAX's cache deletes nothing. For a bound, set "
+        )
+        yield Finding(Severity.INFO, "without-effect", "", f"{text}JAX_COMPILATION_CACHE_MAX_SIZE in the container")
 
 
 def _restarts(workload: Json) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any
 
-from gracepoint.wire.names import Env
+from gracepoint.wire.names import ENV_JAX_CACHE_DIR, Env
 from gracepoint_operator.kube.objects import Taint, Toleration
 from gracepoint_operator.signals import BUILT_IN, GKE_SPOT_GRACE_S
 from gracepoint_operator.webhooks.training_jobs import TrainingJob
@@ -53,6 +53,8 @@ _SHORT_GRACE_S = 30
 #: Processes of a gang start together, so that the slowest image pull counts.
 _STARTUP_S = 300
 _GKE_SPOT = "cloud.google.com/gke-spot"
+#: Scheme of a bucket -> what JAX's persistent cache needs for it.
+_BUCKET_PACKAGES = {"gs": "etils[epath-gcs]", "s3": "etils[epath-s3]"}
 
 
 def pod_findings(member: TrainingJob, path: str, claims: Mapping[str, Json]) -> Iterator[Finding]:
@@ -69,6 +71,7 @@ def pod_findings(member: TrainingJob, path: str, claims: Mapping[str, Json]) -> 
     yield from _hooks_and_probes(member.container, container_path)
     yield from _tolerations(pod, path)
     yield from _volumes(member, path, claims)
+    yield from _compiled_programs(member.container, container_path)
 
 
 def _grace(pod: Json, path: str) -> Iterator[Finding]:
@@ -195,6 +198,21 @@ def _volumes(member: TrainingJob, path: str, claims: Mapping[str, Json]) -> Iter
         )
     elif name := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
         yield from _claim(str(name), claims, field)
+
+
+def _compiled_programs(container: Json, path: str) -> Iterator[Finding]:
+    """Says what JAX needs in the image to keep compiled programs in a bucket."""
+    where = next((str(v.get("value")) for v in container.get("env") or () if v.get("name") == ENV_JAX_CACHE_DIR), "")
+    scheme, is_uri, _ = where.partition("://")
+    if is_uri and scheme != "file":
+        package = _BUCKET_PACKAGES.get(scheme, "etils[epath] and the one of fsspec for this kind of store")
+        yield Finding(
+            Severity.INFO,
+            "programs-in-bucket",
+            f"{path}.env[{ENV_JAX_CACHE_DIR}]",
+            f"found {where}: to keep compiled programs there, JAX needs the Python package {package} in the image. "
+            "Without it JAX logs a warning, and compiles at each start",
+        )
 
 
 def _claim(name: str, claims: Mapping[str, Json], field: str) -> Iterator[Finding]:

@@ -16,8 +16,6 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gracepoint.wire.messages import Mode
 from gracepoint.wire.names import (
-    DEFAULT_COMPILATION_CACHE_BYTES,
-    DEFAULT_COMPILATION_CACHE_DAYS,
     DEFAULT_HEAD_START_S,
     DEFAULT_SAVED_EXIT_CODE,
     DEFAULT_STALL_AFTER_S,
@@ -217,9 +215,9 @@ class CompilationCache(Model):
     """Compiled programs, kept so that the next start of a job does not compile them again."""
 
     enabled: bool = False
-    """True: the processes keep the programs that JAX compiles, and the next start with the same versions of JAX and the
-    same devices reads them. JAX runs what it reads: whoever can write to the directory can run code in the pods. A
-    container that sets JAX_COMPILATION_CACHE_DIR keeps JAX's own cache instead."""
+    """True: JAX keeps the programs that it compiles in its persistent cache, and the next start with the same versions
+    of JAX and the same devices reads them. JAX runs what it reads: whoever can write to the directory can run code in
+    the pods. If the container sets JAX_COMPILATION_CACHE_DIR itself, its value counts."""
     directory: Annotated[
         str,
         Field(
@@ -230,12 +228,13 @@ class CompilationCache(Model):
         ),
     ] = ""
     """Directory of the compiled programs, in the form of checkpoint.directory. Jobs that run the same programs may
-    share one. Empty: a hidden folder in checkpoint.directory."""
-    max_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 50)] = DEFAULT_COMPILATION_CACHE_BYTES
-    """Bytes that all programs in the directory may have together. The programs that were not used for longest are
-    deleted."""
-    unused_days: Annotated[int, Field(ge=1, le=3650)] = DEFAULT_COMPILATION_CACHE_DAYS
-    """Days after its last use at which a program is deleted."""
+    share one. Empty: a hidden folder in checkpoint.directory; if that is a bucket, no programs are kept. For gs:// the
+    image needs the Python package etils[epath-gcs], for s3:// etils[epath-s3]; without it JAX logs a warning and
+    compiles."""
+    max_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 50)] = 10 << 30
+    """Has no effect: nothing is deleted. For a bound, set JAX_COMPILATION_CACHE_MAX_SIZE in the container."""
+    unused_days: Annotated[int, Field(ge=1, le=3650)] = 30
+    """Has no effect: nothing is deleted."""
 
     @field_validator("directory")
     @classmethod

@@ -194,6 +194,9 @@ YIELDING = frozenset(
         Env.COMPILATION_CACHE,
         Env.COMPILATION_CACHE_BYTES,
         Env.COMPILATION_CACHE_DAYS,
+        names.ENV_JAX_CACHE_DIR,
+        names.ENV_JAX_MIN_COMPILE_S,
+        names.ENV_JAX_XLA_CACHES,
         names.ENV_S3_ENDPOINT,
         names.ENV_S3_REGION,
         names.ENV_GCS_ENDPOINT,
@@ -349,7 +352,7 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.MARGIN: policy.deadline.margin,
         **{name: value for name, value in later.items() if value},
         **{name: value for name, (value, default) in unless_default.items() if value != default},
-        **_cache_of(policy),
+        **_cache_of(policy, member),
         **_store_of(policy),
     }
 
@@ -359,19 +362,24 @@ def _filled_in(directory: str) -> str:
     return directory.replace("{namespace}", f"$({Env.NAMESPACE})").replace("{jobset}", f"$({Env.JOBSET_NAME})")
 
 
-def _cache_of(policy: CheckpointPolicySpec) -> dict[str, object]:
-    """Returns the settings of the compilation cache. Empty if it is off, because that is the library's default."""
-    cache = policy.compilation_cache
-    if not cache.enabled:
+def _cache_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str, object]:
+    """Returns the variables of JAX's persistent cache. Empty if it is off, or if the container has chosen another."""
+    cache, theirs = policy.compilation_cache, {variable["name"] for variable in member.container.get("env") or []}
+    if not cache.enabled or theirs & {names.ENV_JAX_CACHE_DIR, Env.COMPILATION_CACHE}:
         return {}
-    unless_default = {
-        Env.COMPILATION_CACHE_BYTES: (cache.max_bytes, names.DEFAULT_COMPILATION_CACHE_BYTES),
-        Env.COMPILATION_CACHE_DAYS: (cache.unused_days, names.DEFAULT_COMPILATION_CACHE_DAYS),
+    if not cache.directory and Env.DIRECTORY in theirs:
+        return {Env.COMPILATION_CACHE: names.COMPILATION_CACHE_ON}  # the library knows where its checkpoints go
+    checkpoints = policy.checkpoint.directory.rstrip("/")
+    where = _filled_in(cache.directory or f"{checkpoints}/{names.PROGRAMS_FOLDER}").removeprefix("file://")
+    if not cache.directory and "://" in where:
+        return {}  # JAX needs more packages for a bucket, so somebody has to choose it
+    found: dict[str, object] = {
+        names.ENV_JAX_CACHE_DIR: where,
+        names.ENV_JAX_MIN_COMPILE_S: 0,  # also the many small programs of a start
     }
-    return {
-        Env.COMPILATION_CACHE: _filled_in(cache.directory) or names.COMPILATION_CACHE_ON,
-        **{name: value for name, (value, default) in unless_default.items() if value != default},
-    }
+    if "://" in where:
+        found[names.ENV_JAX_XLA_CACHES] = "none"  # XLA's own caches know no buckets
+    return found
 
 
 def _store_of(policy: CheckpointPolicySpec) -> dict[str, object]:

@@ -51,7 +51,7 @@ from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalle
 from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.receivers import Mailbox, Operator, Receiver
-from gracepoint.session.compilation import ProgramWatch
+from gracepoint.session.compilation import ProgramWatch, keep_programs
 from gracepoint.session.session import Session, check_none_is_open
 from gracepoint.settings import VARIABLES, Settings
 from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, STALL_RESTART, Env
@@ -102,7 +102,6 @@ logger = logging.getLogger(__name__)
 
 _MODULES = (
     "gracepoint.checkpoint.engine",
-    "gracepoint.compile_cache.opening",
     "gracepoint.checkpoint.restoring.start_state",
 )
 
@@ -382,12 +381,13 @@ def attach(
         stall_action: What follows from a stall. ``report``, the default: an error in the log, and to the operator.
             ``restart``: all processes also exit with ``unsaved_exit_code``, so that the job starts again.
         compilation_cache: Whether compiled programs are kept, so that the next start does not compile them again.
-            ``off``, the default; ``on``: beside the checkpoints; or a path or URI of a directory for them, which
-            several jobs may share. JAX runs what is in it, so only those who may run code in these processes may
-            write to it.
-        compilation_cache_bytes: Bytes that all compiled programs together may have. The oldest are deleted. Default:
-            10 GiB.
-        compilation_cache_days: Days without use after which a compiled program is deleted. Default: 30.
+            JAX keeps them in its persistent cache. ``on``: beside the checkpoints, if these are on a file system. Or a
+            path or URI of a directory for them, which several jobs may share. Both yield to
+            ``JAX_COMPILATION_CACHE_DIR``, which a policy sets. ``off``: none are kept. Default: what JAX's own settings
+            say. JAX runs what is in the directory, so only those who may run code in these processes may write to it.
+        compilation_cache_bytes: Has no effect: nothing is deleted. JAX's ``jax_compilation_cache_max_size`` is such a
+            bound.
+        compilation_cache_days: Has no effect, either.
         trace: Folder in which each process writes where its time goes, in a file that https://ui.perfetto.dev opens.
             Default: no such file is written.
         receiver: Brings notices from a source of your own, such as a test or another scheduler. It is started with the
@@ -443,14 +443,9 @@ def _opened(
         with tracing.span("import of the checkpoint engine"):
             from gracepoint.checkpoint.engine import StepCheckpointer
             from gracepoint.checkpoint.restoring.restore_tree import check_accelerators_of_container
-            from gracepoint.compile_cache.opening import open_compile_cache
 
         check_accelerators_of_container(os.environ)
-        # First, as it reads in the background what the restore and the first steps need.
-        with tracing.span("opening of the compilation cache"):
-            compile_cache = open_compile_cache(settings, meeting, where)
-        if compile_cache is not None:
-            if_it_fails.callback(compile_cache.close, well=False)
+        keep_programs(settings.compilation_cache, where)
         checkpointer = StepCheckpointer(
             where,
             gang=meeting.gang,
@@ -490,7 +485,6 @@ def _opened(
                     clock=time.monotonic,
                     start=dataclasses.replace(start, last_unix_s=meeting.last_started_unix_s),
                     receiver=receiver,
-                    compile_cache=compile_cache,
                     programs=programs,
                 )
         except BaseException as error:

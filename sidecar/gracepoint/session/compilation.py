@@ -1,4 +1,6 @@
-"""Functions that are compiled in the background, beside the restore.
+"""How the programs of a training loop are compiled: in the background, counted, and kept for the next start.
+
+``Compilations`` compiles functions beside the restore:
 
 * The training thread traces a function, in ``Compilations.begin``. To trace it is to run the user's Python code, which
   may depend on what is set for the thread: a mesh, a precision, a library's rules for axes.
@@ -10,10 +12,11 @@ The result is in JAX's own memory, where the call of the jitted function finds i
 other arguments are compiled anew, and static arguments and donation are those of ``jax.jit``. The queue is guarded by
 ``_changed``. Each ``_Job`` is written by the compiling thread before its ``done`` is set, and read afterwards.
 
-Counts the programs that JAX compiles, and those that it takes from a cache instead.
+``ProgramWatch`` counts the programs that JAX compiles, and those that it takes from its persistent cache instead. JAX
+reports them by its monitoring (``jax.monitoring``). The threads that compile call the listeners. The counts are guarded
+by a lock. ``ProgramWatch.close`` ends the listening.
 
-JAX tells of them by its monitoring (``jax.monitoring``). The threads that compile call the listeners. The counts are
-guarded by a lock. There are no threads here. ``close`` ends the listening.
+``keep_programs`` switches JAX's persistent cache on, in the thread that calls ``attach``.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from typing import Any, Protocol
 from gracepoint import trace
 from gracepoint.arguments import shown
 from gracepoint.errors import SettingsError
+from gracepoint.multihost import global_state
 from gracepoint.threads import DaemonThread
+from gracepoint.wire.names import COMPILATION_CACHE_OFF, COMPILATION_CACHE_ON, PROGRAMS_FOLDER
 
 _PREFIX = "/jax/core/compile/"
 #: The end of JAX's name of an event -> the word for it in the trace. The last event makes the program, or loads it.
@@ -382,3 +387,88 @@ def _kind(leaf: Any) -> str:
     if sharding is None or not getattr(leaf, "committed", True):
         return words
     return f"{words} on {sharding}"
+
+
+_CACHE_DIR = "jax_compilation_cache_dir"
+_MIN_COMPILE_S = "jax_persistent_cache_min_compile_time_secs"
+#: JAX's default: programs that compile faster are not kept.
+_DEFAULT_MIN_COMPILE_S = 1.0
+_XLA_CACHES = "jax_persistent_cache_enable_xla_caches"
+
+
+def keep_programs(setting: str | None, directory: str) -> None:
+    """Makes JAX keep compiled programs in its persistent cache. Call it before the first compilation.
+
+    If JAX's own settings name a directory already (``JAX_COMPILATION_CACHE_DIR``), they count. The operator's webhook
+    sets them.
+
+    Args:
+        setting: ``on``: beside the checkpoints, if these are on a file system. Or the path or URI of a directory.
+            ``off``: keep none. None: what JAX's own settings say.
+        directory: The directory of the checkpoints.
+    """
+    import jax
+
+    if setting == COMPILATION_CACHE_OFF:
+        jax.config.update(_CACHE_DIR, None)
+    elif setting is not None and not getattr(jax.config, _CACHE_DIR):
+        where = f"{directory.rstrip('/')}/{PROGRAMS_FOLDER}" if setting == COMPILATION_CACHE_ON else setting
+        where = where.removeprefix("file://")  # JAX takes paths
+        if setting == COMPILATION_CACHE_ON and "://" in where:
+            logger.warning(
+                "compiled programs are not kept: the checkpoints are in a bucket, for which JAX needs more packages. "
+                "Name a directory in place of 'on' directory=%s",
+                directory,
+            )
+        else:
+            _keep_in(where)
+    kept = getattr(jax.config, _CACHE_DIR)
+    if not kept:
+        return
+    logger.info("JAX keeps compiled programs directory=%s", kept)
+    if global_state.process_id != 0:
+        _keep_in_this_process()
+
+
+def _keep_in(where: str) -> None:
+    import jax
+
+    jax.config.update(_CACHE_DIR, where)
+    if getattr(jax.config, _MIN_COMPILE_S) == _DEFAULT_MIN_COMPILE_S:
+        jax.config.update(_MIN_COMPILE_S, 0.0)
+    if "://" in where:
+        jax.config.update(_XLA_CACHES, "none")  # XLA's own caches know no buckets
+
+
+def _keep_in_this_process() -> None:
+    """Lets this process, which is not process 0, write programs on CPUs.
+
+    JAX writes in process 0 only, because on GPUs and TPUs the key of a program is the same in all processes. On CPUs it
+    is not, and without this the other processes would compile everything at each start. There is no setting for it. If
+    another version of JAX has other private names, that is what they do.
+    """
+    try:
+        from jax._src import compilation_cache, compiler
+
+        real, put = compiler._cache_write, compilation_cache.put_executable_and_time  # noqa: SLF001
+    except (ImportError, AttributeError) as error:
+        logger.info("on CPUs only process 0 keeps compiled programs: %s", error)
+        return
+    if real.__module__ == __name__:
+        return  # an earlier session of this process has done it
+
+    def cache_write(key: str, seconds: float, name: str, backend: Any, executable: Any, *host_callbacks: Any) -> None:
+        if backend.platform != "cpu":
+            real(key, seconds, name, backend, executable, *host_callbacks)
+            return
+        import jax
+
+        # As JAX does in process 0. A program that calls back into Python has addresses of this process in it.
+        if any(host_callbacks) or seconds < getattr(jax.config, _MIN_COMPILE_S):
+            return
+        try:
+            put(key, name, executable, backend, int(seconds))
+        except Exception as error:  # noqa: BLE001 - the program is compiled, and the training goes on
+            logger.warning("a compiled program cannot be written program=%s: %s", name, error)
+
+    compiler._cache_write = cache_write  # noqa: SLF001

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint import RestoreOptions, SingleReplica
     from gracepoint.checkpoint.engine import StepCheckpointer
     from gracepoint.checkpoint.storage.storage_path import UserPath
-    from gracepoint.compile_cache.opening import CompileCache
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +113,6 @@ class Session(OwnLoop):
         programs: ProgramWatch,
         start: ProcessStart | None = None,
         receiver: Receiver | None = None,
-        compile_cache: CompileCache | None = None,
     ) -> None:
         global _open
         self._programs = programs
@@ -133,7 +131,6 @@ class Session(OwnLoop):
         self._forecaster = Forecaster(meeting.gang.process_count, checkpointer.throughput, settings.margin, clock)
         self._pid = machine.process_id()
         self.nonce = secrets.token_hex(8)
-        self._compile_cache = compile_cache
         who = (settings, meeting, self.nonce)
         self._coordinator = Coordinator(
             *who,
@@ -528,8 +525,6 @@ class Session(OwnLoop):
             atexit.unregister(self._at_exit)
         self._compilations.close(_CLOSE_TIMEOUT_S if well else 0.0)
         self._programs.close()
-        if self._compile_cache is not None:
-            self._compile_cache.close(well=well)
         trace.end()
 
     def _forget(self) -> None:

@@ -56,9 +56,12 @@ STALL_RESTART = "restart"
 #: Whether compiled programs are kept. "on": next to the checkpoints. Any other value is the directory that they are in.
 COMPILATION_CACHE_OFF = "off"
 COMPILATION_CACHE_ON = "on"
-#: How much is kept, if the policy says nothing: bytes of all programs, and days after the last use.
-DEFAULT_COMPILATION_CACHE_BYTES = 10 << 30
-DEFAULT_COMPILATION_CACHE_DAYS = 30
+#: The folder of compiled programs in a directory of checkpoints. Names with a leading dot are never steps.
+PROGRAMS_FOLDER = ".compiled-programs"
+#: JAX's own settings of its persistent cache.
+ENV_JAX_CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"
+ENV_JAX_MIN_COMPILE_S = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+ENV_JAX_XLA_CACHES = "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"
 
 #: Paths of the channel on the operator's HTTPS server. All take a POST with ``Authorization: Bearer``.
 PATH_SUBSCRIBE = "/v1/subscriptions"  # Subscription in; a stream of frames, one JSON object a line, out

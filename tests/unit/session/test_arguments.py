@@ -152,8 +152,6 @@ def test_a_folder_of_one_step_is_not_taken_as_the_directory(tmp_path: Path) -> N
 #: How the docstring writes a default that is no plain number or word.
 WRITTEN = {
     "metadata": "none",
-    "compilation_cache": "``off``",
-    "compilation_cache_bytes": "10 GiB",
     "writer": "``thread``",
 }
 

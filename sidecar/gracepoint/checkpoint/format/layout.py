@@ -23,7 +23,7 @@ Checkpoints of steps, in a root of their own:
   <step>.gracepoint-tmp.<attempt>.<ordinal>/ a save in progress, or the remains of one
   <step>.gracepoint-trash.<attempt>.<ordinal>/  being deleted
   <step>.gracepoint-aside.<attempt>.<ordinal>/  a foreign folder or a damaged step that was moved aside for a step
-  .compiled-programs/                        compiled programs (``gracepoint.compile_cache``)
+  .compiled-programs/                        compiled programs (JAX's persistent cache)
   .gracepoint-lease                          the job that uses the folder
   .gracepoint-throughput                     the measured throughput of saves
   .gracepoint-*                              probes and marks of readers, which are short-lived

@@ -39,6 +39,40 @@ def test_a_good_jobset_has_no_findings() -> None:
     assert report(good()).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("place", "package"),
+    [
+        ({"directory": "gs://bucket/programs"}, "etils[epath-gcs]"),
+        ({"directory": "s3://bucket/programs"}, "etils[epath-s3]"),
+    ],
+)
+def test_what_jax_needs_to_keep_programs_in_a_bucket_is_named(place: Json, package: str) -> None:
+    (finding,) = report(good(), policy(compilationCache={"enabled": True, **place})).findings
+    assert (finding.rule, finding.severity) == ("programs-in-bucket", Severity.INFO)
+    assert finding.path.endswith("containers[train].env[JAX_COMPILATION_CACHE_DIR]")
+    assert f"found {place['directory']}: " in finding.message
+    assert f"JAX needs the Python package {package} in the image" in finding.message
+
+
+def test_programs_of_checkpoints_in_a_bucket_need_a_directory() -> None:
+    under = policy(compilationCache={"enabled": True}, checkpoint={"directory": "gs://bucket/{jobset}"})
+    (finding,) = report(good(), under).findings
+    assert (finding.rule, finding.severity) == ("without-effect", Severity.WARNING)
+    assert "Write a directory into spec.compilationCache" in finding.message
+
+
+@pytest.mark.parametrize("cache", [{"enabled": True}, {"directory": "gs://bucket/programs"}, {"maxBytes": 1 << 20}])
+def test_programs_on_a_file_system_or_nowhere_need_nothing(cache: Json) -> None:
+    assert report(good(), policy(compilationCache=cache)).findings == ()
+
+
+def test_bounds_of_compiled_programs_have_no_effect() -> None:
+    findings = report(good(), policy(compilationCache={"enabled": True, "maxBytes": 1 << 20, "unusedDays": 7})).findings
+    assert [(finding.rule, finding.severity) for finding in findings] == [("without-effect", Severity.INFO)] * 2
+    assert "spec.compilationCache.maxBytes has no effect" in findings[0].message
+    assert "spec.compilationCache.unusedDays has no effect" in findings[1].message
+
+
 def container(**fields: Any) -> Json:
     body = good()
     pod_of(body)["containers"][0] |= fields

@@ -29,6 +29,7 @@ from tests.unit.operator.fakes.samples import (
 def test_every_variable_of_the_wire_is_set() -> None:
     wanted = {value for name, value in vars(Env).items() if not name.startswith("_")}
     wanted -= {Env.HOST_MEMORY_LIMIT_BYTES, Env.GCE_NOTICE_S, Env.TRACE}  # the container's own business
+    wanted -= {Env.COMPILATION_CACHE, Env.COMPILATION_CACHE_BYTES, Env.COMPILATION_CACHE_DAYS}  # JAX has its own
     policy = policy_spec(
         cloudMetadata=["Auto"],
         checkpoint={
@@ -42,7 +43,6 @@ def test_every_variable_of_the_wire_is_set() -> None:
         },
         deadline={"headStartSeconds": 10},
         stalls={"afterSeconds": 60, "action": "Restart"},
-        compilationCache={"enabled": True, "maxBytes": 1 << 30, "unusedDays": 7},
         training={"minProcesses": 2},
     )
     assert set(environment(pod_of(injected(jobset(), policy))["containers"][0])) == wanted
@@ -138,23 +138,69 @@ def test_for_how_long_saves_may_fail_is_told_only_where_the_policy_differs() -> 
     assert Env.TOLERATE_FAILURES_S not in environment(pod_of(injected(jobset()))["containers"][0])
 
 
+def jax_variables(cache: Json, directory: str = "/checkpoints/{jobset}", **theirs: str) -> dict[str, str]:
+    """Returns the variables of JAX and of the compilation cache that the container then has."""
+    body = jobset()
+    container = pod_of(body)["containers"][0]
+    container["env"] = [{"name": name, "value": value} for name, value in theirs.items()]
+    policy = policy_spec(compilationCache=cache, checkpoint={"directory": directory})
+    env = environment(pod_of(injected(body, policy))["containers"][0])
+    return {name: value for name, value in env.items() if name.startswith("JAX_") or "COMPILATION" in name}
+
+
 @pytest.mark.parametrize(
-    ("cache", "told"),
+    ("cache", "directory", "where"),
     [
-        pytest.param({}, [None, None, None], id="off by default"),
-        pytest.param({"directory": "/p", "maxBytes": 1 << 20}, [None, None, None], id="off"),
-        pytest.param({"enabled": True}, ["on", None, None], id="beside the checkpoints"),
+        pytest.param({"enabled": True}, "/c/{jobset}/", "/c/$(GRACEPOINT_JOBSET_NAME)/.compiled-programs", id="beside"),
+        pytest.param({"enabled": True}, "file:///c", "/c/.compiled-programs", id="beside, as a URI"),
         pytest.param(
-            {"enabled": True, "directory": "s3://bucket/{namespace}", "maxBytes": 1 << 20, "unusedDays": 7},
-            ["s3://bucket/$(GRACEPOINT_NAMESPACE)", "1048576", "7"],
-            id="a directory of its own",
+            {"enabled": True, "directory": "/p/{namespace}"}, "gs://bucket/c", "/p/$(GRACEPOINT_NAMESPACE)", id="own"
+        ),
+        pytest.param({"enabled": True, "directory": "file:///p"}, "/c", "/p", id="own, as a URI"),
+    ],
+)
+def test_jax_is_told_where_to_keep_compiled_programs(cache: Json, directory: str, where: str) -> None:
+    assert jax_variables(cache, directory) == {
+        "JAX_COMPILATION_CACHE_DIR": where,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+def test_in_a_bucket_the_caches_of_xla_are_off_as_they_need_a_file_system() -> None:
+    assert jax_variables({"enabled": True, "directory": "s3://bucket/{namespace}"}) == {
+        "JAX_COMPILATION_CACHE_DIR": "s3://bucket/$(GRACEPOINT_NAMESPACE)",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+    }
+
+
+def test_programs_go_to_a_bucket_only_if_the_policy_names_it_for_them() -> None:
+    assert jax_variables({"enabled": True}, "gs://bucket/{jobset}") == {}
+
+
+@pytest.mark.parametrize("cache", [{}, {"enabled": False}, {"directory": "/p", "maxBytes": 1 << 20, "unusedDays": 7}])
+def test_jax_is_told_nothing_unless_compiled_programs_are_kept(cache: Json) -> None:
+    assert jax_variables(cache) == {}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "variables"),
+    [
+        pytest.param({"JAX_COMPILATION_CACHE_DIR": "/own"}, {"JAX_COMPILATION_CACHE_DIR": "/own"}, id="JAX's"),
+        pytest.param({Env.COMPILATION_CACHE: "off"}, {Env.COMPILATION_CACHE: "off"}, id="Gracepoint's"),
+        pytest.param({Env.DIRECTORY: "/elsewhere"}, {Env.COMPILATION_CACHE: "on"}, id="another place of checkpoints"),
+        pytest.param(
+            {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "5"},
+            {
+                "JAX_COMPILATION_CACHE_DIR": "/checkpoints/$(GRACEPOINT_JOBSET_NAME)/.compiled-programs",
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "5",
+            },
+            id="a threshold",
         ),
     ],
 )
-def test_the_compilation_cache_is_told_only_where_it_is_on(cache: Json, told: list[str | None]) -> None:
-    env = environment(pod_of(injected(jobset(), policy_spec(compilationCache=cache)))["containers"][0])
-    found = [env.get(n) for n in (Env.COMPILATION_CACHE, Env.COMPILATION_CACHE_BYTES, Env.COMPILATION_CACHE_DAYS)]
-    assert found == told
+def test_what_the_container_says_of_compiled_programs_counts(theirs: dict[str, str], variables: dict[str, str]) -> None:
+    assert jax_variables({"enabled": True}, **theirs) == variables
 
 
 def test_cloud_metadata_is_offered_only_where_the_policy_asks() -> None:

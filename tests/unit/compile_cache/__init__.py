@@ -1,1 +1,0 @@
-"""Unit tests of ``gracepoint.compile_cache``."""
