@@ -57,7 +57,7 @@ import numpy.typing as npt
 from gracepoint import machine
 from gracepoint.async_calls.handover import Block
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointError, GracepointError
+from gracepoint.errors import CheckpointError, GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from gracepoint.threads import DaemonThread
 
@@ -155,6 +155,20 @@ _SMALL_BYTES = 256 << 10
 _ZERO = np.zeros(1, np.uint8)
 
 _Job = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+
+
+#: How the generation of a snapshot is stored: the number of its filling.
+GENERATION = np.dtype(np.int64)
+
+
+def check_generation(expected: int, found: int) -> None:
+    """Raises SaveFailed if a save finds another generation in the memory than the one whose values it writes."""
+    if found != expected:
+        raise SaveFailed(
+            f"the snapshot's memory has generation {found}, and this save writes generation {expected}: the memory was "
+            "filled again meanwhile, and what was written may be of both. It is not committed. This is a defect of "
+            "Gracepoint: please report it"
+        )
 
 
 class MemoryUser(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from gracepoint.checkpoint.format import array_spec, layout
+from gracepoint.checkpoint.format import layout, orbax_metadata
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.reading.stored_arrays import json_object
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
@@ -119,18 +119,18 @@ def metadata_of_leaf(leaf: StoredLeaf) -> LeafMetadata:
         return LeafMetadata(leaf.name, leaf.value_type)
     is_key = spec.kind == "key"
     try:
-        sharding = None if leaf.sharding is None else array_spec.to_jax(leaf.sharding, leaf.name)
+        sharding = None if leaf.sharding is None else orbax_metadata.to_jax_sharding(leaf.sharding, leaf.name)
     except CheckpointError:
         sharding = None
     if is_key and sharding is not None:
-        sharding = array_spec.without_last_axis(sharding, len(spec.shape))
+        sharding = orbax_metadata.without_last_axis(sharding, len(spec.shape))
     return LeafMetadata(
         leaf.name,
         leaf.value_type,
         spec.shape[:-1] if is_key else spec.shape,
         _key_dtype(spec.key_impl) if is_key else spec.numpy_dtype,
         sharding,
-        array_spec.describe(leaf.sharding),
+        orbax_metadata.describe_sharding(leaf.sharding),
         spec.chunk,
         leaf.write_shape,
     )

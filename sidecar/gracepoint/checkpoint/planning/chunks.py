@@ -39,28 +39,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint.checkpoint.format import pytree
-from gracepoint.checkpoint.format.array_spec import Index
+from gracepoint.checkpoint.format.array_spec import Chunk, Index
 from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.planning.grid import HolderGroups, Numbers, Shape, ShardHolders, holders_of, normal_index
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """One chunk of the leaf ``leaves[leaf]`` that this process holds.
-
-    Attributes:
-        leaf: Index of the leaf.
-        file: Path below the item's folder. In OCDBT, the key.
-        index: Start and stop of the chunk in each axis of the array.
-        mine: True if this process writes the chunk. If False, this process only records its checksum.
-        bytes: Size of the chunk's values in the stored type.
-    """
-
-    leaf: int
-    file: str
-    index: Index
-    mine: bool
-    bytes: int
 
 
 @dataclasses.dataclass(frozen=True)

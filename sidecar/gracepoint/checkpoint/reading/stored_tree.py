@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from gracepoint.checkpoint.format import array_spec, layout, ocdbt, pytree
+from gracepoint.checkpoint.format import layout, ocdbt, orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import Manifest
 from gracepoint.checkpoint.memory import crc32
@@ -170,7 +170,7 @@ def open_tree(
     strings = small(layout.STRINGS) if any(leaf.value_type == pytree.STRING for leaf in leaves) else {}
     of_shardings = layout.in_item(item_name, layout.SHARDING)
     has_shardings = of_shardings in ahead if of_shardings in missing else (item / layout.SHARDING).is_value()
-    shardings = array_spec.parse(small(layout.SHARDING), str(item)) if has_shardings else {}
+    shardings = orbax_metadata.recorded_shardings(small(layout.SHARDING), str(item)) if has_shardings else {}
     stored_leaves = {
         leaf.name: dataclasses.replace(
             leaf,
@@ -280,7 +280,9 @@ def open_leaves(folder: StoragePath, leaves: Sequence[StoredLeaf], deadline: Dea
     metadata = {"use_ocdbt": in_ocdbt, "use_zarr3": zarr3, "store_array_data_equal_to_fill_value": True}
     specs, source = open_arrays(folder, metadata, {leaf.name: leaf.value_type for leaf in leaves}, deadline)
     path = folder / layout.SHARDING
-    shardings = array_spec.parse(json_object(path.read_bytes(), path), str(path)) if path.is_value() else {}
+    shardings = (
+        orbax_metadata.recorded_shardings(json_object(path.read_bytes(), path), str(path)) if path.is_value() else {}
+    )
     write_shapes = {name: entry.write_shape for name, entry in array_metadatas(folder).items()}
     stored = {
         leaf.name: dataclasses.replace(

@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental.layout import Format
 
 from gracepoint.arguments import shown
-from gracepoint.checkpoint.format import array_spec, pytree
+from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import zarr_dtype
 from gracepoint.checkpoint.options import (
     DEFAULT_REPLICA,
@@ -86,7 +86,7 @@ class LeafRequest:
     def __str__(self) -> str:
         if self.restore_type is str:
             return "a string"
-        where = "" if self.sharding is ANYWHERE else array_spec.describe(self.sharding)
+        where = "" if self.sharding is ANYWHERE else orbax_metadata.describe_sharding(self.sharding)
         return " ".join(filter(None, [describe(self.shape, self.dtype, self.key_impl), where]))
 
 
@@ -230,8 +230,8 @@ def as_args_say(stored: StoredLeaf, request: LeafRequest, args: RestoreArgs, *, 
         of_mesh = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
         if option is not None and not _is_equivalent(of_mesh, option, len(request.shape)):
             raise CheckpointRefused(
-                f"leaf {stored.name!r}: mesh and mesh_axes say {array_spec.describe(of_mesh)}, and sharding says "
-                f"{array_spec.describe(option)}; give one"
+                f"leaf {stored.name!r}: mesh and mesh_axes say {orbax_metadata.describe_sharding(of_mesh)}, and "
+                f"sharding says {orbax_metadata.describe_sharding(option)}; give one"
             )
         option = of_mesh if option is None else option
     return request if option is None else dataclasses.replace(request, sharding=option, layout=layout)
@@ -361,7 +361,7 @@ def target_of(
     _check(stored, request, default, args)
     assert stored.spec is not None
     says_nothing = request.sharding is ANYWHERE and isinstance(like, jax.ShapeDtypeStruct)  # an array has a device
-    if says_nothing and request.shape == default.shape and array_spec.fits(default.sharding):
+    if says_nothing and request.shape == default.shape and orbax_metadata.sharding_fits(default.sharding):
         request = dataclasses.replace(request, sharding=default.sharding)
     shape = request.shape + (stored.spec.shape[-1:] if default.key_impl and request.key_impl else ())
     dtype = None if request.key_impl or np.dtype(request.dtype) == stored.spec.numpy_dtype else np.dtype(request.dtype)
@@ -494,7 +494,7 @@ def _on_devices(
             f"{where}: no sharding is known to restore it with: give one, or restore_type numpy.ndarray"
         )
     from_file = isinstance(request.sharding, Mapping)
-    sharding = array_spec.to_jax(request.sharding, where) if from_file else request.sharding
+    sharding = orbax_metadata.to_jax_sharding(request.sharding, where) if from_file else request.sharding
     if request.key_impl and not isinstance(
         sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
     ):  # other shardings have a fixed number of axes, and the keys' data has one more

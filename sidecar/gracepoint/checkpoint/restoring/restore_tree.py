@@ -27,7 +27,7 @@ from typing import Any
 import jax
 
 from gracepoint.checkpoint import metrics
-from gracepoint.checkpoint.format import array_spec, layout, pytree
+from gracepoint.checkpoint.format import layout, orbax_metadata, pytree
 from gracepoint.checkpoint.handler_registry import HandlerRegistry, ParamInfo, TypeHandler
 from gracepoint.checkpoint.options import (
     DEFAULT_RESTORE_OPTIONS,
@@ -435,7 +435,7 @@ def form_of_stored(stored: StoredTree) -> Form:
         if recorded.get("sharding_type") == "NamedSharding"
     ]
     processes = None if stored.manifest is None else stored.manifest.process_count
-    return Form(processes, _largest(meshes), _platform(map(array_spec.platform_of, shardings)))
+    return Form(processes, _largest(meshes), _platform(map(orbax_metadata.platform_of, shardings)))
 
 
 def form_of_state(state: Any, processes: int) -> Form:

@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gracepoint.checkpoint.format import array_spec, pytree
+from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.options import RestoreArgs, RestoreOptions, Transform
 from gracepoint.checkpoint.orbax import AsSaved, is_orbax
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
@@ -150,7 +150,7 @@ def _placed(stored: StoredLeaf, value: Any, request: LeafRequest, as_saved: bool
             return OnDefaultDevice(array.shape).put({tuple((0, size) for size in array.shape): array})
         sharding = request.sharding
         if isinstance(sharding, Mapping):
-            sharding = array_spec.to_jax(sharding, f"leaf {stored.name!r}")
+            sharding = orbax_metadata.to_jax_sharding(sharding, f"leaf {stored.name!r}")
         with isolated():
             return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     if request.restore_type is np.ndarray:

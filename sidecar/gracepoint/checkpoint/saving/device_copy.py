@@ -48,11 +48,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint import machine
-from gracepoint.checkpoint.format.array_spec import Index
+from gracepoint.checkpoint.format.array_spec import Chunk, Index
 from gracepoint.checkpoint.format.pytree import Leaf
 from gracepoint.checkpoint.memory import MemoryUser
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan, local_shard
+from gracepoint.checkpoint.planning.chunks import Shard, WritePlan, local_shard
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.jax_isolation import isolated, jit, to_numpy

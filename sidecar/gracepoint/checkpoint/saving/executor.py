@@ -26,11 +26,11 @@ import numpy.typing as npt
 from gracepoint import machine
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.background_thread import BackgroundThread
+from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, IN_THREADS, WriteOptions
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.host_snapshot import Filling, Transfer
 from gracepoint.checkpoint.saving.operation import Barrier, SaveOperation

@@ -40,20 +40,22 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint import machine
-from gracepoint.checkpoint.format.array_spec import ArraySpec
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.pytree import Leaf
 from gracepoint.checkpoint.memory import (
+    GENERATION,
     JAX_ALIGNMENT_BYTES,
     ByteLimiter,
     Copies,
     MemoryUser,
     SharedArena,
     aligned_empty,
+    check_generation,
     copy,
 )
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.orbax import priority_of
-from gracepoint.checkpoint.planning.chunks import Chunk, Shard, WritePlan, local_shard
+from gracepoint.checkpoint.planning.chunks import Shard, WritePlan, local_shard
 from gracepoint.checkpoint.saving.device_copy import Devices, Pull, in_place, is_far, merged, transfers, values_of
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES
 from gracepoint.deadline import Deadline
@@ -70,8 +72,6 @@ LATER = (TransferPriority.ASYNCHRONOUS_PRIORITIZED, TransferPriority.ASYNCHRONOU
 _ALIGNED_BYTES = 1 << 18
 # Seconds for those to end that an interrupted save has left in the memory.
 _LEFT_END_S = 10.0
-#: How the generation is stored.
-GENERATION = np.dtype(np.int64)
 
 
 class HostSnapshot:
@@ -158,16 +158,6 @@ class Filling:
     def check_unchanged(self) -> None:
         """Raises SaveFailed if the memory was filled again."""
         check_generation(self.generation, self.snapshot.generation)
-
-
-def check_generation(expected: int, found: int) -> None:
-    """Raises SaveFailed if a save finds another generation in the memory than the one whose values it writes."""
-    if found != expected:
-        raise SaveFailed(
-            f"the snapshot's memory has generation {found}, and this save writes generation {expected}: the memory was "
-            "filled again meanwhile, and what was written may be of both. It is not committed. This is a defect of "
-            "Gracepoint: please report it"
-        )
 
 
 def snapshot_bytes(plan: WritePlan, priorities: Priorities) -> int:

@@ -11,10 +11,9 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from gracepoint.checkpoint.format import layout, ocdbt
-from gracepoint.checkpoint.format.array_spec import ArraySpec
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart, StoredFile, file_of
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.steps import commit, records
 from gracepoint.checkpoint.storage.backend import ended_by
 from gracepoint.checkpoint.storage.storage_path import StoragePath

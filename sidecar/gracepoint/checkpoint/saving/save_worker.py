@@ -30,7 +30,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,18 +41,19 @@ from gracepoint.async_calls.handover import Block
 from gracepoint.async_calls.process_callers import PersistentAsyncCaller
 from gracepoint.async_calls.worker import trainer_has_died, when_orphaned
 from gracepoint.async_calls.worker_process import CallFailed
-from gracepoint.checkpoint.format.array_spec import ArraySpec
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.memory import array_at
+from gracepoint.checkpoint.memory import GENERATION, array_at, check_generation
 from gracepoint.checkpoint.options import Silent, WriteOptions
-from gracepoint.checkpoint.planning.chunks import Chunk
-from gracepoint.checkpoint.saving.host_snapshot import GENERATION, Filling, HostSnapshot, check_generation
 from gracepoint.checkpoint.saving.part import PartStages, SavePart, begun
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, GracepointError, SaveFailed, from_word, to_word
 from gracepoint.process_group import SingleProcess
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.saving.host_snapshot import Filling, HostSnapshot
 
 _CANCELLED, _DONE_BYTES, _STAGE, _ENDED, _URGENT = range(5)
 _TEXT_AT = 64

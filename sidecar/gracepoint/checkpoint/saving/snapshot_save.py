@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gracepoint.checkpoint.planning.chunks import Chunk
+from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
 from gracepoint.checkpoint.saving.operation import SaveOperation
 from gracepoint.checkpoint.saving.save_worker import HandedOver

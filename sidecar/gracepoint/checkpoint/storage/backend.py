@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NewType, Protocol
 
-import tensorstore as ts
-
 if TYPE_CHECKING:
+    import tensorstore as ts
+
     from gracepoint.checkpoint.memory import ArrayBytes
     from gracepoint.checkpoint.storage.direct_io import Buffer, Later
 
@@ -420,14 +421,26 @@ def current() -> Callable[[], None] | None:
     return getattr(_limits, "go_on", None)
 
 
-#: Holds the values of ``memory://``, for the life of the process. Files are not locked, as some file systems have no
-#: locks: each file has one writer, or writers of which any may win (``format.ocdbt``), and appears by a rename.
-SHARED = ts.Context({"memory_key_value_store": {}, "file_io_locking": {"mode": "none"}})
+# A worker process imports TensorStore only if a save needs it.
+
+
+@functools.cache
+def shared_context() -> ts.Context:
+    """Returns the context that holds the values of ``memory://``, for the life of the process.
+
+    Files are not locked, as some file systems have no locks: each file has one writer, or writers of which any may win
+    (``format.ocdbt``), and appears by a rename.
+    """
+    import tensorstore as ts
+
+    return ts.Context({"memory_key_value_store": {}, "file_io_locking": {"mode": "none"}})
 
 
 def new_context(resources: dict[str, Any]) -> ts.Context:
     """Returns a context with its own ``resources``. The ``kvstore_spec`` of every back end can be opened in it."""
-    return ts.Context(resources, SHARED)
+    import tensorstore as ts
+
+    return ts.Context(resources, shared_context())
 
 
 def read_alone(kvstore: dict[str, Any], timeout_s: float) -> bytes:
@@ -437,6 +450,8 @@ def read_alone(kvstore: dict[str, Any], timeout_s: float) -> bytes:
         ValueError: TensorStore cannot read it, or there is no such value.
         TimeoutError: It took too long.
     """
+    import tensorstore as ts
+
     store = ts.KvStore.open(kvstore, context=new_context({})).result(timeout=timeout_s)
     found = store.read("").result(timeout=timeout_s)
     if found.state != "value":

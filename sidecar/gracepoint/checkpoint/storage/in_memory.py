@@ -4,7 +4,7 @@ TensorStore's store has no directories, renames, links or locks. A folder is a p
 ends with a slash marks a folder that may be empty. ``publish`` moves all values in one TensorStore transaction, which
 fails if another thread was faster. So ``renames`` is True, and steps are committed as in a file system.
 
-TensorStore's threads do the work. The values belong to ``tensorstore_context.SHARED`` and live as long as the process.
+TensorStore's threads do the work. The values belong to ``backend.shared_context`` and live as long as the process.
 TensorStore keeps no times of values, so they are kept in a dict under a lock.
 """
 
@@ -21,7 +21,15 @@ from typing import Any
 import tensorstore as ts
 
 from gracepoint.checkpoint.memory import ArrayBytes, crc32
-from gracepoint.checkpoint.storage.backend import HOT_BYTES, SHARED, Child, Entry, Generation, StaleGeneration, Value
+from gracepoint.checkpoint.storage.backend import (
+    HOT_BYTES,
+    Child,
+    Entry,
+    Generation,
+    StaleGeneration,
+    Value,
+    shared_context,
+)
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, Later
 
 # The store answers at once. The timeout only keeps a defect from hanging the process.
@@ -36,7 +44,7 @@ class MemoryBackend:
     look_every_s = 0.1
 
     def __init__(self) -> None:
-        self._store = ts.KvStore.open({"driver": "memory"}, context=SHARED).result(timeout=_TIMEOUT_S)
+        self._store = ts.KvStore.open({"driver": "memory"}, context=shared_context()).result(timeout=_TIMEOUT_S)
         # The generation that a read of a missing value returns. It is the condition "the value does not exist".
         self._absent = self._store.read("\0").result(timeout=_TIMEOUT_S).stamp.generation
         self._lock = threading.Lock()

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.array_spec import ArraySpec
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.files import FileWriter, WriteJob, WrittenFiles, form_of
 from gracepoint.deadline import Deadline

@@ -29,11 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk, Format
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile, checksum_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
 from gracepoint.checkpoint.writing.pool import Finish, IdlePriority, WritePool, size_for

@@ -33,11 +33,10 @@ import numpy.typing as npt
 import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt
-from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes, folder_of_leaf
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk, as_bytes, folder_of_leaf
 from gracepoint.checkpoint.format.manifest import StoredFile, file_of
 from gracepoint.checkpoint.memory import ByteLimiter, stored_values
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.backend import FlatBackend, new_context
 from gracepoint.checkpoint.storage.checks import crc32_of, size_of
 from gracepoint.checkpoint.storage.direct_io import Buffer

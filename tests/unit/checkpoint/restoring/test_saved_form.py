@@ -15,7 +15,7 @@ import pytest
 
 import gracepoint
 from gracepoint.checkpoint import CheckpointManager
-from gracepoint.checkpoint.format import array_spec, orbax_metadata
+from gracepoint.checkpoint.format import orbax_metadata
 from gracepoint.errors import CheckpointRefused, SettingsError
 from tests.unit.checkpoint.fakes.engine import sharding
 
@@ -53,8 +53,8 @@ def saved_on_gpus(root: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_platform_of_the_devices_is_recorded(kind: str, tmp_path: Path) -> None:
     with gracepoint.attach(tmp_path, save_every_steps=1) as session:
         session.step(1, state(kind))
-    recorded = array_spec.parse(json.loads((tmp_path / "1/default/_sharding").read_bytes()), "")
-    assert {array_spec.platform_of(each) for each in recorded.values()} == {"cpu"}
+    recorded = orbax_metadata.recorded_shardings(json.loads((tmp_path / "1/default/_sharding").read_bytes()), "")
+    assert {orbax_metadata.platform_of(each) for each in recorded.values()} == {"cpu"}
     assert {each["platform"] for each in recorded.values()} == {"cpu"}
 
 

@@ -19,8 +19,8 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving import device_copy
 from gracepoint.checkpoint.saving.device_copy import Pull
 from gracepoint.checkpoint.saving.host_snapshot import Transfer

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint import AsyncCheckpointer, api
+from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.memory import ByteLimiter
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.saving import device_copy
 from gracepoint.checkpoint.saving.device_copy import Pull, has_pinned_memory
 from gracepoint.checkpoint.saving.host_snapshot import Transfer

@@ -21,10 +21,9 @@ import numpy.typing as npt
 import pytest
 
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.format.array_spec import ArraySpec
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.memory import ArrayBytes, aligned_empty
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pytest
 
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.format.array_spec import ArraySpec
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.memory import crc32
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage import direct_io
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES
 from gracepoint.checkpoint.storage.storage_path import storage_path

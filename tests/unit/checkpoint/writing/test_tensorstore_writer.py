@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gracepoint.checkpoint.format.array_spec import ArraySpec, Format
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk, Format
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.planning.chunks import Chunk
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.files import WriteJob, WrittenFiles
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
