@@ -36,7 +36,7 @@ from gracepoint_operator import decision_queue
 from gracepoint_operator.__main__ import _THREADS_TAKE_TURNS_S
 from gracepoint_operator.cache.relister import sweep
 from gracepoint_operator.channel.subscribers import LoopCalls, Subscriber
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import objects
 from gracepoint_operator.metrics import Metrics
 
@@ -135,7 +135,7 @@ class _Run:
         self.gangs = gangs(size)
         self.api = StoredApi(size)
         self.metrics = Metrics()
-        self.core = Controller(self.api, self.metrics, time.time, "one", replicas=2)
+        self.core = Controller(self.api, self.metrics, time.time, ControllerSettings("one", replicas=2))
         self.api.on_change = self._seen
         self.meter = Meter("controller", top)
         self.streams = asyncio.new_event_loop()
@@ -197,7 +197,7 @@ class _Run:
 
     def _busy(self) -> bool:
         core = self.core
-        queues = [core._preemption_writer._write_queue, core._policy_writer._write_queue]
+        queues = [core.writers.preemptions._write_queue, core.writers.policies._write_queue]
         return bool(core._decisions._waiting or core._decisions._round or any(queue._tasks for queue in queues))
 
     async def _stream(self, subscriber: Subscriber) -> None:

@@ -20,7 +20,7 @@ import urllib.parse
 from pathlib import Path
 
 from gracepoint_operator import decision_queue
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.answers import Limits
 from gracepoint_operator.decisions.decide import DEFAULT_LIKELY_GANGS_PER_MINUTE
 from gracepoint_operator.kube.client import KubeClient, KubeError
@@ -28,7 +28,7 @@ from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.logs import about, configure
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
-from gracepoint_operator.server import DEFAULT_REQUESTS_PER_NAMESPACE, Server
+from gracepoint_operator.server import DEFAULT_REQUESTS_PER_NAMESPACE, Server, ServerSettings
 from gracepoint_operator.signals import BUILT_IN, UserRowsError, read_user_rows
 from gracepoint_operator.trust.bundle import OVERLAP_S
 from gracepoint_operator.trust.certificates import Certificates, TrustPlaces
@@ -67,28 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
     except (KubeError, OSError, UserRowsError, ValueError) as error:
         log.error("cannot start", extra=about(error=str(error)))
         return 1
-    core = Controller(
-        api,
-        metrics,
-        time.time,
-        given.replica,
+    settings = ControllerSettings(
+        replica=given.replica,
+        namespace=given.namespace or "default",
+        namespaces=[name for name in given.watch_namespaces.split(",") if name],
+        replicas=given.replicas,
         rows=(*own_rows, *BUILT_IN),
         likely_gangs_per_minute=given.likely_gangs_per_minute,
-        replicas=given.replicas,
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit, given.request_ttl_seconds),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
         protects_pods=given.protect_pods == "true",
         longest_hold_s=given.longest_eviction_hold_seconds,
         watches_devices=given.device_taints == "true",
-        namespaces=[name for name in given.watch_namespaces.split(",") if name],
-        namespace=given.namespace or "default",
-        on_ready=decision_queue.spare_what_is_known,
     )
-    server = Server(
-        core,
-        api,
-        metrics,
-        certificates,
+    core = Controller(api, metrics, time.time, settings, on_ready=decision_queue.spare_what_is_known)
+    server_settings = ServerSettings(
         webhook_token=webhook_token,
         service_url=given.service_url,
         https_port=given.https_port,
@@ -109,6 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
         requests_per_namespace=given.requests_per_namespace,
         canary=True,
     )
+    server = Server(core, certificates, server_settings)
     watching = Watches(core, api, metrics, replica=given.replica)
     failed = threading.Event()
     # Before any thread starts, because threads inherit the mask: only the main thread takes the signals (sigtimedwait).

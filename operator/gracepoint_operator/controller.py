@@ -12,8 +12,9 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
   about;
 * ``_tick``: once a second, for what depends on time alone: workloads whose next decision is due, preemptions that were
   held back, requests for workloads that do not exist, and hints to pods that have connected;
-* ``GarbageCollector.run``: deletes records that ended long ago;
-* ``ConnectionWriter.run``: counts twice a minute which pods are connected; ``LoopLag.measure``: how late this loop is;
+* twice a minute: ``GarbageCollector`` deletes records that ended long ago, ``ConnectionWriter`` counts which pods are
+  connected, and ``MissingPolicies`` looks for workloads without a policy;
+* ``LoopLag.measure``: how late this loop is;
 * ``WorkloadRefresh``: one task for each workload with a deleted pod whose cause is unclear. It ends with the API
   server's answer.
 
@@ -47,15 +48,16 @@ from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord
-from gracepoint_operator.recording import policy_writer, trouble_recorder
+from gracepoint_operator.recording import garbage_collector, policy_writer, trouble_recorder
+from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.garbage_collector import AcknowledgementLog, GarbageCollector
 from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtector
 from gracepoint_operator.recording.policy_writer import ConnectionWriter, PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.replica_lease import ReplicaLease
 from gracepoint_operator.recording.trouble_recorder import MissingPolicies, StallRecorder, TroubleRecorder
+from gracepoint_operator.recording.writers import Writers
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionSpec
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.signals import BUILT_IN, Row
@@ -65,55 +67,79 @@ from gracepoint_operator.workloads import BY_PLACE, Workload
 log = logging.getLogger(__name__)
 
 
-class Reconciler:
-    """Decides about one workload, and hands each decision to the part that carries it out.
-
-    Everything runs on the controller's event loop.
-
-    Args:
-        cache: What is known of the cluster.
-        notifier: Carries out decisions about preemptions.
-        hint_notifier: Tells hints.
-        workload_refresh: Asks the API server why pods were deleted.
-        request_writer: Writes answers to requests.
-        pod_protector: Protects pods from autoscalers.
-        preemption_writer: Knows which records this replica created.
-        clock: Seconds since the epoch.
-        observe: Called with each gang that is decided about. Returns when it wants to be called again; None: after an
-            event.
-        likely_gangs_per_minute: At most this number of gangs is told of signals that are not sure; see ``rate_limit``.
-        replicas: Number of replicas that share this limit.
+@dataclasses.dataclass(frozen=True)
+class ControllerSettings:
+    """What administrators set for one replica.
 
     Attributes:
+        replica: This replica's name.
+        namespace: The operator's own namespace, where replicas show each other that they live.
+        namespaces: The namespaces that are watched. Empty: all.
+        replicas: Number of replicas.
+        rows: The disruption catalogue, in the order in which its rows are tried.
+        likely_gangs_per_minute: At most this number of gangs is told of signals that are not sure, by all replicas
+            together; see ``rate_limit``.
+        kept: How many Preemptions that have ended are kept, and for how long.
+        first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
+        protects_pods: Whether the operator has the right to annotate pods.
+        longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
+        watches_devices: Whether the taints of devices are watched. The operator needs the right to do so.
+        write_interval_s: Pause between two writes of one object to the API.
+        tick_s: Pause between two looks at what depends on the time alone, in seconds.
+    """
+
+    replica: str
+    namespace: str = "default"
+    namespaces: Collection[str] = ()
+    replicas: int = 1
+    rows: Sequence[Row] = BUILT_IN
+    likely_gangs_per_minute: int = rate_limit.DEFAULT_LIKELY_GANGS_PER_MINUTE
+    kept: Limits = dataclasses.field(default_factory=Limits)
+    first_seen_place: tuple[str, str] | None = None
+    protects_pods: bool = False
+    longest_hold_s: float = DEFAULT_LONGEST_HOLD_S
+    watches_devices: bool = False
+    write_interval_s: float = 1.0
+    tick_s: float = 1.0
+
+
+class Reconciler:
+    """Decides about one workload at a time, and hands each decision to the part that carries it out.
+
+    Args:
+        api: Asked why pods were deleted.
+        cache: What is known of the cluster.
+        notifier: Carries out decisions about preemptions.
+        hint_notifier: Sends hints.
+        writers: Write what was decided to the API server.
+        clock: Seconds since the epoch.
+        settings: How many gangs are told of signals that are not sure.
+
+    Attributes:
+        queue: When each workload is decided about.
+        workload_refresh: The looks at workloads whose pods were deleted.
         held_back: UIDs of workloads with a preemption that has to wait. They are to be decided about each second.
     """
 
     def __init__(
         self,
+        api: KubeClient,
         cache: ClusterCache,
         notifier: Notifier,
         hint_notifier: HintNotifier,
-        workload_refresh: WorkloadRefresh,
-        request_writer: RequestWriter,
-        pod_protector: PodProtector,
-        preemption_writer: PreemptionWriter,
+        writers: Writers,
         clock: Callable[[], float],
-        observe: Callable[[GangSnapshot], float | None],
-        likely_gangs_per_minute: int,
-        replicas: int,
+        settings: ControllerSettings,
     ) -> None:
         self._cache = cache
         self._notifier = notifier
         self._hint_notifier = hint_notifier
-        self._workload_refresh = workload_refresh
-        self._request_writer = request_writer
-        self._pod_protector = pod_protector
-        self._preemption_writer = preemption_writer
+        self._writers = writers
         self._clock = clock
-        self._observe = observe
-        self._likely_gangs_per_minute = likely_gangs_per_minute
-        self._replicas = replicas
+        self._settings = settings
         self.held_back: set[str] = set()
+        self.queue = DecisionQueue(self.decide, clock)
+        self.workload_refresh = WorkloadRefresh(api, cache, self.queue.decide_now)
 
     def decide(self, uid: str) -> float | None:
         """Decides about a workload.
@@ -126,9 +152,9 @@ class Reconciler:
         for decision in decide(gang, now, self._is_held_back):
             match decision:
                 case Check():
-                    self._workload_refresh.begin(decision.workload, decision.jobs, decision.pod_uids)
+                    self.workload_refresh.begin(decision.workload, decision.jobs, decision.pod_uids)
                 case Answer():
-                    self._request_writer.answer(decision)
+                    self._writers.requests.answer(decision)
                 case Wait():
                     waits = True
                 case _:
@@ -140,9 +166,9 @@ class Reconciler:
             log.warning(
                 "a gang is not told yet, as many were of signals that are not sure", extra=about(workload_uid=uid)
             )
-        observe_at = self._observe(gang)  # last, so that no notice waits for it
+        observe_at = self._writers.policies.goodput.observe(gang)  # last, so that no notice waits for it
         decided = dataclasses.replace(gang, preemptions=tuple(self._cache.preemptions.of_workload(uid)))
-        times = (next_decision_at(decided, now), observe_at, self._pod_protector.protect(decided))
+        times = (next_decision_at(decided, now), observe_at, self._writers.pods.protect(decided))
         return min((at for at in times if at is not None), default=None)
 
     def tell_hints(self, uid: str) -> None:
@@ -151,12 +177,10 @@ class Reconciler:
 
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
         late = self._cache.latest_preemptions(rate_limit.WINDOW_S)
-        return rate_limit.holds_back(
-            spec, late, self._preemption_writer.made, self._likely_gangs_per_minute, self._replicas
-        )
+        limit, replicas = self._settings.likely_gangs_per_minute, self._settings.replicas
+        return rate_limit.holds_back(spec, late, self._writers.preemptions.made, limit, replicas)
 
 
-TICK_S = 1.0
 _LAST_WRITES_S = 2.0
 _LEAVES_S = 1.0
 
@@ -168,26 +192,17 @@ class Controller:
         api: The API server.
         metrics: Metrics of this replica, which the health port shows.
         clock: Seconds since the epoch.
-        replica: This replica's name.
-        write_interval_s: Pause between two writes of one object to the API.
-        rows: The disruption catalogue, in the order in which its rows are tried.
-        likely_gangs_per_minute: At most this number of gangs is told of signals that are not sure; see ``rate_limit``.
-        replicas: Number of replicas that share this limit.
-        kept: How many Preemptions that have ended are kept, and for how long.
-        first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
-        protects_pods: Whether the operator has the right to annotate pods.
-        longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
-        watches_devices: Whether the taints of devices are watched. The operator needs the right to do so.
-        namespaces: The namespaces that are watched. Empty: all.
-        namespace: The operator's own namespace, where replicas show each other that they live.
-        tick_s: Pause between two looks at what depends on the time alone, in seconds.
+        settings: What administrators set.
         on_ready: Called once, when the cluster is known.
 
     Attributes:
+        api: The API server.
+        metrics: Metrics of this replica.
         watched: The kinds that are watched.
         cache: What this replica knows of the cluster.
         watches: The state of each watch.
         subscribers: The pods that are connected to this replica.
+        writers: Write to the API server.
         notifier: Tells subscribers.
         reports: Handles the messages of pods.
         evictions: Answers the eviction webhook.
@@ -200,115 +215,102 @@ class Controller:
         api: KubeClient,
         metrics: Metrics,
         clock: Callable[[], float],
-        replica: str,
-        write_interval_s: float = 1.0,
-        rows: Sequence[Row] = BUILT_IN,
-        likely_gangs_per_minute: int = rate_limit.DEFAULT_LIKELY_GANGS_PER_MINUTE,
-        replicas: int = 1,
-        kept: Limits = Limits(),  # noqa: B008  immutable
-        first_seen_place: tuple[str, str] | None = None,
-        protects_pods: bool = False,
-        longest_hold_s: float = DEFAULT_LONGEST_HOLD_S,
-        watches_devices: bool = False,
-        namespaces: Collection[str] = (),
-        namespace: str = "default",
-        tick_s: float = TICK_S,
+        settings: ControllerSettings,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        self._api = api
-        self._tick_s = tick_s
-        self._on_ready = on_ready
-        self._metrics = metrics
-        self.watched = ALWAYS | objects.DEVICES if watches_devices else ALWAYS
-        self.cache = ClusterCache(clock, rows, UnreadableObjects(metrics.count_left_out), longest_hold_s)
-        self.watches = WatchState(metrics, namespaces=namespaces)
-        self.watches.on_gap = self._note_gap
-        self.subscribers = Subscribers()
+        self.api = api
+        self.metrics = metrics
         self._clock = clock
-        self._acknowledgements = AcknowledgementLog()
-        lease = ReplicaLease(api, clock, replica, namespace)
-        self._policy_writer = PolicyWriter(
-            api, self.cache, metrics, clock, replica, write_interval_s, lease.lives, protects_pods=protects_pods
+        self._tick_s = settings.tick_s
+        self._on_ready = on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._limits: dict[str, float] = {}  # the longest holds that administrators have set, as last shown
+        # No object has a name with capitals.
+        metrics.longest_hold_s.labels(set_by="evictions.longestHoldSeconds").set(settings.longest_hold_s)
+
+        # What is known.
+        self.watched = ALWAYS | objects.DEVICES if settings.watches_devices else ALWAYS
+        left_out = UnreadableObjects(metrics.count_left_out)
+        self.cache = ClusterCache(clock, settings.rows, left_out, settings.longest_hold_s)
+        self.watches = WatchState(metrics, namespaces=settings.namespaces, on_gap=self._note_gap)
+        self.subscribers = Subscribers()
+
+        # What is written.
+        events = EventRecorder(api, clock, settings.replica)
+        lease = ReplicaLease(api, clock, settings.replica, settings.namespace, self._policies_age_s)
+        self.writers = self._new_writers(settings, events, lease)
+        self.connection_writer = ConnectionWriter(
+            self.cache, self.subscribers.pod_uids, lease, self.writers.policies, events, metrics, clock
         )
-        self._preemption_writer = PreemptionWriter(
-            api, self.cache, self._acknowledgements, self._policy_writer, metrics, clock, replica, write_interval_s
-        )
+        self.missing_policies = MissingPolicies(self.cache, events, metrics)
+
+        # What is decided, and who is told.
         self.notifier = Notifier(
-            self.cache, self.subscribers, self._acknowledgements, self._preemption_writer, metrics, clock
+            self.cache, self.subscribers, self.writers.acknowledgements, self.writers.preemptions, metrics, clock
         )
-        self._stall_recorder = StallRecorder(
-            api, self.cache, self._policy_writer, metrics, clock, replica, write_interval_s
+        hint_notifier = HintNotifier(self.subscribers)
+        self._reconciler = Reconciler(api, self.cache, self.notifier, hint_notifier, self.writers, clock, settings)
+        self._decisions = self._reconciler.queue
+        self.evictions = EvictionHold(
+            api, self.cache, self._take_body, self._decisions.decide_now, self._is_ready, metrics, clock
         )
-        self._trouble_recorder = TroubleRecorder(
-            api, self.cache, self._policy_writer, metrics, clock, replica, write_interval_s
-        )
+
+        # What pods say.
         self.reports = ReportHandler(
-            api,
-            self.cache,
-            self.notifier,
-            self._acknowledgements,
-            self._preemption_writer,
-            self._policy_writer,
-            self._stall_recorder,
-            self._trouble_recorder,
-            metrics,
-            clock,
+            api, self.cache, self.notifier, self.writers, metrics, clock, on_end=self._decisions.add
         )
         authenticator = Authenticator(api, self.cache, clock)
         self.trust_notifier = TrustNotifier(self.subscribers)
         self.channel = Channel(
-            authenticator, self.subscribers, self.notifier, self.reports, metrics, replica, self.trust_notifier
+            authenticator,
+            self.subscribers,
+            self.notifier,
+            self.reports,
+            metrics,
+            settings.replica,
+            self.trust_notifier,
         )
-        self.connection_writer = ConnectionWriter(
+
+        # What is listed, and what is deleted.
+        self._relister = Relister(
             api,
             self.cache,
-            self.subscribers.pod_uids,
-            lease,
-            self._policy_writer,
-            metrics,
-            clock,
-            replica,
-            lambda: self.watches.ages().get(objects.POLICIES, 0.0),
+            self.watches,
+            self._drop,
+            self.writers.first_seen.recall,
+            self._after_sweep,
+            self.watched,
         )
-        self.missing_policies = MissingPolicies(api, self.cache, metrics, clock, replica)
-        self._first_seen_writer = FirstSeenWriter(api, self.cache, first_seen_place, metrics, clock, write_interval_s)
         self._garbage_collector = GarbageCollector(
-            api, self.cache, lambda: self.ready, metrics, clock, kept, self._drop, namespaces
+            api, self.cache, metrics, clock, settings.kept, self._drop, settings.namespaces
         )
-        self._request_writer = RequestWriter(api, metrics, write_interval_s)
-        self._pod_protector = PodProtector(api, self.cache, metrics, clock, write_interval_s, allowed=protects_pods)
-        self._decisions = DecisionQueue(lambda workload_uid: self._reconciler.decide(workload_uid), clock)
-        self.evictions = EvictionHold(
-            api, self.cache, self._take_body, self._decisions.decide_now, lambda: self.ready, metrics, clock
-        )
-        self.reports.on_end = self._decisions.add
-        self._workload_refresh = WorkloadRefresh(api, self.cache, self._decisions.decide_now)
-        self._reconciler = Reconciler(
-            self.cache,
-            self.notifier,
-            HintNotifier(self.subscribers),
-            self._workload_refresh,
-            self._request_writer,
-            self._pod_protector,
-            self._preemption_writer,
-            clock,
-            self._policy_writer.goodput.observe,
-            likely_gangs_per_minute,
-            replicas,
-        )
-        self._limits: dict[str, float] = {}  # the longest holds that administrators have set, as last shown
-        # No object has a name with capitals.
-        metrics.longest_hold_s.labels(set_by="evictions.longestHoldSeconds").set(longest_hold_s)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._relister = Relister(
-            *(api, self.cache, self.watches, self._drop),
-            *(self._first_seen_writer.recall, self._after_sweep, self.watched),
+
+    def _new_writers(self, settings: ControllerSettings, events: EventRecorder, lease: ReplicaLease) -> Writers:
+        api, cache, metrics, clock = self.api, self.cache, self.metrics, self._clock
+        interval_s, protects_pods = settings.write_interval_s, settings.protects_pods
+        acknowledgements = AcknowledgementLog()
+        policies = PolicyWriter(api, cache, lease, metrics, clock, interval_s, protects_pods=protects_pods)
+        return Writers(
+            acknowledgements=acknowledgements,
+            preemptions=PreemptionWriter(api, cache, acknowledgements, policies, events, metrics, interval_s),
+            policies=policies,
+            stalls=StallRecorder(cache, policies, events, metrics, clock, interval_s),
+            troubles=TroubleRecorder(cache, policies, events, metrics, clock, interval_s),
+            requests=RequestWriter(api, metrics, interval_s),
+            pods=PodProtector(api, cache, metrics, clock, interval_s, allowed=protects_pods),
+            first_seen=FirstSeenWriter(api, cache, settings.first_seen_place, metrics, clock, interval_s),
         )
 
     @property
     def ready(self) -> bool:
         """True once the cluster is known and decisions are made."""
         return self.notifier.ready
+
+    def _is_ready(self) -> bool:
+        return self.ready
+
+    def _policies_age_s(self) -> float:
+        return self.watches.ages().get(objects.POLICIES, 0.0)
 
     def why_not_ready(self) -> str | None:
         """Returns what keeps the cluster from being known. None: it is known."""
@@ -346,21 +348,18 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._relister.run(), name="sweep")
                 tasks.create_task(self._tick(), name="tick")
-                tasks.create_task(self._garbage_collector.run(), name="garbage collector")
-                tasks.create_task(self._each(policy_writer.EVERY_S, self.connection_writer.look), name="connections")
-                tasks.create_task(
-                    self._each(trouble_recorder.EVERY_S, self.missing_policies.look), name="missing policies"
-                )
-                tasks.create_task(LoopLag(self._metrics, "controller").measure(), name="loop lag")
+                for name, every_s, look in (
+                    ("garbage collector", garbage_collector.PASS_S, self._garbage_collector.look),
+                    ("connections", policy_writer.EVERY_S, self.connection_writer.look),
+                    ("missing policies", trouble_recorder.EVERY_S, self.missing_policies.look),
+                ):
+                    tasks.create_task(self._each(every_s, look), name=name)
+                tasks.create_task(LoopLag(self.metrics, "controller").measure(), name="loop lag")
         finally:
-            self._workload_refresh.cancel()
+            self._reconciler.workload_refresh.cancel()
             # Before the writers: it takes the condition Connected out of the last writes of the policy writer.
             await self.connection_writer.close(_LEAVES_S)
-            writers = (
-                *(self._preemption_writer, self._policy_writer, self._stall_recorder, self._trouble_recorder),
-                *(self._request_writer, self._pod_protector, self._first_seen_writer),
-            )
-            await asyncio.gather(*(writer.close(_LAST_WRITES_S) for writer in writers))
+            await self.writers.close(_LAST_WRITES_S)
 
     def _take_body(self, kind: objects.Kind, body: JsonObject) -> None:
         """Like ``feed`` for an object that was modified, on the controller's loop."""
@@ -393,26 +392,17 @@ class Controller:
         if not (affected and self.ready):
             return
         self._decisions.add(affected)
-        self._first_seen_writer.touch(complete=self._relister.complete)
+        self.writers.first_seen.touch(complete=self._relister.complete)
 
     def _drop(self, uid: str, version: int = 0) -> set[str]:
         """Forgets an object and everything that is kept for it."""
         place = self.cache.place(uid)
         if place is not None and place[0] in BY_PLACE and (workload := self.cache.objects.workloads.get(uid)):
-            self._policy_writer.touch(workload.namespace, workload.policy)
+            self.writers.policies.touch(workload.namespace, workload.policy)
         elif place is not None and place[0] is objects.POLICIES:
-            self._policy_writer.touch(*place[1:])
-        # UIDs are unique across kinds, so this does nothing for an object of another kind.
-        self.subscribers.forget(uid)  # a pod
-        self._policy_writer.forget(uid)  # a workload
-        self._stall_recorder.forget(uid)
-        self._trouble_recorder.forget(uid)
-        self._pod_protector.forget(uid)
-        if place is not None and place[0] is objects.PREEMPTIONS:
-            self._acknowledgements.forget(place[1:])
-            self._preemption_writer.forget(place[1:])
-        if place is not None and place[0] in (objects.PREEMPTIONS, objects.REQUESTS):
-            self._request_writer.forget(*place)
+            self.writers.policies.touch(*place[1:])
+        self.subscribers.forget(uid)
+        self.writers.forget(uid, place)
         return self.cache.drop(uid, version)
 
     def _follow(self, found: ObjectReading) -> None:
@@ -420,7 +410,7 @@ class Controller:
         preemption = self.cache.preemptions.records.get(found.key)
         if preemption is not None and isinstance(found.value, PreemptionRecord):
             self.notifier.tell(preemption)
-            self._preemption_writer.follow(found.value)
+            self.writers.preemptions.follow(found.value)
 
     def _readable_policy(self, found: ObjectReading) -> CheckpointPolicy | None:
         """The policy of that name as it was known before ``found``. None: it was not known, or could not be read."""
@@ -430,15 +420,14 @@ class Controller:
 
     def _note_policy(self, found: ObjectReading, before: CheckpointPolicy | None) -> None:
         if isinstance(found.value, CheckpointPolicy):
-            self._stall_recorder.follow(found.value)
-            self._trouble_recorder.follow(found.value)
+            self.writers.follow(found.value)
         if found.kind is objects.POLICIES:
             # Replicas that answered each other's writes of a status would go on for ever.
             now = self._readable_policy(found)
             if before is None or now is None or (before.uid, before.generation) != (now.uid, now.generation):
-                self._policy_writer.touch(*found.key)
+                self.writers.policies.touch(*found.key)
         elif isinstance(found.value, Workload):
-            self._policy_writer.touch(found.namespace, found.value.policy)
+            self.writers.policies.touch(found.namespace, found.value.policy)
 
     def _follow_limits(self, *, of_all: bool = False) -> None:
         """Shows the limits for evictions, says what has changed, and writes the statuses that it matters to soon.
@@ -454,16 +443,16 @@ class Controller:
         before, self._limits = self._limits, dict(self.cache.policies.limits())
         for name in before.keys() - self._limits.keys():
             log.warning("the hold of evictions is not limited any more", extra=about(set_by=name))
-            self._metrics.longest_hold_s.remove(name)
+            self.metrics.longest_hold_s.remove(name)
         for name, seconds in self._limits.items():
             if before.get(name) != seconds:
                 message = "the hold of evictions is limited" if seconds else "no eviction is held"
                 log.warning(message, extra=about(set_by=name, longest_hold_s=seconds))
-                self._metrics.longest_hold_s.labels(set_by=name).set(seconds)
+                self.metrics.longest_hold_s.labels(set_by=name).set(seconds)
         named = self.cache.objects.named_policies()
         for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies(), *named}:
             if of_all or changed((namespace, name)):
-                self._policy_writer.touch(namespace, name)
+                self.writers.policies.touch(namespace, name)
 
     def _after_sweep(self, swept: Swept) -> None:
         if self._relister.unserved:
@@ -474,19 +463,19 @@ class Controller:
             self._on_ready()
         if self._relister.complete:
             self.cache.first_seen.forget_recalled()
-        self._first_seen_writer.touch(complete=self._relister.complete)
+        self.writers.first_seen.touch(complete=self._relister.complete)
         self.notifier.ready = True
         self._follow_limits(of_all=is_first or swept.rewound)
         for workload in map(self.cache.objects.workloads.get, swept.affected):
             if workload is not None:
-                self._policy_writer.touch(workload.namespace, workload.policy)
+                self.writers.policies.touch(workload.namespace, workload.policy)
         if is_first or swept.whole:
             self._decisions.add_round(self.cache.workload_uids())
         else:
             self._decisions.add(swept.affected)
         for preemption in self.cache.preemptions.records.values():
             if preemption.status.phase is None or swept.rewound:
-                self._preemption_writer.touch(preemption)
+                self.writers.preemptions.touch(preemption)
 
     def _note_gap(self, kind: objects.Kind, any_event: bool) -> None:
         """Lists the kind again, because events of it may have been missed. Callable from any thread.
@@ -509,7 +498,7 @@ class Controller:
             if self.ready:
                 self._decisions.add_due()
                 self._decisions.add(self._reconciler.held_back)
-                self._request_writer.answer_homeless(self.cache.homeless_requests(), self._clock())
+                self.writers.requests.answer_homeless(self.cache.homeless_requests(), self._clock())
                 joined, self.notifier.joined = self.notifier.joined, set()
                 for workload_uid in joined:
                     self._reconciler.tell_hints(workload_uid)

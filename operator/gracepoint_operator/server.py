@@ -39,7 +39,6 @@ from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import read_namespace
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from gracepoint_operator.logs import about
-from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import (
@@ -206,14 +205,11 @@ class Admission:
         return frozenset(self._core.cache.objects.disrupted_nodes)
 
 
-class Server:
-    """The controller and all ports, on a thread of their own.
+@dataclasses.dataclass(frozen=True)
+class ServerSettings:
+    """Where one replica listens, and what it lets in.
 
-    Args:
-        core: The controller, which runs on the server's loop.
-        api: For the webhooks.
-        metrics: Shown on the health port.
-        certificates: For both HTTPS ports.
+    Attributes:
         webhook_token: The secret in the webhooks' paths.
         service_url: Where pods reach the channel.
         https_port: Port of the channel. 0: the kernel chooses one.
@@ -226,52 +222,65 @@ class Server:
         trust: Where certificate and trusted authorities are kept in the API.
         requests_per_namespace: At most so many PreemptionRequests are in one namespace.
         canary: True if a subscriber of the replica itself is notified now and then.
+    """
+
+    webhook_token: str
+    service_url: str
+    https_port: int = 0
+    webhook_port: int = 0
+    health_port: int = 0
+    metrics_port: int | None = None
+    host: str | None = None
+    limits: ConnectionLimits = dataclasses.field(default_factory=ConnectionLimits)
+    trust: TrustPlaces = dataclasses.field(default_factory=TrustPlaces)
+    requests_per_namespace: int = DEFAULT_REQUESTS_PER_NAMESPACE
+    canary: bool = False
+
+    @property
+    def service_host(self) -> str:
+        """The name by which pods know the channel."""
+        return urllib.parse.urlsplit(self.service_url).hostname or "localhost"
+
+
+class Server:
+    """The controller and all ports, on a thread of their own.
+
+    Args:
+        core: The controller, which runs on the server's loop.
+        certificates: For both HTTPS ports.
+        settings: Where it listens, and what it lets in.
 
     Attributes:
         https_port, webhook_port, health_port, metrics_port: The ports that are listened on, once started.
     """
 
-    def __init__(
-        self,
-        core: Controller,
-        api: KubeClient,
-        metrics: Metrics,
-        certificates: Certificates,
-        *,
-        webhook_token: str,
-        service_url: str,
-        https_port: int,
-        webhook_port: int,
-        health_port: int,
-        metrics_port: int | None = None,
-        host: str | None = None,
-        limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  immutable
-        trust: TrustPlaces = TrustPlaces(),  # noqa: B008  immutable
-        requests_per_namespace: int = DEFAULT_REQUESTS_PER_NAMESPACE,
-        canary: bool = False,
-    ) -> None:
+    def __init__(self, core: Controller, certificates: Certificates, settings: ServerSettings) -> None:
         self._core = core
-        self._api = api
-        self._metrics = metrics
+        self._api = core.api
+        self._metrics = core.metrics
         self._certificates = certificates
-        self._admission = Admission(api, core, certificates, service_url, requests_per_namespace)
-        self._webhook_token = webhook_token
-        self._host = host
+        self._settings = settings
+        self.https_port = settings.https_port
+        self.webhook_port = settings.webhook_port
+        self.health_port = settings.health_port
+        self.metrics_port = settings.metrics_port
+        self._admission = Admission(core.api, core, certificates, settings.service_url, settings.requests_per_namespace)
         context = new_context()
         self._channel = ChannelThread(
-            core.channel, context, lambda: follow(certificates, context), limits, metrics, host, https_port
+            core.channel,
+            context,
+            lambda: follow(certificates, context),
+            settings.limits,
+            core.metrics,
+            settings.host,
+            settings.https_port,
         )
-        self._canary = Canary(metrics, lambda: certificates.ca) if canary else None
-        self._server_name = urllib.parse.urlsplit(service_url).hostname or "localhost"
+        self._canary = Canary(core.metrics, lambda: certificates.ca) if settings.canary else None
         if self._canary is not None:
             core.channel.is_canary = self._canary.admits
-        self._keeper = TrustKeeper(api, certificates, trust, metrics)
+        self._keeper = TrustKeeper(core.api, certificates, settings.trust, core.metrics)
         certificates.on_change = self._trust_changed
-        certificates.show_in(metrics)
-        self.https_port = https_port
-        self.webhook_port = webhook_port
-        self.health_port = health_port
-        self.metrics_port = metrics_port
+        certificates.show_in(core.metrics)
         self._listening = threading.Event()
         self._stopped = threading.Event()
         self._task: asyncio.Task[None] | None = None
@@ -339,12 +348,12 @@ class Server:
             tasks.create_task(self._channel.ended(), name="channel")
             tasks.create_task(self._certificates.watch(), name="certificates")
             tasks.create_task(self._keeper.run(), name="trust")
-            others = tell_of_others(self._api, self._server_name, self._core.watches.namespaces)
+            others = tell_of_others(self._api, self._settings.service_host, self._core.watches.namespaces)
             tasks.create_task(others, name="other releases")
             if self._canary is not None:
-                host = self._host or "localhost"
+                host = self._settings.host or "localhost"
                 self._canary_task = tasks.create_task(
-                    self._canary.run(host, self.https_port, self._server_name), name="canary"
+                    self._canary.run(host, self.https_port, self._settings.service_host), name="canary"
                 )
             tasks.create_task(collect_in_portions(self._is_quiet), name="collector")
             await asyncio.sleep(0)  # the controller accepts objects from its first step on
@@ -376,7 +385,11 @@ class Server:
             context = self._certificates.context
             served = LimitedPort("webhooks", webhooks, context, _WEBHOOK_LIMITS, self._closed("webhooks"))
             add_admission_routes(
-                webhooks, self._admission, self._webhook_token, self._metrics.count_webhook_refused, served.keep
+                webhooks,
+                self._admission,
+                self._settings.webhook_token,
+                self._metrics.count_webhook_refused,
+                served.keep,
             )
             health = LimitedPort("health", plain, None, _HEALTH_LIMITS, self._closed("health"), keepalive=False)
             Health(self._core, self._channel.lag, self._canary).add_routes(plain)
@@ -384,8 +397,8 @@ class Server:
                 MetricsPage(self._metrics).add_routes(plain)
             self.https_port = await self._channel.start()
             ports = [served, health]
-            self.webhook_port = await served.start(self._host, self.webhook_port)
-            self.health_port = await health.start(self._host, self.health_port)
+            self.webhook_port = await served.start(self._settings.host, self.webhook_port)
+            self.health_port = await health.start(self._settings.host, self.health_port)
             numbers = {"https": self.https_port, "webhooks": self.webhook_port, "health": self.health_port}
             if self.metrics_port is not None:
                 secure = web.Application()
@@ -393,7 +406,7 @@ class Server:
                 ports.append(
                     LimitedPort("metrics", secure, context, _HEALTH_LIMITS, self._closed("metrics"), keepalive=False)
                 )
-                numbers["metrics"] = self.metrics_port = await ports[-1].start(self._host, self.metrics_port)
+                numbers["metrics"] = self.metrics_port = await ports[-1].start(self._settings.host, self.metrics_port)
             log.info("listening", extra=about(**numbers))
             yield ports
         finally:

@@ -14,7 +14,7 @@ from gracepoint.wire import names
 from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.messages import Acknowledgement, Phase, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.objects import Pod
@@ -199,12 +199,8 @@ class Replica:
         self.gang = gang
         self.api = gang.api
         self.metrics = Metrics()
-        self.core = Controller(
-            *(self.api, self.metrics, clock, name),
-            write_interval_s=0.05,
-            protects_pods=True,
-            watches_devices=devices,
-        )
+        settings = ControllerSettings(name, write_interval_s=0.05, protects_pods=True, watches_devices=devices)
+        self.core = Controller(self.api, self.metrics, clock, settings)
 
     async def watch(self) -> None:
         """Brings every object as it is now, and deletions of those that are gone."""

@@ -198,7 +198,7 @@ async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGa
     async with watching(gang, tmp_path) as replica:
         known = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
         assert known is not None
-        replica.core._policy_writer.goodput.hear(known, "s-0", Spent(now_s=2.0, joined_s=1.0))
+        replica.core.writers.policies.goodput.hear(known, "s-0", Spent(now_s=2.0, joined_s=1.0))
 
         async def protected() -> bool:
             pods = [await gang.api.get(objects.PODS, gang.name, gang.pod(index)) for index in (0, 1)]
@@ -215,7 +215,7 @@ async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGa
         await asyncio.sleep(15)  # it looks for nodes to disrupt every ten seconds
         assert not await gang.disrupted(0)
         assert not await gang.disrupted(1)
-        replica.core._policy_writer.goodput.hear(known, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
+        replica.core.writers.policies.goodput.hear(known, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
 
         async def taken() -> bool:
             for claim in await gang.replacements():

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import operator_scale_etcd
 from benchmarks.operator_scale_objects import Gang, Size, gangs, stored
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.metrics import Metrics
@@ -73,7 +73,7 @@ class Replica:
         self.decided: list[str] = []
         self.fed: list[tuple[objects.Kind, str | None]] = []
         metrics = Metrics()
-        self.core = Controller(api, metrics, time.time, "replica-a")
+        self.core = Controller(api, metrics, time.time, ControllerSettings("replica-a"))
         decide, feed = self.core._reconciler.decide, self.core.feed
 
         def note_decision(uid: str) -> float | None:

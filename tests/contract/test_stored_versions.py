@@ -22,6 +22,7 @@ from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import RequestWriter
+from gracepoint_operator.recording.replica_lease import ReplicaLease
 from gracepoint_operator.resources import CheckpointPolicy, RequestPhase, RequestStatus, SignalKind
 from gracepoint_operator.resources.crds import definitions
 from tests.testcluster.api_server import open_api_server, why_not
@@ -280,7 +281,8 @@ async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
     cache = ClusterCache(time.time)
     for body in policies.values():
         cache.put(objects.POLICIES, body, listed=True)
-    recorder = PolicyWriter(api, cache, Metrics(), time.time, "replica-a", 0.05, lambda *_: True)
+    lease = ReplicaLease(api, time.time, "replica-a", NAMESPACE, view_age_s=lambda: 0.0)
+    recorder = PolicyWriter(api, cache, lease, Metrics(), time.time, 0.05)
     for name in policies:
         recorder.touch(NAMESPACE, name)
 

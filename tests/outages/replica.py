@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.watches.event_handlers import REQUEST_BACKOFFS
@@ -28,7 +28,7 @@ class Replica:
     def __init__(self, kubeconfig: Path, backoffs: Iterable[float]) -> None:
         self.metrics = Metrics()
         self.api = KubeClient.connect(str(kubeconfig))
-        self.core = Controller(self.api, self.metrics, time.time, "replica-a")
+        self.core = Controller(self.api, self.metrics, time.time, ControllerSettings("replica-a"))
         self.watches = Watches(self.core, self.api, self.metrics, replica="replica-a", backoffs=backoffs)
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None

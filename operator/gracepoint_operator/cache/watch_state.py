@@ -71,7 +71,11 @@ class WatchState:
     """
 
     def __init__(
-        self, metrics: Metrics, clock: Callable[[], float] = time.monotonic, namespaces: Iterable[str] = ()
+        self,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+        namespaces: Iterable[str] = (),
+        on_gap: Callable[[Kind, bool], None] = lambda kind, any_event: None,
     ) -> None:
         self.namespaces = tuple(sorted(set(namespaces)))
         self._metrics = metrics
@@ -81,7 +85,7 @@ class WatchState:
         self._absent: set[Kind] = set()
         self._asked_at: dict[str, float] = {}  # by the name of the thread
         self._expected: set[Kind] = set()
-        self.on_gap: Callable[[Kind, bool], None] = lambda kind, any_event: None
+        self.on_gap = on_gap
         self.on_rewind: Callable[[], None] = lambda: None
 
     def expect(self, expected: Iterable[Kind]) -> None:

@@ -38,10 +38,7 @@ from gracepoint_operator.logs import about, seldom
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord, preemption_name
-from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
-from gracepoint_operator.recording.policy_writer import PolicyWriter
-from gracepoint_operator.recording.preemption_writer import PreemptionWriter
-from gracepoint_operator.recording.trouble_recorder import StallRecorder, TroubleRecorder
+from gracepoint_operator.recording.writers import Writers
 from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)
@@ -62,15 +59,9 @@ class ReportHandler:
         api: Asked only about preemptions that are not known here.
         cache: What is known of the cluster. Preemptions are stored in it.
         notifier: Tells what a message changed.
-        acknowledgements: Keeps which pods this replica told, and which acknowledged.
-        preemption_writer: Writes preemptions to the API server.
-        policy_writer: Writes what gangs forecast.
-        stalls: Records gangs that make no progress.
-        troubles: Records gangs that train while something fails.
+        writers: Write what follows from a message to the API server.
         metrics: Gets latencies.
         clock: Seconds since the epoch.
-
-    Attributes:
         on_end: Called with the UID of a workload whose gang reports the end of a preemption.
     """
 
@@ -79,25 +70,18 @@ class ReportHandler:
         api: KubeClient,
         cache: ClusterCache,
         notifier: Notifier,
-        acknowledgements: AcknowledgementLog,
-        preemption_writer: PreemptionWriter,
-        policy_writer: PolicyWriter,
-        stalls: StallRecorder,
-        troubles: TroubleRecorder,
+        writers: Writers,
         metrics: Metrics,
         clock: Callable[[], float],
+        on_end: Callable[[Iterable[str]], None],
     ) -> None:
         self._api = api
         self._cache = cache
         self._notifier = notifier
-        self._acknowledgements = acknowledgements
-        self._preemption_writer = preemption_writer
-        self._policy_writer = policy_writer
-        self._stalls = stalls
-        self._troubles = troubles
-        self.on_end: Callable[[Iterable[str]], None] = lambda uids: None
+        self._writers = writers
         self._metrics = metrics
         self._clock = clock
+        self._on_end = on_end
 
     async def take(
         self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption | Stall | Trouble
@@ -108,34 +92,34 @@ class ReportHandler:
             UnknownPreemption: It names a preemption that does not exist.
         """
         if not isinstance(message, Acknowledgement | Stall | Trouble):
-            self._policy_writer.goodput.hear(pod, message.session, message.spent)
+            self._writers.policies.goodput.hear(pod, message.session, message.spent)
         match message:
             case Acknowledgement():
                 self._acknowledged(pod, await self._find(pod, message.preemption))
             case Report():
                 await self._report(pod, message)
             case Forecast():
-                self._policy_writer.forecast(message)
-                return self._policy_writer.goodput.answer(message)
+                self._writers.policies.forecast(message)
+                return self._writers.policies.goodput.answer(message)
             case Resumption():
                 self._resumed(pod, message)
             case Stall():
                 self._stalled(pod, message)
             case Trouble():
-                self._troubles.take(pod, message)
+                self._writers.troubles.take(pod, message)
         return None
 
     def subscribed(self, pod: Pod, hello: Subscription) -> None:
         """A process of a running pod has connected."""
-        self._policy_writer.goodput.hear(pod, hello.session, hello.spent)
-        self._policy_writer.goodput.stalled(pod, hello.stalled_s)
+        self._writers.policies.goodput.hear(pod, hello.session, hello.spent)
+        self._writers.policies.goodput.stalled(pod, hello.stalled_s)
 
     def _acknowledged(self, pod: Pod, preemption: PreemptionRecord) -> None:
         now = self._clock()
-        told_at = self._acknowledgements.told_at(preemption.key, pod.uid)
-        if self._acknowledgements.acknowledged(preemption.key, pod, now) and told_at is not None:
+        told_at = self._writers.acknowledgements.told_at(preemption.key, pod.uid)
+        if self._writers.acknowledgements.acknowledged(preemption.key, pod, now) and told_at is not None:
             self._metrics.notice_to_ack_s.observe(max(now - told_at, 0.0))
-        self._preemption_writer.touch(preemption)
+        self._writers.preemptions.touch(preemption)
 
     async def _report(self, pod: Pod, report: Report) -> None:
         if report.preemption:
@@ -146,7 +130,7 @@ class ReportHandler:
                 return
             preemption = placed
         now = self._clock()
-        told_at = self._acknowledgements.told_at(preemption.key, pod.uid)
+        told_at = self._writers.acknowledgements.told_at(preemption.key, pod.uid)
         if told_at is not None:
             notice_s = told_at - preemption.spec.observed_at.timestamp()
         else:  # the other replica told the pod, or nobody did
@@ -159,23 +143,23 @@ class ReportHandler:
             )
         self._notifier.changed(dataclasses.replace(preemption, status=after))
         if report.phase.ended:
-            self.on_end([preemption.spec.workload.uid])
+            self._on_end([preemption.spec.workload.uid])
             # The gang exits when it gets the answer. If this replica died now, nobody else would know the outcome.
-            await self._preemption_writer.settled(preemption, _LAST_REPORT_S)
+            await self._writers.preemptions.settled(preemption, _LAST_REPORT_S)
 
     def _stalled(self, pod: Pod, message: Stall) -> None:
-        stalled = self._stalls.take(pod, message)
+        stalled = self._writers.stalls.take(pod, message)
         for preemption in self._cache.preemptions.of_workload(pod.workload_uid, pod.namespace):
             status = preemption_status.of_preemption(preemption.status, stalled, message.stage, self._clock())
             if preemption.includes(pod) and status != preemption.status:
                 self._notifier.changed(dataclasses.replace(preemption, status=status))
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
-        self._stalls.resumed(message.workload_uid)
+        self._writers.stalls.resumed(message.workload_uid)
         if not message.training:  # a gang that has just started
-            self._troubles.resumed(message.workload_uid)
+            self._writers.troubles.resumed(message.workload_uid)
         if (saved_for := message.saved_for) is not None:
-            self._policy_writer.goodput.hear(pod, saved_for.session, saved_for.spent, of_former=True)
+            self._writers.policies.goodput.hear(pod, saved_for.session, saved_for.spent, of_former=True)
         now = self._clock()
         # The gang may already be disrupted again, in another preemption.
         before = [
@@ -191,7 +175,7 @@ class ReportHandler:
             if (is_left or _names(message, preemption)) and preemption_status.proves_commit(known, message):
                 log.warning("a commit that nobody reported", extra=about(preemption=preemption.name, pod=pod.name))
                 status = preemption_status.proven_committed(known, message, now)
-                self.on_end([message.workload_uid])
+                self._on_end([message.workload_uid])
             if status != preemption.status:
                 self._notifier.changed(dataclasses.replace(preemption, status=status))
 

@@ -36,12 +36,15 @@ class EventRecorder:
         api: The API server.
         clock: Seconds since the epoch.
         replica: This replica's name.
+
+    Attributes:
+        replica: This replica's name.
     """
 
     def __init__(self, api: KubeClient, clock: Callable[[], float], replica: str) -> None:
         self._api = api
         self._clock = clock
-        self._replica = replica
+        self.replica = replica
 
     async def post(self, preemption: PreemptionRecord, uid: str, note: Note) -> None:
         """Posts one Event on the workload and one on the Preemption.
@@ -110,7 +113,7 @@ class EventRecorder:
             "metadata": {"namespace": namespace, "name": name},
             "eventTime": format_time(self._clock()),
             "reportingController": EVENT_CONTROLLER,
-            "reportingInstance": self._replica[:128],
+            "reportingInstance": self.replica[:128],
             "action": note.reason,
             "reason": note.reason,
             "note": one_line(note.message).encode()[:_NOTE_BYTES].decode(errors="ignore"),

@@ -56,7 +56,6 @@ class GarbageCollector:
     Args:
         api: The API server.
         cache: What is known of the cluster.
-        ready: Whether the cluster is known yet.
         metrics: Counts what was deleted.
         clock: Seconds since the epoch.
         limits: How long, and how many, Preemptions are kept.
@@ -68,7 +67,6 @@ class GarbageCollector:
         self,
         api: KubeClient,
         cache: ClusterCache,
-        ready: Callable[[], bool],
         metrics: Metrics,
         clock: Callable[[], float],
         limits: Limits,
@@ -79,23 +77,19 @@ class GarbageCollector:
         self._namespaces = tuple(namespaces)
         self._api = api
         self._cache = cache
-        self._ready = ready
         self._metrics = metrics
         self._clock = clock
         self._limits = limits
         self._passes = 0
         self._set_aside: dict[Key, float] = {}  # what could not be deleted -> when it is tried again
 
-    async def run(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            await asyncio.sleep(PASS_S)
-            if self._ready():
-                await self.prune()
-                await self.retire_requests()
-                if self._passes % REQUESTS_EVERY == 0:
-                    await self.prune_requests()
-                self._passes += 1
+    async def look(self) -> None:
+        """Runs one pass. To be called every ``PASS_S``."""
+        await self.prune()
+        await self.retire_requests()
+        if self._passes % REQUESTS_EVERY == 0:
+            await self.prune_requests()
+        self._passes += 1
 
     async def prune(self) -> None:
         """Runs one pass for Preemptions."""

@@ -28,7 +28,7 @@ from gracepoint_operator.decisions import policy_conditions, preemption_status
 from gracepoint_operator.decisions.policy_conditions import GangConnection
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import stages
-from gracepoint_operator.kube import client, objects
+from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
@@ -152,11 +152,10 @@ class PolicyWriter:
     Args:
         api: The API server.
         cache: What is known of the cluster.
+        lease: Has this replica's name, and says which others live.
         metrics: Counts failures.
         clock: Seconds since the epoch.
-        replica: This replica's name.
         interval_s: Seconds between two writes of one policy.
-        lives: Returns whether a replica lives that has written an entry at that time.
         protects_pods: Whether the operator has the right to annotate pods.
 
     Attributes:
@@ -167,19 +166,17 @@ class PolicyWriter:
         self,
         api: KubeClient,
         cache: ClusterCache,
+        lease: ReplicaLease,
         metrics: Metrics,
         clock: Callable[[], float],
-        replica: str,
         interval_s: float,
-        lives: Callable[[str, float], bool],
         *,
         protects_pods: bool = False,
     ) -> None:
         self._api = api
         self._cache = cache
+        self._lease = lease
         self._clock = clock
-        self._replica = replica
-        self._lives = lives
         self._moved: set[Key] = set()  # policies of which only figures have moved since the last write
         self._figures_at: dict[Key, float] = {}  # policy -> when its figures were written last, as far as known here
         self._protects_pods = protects_pods
@@ -290,6 +287,21 @@ class PolicyWriter:
         self._troubles[policy, kind] = dict(failing)
         self.touch(*policy)
 
+    async def write_own_entry(self, policy: Key, entry: PolicyReplica) -> None:
+        """Writes this replica's entry into a policy's status now, and nothing else.
+
+        Raises:
+            client.KubeError: It is not written.
+        """
+        body = {
+            "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
+            "kind": CheckpointPolicy.kind_name,
+            "metadata": {"namespace": policy[0], "name": policy[1]},
+            "status": {"replicas": [entry.to_json()]},
+        }
+        manager = f"gracepoint-{self._lease.replica}"[:128]
+        await self._api.apply_status(kinds.POLICIES, *policy, body, manager=manager)
+
     def leave_connections(self) -> None:
         """This replica ends: it writes no condition Connected any more."""
         self._connections.clear()
@@ -380,7 +392,7 @@ class PolicyWriter:
         return {name: value for name, value in wanted.items() if value != status.get(name)}
 
     def _living(self, entries: Iterable[PolicyReplica]) -> list[PolicyReplica]:
-        return [entry for entry in entries if self._lives(entry.name, entry.time.timestamp())]
+        return [entry for entry in entries if self._lease.lives(entry.name, entry.time.timestamp())]
 
     def _workloads(self, key: Key) -> list[Workload]:
         objects = self._cache.objects
@@ -424,7 +436,7 @@ class PolicyWriter:
             conditions.append(recorded)
         if key in self._connections:
             known = next((item for item in before if item.type == policy_conditions.CONDITION_CONNECTED), None)
-            others = policy_conditions.of_others(policy.status.replicas or (), self._replica, self._lives)
+            others = policy_conditions.of_others(policy.status.replicas or (), self._lease.replica, self._lease.lives)
             gangs = [policy_conditions.recounted(gang, others) for gang in self._connections[key]]
             connected = policy_conditions.connected_condition(policy, gangs, known, now)
             if connected is not None:
@@ -510,42 +522,35 @@ class ConnectionWriter:
     judges nothing.
 
     Args:
-        api: The API server.
         cache: What is known of the cluster.
         connected: Returns the UIDs of the pods that are connected to this replica.
         lease: Says that this replica lives, and which others do.
-        policy_writer: Writes the condition.
+        policy_writer: Writes numbers and condition.
+        events: Posts Events.
         metrics: Shows how many pods are not connected.
         clock: Seconds since the epoch.
-        replica: This replica's name.
-        view_age_s: Returns the seconds since the API server last answered the watch of the policies.
     """
 
     def __init__(
         self,
-        api: KubeClient,
         cache: ClusterCache,
         connected: Callable[[], Collection[str]],
         lease: ReplicaLease,
         policy_writer: PolicyWriter,
+        events: EventRecorder,
         metrics: Metrics,
         clock: Callable[[], float],
-        replica: str,
-        view_age_s: Callable[[], float],
     ) -> None:
-        self._api = api
         self._cache = cache
         self._connected = connected
         self._lease = lease
         self._policy_writer = policy_writer
         self._metrics = metrics
         self._clock = clock
-        self._replica = replica
-        self._view_age_s = view_age_s
         self._recorded: set[_Key] = set()  # policies whose status has numbers of this replica
         self._unwritten: dict[_Key, client.Unavailable] = {}  # policies whose newest write failed; longest tried first
         self._unrenewed = ""  # why the Lease could not be renewed
-        self._events = EventRecorder(api, clock, replica)
+        self._events = events
         self._missing_since: dict[str, float] = {}  # UID of the workload -> since when pods are missing
         self._running_since: dict[str, float] = {}  # UID of the pod -> since when it was seen to run
         self._told: dict[str, int] = {}  # UID of the workload -> attempt of which an Event says that pods are missing
@@ -555,11 +560,11 @@ class ConnectionWriter:
 
         To be called every ``EVERY_S``.
         """
-        if self._view_age_s() <= policy_conditions.RENEWED_S:
+        if self._lease.is_watching(policy_conditions.RENEWED_S):
             await self._renew()
             await self._write_all()
             self._policy_writer.write_moved()
-            if self._sees_others():
+            if self._lease.sees_others(policy_conditions.RENEWED_S):
                 await self._judge()
                 return
         self._missing_since.clear()  # the other replicas could not renew their numbers either
@@ -567,7 +572,7 @@ class ConnectionWriter:
     async def close(self, timeout_s: float) -> None:
         """Takes this replica's numbers back, for at most ``timeout_s`` seconds. Call it when ``run`` has ended."""
         self._policy_writer.leave_connections()
-        entry = policy_conditions.empty_entry(self._replica, self._clock())
+        entry = policy_conditions.empty_entry(self._lease.replica, self._clock())
         writes = [self._apply(key, entry) for key in self._recorded & set(self._cache.policies)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -582,13 +587,6 @@ class ConnectionWriter:
             if str(error) != self._unrenewed:
                 log.warning("the replica's Lease is not renewed, trying again", extra=about(error=str(error)))
             self._unrenewed = str(error)
-
-    def _sees_others(self) -> bool:
-        """True if the API server answers, so that the numbers of the other replicas are new."""
-        return (
-            self._lease.renewed_within(policy_conditions.RENEWED_S)
-            and self._view_age_s() <= policy_conditions.RENEWED_S
-        )
 
     async def _write_all(self) -> None:
         """Writes this replica's numbers into each policy. Those that could not be written last time come last.
@@ -609,7 +607,7 @@ class ConnectionWriter:
                 left[key] = self._unwritten[key]
                 continue
             own = self._own(self._uids(key), counted)
-            entry = policy_conditions.own_entry(self._replica, own, policy.status.replicas or (), self._clock())
+            entry = policy_conditions.own_entry(self._lease.replica, own, policy.status.replicas or (), self._clock())
             if entry is None:
                 continue
             try:
@@ -687,7 +685,7 @@ class ConnectionWriter:
         counted: _PodCounts,
     ) -> list[GangConnection]:
         now = self._clock()
-        others = policy_conditions.of_others(policy.status.replicas or (), self._replica, self._lease.lives)
+        others = policy_conditions.of_others(policy.status.replicas or (), self._lease.replica, self._lease.lives)
         gangs = []
         for uid in uids:
             running = counted.running[uid].total()
@@ -709,15 +707,8 @@ class ConnectionWriter:
         return gangs
 
     async def _apply(self, key: _Key, entry: PolicyReplica) -> None:
-        body = {
-            "apiVersion": f"{names.GROUP}/{names.API_VERSION}",
-            "kind": CheckpointPolicy.kind_name,
-            "metadata": {"namespace": key[0], "name": key[1]},
-            "status": {"replicas": [entry.to_json()]},
-        }
         try:
-            manager = f"gracepoint-{self._replica}"[:128]
-            await self._api.apply_status(objects.POLICIES, *key, body, manager=manager)
+            await self._policy_writer.write_own_entry(key, entry)
             self._recorded.add(key)
         except client.NotFound:
             return

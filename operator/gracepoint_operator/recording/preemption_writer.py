@@ -9,7 +9,7 @@ phase posts the Event, once. The last replica to write has seen the entries of a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
@@ -139,9 +139,8 @@ class PreemptionWriter:
         cache: What is known of the cluster.
         acknowledgements: What only this replica knows.
         policy_writer: Is told of what changes a policy's status.
+        events: Posts Events. Has this replica's name, the owner of its entries.
         metrics: Counts phases and failures.
-        clock: Seconds since the epoch.
-        replica: This replica's name, the owner of its entries.
         interval_s: Seconds between two writes of one Preemption.
 
     Attributes:
@@ -154,9 +153,8 @@ class PreemptionWriter:
         cache: ClusterCache,
         acknowledgements: AcknowledgementLog,
         policy_writer: PolicyWriter,
+        events: EventRecorder,
         metrics: Metrics,
-        clock: Callable[[], float],
-        replica: str,
         interval_s: float,
     ) -> None:
         self._api = api
@@ -164,10 +162,10 @@ class PreemptionWriter:
         self._acknowledgements = acknowledgements
         self._metrics = metrics
         begin(metrics)
-        self._replica = replica
+        self._replica = events.replica
         self.made: set[Key] = set()
         self._policy_writer = policy_writer
-        self._events = EventRecorder(api, clock, replica)
+        self._events = events
         self._write_queue = WriteQueue("preemption", self._write, metrics, interval_s, self._refused)
         self._unrecorded: dict[Key, str] = {}  # name of the policy of each that the API server refuses
 

@@ -33,13 +33,26 @@ class ReplicaLease:
         clock: Seconds since the epoch.
         replica: This replica's name.
         namespace: The operator's own namespace.
+        view_age_s: Returns the seconds since the API server last answered the watch of the policies, which have what
+            the replicas write.
+
+    Attributes:
+        replica: This replica's name.
     """
 
-    def __init__(self, api: KubeClient, clock: Callable[[], float], replica: str, namespace: str) -> None:
+    def __init__(
+        self,
+        api: KubeClient,
+        clock: Callable[[], float],
+        replica: str,
+        namespace: str,
+        view_age_s: Callable[[], float],
+    ) -> None:
         self._api = api
         self._clock = clock
-        self._replica = replica
+        self.replica = replica
         self._namespace = namespace
+        self._view_age_s = view_age_s
         self._name = f"gracepoint-{replica.lower()}"
         self._own: JsonObject | None = None
         self._seen: dict[str, tuple[str, float]] = {}  # replica -> its renewTime, and when that was seen first
@@ -53,7 +66,7 @@ class ReplicaLease:
         """
         now = self._clock()
         spec: JsonObject = {
-            "holderIdentity": self._replica,
+            "holderIdentity": self.replica,
             "leaseDurationSeconds": int(STALE_S),
             "renewTime": format_time(now),
         }
@@ -79,9 +92,13 @@ class ReplicaLease:
                     await self._api.delete(objects.LEASES, item)
         self._seen = seen
 
-    def renewed_within(self, seconds: float) -> bool:
-        """Returns whether this replica could renew its own Lease, and so reaches the API server."""
-        return self._clock() - self._renewed_at <= seconds
+    def is_watching(self, within_s: float) -> bool:
+        """Returns whether the API server has answered the watch of the policies within that time."""
+        return self._view_age_s() <= within_s
+
+    def sees_others(self, within_s: float) -> bool:
+        """Returns whether this replica reaches the API server, so that what the others have written there is known."""
+        return self._clock() - self._renewed_at <= within_s and self.is_watching(within_s)
 
     def lives(self, replica: str, written_at: float) -> bool:
         """Returns whether a replica renews its Lease, or has written something a moment ago.
@@ -95,7 +112,7 @@ class ReplicaLease:
         known = self._seen.get(replica)
         newest_at = written_at if known is None else max(written_at, known[1])
         # What has become of a Lease since this replica last looked cannot be known here.
-        return replica == self._replica or self._renewed_at - newest_at < STALE_S
+        return replica == self.replica or self._renewed_at - newest_at < STALE_S
 
     async def give_up(self) -> None:
         """Deletes this replica's Lease, as it ends."""

@@ -17,7 +17,6 @@ from gracepoint.wire.messages import Stall, Trouble, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions import policy_conditions, preemption_status
 from gracepoint_operator.decisions.preemption_status import Note
-from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about
@@ -42,23 +41,21 @@ class TroubleRecorder:
     """Records saves and deletions that fail: in conditions, Events and metrics.
 
     Args:
-        api: The API server.
         cache: What is known of the cluster.
         policy_writer: Writes the conditions.
+        events: Posts Events.
         metrics: Counts troubles.
         clock: Seconds since the epoch.
-        replica: This replica's name.
         interval_s: Seconds between two Events of one workload.
     """
 
     def __init__(
         self,
-        api: KubeClient,
         cache: ClusterCache,
         policy_writer: PolicyWriter,
+        events: EventRecorder,
         metrics: Metrics,
         clock: Callable[[], float],
-        replica: str,
         interval_s: float,
     ) -> None:
         self._cache = cache
@@ -67,7 +64,7 @@ class TroubleRecorder:
         for kind in TroubleKind:  # from 0 on, so that increase() sees the first one
             metrics.troubles.labels(kind)
         self._clock = clock
-        self._events = EventRecorder(api, clock, replica)
+        self._events = events
         self._troubles: dict[
             tuple[str, TroubleKind], _KnownTrouble
         ] = {}  # (UID of the workload, kind) -> the newest word
@@ -179,30 +176,28 @@ class StallRecorder:
     sends one, after each save.
 
     Args:
-        api: The API server.
         cache: What is known of the cluster.
         policy_writer: Writes the condition.
+        events: Posts Events.
         metrics: Counts stalls.
         clock: Seconds since the epoch.
-        replica: This replica's name.
         interval_s: Seconds between two Events of one workload.
     """
 
     def __init__(
         self,
-        api: KubeClient,
         cache: ClusterCache,
         policy_writer: PolicyWriter,
+        events: EventRecorder,
         metrics: Metrics,
         clock: Callable[[], float],
-        replica: str,
         interval_s: float,
     ) -> None:
         self._cache = cache
         self._policy_writer = policy_writer
         self._metrics = metrics
         self._clock = clock
-        self._events = EventRecorder(api, clock, replica)
+        self._events = events
         # UID of the workload -> UID of the pod that is looked at, empty for the gang -> its stall.
         self._stalled: dict[str, dict[str, _Told]] = {}
         self._latest: dict[str, _Told] = {}  # UID of the workload -> what is to be posted
@@ -318,19 +313,15 @@ class MissingPolicies:
     along.
 
     Args:
-        api: The API server.
         cache: What is known of the cluster.
+        events: Posts Events.
         metrics: Shows how many workloads are concerned.
-        clock: Seconds since the epoch.
-        replica: This replica's name.
     """
 
-    def __init__(
-        self, api: KubeClient, cache: ClusterCache, metrics: Metrics, clock: Callable[[], float], replica: str
-    ) -> None:
+    def __init__(self, cache: ClusterCache, events: EventRecorder, metrics: Metrics) -> None:
         self._cache = cache
         self._metrics = metrics
-        self._events = EventRecorder(api, clock, replica)
+        self._events = events
         self._uids: dict[Key, str] = {}  # policy -> its UID when it was last seen
         self._missing: dict[str, str] = {}  # UID of the workload -> the policy that it lacked at the last look
         self._told: dict[str, str] = {}  # UID of the workload -> the policy of which an Event says that it is missing

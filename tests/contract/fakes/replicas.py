@@ -17,11 +17,11 @@ from gracepoint.settings import Settings
 from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.messages import Message
 from gracepoint.wire.names import PATH_SUBSCRIBE
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.server import Server
+from gracepoint_operator.server import Server, ServerSettings
 from gracepoint_operator.trust.certificates import Certificates
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -161,21 +161,15 @@ def replicas(authority: trustme.CA, folder: Path) -> Iterator[Callable[..., Repl
     ) -> Replica:
         metrics = Metrics()
         certificates = Certificates(tls, overlap_s=overlap_s)
-        core = Controller(api, metrics, time.time, name, write_interval_s=0.05)
-        server = Server(
-            core,
-            api,
-            metrics,
-            certificates,
+        core = Controller(api, metrics, time.time, ControllerSettings(name, write_interval_s=0.05))
+        settings = ServerSettings(
             webhook_token=WEBHOOK_TOKEN,
             service_url=f"https://{server_name}",
-            https_port=0,
-            webhook_port=0,
-            health_port=0,
             host="localhost",
             limits=limits,
             canary=canary,
         )
+        server = Server(core, certificates, settings)
         servers.append(server)
         server.start(lambda: None)
         until(lambda: core.ready, "the replica to know the cluster")

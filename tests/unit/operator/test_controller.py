@@ -16,6 +16,7 @@ from gracepoint_operator.cache import relister, watch_state
 from gracepoint_operator.cache.relister import sweep
 from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
+from gracepoint_operator.controller import Reconciler
 from gracepoint_operator.kube import client, write_queue
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.workloads import JOBSETS
@@ -583,9 +584,11 @@ async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
 async def test_many_events_that_waited_bring_about_one_decision(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    decided: list[str] = []
+    monkeypatch.setattr(Reconciler, "decide", lambda _, uid: decided.append(uid))
     async with running(api, clock) as replica:
-        decided: list[str] = []
-        monkeypatch.setattr(replica.core._reconciler, "decide", decided.append)
+        await until(lambda: decided, "the decision about what was listed")
+        decided.clear()
         for number in range(50):
             replica.see(kinds.PODS, objects.pod(0, phase=("Failed", "Running")[number % 2]))
         await until(lambda: decided, "the decision")
@@ -699,7 +702,7 @@ async def test_receipts_that_come_after_the_end_are_not_written_one_by_one(api: 
         await replica.phase("Noticed")
         await replica.report(Phase.COMMITTED)
         await replica.phase("Committed")
-        replica.core._preemption_writer._write_queue._interval_s = 30.0
+        replica.core.writers.preemptions._write_queue._interval_s = 30.0
         await asyncio.sleep(0.1)
         before = len(api.calls)
         for index in (0, 1):

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.watches.kopf_run import Watches
@@ -25,7 +25,7 @@ async def test_devices_are_listed_and_watched_only_if_wanted(wanted: bool) -> No
     api.add(kinds.RESOURCE_CLAIMS, objects.resource_claim())
     broken = objects.taint("example.com/broken", "NoExecute", added_at=NOW)
     api.add(kinds.RESOURCE_SLICES, objects.resource_slice(tpu_0=[broken]))
-    core = Controller(api, Metrics(), clock, "replica-a", tick_s=0.05, watches_devices=wanted)
+    core = Controller(api, Metrics(), clock, ControllerSettings("replica-a", tick_s=0.05, watches_devices=wanted))
     task = asyncio.create_task(core.run())
     try:
         await until(lambda: core.ready or task.done(), "the replica to be ready")
@@ -41,7 +41,7 @@ async def test_devices_are_listed_and_watched_only_if_wanted(wanted: bool) -> No
 @pytest.mark.parametrize("wanted", [pytest.param(False, id="not wanted"), pytest.param(True, id="wanted")])
 def test_each_kind_of_devices_has_a_thread_only_if_wanted(wanted: bool) -> None:
     api = cast(Any, None)
-    core = Controller(api, Metrics(), Clock(), "replica-a", watches_devices=wanted)
+    core = Controller(api, Metrics(), Clock(), ControllerSettings("replica-a", watches_devices=wanted))
     names = {thread.name for thread in Watches(core, api, Metrics(), replica="replica-a")._threads}
     devices = {f"watch {kind.title}" for kind in kinds.DEVICES}
     assert names & devices == (devices if wanted else set())

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.answers import SHORTEST_S, DeletionReason, Due, Limits, due, over
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
@@ -218,7 +218,7 @@ async def test_a_request_that_is_over_is_labelled_and_goes_after_an_hour(api: Me
 
 async def test_requests_are_listed_in_watched_namespaces_alone(api: MemoryApi, clock: Clock) -> None:
     """An operator of some namespaces has no right to list others."""
-    core = Controller(api, Metrics(), clock, "replica-a", namespaces=(NAMESPACE, "prod"))
+    core = Controller(api, Metrics(), clock, ControllerSettings("replica-a", namespaces=(NAMESPACE, "prod")))
     api.calls.clear()
     await core._garbage_collector.prune_requests()
     assert api.calls == [f"GET {kinds.REQUESTS.path(namespace)}" for namespace in (NAMESPACE, "prod")]

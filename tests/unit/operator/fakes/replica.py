@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from gracepoint.wire.frames import Frame
 from gracepoint.wire.messages import Phase, Report, StageTiming, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.metrics import Metrics
@@ -59,16 +59,14 @@ class Replica:
         self.api = api
         self.clock = clock
         self.metrics = Metrics()
-        self.core = Controller(
-            api,
-            self.metrics,
-            clock,
+        settings = ControllerSettings(
             name,
             write_interval_s=0.02,
             first_seen_place=first_seen_place,
             protects_pods=protects_pods,
             tick_s=0.05,
         )
+        self.core = Controller(api, self.metrics, clock, settings)
 
     def see(self, kind: kinds.Kind, body: Body) -> None:
         """The cluster changed: the API has it, and the watch brings it."""

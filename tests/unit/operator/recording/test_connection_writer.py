@@ -159,7 +159,7 @@ async def test_replicas_do_not_contradict_each_other(api: MemoryApi, clock: Cloc
         await said(api, "True", "PodsConnected")
         calls = len(api.calls)
         (key,) = first.core.cache.policies
-        first.core._policy_writer.touch(*key)
+        first.core.writers.policies.touch(*key)
         await until(lambda: len(api.calls) > calls, "the first replica to read the policy")
         await asyncio.sleep(0.05)
         assert connected(api)[0] == "True"
@@ -241,7 +241,7 @@ async def test_the_numbers_of_a_replica_that_dies_count_no_more(api: MemoryApi, 
 
 
 async def test_a_replica_that_has_not_looked_for_long_takes_no_other_one_for_dead(api: MemoryApi, clock: Clock) -> None:
-    first, second = (ReplicaLease(api, clock, name, "gracepoint") for name in ("replica-a", "replica-b"))
+    first, second = (ReplicaLease(api, clock, name, "gracepoint", lambda: 0.0) for name in ("replica-a", "replica-b"))
     await first.renew()
     await second.renew()
     clock.move(2 * STALE_S)

@@ -165,7 +165,7 @@ def bring_gang_back(api: MemoryApi, clock: Clock) -> None:
 async def written(replica: Replica) -> None:
     """Waits for an attempt to write what the events so far have changed."""
     await asyncio.sleep(0)
-    await replica.core._first_seen_writer._write_queue.settled(PLACE, 60.0)
+    await replica.core.writers.first_seen._write_queue.settled(PLACE, 60.0)
 
 
 async def test_old_sign_stays_old_for_a_job_that_is_made_again(api: MemoryApi, clock: Clock) -> None:

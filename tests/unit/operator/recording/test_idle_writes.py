@@ -80,7 +80,7 @@ class Training:
         for _ in range(2):
             await asyncio.sleep(0)
             for replica in (self.first, self.second):
-                queue = replica.core._policy_writer._write_queue
+                queue = replica.core.writers.policies._write_queue
                 await until(lambda queue=queue: not queue._tasks, "the writes")  # type: ignore[misc]
             self.bring()
 
@@ -154,7 +154,7 @@ async def test_a_stage_of_a_gang_is_written_at_once(api: MemoryApi, clock: Clock
         before = len(writes(api))
         left = dataclasses.replace(spent(clock(), job.saves, 0.1), left_s=clock() - ATTACHED)
         pod = first.core.cache.objects.pods["uid-pod-0-0"]
-        first.core._policy_writer.goodput.hear(pod, "s-0", left)
+        first.core.writers.policies.goodput.hear(pod, "s-0", left)
         await job.settle()
         assert len(writes(api)) > before
         (policy,) = api.of(kinds.POLICIES)

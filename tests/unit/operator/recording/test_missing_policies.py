@@ -134,7 +134,7 @@ async def test_nothing_is_kept_of_policies_that_were_deleted_and_nobody_names(ap
         core = replica.core
         await looked(replica)
         await core.connection_writer.look()
-        writer = core._policy_writer
+        writer = core.writers.policies
         await until(lambda: writer._figures_at, "the status to be written")
         writer._changed(*KEY, news=False)
         replica.drop(JOBSETS, objects.jobset())

@@ -56,7 +56,7 @@ async def protected(replica: Replica, expected: bool) -> None:
 
 def hear(replica: Replica, spent: Spent) -> None:
     pod = replica.core.cache.objects.pods["uid-pod-0-0"]
-    replica.core._policy_writer.goodput.hear(pod, "s-0", spent)
+    replica.core.writers.policies.goodput.hear(pod, "s-0", spent)
 
 
 async def test_pods_are_open_while_the_checkpoint_is_young(api: MemoryApi, clock: Clock) -> None:
@@ -121,7 +121,7 @@ async def test_new_life_is_protected_until_it_has_restored(api: MemoryApi, clock
             replica.see(kinds.PODS, body)
         pods = replica.core.cache.objects.pods
         await until(lambda: "uid-pod-0-1" in pods, "the new pods to be seen")
-        replica.core._policy_writer.goodput.hear(pods["uid-pod-0-1"], "s-1", JOINED)
+        replica.core.writers.policies.goodput.hear(pods["uid-pod-0-1"], "s-1", JOINED)
 
         def reached() -> bool:
             echo(replica)
@@ -274,4 +274,4 @@ async def test_write_that_ends_after_its_pod_is_forgotten(slow: SlowApi, clock: 
         slow.go.set()
         await until(lambda: slow.under_way == 0, "the writes to end")
         await asyncio.sleep(0)
-        assert replica.core._pod_protector._written == {}
+        assert replica.core.writers.pods._written == {}

@@ -76,7 +76,7 @@ async def seen_and_at_rest(*replicas: Replica) -> None:
         watch(replica)
     await asyncio.sleep(0.01)  # until the loop has taken it
     await until(
-        lambda: not any(replica.core._preemption_writer._write_queue._tasks for replica in replicas), "their writes"
+        lambda: not any(replica.core.writers.preemptions._write_queue._tasks for replica in replicas), "their writes"
     )
 
 
@@ -115,7 +115,7 @@ async def test_one_of_two_replicas_makes_the_record_and_counts_it(api: HistoricA
         )
         await first.phase("Noticed")
         await seen_and_at_rest(first, second)
-        made = [replica.core._preemption_writer.made for replica in (first, second)]
+        made = [replica.core.writers.preemptions.made for replica in (first, second)]
         assert sorted(map(len, made)) == [0, 1]
         (body,) = first.preemptions
         for replica in (first, second):
@@ -501,11 +501,11 @@ async def test_a_record_that_was_never_made_goes_with_its_namespace(clock: Clock
         api.remove(kinds.NAMESPACES, objects.namespace())
         api.refusal = client.NotFound('HTTP 404 Not Found: namespaces "team-a" not found')
         attempts = api.attempts
-        await until(lambda: not replica.core._preemption_writer._write_queue._tasks, "the writes to end")
+        await until(lambda: not replica.core.writers.preemptions._write_queue._tasks, "the writes to end")
         assert api.attempts == attempts + 1
         assert preemptions == {}
         assert unrecorded(replica) == 0
-        assert replica.core._acknowledgements.replica((objects.NAMESPACE, NAME), "replica-a").told == 0
+        assert replica.core.writers.acknowledgements.replica((objects.NAMESPACE, NAME), "replica-a").told == 0
 
 
 async def test_a_record_waits_until_its_kind_is_served(clock: Clock) -> None:

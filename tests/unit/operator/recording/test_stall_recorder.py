@@ -207,7 +207,7 @@ async def forecasts(replica: Replica) -> None:
 
 def writes(replica: Replica) -> None:
     """Writes the policy, as after each list of the cluster."""
-    replica.core._policy_writer.touch(objects.NAMESPACE, "careful")
+    replica.core.writers.policies.touch(objects.NAMESPACE, "careful")
 
 
 async def test_a_stall_whose_end_the_other_replica_heard_is_over(api: MemoryApi, clock: Clock) -> None:

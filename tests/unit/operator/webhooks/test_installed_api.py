@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trustme
 
-from gracepoint_operator.controller import Controller
+from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.server import Admission
@@ -124,7 +124,9 @@ def admission(api: MemoryApi, tmp_path: Path) -> Admission:
     certificate.private_key_pem.write_to_path(str(tmp_path / "tls.key"))
     certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "tls.crt"))
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
-    return Admission(api, Controller(api, Metrics(), Clock(), "a"), Certificates(tmp_path), "https://o:443")
+    return Admission(
+        api, Controller(api, Metrics(), Clock(), ControllerSettings("a")), Certificates(tmp_path), "https://o:443"
+    )
 
 
 @pytest.fixture

@@ -1,0 +1,78 @@
+"""Everything that this replica writes to the API server in the background, as one object.
+
+The writers run on the controller's event loop, each with tasks of its own write queue. ``close`` ends them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from gracepoint_operator.kube.objects import PREEMPTIONS, REQUESTS, Kind
+from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
+from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtector
+from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
+from gracepoint_operator.recording.trouble_recorder import StallRecorder, TroubleRecorder
+from gracepoint_operator.resources import CheckpointPolicy
+
+
+@dataclasses.dataclass(frozen=True)
+class Writers:
+    """The writers of one replica.
+
+    Attributes:
+        acknowledgements: Which pods this replica has notified, and which have acknowledged. Part of its records.
+        preemptions: The records of preemptions, and their Events.
+        policies: The statuses of policies.
+        stalls: The gangs that make no progress.
+        troubles: The gangs that train while something fails.
+        requests: The answers to requests.
+        pods: The annotations that protect pods from autoscalers.
+        first_seen: When marks were first seen.
+    """
+
+    acknowledgements: AcknowledgementLog
+    preemptions: PreemptionWriter
+    policies: PolicyWriter
+    stalls: StallRecorder
+    troubles: TroubleRecorder
+    requests: RequestWriter
+    pods: PodProtector
+    first_seen: FirstSeenWriter
+
+    def follow(self, policy: CheckpointPolicy) -> None:
+        """Takes from a policy's status what the other replica knows."""
+        self.stalls.follow(policy)
+        self.troubles.follow(policy)
+
+    def forget(self, uid: str, place: tuple[Kind, str, str] | None) -> None:
+        """Forgets an object that was deleted.
+
+        Args:
+            uid: Its UID.
+            place: Its kind, namespace and name. None if they are not known.
+        """
+        # UIDs are unique across kinds, so this does nothing for an object of another kind.
+        self.policies.forget(uid)  # a workload
+        self.stalls.forget(uid)
+        self.troubles.forget(uid)
+        self.pods.forget(uid)
+        if place is not None and place[0] is PREEMPTIONS:
+            self.acknowledgements.forget(place[1:])
+            self.preemptions.forget(place[1:])
+        if place is not None and place[0] in (PREEMPTIONS, REQUESTS):
+            self.requests.forget(*place)
+
+    async def close(self, timeout_s: float) -> None:
+        """Writes what is left, for at most ``timeout_s`` seconds."""
+        writers = (
+            self.preemptions,
+            self.policies,
+            self.stalls,
+            self.troubles,
+            self.requests,
+            self.pods,
+            self.first_seen,
+        )
+        await asyncio.gather(*(writer.close(timeout_s) for writer in writers))
