@@ -174,11 +174,15 @@ async def say(replica: Replica, kind: type[Message], body: Mapping[str, Any]) ->
 
 
 async def _all_written(replica: Replica, api: StrictApi) -> None:
-    """The record gets a phase that comes after whatever was said."""
-    (before,) = (body["metadata"]["name"] for body in replica.preemptions)
-    await replica.report(Phase.COMMITTED, preemption=before)
-    ends = ("Committed", "Promoted", "Failed", "Retracted", "Expired")
-    await until(lambda: api.refused or replica.preemptions[0]["status"].get("phase") in ends, "the end to be written")
+    """The record gets a phase that comes after whatever was said. What is said after an end may begin another one."""
+    newest = max(replica.preemptions, key=lambda body: body["spec"]["epoch"])
+    await replica.report(Phase.COMMITTED, preemption=newest["metadata"]["name"])
+    ends = {"Committed", "Promoted", "Failed", "Retracted", "Expired"}
+
+    def ended() -> bool:
+        return {body.get("status", {}).get("phase") for body in replica.preemptions} <= ends
+
+    await until(lambda: api.refused or ended(), "the end to be written")
     assert not api.refused
 
 
