@@ -104,14 +104,14 @@ def measure(directory: Path, processes: int, layers: int) -> Times:
     owners = chunk_owners.assign(stored, processes)
     paths = Layout(storage_path(directory))
     temporary = paths.temporary(7, _ATTEMPT, 1)
-    with commit.writing(temporary, time.time_ns(), process_index=0):
+    with commit.of(paths).writing(temporary, time.time_ns(), process_index=0):
         _write_others(temporary, first, owners, processes, rank)
         times.part_written = _write_own(temporary, prepared, processes, rank)
     folder = directory / temporary.path.name
     times.parts_bytes = sum(path.stat().st_size for path in folder.glob("_GRACEPOINT.process_*"))
     times.records_bytes = sum(path.stat().st_size for path in folder.glob("done.*"))
     began_s = time.perf_counter()
-    assert commit.finalize(paths, temporary, replace=True)
+    assert commit.of(paths).finalize(temporary, replace=True)
     times.committed = time.perf_counter() - began_s
     times.manifest_bytes = (directory / "7" / layout.MANIFEST).stat().st_size
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -187,7 +187,7 @@ def _write_others(
             if position in prepared.plan.copied:
                 local[process][path] = 0
     gang = OneOf(0, processes)
-    first = operation.small_files(temporary, layout.STATE_ITEM, gang, prepared, NO_EXTRAS, {})
+    first = operation.small_files(Layout(temporary.path.parent), temporary, gang, prepared, NO_EXTRAS, {})
     for path, data in first.items():
         (temporary.path / path).parent.make_folder()
         (temporary.path / path).put(data)
@@ -225,4 +225,4 @@ def _record(
         chunks=chunks,
         plan=prepared.plan.checksum,
     )
-    commit.record(temporary, record, lambda: None)
+    commit.of(Layout(temporary.path.parent)).record(temporary, record, lambda: None)

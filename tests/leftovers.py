@@ -13,7 +13,9 @@ from typing import Any
 from unittest import mock
 
 from gracepoint.checkpoint.engine import StepCheckpointer
-from gracepoint.checkpoint.steps import listing, retention
+from gracepoint.checkpoint.steps import retention
+from gracepoint.checkpoint.steps.commit import RenameCommit
+from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.process_group import SingleProcess
 
@@ -77,8 +79,8 @@ def start_again(root: str | Path, like: Any) -> int | None:
     """
     with (
         mock.patch.object(retention, "UNFINISHED_KEPT_S", 0.0),
-        mock.patch.object(listing, "QUIET_S", 0.0),
-        mock.patch.object(listing, "FLAT_QUIET_S", 0.0),
+        mock.patch.object(RenameCommit, "quiet_s", 0.0),
+        mock.patch.object(ManifestCommit, "quiet_s", 0.0),
     ):
         checkpointer = StepCheckpointer(str(root), gang=SingleProcess(), attempt="next-0-start")
         restored = checkpointer.restore(like, timeout_s=_PATIENCE_S)

@@ -28,7 +28,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.saving import operation
-from gracepoint.checkpoint.steps import commit, listing, recovery
+from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing import chunk_writer, files
 from gracepoint.deadline import Deadline
@@ -212,7 +213,7 @@ def do_patience(engine: StepCheckpointer, gang: ProcessGroup, root: str, seconds
 
 
 def do_quiet(engine: StepCheckpointer, gang: ProcessGroup, root: str, seconds: str) -> None:
-    listing.QUIET_S = float(seconds)
+    RenameCommit.quiet_s = float(seconds)
 
 
 def do_tell_waiting(engine: StepCheckpointer, gang: ProcessGroup, root: str) -> None:
@@ -320,7 +321,7 @@ ACTIONS: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    listing.QUIET_S = 0.5  # the dead are known to be dead here
+    RenameCommit.quiet_s = 0.5  # the dead are known to be dead here
     main(*sys.argv[1:])
     if any(action.startswith("kill:") for action in sys.argv):
         sys.stdout.flush()

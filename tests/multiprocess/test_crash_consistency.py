@@ -21,7 +21,7 @@ import pytest
 
 from gracepoint.checkpoint import AsyncCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointNotFound
@@ -148,7 +148,7 @@ def test_the_recording_is_complete(recorded: Run) -> None:
 def test_restore_gives_one_whole_step_after_any_crash(
     recorded: Run, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "QUIET_S", 0.0)  # nobody writes any more, we know
+    monkeypatch.setattr(RenameCommit, "quiet_s", 0.0)  # nobody writes any more, we know
     crashes = recorded.disk.crashes(ignoring=is_read_by_nobody)
     steps = {restored_after(crash, recorded, memory_folder / str(n)) for n, crash in enumerate(crashes)}
     begun = {step for step, position in recorded.begun.items() if position < sys.maxsize}
@@ -198,7 +198,7 @@ def newest(reached: Mapping[int, int], position: int) -> int:
 def test_replaced_path_holds_one_whole_tree_after_any_crash(
     tmp_path: Path, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "QUIET_S", 0.0)
+    monkeypatch.setattr(RenameCommit, "quiet_s", 0.0)
     run = record(PATH, tmp_path)
     assert run.disk.tree() == run.left
     crashes = run.disk.crashes(ignoring=is_read_by_nobody)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from tests.multiprocess.launcher import Process, Processes
 from tests.unit.checkpoint.fakes.engine import engine
 
@@ -151,7 +151,7 @@ def hold(rows: Sequence[Death], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 survived(gang, row, at)
             except AssertionError as error:
                 raise AssertionError(f"{row}\n{gang.output()}") from error
-    monkeypatch.setattr(listing, "QUIET_S", 0.0)  # whoever died is dead, we know
+    monkeypatch.setattr(RenameCommit, "quiet_s", 0.0)  # whoever died is dead, we know
     for number, (gang, row) in enumerate(zip(gangs, rows, strict=True)):
         expected = row.restores
         if expected is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from tests.multiprocess import checkpoint_process
 from tests.multiprocess.checkpoint_runs import SCRIPT, expect, restore_here, run
 from tests.multiprocess.launcher import Processes
@@ -63,7 +63,7 @@ def one_step(tmp_path: Path) -> Path:
 def test_kill_at_any_point_leaves_one_whole_step(
     one_step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "QUIET_S", 0.0)  # whoever was killed is dead, we know
+    monkeypatch.setattr(RenameCommit, "quiet_s", 0.0)  # whoever was killed is dead, we know
     kills = sorted(KILLS, key=lambda kill: kill[1] == "1")  # only the survivors of these wait: all together
     for number in range(0, len(kills), AT_ONCE):
         batch = {tmp_path / f"{number}-{n}": kill for n, kill in enumerate(kills[number : number + AT_ONCE])}

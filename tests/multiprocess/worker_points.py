@@ -16,7 +16,7 @@ from typing import Any
 
 from gracepoint.checkpoint.saving import save_worker
 from gracepoint.checkpoint.saving.part import SavePart
-from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.writing import files
 
 POINT, WHERE = "TEST_POINT", "TEST_WHERE"
@@ -72,6 +72,6 @@ def _is_written_here(_: Any, __: Any, chunk: Any, *___: Any) -> bool:
 POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "before any file": lambda stop: stop(),
     "in the middle of the files": lambda stop: _around(files, "_write_chunk", _is_written_here, stop, after=True),
-    "before the done-record": lambda stop: _around(commit, "record", _always, stop, after=False),
-    "after the done-record": lambda stop: _around(commit, "record", _always, stop, after=True),
+    "before the done-record": lambda stop: _around(RenameCommit, "record", _always, stop, after=False),
+    "after the done-record": lambda stop: _around(RenameCommit, "record", _always, stop, after=True),
 }

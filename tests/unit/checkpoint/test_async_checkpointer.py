@@ -28,7 +28,8 @@ from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.saving.executor import SaveExecutor
-from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
@@ -67,13 +68,13 @@ def checkpointer() -> Iterator[AsyncCheckpointer]:
 
 def hold_commit(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Makes every commit wait for the event that is returned."""
-    go, real = threading.Event(), commit.finalize
+    go, real = threading.Event(), RenameCommit.finalize
 
     def late(*arguments: Any, **options: Any) -> bool:
         assert go.wait(30)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(commit, "finalize", late)
+    monkeypatch.setattr(RenameCommit, "finalize", late)
     return go
 
 
@@ -784,7 +785,7 @@ def test_finished_uncommitted_save_is_committed_by_restore(tmp_path: Path, check
 def test_a_save_that_somebody_did_not_finish_is_no_checkpoint(
     tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "QUIET_S", 0.0)
+    monkeypatch.setattr(RenameCommit, "quiet_s", 0.0)
     leave_uncommitted(tmp_path / "a", 1)
     with pytest.raises(CheckpointNotFound):
         checkpointer.restore(tmp_path / "a")

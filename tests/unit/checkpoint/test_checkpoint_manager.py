@@ -15,7 +15,8 @@ import pytest
 from gracepoint.checkpoint import api
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import commit, lease
+from gracepoint.checkpoint.steps import lease
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import (
     CheckpointCorrupt,
@@ -66,13 +67,13 @@ def test_the_first_save_after_prepare_reserves_no_memory(tmp_path: Path, reserve
 def test_manager_has_its_directory_and_says_whether_a_save_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, real = threading.Event(), commit.finalize
+    go, real = threading.Event(), RenameCommit.finalize
 
     def late(*arguments: Any, **options: Any) -> bool:
         assert go.wait(30)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(commit, "finalize", late)
+    monkeypatch.setattr(RenameCommit, "finalize", late)
     with CheckpointManager(tmp_path) as manager:
         assert manager.directory == tmp_path
         assert not manager.is_saving_in_progress()

@@ -11,9 +11,11 @@ import pytest
 
 from gracepoint.checkpoint import WriteOptions, api
 from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.memory import ArrayBytes, crc32
 from gracepoint.checkpoint.saving import planner
-from gracepoint.checkpoint.steps import commit, listing, manifest_commit
+from gracepoint.checkpoint.steps import commit, manifest_commit
+from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, SaveFailed
@@ -37,7 +39,7 @@ def options(form: str, monkeypatch: pytest.MonkeyPatch) -> WriteOptions:
 @pytest.fixture
 def ends(way: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Where the run is, and where it is copied to."""
-    monkeypatch.setattr(listing, "FLAT_QUIET_S", 0.0)  # nobody else writes
+    monkeypatch.setattr(ManifestCommit, "quiet_s", 0.0)  # nobody else writes
     places = {"disk": str(tmp_path / "run"), "bucket": f"{bucket.uri}/run"}
     source, target = way.split(" to ") if " to " in way else ("bucket", "bucket")
     return places[source], places[target] + "/copy"
@@ -195,7 +197,7 @@ def test_saves_and_trash_that_were_copied_in_the_making_do_not_stay(
         raise OSError("the process dies here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "finalize", fails)
+        patch.setattr(type(commit.of(Layout(storage_path(source)))), "finalize", fails)
         with pytest.raises(SaveFailed):
             save_steps(source, range(3, 4), options, attempt="job-1-b")
     trash = storage_path(source) / "1.gracepoint-trash.job-1-b.1"

@@ -15,8 +15,8 @@ import pytest
 
 from gracepoint.checkpoint import CheckpointManager, all_steps, api
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.steps.lease import Holder
+from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import files
 from gracepoint.deadline import Deadline
@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def root(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(listing, "FLAT_QUIET_S", 0.0)  # nobody else writes
+    monkeypatch.setattr(ManifestCommit, "quiet_s", 0.0)  # nobody else writes
     return f"{bucket.uri}/run"
 
 
@@ -83,7 +83,7 @@ def test_a_durable_save_is_committed_by_the_next_start(root: str, monkeypatch: p
 
     save(engine(root), 1, small_state(1))
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "finalize", fails)
+        patch.setattr(ManifestCommit, "finalize", fails)
         with pytest.raises(SaveFailed):
             save(engine(root, attempt="job-1-b"), 2, small_state(2))
     assert all_steps(root) == [1]
@@ -129,18 +129,18 @@ def test_the_speed_of_a_bucket_is_learnt_and_kept_in_it(root: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "function"),
+    ("owner", "function"),
     [
         pytest.param(files, "_write_chunk", id="before a chunk"),
-        pytest.param(commit, "record", id="before the done-record"),
-        pytest.param(commit, "finalize", id="before the commit"),
+        pytest.param(ManifestCommit, "record", id="before the done-record"),
+        pytest.param(ManifestCommit, "finalize", id="before the commit"),
     ],
 )
 def test_a_save_that_wakes_after_the_next_attempt_committed_changes_nothing(
-    root: str, monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: str
+    root: str, monkeypatch: pytest.MonkeyPatch, owner: ModuleType | type, function: str
 ) -> None:
     asleep, wake, calls = threading.Event(), threading.Event(), itertools.count()
-    real = getattr(module, function)
+    real = getattr(owner, function)
 
     def sleeps_first(*arguments: Any, **keywords: Any) -> Any:
         if next(calls) == 0:
@@ -148,7 +148,7 @@ def test_a_save_that_wakes_after_the_next_attempt_committed_changes_nothing(
             assert wake.wait(PATIENCE_S)
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(module, function, sleeps_first)
+    monkeypatch.setattr(owner, function, sleeps_first)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         zombie = pool.submit(save, engine(root, attempt="job-0-a"), 5, small_state(1))
         assert asleep.wait(PATIENCE_S)

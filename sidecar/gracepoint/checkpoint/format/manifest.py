@@ -55,7 +55,7 @@ class DoneRecord:
         host_state: Names of the host state's values. Equal in all processes.
         begun_ns: When the save began, in nanoseconds since the epoch by this process's clock. In stores that cannot
             rename, by the store's clock.
-        replaces: Identifies the folder at the target that this save replaces, as ``records.standing`` returns it. Only
+        replaces: Identifies the folder at the target that this save replaces, as ``Commit.standing`` returns it. Only
             in process 0's record. None if the save replaces nothing. Older records do not have this field.
         generations: The generation of each object that was written below the step's final name, by path. Only in stores
             that cannot rename; empty in others. Older records do not have this field.

@@ -121,8 +121,8 @@ def open_tree(
 ) -> StoredTree:
     """Opens the checkpoint of a step, or a checkpoint that has a path of its own.
 
-    In a store that cannot rename, each file takes a round trip. There the small files are read in parallel, by the
-    names that they usually have.
+    In a store that is far, each file takes a round trip. There the small files are read in parallel, by the names that
+    they usually have.
 
     Args:
         folder: The folder of the checkpoint.
@@ -136,7 +136,7 @@ def open_tree(
         TimeoutError: The deadline passed.
     """
     ahead, missing = dict[str, bytes](), list[str]()
-    if folder.backend.renames:
+    if not folder.backend.is_far:
         manifest = records.read_manifest(folder)
     else:
         likely = preferred if folder.name.isdecimal() else layout.NO_ITEM  # steps have items

@@ -186,7 +186,7 @@ class Restored:
         changed: What is different from the gang that saved the step, in words: processes, devices, mesh.
         note: The text that the step was saved with. None if there is none, if the host state was not read, and in all
             processes except process 0.
-        passed_over_standing: Identifiers (``records.standing``) of the steps in ``passed_over`` that Gracepoint wrote.
+        passed_over_standing: Identifiers (``Commit.standing``) of the steps in ``passed_over`` that Gracepoint wrote.
     """
 
     state: Any

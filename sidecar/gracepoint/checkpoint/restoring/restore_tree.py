@@ -325,7 +325,7 @@ def read_leaves(
             stored.source,
             limit_bytes=options.limit_bytes,
             deadline=deadline,
-            far=not stored.folder.backend.renames,
+            far=stored.folder.backend.is_far,
             first=len(shared),
             then=hand,
         )

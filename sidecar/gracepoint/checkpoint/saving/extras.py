@@ -149,14 +149,16 @@ class HandledLeaves:
     """The handled leaves of one save. There is at least one."""
 
     def __init__(self, temporary: Temporary, paths: Layout, leaves: Sequence[Leaf], handlers: HandlerRegistry) -> None:
-        if not temporary.path.backend.renames:
-            raise CheckpointRefused(
-                f"leaf {leaves[0].name!r} has a type handler, which writes files itself: {temporary.target} is in an "
-                "object store. Save such leaves to a file system, or as arrays"
-            )
         self._temporary = temporary
         self._item = paths.item
         self._folder = temporary.path / paths.item
+        try:
+            self._folder.local()
+        except TypeError as error:
+            raise CheckpointRefused(
+                f"leaf {leaves[0].name!r} has a type handler, which writes files itself: {temporary.target} is in no "
+                "file system. Save such leaves to one, or as arrays"
+            ) from error
         self._by_handler: dict[int, tuple[TypeHandler, list[Leaf]]] = {}
         for leaf in leaves:
             handler = handlers.get(leaf.value_type)

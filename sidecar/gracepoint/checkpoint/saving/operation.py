@@ -38,17 +38,14 @@ from gracepoint.errors import BarrierError, BarrierFailed, GracepointError, Host
 from gracepoint.process_group import ProcessGroup
 
 
-def is_in_parts(prepared: PreparedSave, temporary: Temporary) -> bool:
-    """Returns whether the manifest of a save is in parts. It is the same in all processes.
-
-    In a store that cannot rename, it is never in parts: the commit needs the generation of every chunk anyway.
-    """
-    return prepared.has_many_chunks and temporary.path.backend.renames
+def is_in_parts(prepared: PreparedSave, paths: Layout) -> bool:
+    """Returns whether the manifest of a save is in parts. It is the same in all processes."""
+    return prepared.has_many_chunks and commit.of(paths).takes_parts
 
 
 def small_files(
+    paths: Layout,
     temporary: Temporary,
-    item: str,
     gang: ProcessGroup,
     prepared: PreparedSave,
     extras: SaveExtras,
@@ -57,8 +54,8 @@ def small_files(
     """Returns the contents of this process's small files, by path below the checkpoint's folder.
 
     Args:
+        paths: Layout of the directory.
         temporary: The save.
-        item: Name of the train state's folder below the checkpoint's folder.
         gang: The processes that save together.
         prepared: The plan.
         extras: What is saved beside the state.
@@ -67,12 +64,12 @@ def small_files(
     Raises:
         CheckpointError: A value of the host state cannot be saved.
     """
-    files = {}
+    files, item = {}, paths.item
     if gang.process_index == 0:
         for name, data in prepared.metadata.items():
             files[layout.in_item(item, name)] = data
         files |= extras.files(item, prepared.metadata[layout.TREE_METADATA])
-        if is_in_parts(prepared, temporary):
+        if is_in_parts(prepared, paths):
             files[layout.CHUNK_WRITERS] = prepared.chunk_writers
     return files | _of_items(temporary, item, gang, values) if item else files
 
@@ -162,11 +159,11 @@ class _Apart:
             return find()
 
     def _durable(self) -> str:
-        return _DURABLE if commit.is_durable(self._temporary) else str(self._error)
+        return _DURABLE if commit.is_durable(self._paths, self._temporary) else str(self._error)
 
     def _late(self) -> str:
         """Returns the rest of a message: whether the save was durable too late."""
-        if self._gang.process_count > _FEW or not commit.is_durable(self._temporary):
+        if self._gang.process_count > _FEW or not commit.is_durable(self._paths, self._temporary):
             return ""
         return f", and was durable too late: the next start commits {self._temporary.path}"
 
@@ -180,7 +177,7 @@ class _Apart:
     def _finalize(self) -> None:
         path, target = self._temporary.path, self._temporary.target
         # Other processes may commit at the same time, so nothing is replaced.
-        if not commit.finalize(self._paths, self._temporary, replace=False):
+        if not commit.of(self._paths).finalize(self._temporary, replace=False):
             raise SaveFailed(f"{path} cannot be committed: {target} already exists (after: {self._error})")
 
 
@@ -318,7 +315,7 @@ class SaveOperation:
         """
         self._prepared = prepared
         self._host_state_names = tuple(host_state)
-        self._small_files = small_files(self.temporary, self.paths.item, self._gang, prepared, self._extras, host_state)
+        self._small_files = small_files(self.paths, self.temporary, self._gang, prepared, self._extras, host_state)
         self._copies: dict[str, int] = {}
         if strings := orbax_metadata.strings(leaves):
             path = layout.in_item(self.paths.item, layout.STRINGS)
@@ -486,7 +483,7 @@ class SaveOperation:
             names_replaced=self._replace and self._gang.process_index == 0,
             chunks=plan.chunks,
             copied=plan.copied,
-            plan=plan.checksum if is_in_parts(self._prepared, self.temporary) else None,
+            plan=plan.checksum if is_in_parts(self._prepared, self.paths) else None,
         )
 
     def _record_handled(self, deadline: Deadline) -> Callable[[], Mapping[str, StoredFile]]:
@@ -516,6 +513,6 @@ class SaveOperation:
 
     def _finalize(self, deadline: Deadline) -> None:
         with ended_by(deadline.check):
-            done = commit.finalize(self.paths, self.temporary, replace=self._replace, go_on=deadline.check)
+            done = commit.of(self.paths).finalize(self.temporary, replace=self._replace, go_on=deadline.check)
         if not done:
             raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")

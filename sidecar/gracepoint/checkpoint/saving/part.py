@@ -109,7 +109,7 @@ class BegunPart:
         self,
         part: SavePart,
         source: PartSource,
-        writing: commit.Writing,
+        writing: records.Writing,
         deadline: Deadline,
         on_stage: Callable[[str], None],
     ) -> None:
@@ -163,12 +163,12 @@ class BegunPart:
             copies={**written.copies, **part.copies},
             host_state=part.host_state,
             begun_ns=writing.begun_ns,
-            replaces=records.standing(temporary.target) if part.names_replaced else None,
+            replaces=commit.of(part.paths).standing(temporary.target) if part.names_replaced else None,
             generations=dict(writing.generations),
             chunks=None if part.plan is None else sum(chunk.mine for chunk in part.chunks),
             plan=part.plan,
         )
-        commit.record(temporary, record, deadline.check)
+        commit.of(part.paths).record(temporary, record, deadline.check)
         self._on_stage("durable")
         return PartStages(written_s, deadline.clock() - self._began_s, writing_s, chunk_bytes)
 
@@ -189,7 +189,7 @@ def begun(
         SaveFailed: The folder was taken away meanwhile, or the values were changed.
         OSError: The folder cannot be made.
     """
-    stays = commit.writing(part.temporary, part.begun_ns, process_index=part.process_index)
+    stays = commit.of(part.paths).writing(part.temporary, part.begun_ns, process_index=part.process_index)
     with ended_by(deadline.check), stays as writing:
         try:
             yield BegunPart(part, source, writing, deadline, on_stage)
@@ -232,10 +232,9 @@ def write_manifest_part(
 def clear_tree(part: SavePart) -> None:
     """Deletes the OCDBT tree of a writer that has died, so that its part can be written again.
 
-    Other files are written over. In object stores each writer's tree has a name of its own.
+    Other files are written over. In object stores there is nothing to delete: each writer's tree has a name of its own.
     """
-    if part.temporary.path.backend.renames:
-        (part.temporary.path / part.paths.item / ocdbt.process_folder(part.process_index)).delete_folder()
+    (part.temporary.path / part.paths.item / ocdbt.process_folder(part.process_index)).delete_folder()
 
 
 def _check_stayed(temporary: Temporary, stayed: Callable[[], bool]) -> None:

@@ -229,7 +229,7 @@ def _is_urgent(told: SaveBoard) -> bool:
 
 
 def _commit(paths: Layout, temporary: Temporary) -> None:
-    if commit.is_committed(temporary):
+    if commit.of(paths).is_committed(temporary):
         return
     if recovery.finish(paths, temporary):
         logger.warning("the trainer has died, and its worker has committed %s", temporary.what)

@@ -1,9 +1,15 @@
-"""Commits durable saves, and discards saves that will never be finished.
+"""Commits durable saves, deletes steps, and gives up saves that will never be finished.
 
 A save is **durable** when the done-records of all its processes exist. From then on no process writes values to it, and
-any process can finish it. A save is **committed** when its folder has its final name, which one atomic rename gives.
-Between the two states only small files are added. Any number of processes may run the commit at the same time, may stop
-anywhere, and may repeat it:
+any process can finish it. A save is **committed** when a restore may choose it. Any number of processes may run the
+commit at the same time, may stop anywhere, and may repeat it.
+
+``Commit`` says what a way to commit promises. There are two, and ``of`` chooses by the store: ``RenameCommit`` here,
+and ``ManifestCommit`` for stores that cannot rename (``gs://``, ``s3://``; see ``manifest_commit``). Whoever calls them
+need not know which one it is. The functions at the end do what is the same in both.
+
+Where folders can be renamed, a save is committed when its folder has its final name, which one atomic rename gives.
+Between durable and committed only small files are added:
 
 * A file appears as a whole, by a rename. Its meaning does not depend on which process wrote it.
 * The rename to ``<step>`` succeeds in one process. The other processes find that the temporary folder is gone, and that
@@ -12,129 +18,336 @@ anywhere, and may repeat it:
   only once the new save is durable. Salvage leaves an existing folder, with two exceptions: the folder is known to be
   damaged, or it is the one that the save found there and was to replace.
 
-Stores that cannot rename (``gs://``, ``s3://``) commit in another way, which ``manifest_commit`` describes. This module
-chooses the way by the store. Its callers need not know which one it is.
+If a save that is finished at a start has many files, additional threads look at their sizes. They end before the call
+returns.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
-from gracepoint.checkpoint.steps import manifest_commit
+from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, StoredFile, merge
+from gracepoint.checkpoint.steps import records
+from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.steps.object_deletion import look_at
-from gracepoint.checkpoint.steps.records import (
-    done_records,
-    is_of,
-    manifest_fields,
-    orbax_metadata,
-    orbax_success,
-    standing,
-)
+from gracepoint.checkpoint.steps.records import Writing, done_records
 from gracepoint.checkpoint.storage import posix
+from gracepoint.checkpoint.storage.checks import check_size
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
 
 logger = logging.getLogger(__name__)
 
+# The calling thread alone looks at the first files, up to this number.
+_FEW_FILES = 256
+# This number of threads looks at the others, in batches of this size. The threads mostly wait for the storage.
+_THREADS = 32
+_FILES_AT_ONCE = 4096
 
-@dataclasses.dataclass(frozen=True)
-class Writing:
-    """One process's part of a save, while it is written.
+
+class Commit(Protocol):
+    """How saves become steps of one directory, and how steps are deleted.
 
     Attributes:
-        folder: The folder that the process's files are written to.
-        stayed: Returns whether ``folder`` is still the folder that had this name at the beginning.
-        begun_ns: When the save began, in nanoseconds since the epoch. If the store cannot rename, by the store's clock:
-            there this time decides which of two saves is the later one.
-        generations: See ``DoneRecord``. It grows while the files are written.
+        quiet_s: Seconds without a change after which the writer of a save counts as dead.
+        takes_parts: Whether the manifest of a save may be in parts.
     """
 
-    folder: StoragePath
-    stayed: Callable[[], bool]
-    begun_ns: int
-    generations: Mapping[str, str]
+    @property
+    def quiet_s(self) -> float: ...
+
+    @property
+    def takes_parts(self) -> bool: ...
+
+    # One save.
+
+    def writing(self, temporary: Temporary, begun_ns: int, *, process_index: int) -> AbstractContextManager[Writing]:
+        """Begins this process's part of a save. ``begun_ns`` is when the save began, by this process's clock.
+
+        Raises:
+            SaveFailed: The step has objects that Gracepoint did not write.
+        """
+
+    def record(self, temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) -> None:
+        """Makes the done-record of a process durable. ``go_on``: as in ``finalize``."""
+
+    def finalize(self, temporary: Temporary, *, replace: bool, go_on: Callable[[], None] | None = None) -> bool:
+        """Commits a save if it is durable.
+
+        Args:
+            temporary: The save.
+            replace: Whether the save replaces another one that is committed for its step.
+            go_on: Called again and again in stores that cannot rename. An error that it raises ends the commit. None:
+                there is a timeout for each request.
+
+        Returns:
+            True if the save is committed, by this or by another process. False if done-records are missing, or if its
+            step has another checkpoint that must not be replaced.
+
+        Raises:
+            CheckpointCorrupt: The done-records contradict each other. In a store that cannot rename, also: an object is
+                no longer the one that this save wrote.
+            CheckpointTooNew: A newer Gracepoint wrote the existing step.
+            CheckpointRefused: A file has the name that the folder is to get.
+            SaveFailed: In a store that cannot rename: the step has objects that Gracepoint did not write, or a later
+                save has claimed it.
+        """
+
+    def finish(self, temporary: Temporary, done: Sequence[DoneRecord]) -> bool:
+        """Commits a durable save whose processes may have died. Returns whether it is committed.
+
+        It takes the place of another checkpoint only if that one is damaged, or is the one that it was to replace.
+
+        Args:
+            temporary: The save.
+            done: All its done-records.
+
+        Raises:
+            CheckpointCorrupt: A file of the save is missing or has another size.
+        """
+
+    def is_committed(self, temporary: Temporary) -> bool:
+        """Returns whether the step is this save."""
+
+    def is_left_by_commit(self, temporary: Temporary) -> bool:
+        """Returns whether the folder of a durable save is only what its commit has left."""
+
+    def last_change_s(self, temporary: Temporary) -> float:
+        """Returns when something of an unfinished save last changed, by the store's clock. 0 if there is nothing."""
+
+    def give_up(self, temporary: Temporary) -> None:
+        """Has an unfinished save of another attempt deleted by ``empty_trash``. No process can commit it any more."""
+
+    def delete_failed(self, temporary: Temporary, *, deletes: bool) -> None:
+        """Deletes what a save that failed has written. ``deletes``: see ``give_up_failed``."""
+
+    # One step.
+
+    def is_unfinished(self, folder: StoragePath) -> bool:
+        """Returns whether the folder of a step is being written or deleted, or was left so."""
+
+    def standing(self, folder: StoragePath) -> str | None:
+        """Returns an identifier of the checkpoint in ``folder``, unique among Gracepoint's checkpoints.
+
+        Empty if there is a checkpoint without a manifest, or with a damaged one. None if there is none, or if a newer
+        Gracepoint wrote it; such a checkpoint is not replaced.
+        """
+
+    def discard(self, folder: StoragePath, trash: StoragePath, *, only: str | None = None) -> None:
+        """Makes a step trash, durably, so that a crash never leaves a partly deleted checkpoint.
+
+        ``only`` is the checkpoint to discard, as ``standing`` returns it. None: whichever is there. In a store that
+        cannot rename, nothing happens if another one has taken its place.
+        """
+
+    # The directory.
+
+    def seen(self) -> Layout | None:
+        """Returns the layout to list the directory with. None if there is no directory."""
+
+    def is_settled(self, seen: Layout) -> bool:
+        """Returns whether a layout from ``seen`` shows that nothing is being saved or was left unfinished."""
+
+    def interrupted(self) -> Iterator[tuple[StoragePath, Callable[[], None]]]:
+        """Yields the folders that a replacement had moved away when its process died, each with what puts it back."""
+
+    def find_condemned(self, *, after_crash: bool) -> None:
+        """Has ``empty_trash`` delete steps whose deletion was interrupted before the trash named them.
+
+        ``after_crash``: other remains show that a process has died. Otherwise only trash does.
+        """
+
+    def empty_trash(self) -> None:
+        """Deletes all trash. This may take long."""
 
 
-@contextlib.contextmanager
-def writing(temporary: Temporary, begun_ns: int, *, process_index: int) -> Iterator[Writing]:
-    """Begins this process's part of a save. ``begun_ns`` is when the save began, by this process's clock."""
-    if not temporary.path.backend.renames:
-        begun_ns = int(temporary.path.now_s() * 1e9)
-        folder, placement = manifest_commit.begin(temporary, begun_ns, marks=process_index == 0)
-        yield Writing(folder, lambda: True, begun_ns, placement.generations)
-        return
-    temporary.path.make_folder_durably()
-    with temporary.path.staying() as stayed:
-        yield Writing(temporary.path, stayed, begun_ns, {})
+def of(paths: Layout) -> Commit:
+    """Returns how saves of a directory are committed."""
+    return RenameCommit(paths) if paths.root.backend.renames else ManifestCommit(paths)
 
 
-def record(temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) -> None:
-    """Makes the done-record of a process durable. In stores that cannot rename, ``go_on`` may end it by an error."""
-    where = temporary.path / layout.done_record(done.process_index)
-    if where.backend.renames:
-        where.put(done.to_bytes())
-    else:
-        manifest_commit.put(where, done.to_bytes(), go_on)
+class RenameCommit:
+    """Commits by one atomic rename of the folder of a save, in file systems and in memory."""
 
+    quiet_s = 5.0
+    takes_parts = True
 
-def is_durable(temporary: Temporary) -> bool:
-    """Returns whether the parts of all processes are on disk, committed or not.
+    def __init__(self, paths: Layout) -> None:
+        self._paths = paths
 
-    Raises:
-        CheckpointCorrupt: A done-record cannot be read.
-    """
-    return done_records(temporary.path) is not None or is_committed(temporary)
+    @contextlib.contextmanager
+    def writing(self, temporary: Temporary, begun_ns: int, *, process_index: int) -> Iterator[Writing]:
+        temporary.path.make_folder_durably()
+        with temporary.path.staying() as stayed:
+            yield Writing(temporary.path, stayed, begun_ns, {})
 
+    def record(self, temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) -> None:
+        (temporary.path / layout.done_record(done.process_index)).put(done.to_bytes())
 
-def finalize(paths: Layout, temporary: Temporary, *, replace: bool, go_on: Callable[[], None] | None = None) -> bool:
-    """Commits ``temporary`` if it is durable.
+    def finalize(self, temporary: Temporary, *, replace: bool, go_on: Callable[[], None] | None = None) -> bool:
+        target = temporary.target
+        try:
+            done = done_records(temporary.path)
+            if done is None:
+                return self.is_committed(temporary)
+            _check_no_file(temporary, target)
+            _complete(temporary.path, merge(done), target)
+            if replace:
+                self._make_way(temporary, target)
+            temporary.path.publish(target)  # last: what the folder holds must be durable when it has its final name
+            self._paths.root.sync()
+        except FileNotFoundError:
+            # The folder was renamed meanwhile. Only a process that commits the save may do that.
+            if self.is_committed(temporary):
+                return True
+            raise
+        except FileExistsError:
+            return self.is_committed(temporary)  # a folder that is not empty is never replaced
+        return True
 
-    Args:
-        paths: Layout of the directory that holds the save.
-        temporary: The save.
-        replace: Whether the save replaces another folder that exists for its step.
-        go_on: Called again and again in stores that cannot rename. An error that it raises ends the commit. None: there
-            is a timeout for each request.
+    def finish(self, temporary: Temporary, done: Sequence[DoneRecord]) -> bool:
+        try:
+            _check_sizes(temporary.path, records.all_files(temporary.path, merge(done)))
+        except CheckpointCorrupt:
+            # Another process may have committed the save meanwhile. Then its files are no longer in this folder.
+            if self.is_committed(temporary):
+                return True
+            raise
+        return self.finalize(temporary, replace=False) or self._take_its_place(temporary, done[0].replaces)
 
-    Returns:
-        True if the save is committed, by this or by another process. False if done-records are missing, or if its step
-        has another folder that must not be replaced.
+    def is_committed(self, temporary: Temporary) -> bool:
+        return records.is_of(temporary.target, temporary)
 
-    Raises:
-        CheckpointCorrupt: The done-records contradict each other. In a store that cannot rename, also: an object is no
-            longer the one that this save wrote.
-        CheckpointTooNew: A newer Gracepoint wrote the existing step.
-        CheckpointRefused: A file has the name that the folder is to get.
-        SaveFailed: In a store that cannot rename: the step has objects that Gracepoint did not write, or a later save
-            has claimed it.
-    """
-    target = temporary.target
-    if not target.backend.renames:
-        return manifest_commit.finalize(temporary, lambda: replace and _may_be_replaced(target), go_on)
-    try:
-        records = done_records(temporary.path)
-        if records is None:
-            return is_committed(temporary)
-        _check_no_file(temporary, target)
-        _complete(temporary.path, merge(records), target)
-        if replace:
-            _make_way(paths, temporary, target)
-        temporary.path.publish(target)  # last: what the folder holds must be durable when it has its final name
-        paths.root.sync()
-    except FileNotFoundError:
-        # The folder was renamed meanwhile. Only a process that commits the save may do that.
-        if is_committed(temporary):
-            return True
-        raise
-    except FileExistsError:
-        return is_committed(temporary)  # a folder that is not empty is never replaced
-    return True
+    def is_left_by_commit(self, temporary: Temporary) -> bool:
+        return False  # the commit renames it
+
+    def last_change_s(self, temporary: Temporary) -> float:
+        return temporary.path.last_change_s()
+
+    def give_up(self, temporary: Temporary) -> None:
+        self.discard(temporary.path, self._trash(temporary))
+
+    def delete_failed(self, temporary: Temporary, *, deletes: bool) -> None:
+        trash = self._trash(temporary)
+        try:
+            self.discard(temporary.path, trash)
+        except FileExistsError:  # what was written after it became trash
+            temporary.path.delete_folder()
+        if deletes:
+            trash.delete_folder()
+
+    def is_unfinished(self, folder: StoragePath) -> bool:
+        return False  # a save gets the name of its step when it is finished
+
+    def standing(self, folder: StoragePath) -> str | None:
+        return records.standing(folder, without_manifest="") if folder.is_folder() else None
+
+    def discard(self, folder: StoragePath, trash: StoragePath, *, only: str | None = None) -> None:
+        """Does as ``Commit.discard``, whichever checkpoint is there."""
+        with contextlib.suppress(FileNotFoundError):  # another process renamed it
+            folder.publish(trash)
+        # Without the sync, a crash might undo the rename but not the deletion of files below the new name.
+        trash.parent.sync()
+
+    def seen(self) -> Layout | None:
+        # It is listed each time, as a folder that is renamed during a listing may be missing in it under both names.
+        return self._paths if self._paths.root.is_folder() else None
+
+    def is_settled(self, seen: Layout) -> bool:
+        return False  # for the same reason
+
+    def interrupted(self) -> Iterator[tuple[StoragePath, Callable[[], None]]]:
+        for aside in self._paths.set_aside():
+            yield aside.path, functools.partial(_put_back, aside)
+
+    def find_condemned(self, *, after_crash: bool) -> None:
+        """Does nothing, as a rename makes a step trash."""
+
+    def empty_trash(self) -> None:
+        for trash in self._paths.trashed():
+            trash.delete_folder()  # another process may delete it at the same time
+
+    def _trash(self, temporary: Temporary) -> StoragePath:
+        return self._paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
+
+    def _aside(self, temporary: Temporary) -> StoragePath:
+        return self._paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
+
+    def _make_way(self, temporary: Temporary, target: StoragePath) -> None:
+        """Moves a folder that already exists at ``target``, so that a durable save can take the name.
+
+        Only one process of a gang may call it, the one that came last to the barrier. Two processes could move each
+        other's folders.
+
+        Raises:
+            CheckpointTooNew: A newer Gracepoint wrote the folder, which stays.
+        """
+        if target.is_link():
+            logger.warning("%s is saved again: its link %s is deleted, not what it leads to", temporary.what, target)
+            target.delete()
+            return
+        if not target.is_folder() or self.is_committed(temporary):
+            return
+        with contextlib.suppress(CheckpointCorrupt):
+            records.manifest_fields(target)
+        if (target / layout.MANIFEST).exists() or not self._paths.item:  # the caller asked for ``replace``
+            logger.warning("%s is saved again: %s is replaced", temporary.what, target)
+            self._replace(temporary, target)
+            return
+        with contextlib.suppress(FileNotFoundError):  # another process renamed it
+            if target.children():
+                aside = self._aside(temporary)
+                logger.warning("%s already exists and is no checkpoint of Gracepoint: moved to %s", target, aside)
+                target.publish(aside)
+
+    def _replace(self, temporary: Temporary, target: StoragePath) -> None:
+        """Renames the folder at ``target`` to trash, unless it is this save.
+
+        A later attempt may commit this save between the check of ``target`` and the rename. So the folder is first
+        renamed to a name of its own and checked again. If it is this save, it gets its name back. If a crash happens in
+        between, the next salvage gives the name back, which it would not do for trash.
+        """
+        aside = self._aside(temporary)
+        try:
+            target.publish(aside)
+        except FileNotFoundError:
+            return  # another process renamed it
+        if records.is_of(aside, temporary):
+            aside.publish(target)
+        else:
+            self.discard(aside, self._trash(temporary))
+
+    def _take_its_place(self, temporary: Temporary, replaces: str | None) -> bool:
+        """Commits a durable save in place of a folder that is damaged, or that the save was to replace.
+
+        Returns False if the existing folder is neither, or if another process has replaced it.
+
+        Another process may do the same at the same time. So the folder is moved away first and checked again. If it is
+        no longer the folder to replace, it is put back. Otherwise it becomes trash if Gracepoint wrote it. A folder
+        that Gracepoint did not write stays under its new name. If this process dies in between, the next salvage
+        finishes the work.
+        """
+        if not records.gives_way(temporary.target, replaces, self.standing):
+            return False
+        aside = dataclasses.replace(temporary, path=self._aside(temporary))
+        temporary.target.publish(aside.path)
+        if not records.gives_way(aside.path, replaces, self.standing):
+            _put_back(aside)
+            return self.is_committed(temporary)
+        logger.warning("%s is damaged or was to be replaced, and gives way to %s", temporary.target, temporary.path)
+        if (aside.path / layout.MANIFEST).exists():
+            self.discard(aside.path, self._trash(temporary))
+        return self.finalize(temporary, replace=False)
 
 
 def _check_no_file(temporary: Temporary, target: StoragePath) -> None:
@@ -146,18 +359,54 @@ def _check_no_file(temporary: Temporary, target: StoragePath) -> None:
         )
 
 
-def _may_be_replaced(target: StoragePath) -> bool:
-    """Returns True, unless a newer Gracepoint wrote the step. Then it raises CheckpointTooNew."""
-    with contextlib.suppress(CheckpointCorrupt):
-        manifest_fields(target)
-    return True
+def _complete(folder: StoragePath, manifest: Manifest, target: StoragePath) -> None:
+    """Adds the files that a committed step has: Gracepoint's manifest, and Orbax's marker files."""
+    if manifest.arrays and manifest.arrays[0].format.ocdbt:
+        ocdbt.merge(folder / manifest.item, manifest.process_count)
+    (folder / layout.MANIFEST).put(manifest.to_bytes())
+    (folder / layout.STEP_METADATA).put(records.orbax_metadata(manifest, folder))
+    (folder / layout.COMMIT_SUCCESS).put(records.orbax_success(target))
 
 
-def is_committed(temporary: Temporary) -> bool:
-    """Returns whether the folder with the final name is this save."""
-    if not temporary.target.backend.renames:
-        return manifest_commit.is_committed(temporary)
-    return is_of(temporary.target, temporary)
+def _put_back(aside: Temporary) -> None:
+    """Moves a folder back to its name, if Gracepoint wrote the folder, it is not damaged, and the name is free."""
+    if not (aside.path / layout.MANIFEST).exists() or records.is_damaged(aside.path):
+        return
+    try:
+        aside.path.publish(aside.target)
+    except FileNotFoundError:
+        return  # another process did it
+    except FileExistsError:
+        logger.warning("%s stays where it is, as there is a folder %s", aside.path, aside.target)
+        return
+    aside.target.parent.sync()
+    logger.warning("%s is %s again", aside.path, aside.target)
+
+
+def _check_sizes(folder: StoragePath, files: Iterator[tuple[str, StoredFile]]) -> None:
+    """Raises CheckpointCorrupt if a file is missing or has another size. Several threads look at many files."""
+
+    def check(found: tuple[str, StoredFile]) -> None:
+        path, file = found
+        check_size(folder / path, file.bytes)
+
+    for found in itertools.islice(files, _FEW_FILES):
+        check(found)
+    with contextlib.ExitStack() as until_checked:
+        threads: ThreadPoolExecutor | None = None
+        while batch := list(itertools.islice(files, _FILES_AT_ONCE)):
+            if threads is None:
+                threads = until_checked.enter_context(ThreadPoolExecutor(_THREADS, "gracepoint-salvage"))
+            list(threads.map(check, batch))
+
+
+def is_durable(paths: Layout, temporary: Temporary) -> bool:
+    """Returns whether the parts of all processes are on disk, committed or not.
+
+    Raises:
+        CheckpointCorrupt: A done-record cannot be read.
+    """
+    return done_records(temporary.path) is not None or of(paths).is_committed(temporary)
 
 
 def give_up_old(
@@ -183,13 +432,12 @@ def give_up_old(
             restore would choose such a save.
         hidden_older_than_s: Seconds without a change after which hidden files are deleted. None: ``older_than_s``.
     """
-    if not paths.root.backend.renames:
-        try:
-            paths = paths.seen()  # each listing takes a round trip
-        except FileNotFoundError:
-            return
-    left, probes = [t for t in paths.temporaries() if t.attempt != attempt], paths.hidden()
-    if not left and not probes and (paths.root.backend.renames or not paths.trashed()):
+    if (seen := of(paths).seen()) is None:
+        return
+    commit = of(seen)
+    left, probes = [t for t in seen.temporaries() if t.attempt != attempt], seen.hidden()
+    commit.find_condemned(after_crash=bool(left or probes))
+    if not left and not probes:
         return
     now_s = paths.root.now_s()
     for probe in probes:
@@ -199,9 +447,7 @@ def give_up_old(
             else:
                 with posix.telling(probe):
                     probe.delete()
-    if not paths.root.backend.renames:
-        manifest_commit.find_condemned(paths)
-    changed_s = look_at(paths.root, left, last_change_s)
+    changed_s = look_at(paths.root, left, commit.last_change_s)
     for temporary in left:
         overtaken = temporary.step is not None and newest_good is not None and temporary.step < newest_good
         kept_s = overtaken_for_s if overtaken else older_than_s
@@ -213,51 +459,20 @@ def give_up_old(
                 ahead_s,
             )
         # The time is 0 if the save was committed or deleted meanwhile.
-        if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(temporary):
+        if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(commit, temporary):
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, kept_s)
             with posix.telling(temporary.path):  # one that stays must not keep the others
-                if paths.root.backend.renames:
-                    discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
-                else:
-                    manifest_commit.give_up(paths, temporary)
+                commit.give_up(temporary)
 
 
-def _must_stay(temporary: Temporary) -> bool:
+def _must_stay(commit: Commit, temporary: Temporary) -> bool:
     """Returns whether a save is durable and its step has no other good checkpoint, or a newer Gracepoint wrote it."""
     try:
-        return done_records(temporary.path) is not None and not standing(temporary.target)
+        return done_records(temporary.path) is not None and not commit.standing(temporary.target)
     except CheckpointTooNew:
         return True
     except CheckpointCorrupt:
         return False
-
-
-def last_change_s(temporary: Temporary) -> float:
-    """Returns when something of an unfinished save last changed, by the store's clock."""
-    if not temporary.path.backend.renames:
-        return manifest_commit.last_change_s(temporary)
-    return temporary.path.last_change_s()
-
-
-def is_unfinished(folder: StoragePath) -> bool:
-    """Returns whether the folder of a step holds an unfinished save. False in stores that rename finished saves."""
-    return not folder.backend.renames and manifest_commit.is_unfinished(folder)
-
-
-def discard(folder: StoragePath, trash: StoragePath, *, only: str | None = None) -> None:
-    """Renames ``folder`` to ``trash``, durably, so that a crash never leaves a partly deleted checkpoint.
-
-    In a store that cannot rename, the step ``folder`` counts as deleted from then on, and ``trash`` names the step
-    whose objects ``empty_trash`` deletes. There, ``only`` identifies the checkpoint that is discarded (see
-    ``standing``). If another checkpoint has taken its place, nothing happens. None: whichever is there is discarded.
-    """
-    if not folder.backend.renames:
-        manifest_commit.discard(folder, trash, only)
-        return
-    with contextlib.suppress(FileNotFoundError):  # another process renamed it
-        folder.publish(trash)
-    # Without the sync, a crash might undo the rename but not the deletion of files below the new name.
-    trash.parent.sync()
 
 
 def give_up_failed(paths: Layout, temporary: Temporary, *, deletes: bool = True) -> None:
@@ -272,82 +487,8 @@ def give_up_failed(paths: Layout, temporary: Temporary, *, deletes: bool = True)
     """
     with posix.telling(temporary.path):
         try:
-            if is_durable(temporary):
+            if is_durable(paths, temporary):
                 return
         except (CheckpointCorrupt, CheckpointTooNew):
             return
-        trash = paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
-        if not paths.root.backend.renames:
-            if deletes:
-                manifest_commit.give_up_failed(paths, temporary, trash)
-            return
-        try:
-            discard(temporary.path, trash)
-        except FileExistsError:  # what was written after it became trash
-            temporary.path.delete_folder()
-        if deletes:
-            trash.delete_folder()
-
-
-def empty_trash(paths: Layout) -> None:
-    """Deletes all trash. This may take long."""
-    if not paths.root.backend.renames:
-        manifest_commit.empty_trash(paths)
-        return
-    for trash in paths.trashed():
-        trash.delete_folder()  # another process may delete it at the same time
-
-
-def _complete(folder: StoragePath, manifest: Manifest, target: StoragePath) -> None:
-    """Adds the files that a committed step has: Gracepoint's manifest, and Orbax's marker files."""
-    if manifest.arrays and manifest.arrays[0].format.ocdbt:
-        ocdbt.merge(folder / manifest.item, manifest.process_count)
-    (folder / layout.MANIFEST).put(manifest.to_bytes())
-    (folder / layout.STEP_METADATA).put(orbax_metadata(manifest, folder))
-    (folder / layout.COMMIT_SUCCESS).put(orbax_success(target))
-
-
-def _replace(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
-    """Renames the folder at ``target`` to trash, unless it is this save.
-
-    A later attempt may commit this save between the check of ``target`` and the rename. So the folder is first renamed
-    to a name of its own and checked again. If it is this save, it gets its name back. If a crash happens in between,
-    the next salvage gives the name back, which it would not do for trash.
-    """
-    aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
-    try:
-        target.publish(aside)
-    except FileNotFoundError:
-        return  # another process renamed it
-    if is_of(aside, temporary):
-        aside.publish(target)
-    else:
-        discard(aside, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
-
-
-def _make_way(paths: Layout, temporary: Temporary, target: StoragePath) -> None:
-    """Moves a folder that already exists at ``target``, so that a durable save can take the name.
-
-    Only one process of a gang may call it, the one that came last to the barrier. Two processes could move each other's
-    folders.
-
-    Raises:
-        CheckpointTooNew: A newer Gracepoint wrote the folder, which stays.
-    """
-    if target.is_link():
-        logger.warning("%s is saved again: its link %s is deleted, not what it leads to", temporary.what, target)
-        target.delete()
-        return
-    if not target.is_folder() or is_committed(temporary):
-        return
-    with contextlib.suppress(CheckpointCorrupt):
-        manifest_fields(target)
-    if (target / layout.MANIFEST).exists() or not paths.item:  # the caller asked for ``replace``
-        logger.warning("%s is saved again: %s is replaced", temporary.what, target)
-        _replace(paths, temporary, target)
-        return
-    with contextlib.suppress(FileNotFoundError):  # another process renamed it
-        if target.children():
-            aside = paths.aside(temporary.step, temporary.attempt, temporary.ordinal)
-            logger.warning("%s already exists and is no checkpoint of Gracepoint: moved to %s", target, aside)
-            target.publish(aside)
+        of(paths).delete_failed(temporary, deletes=deletes)

@@ -31,14 +31,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import cast
 
 from gracepoint import machine
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import listing, retention
 from gracepoint.checkpoint.steps.recovery import by_process_zero
 from gracepoint.checkpoint.storage import checks, posix
-from gracepoint.checkpoint.storage.backend import FlatBackend, Generation, StaleGeneration
+from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checks import appears
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
@@ -145,12 +144,9 @@ class Lease:
             found = _read(self._path)
             if found is None or found[0] != self._mine:
                 return
-            if self._path.backend.renames:
-                self._path.delete()
-            else:
-                # Only this version: a request can reach the store twice, the second time when another process holds
-                # the lease.
-                cast(FlatBackend, self._path.backend).delete_version(self._path.key, found[1])
+            # Only this version: a request can reach the store twice, the second time when another process holds the
+            # lease.
+            self._path.backend.delete_version(self._path.key, found[1])
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):

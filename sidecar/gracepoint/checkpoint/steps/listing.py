@@ -194,10 +194,6 @@ def _is_checkpoint(folder: StoragePath, children: list[Child]) -> bool:
     return any((folder / child.name / layout.TREE_METADATA).is_value() for child in children if child.is_folder)
 
 
-#: Seconds without a change after which the writer of a save counts as dead.
-QUIET_S = 5.0
-#: The same for stores that cannot rename. They show an object only when all of it is written.
-FLAT_QUIET_S = 15.0
 _POLL_S = 0.1
 
 
@@ -209,7 +205,7 @@ class Listing:
         steps: Steps whose folders look complete, newest first. Includes steps that a newer Gracepoint wrote.
         refused: For each folder that is named like a step and is not a complete checkpoint, its path and the reason.
         remarks: Other findings that explain why a checkpoint may be missing.
-        standing: Identifiers (``records.standing``) of the ``steps`` whose manifest this version can read.
+        standing: Identifiers (``Commit.standing``) of the ``steps`` whose manifest this version can read.
         look_alikes: What looks like a checkpoint and is no step, if there are no steps.
     """
 
@@ -241,17 +237,18 @@ def list_steps(
     """Salvages durable saves, waits for saves that are still being written, and then lists the steps.
 
     Waits for an incomplete save of another attempt if it is newer than all complete steps. The wait ends when the save
-    has not changed for ``QUIET_S`` seconds (``FLAT_QUIET_S`` in a store that cannot rename), as its writer is then
-    dead, and at ``deadline`` at the latest. ``holds_lease``: see ``settle``.
+    has not changed for ``Commit.quiet_s`` seconds, as its writer is then dead, and at ``deadline`` at the latest.
+    ``holds_lease``: see ``settle``.
 
     Raises:
         CheckpointRefused: The directory is the folder of one step.
     """
-    seen = _seen(paths)
+    way = commit.of(paths)
+    seen = way.seen()
     if seen is None:
         return _no_folder(paths)
     remarks: list[str] = []
-    if paths.root.backend.renames or seen.temporaries():  # otherwise nothing is being saved or was left unfinished
+    if not way.is_settled(seen):
         remarks = settle(
             paths,
             attempt=attempt,
@@ -260,7 +257,7 @@ def list_steps(
             sleep=sleep,
             holds_lease=holds_lease,
         )
-        seen = _seen(paths) or paths
+        seen = way.seen() or paths
     listing = _sort_out(seen)
     remarks += listing.remarks
     if names := [child.name for child in seen.foreign()]:
@@ -293,22 +290,8 @@ def _look_alikes(paths: Layout, listing: Listing) -> tuple[LookAlike, ...]:
 
 def complete_listing(paths: Layout) -> Listing:
     """Lists the steps of a directory that may only be read. Nothing is salvaged, and no save is waited for."""
-    seen = _seen(paths)
+    seen = commit.of(paths).seen()
     return _no_folder(paths) if seen is None else _sort_out(seen)
-
-
-def _seen(paths: Layout) -> Layout | None:
-    """Returns the layout as it is now. None if there is no root.
-
-    In a store that cannot rename, the root is listed once: each listing takes a round trip. Elsewhere it is listed each
-    time, as a folder that is renamed during a listing may be missing in it under both names.
-    """
-    if paths.root.backend.renames:
-        return paths if paths.root.is_folder() else None
-    try:
-        return paths.seen()
-    except FileNotFoundError:
-        return None
 
 
 def _no_folder(paths: Layout) -> Listing:
@@ -336,7 +319,7 @@ def settle(
         sleep: Waits for a number of seconds.
         holds_lease: Whether this process holds the lease, so that it can write. A refused write is then raised.
     """
-    quiet = _QuietTimes(paths, deadline.clock)
+    way, quiet = commit.of(paths), _QuietTimes(paths, deadline.clock)
     while True:
         others = [t for t in paths.temporaries() if t.attempt != attempt]
         unknown, live = [], []
@@ -348,7 +331,7 @@ def settle(
             unknown = [f"what others are still writing in {paths.root} cannot be told: {error}"]
         # Salvage comes after the check: if the writer finished in between, the writer or this salvage commits the save.
         remarks = recovery.salvage(paths, holds_lease=holds_lease)
-        live = [t for t in live if t.path.is_folder() and not commit.is_committed(t)]
+        live = [t for t in live if t.path.is_folder() and not way.is_committed(t)]
         if not live or deadline.passed():
             late = [f"{t.path} was still being written when the time to wait for it was over" for t in live]
             return remarks + unknown + late
@@ -393,7 +376,7 @@ def why_not(paths: Layout, step: int) -> str | None:
 
 
 def _look(paths: Layout, step: int) -> tuple[str | None, str]:
-    """Returns ``why_not``, and the checkpoint's identifier (``records.standing``). Empty if no manifest says it."""
+    """Returns ``why_not``, and the checkpoint's identifier (``Commit.standing``). Empty if no manifest says it."""
     folder = paths.step(step)
     try:
         manifest = records.manifest_fields(folder)
@@ -410,7 +393,7 @@ def _look(paths: Layout, step: int) -> tuple[str | None, str]:
 
 def _why_not_of_orbax(paths: Layout, folder: StoragePath) -> str | None:
     """Returns why a folder without a manifest is not a complete checkpoint of Orbax. None if it looks like one."""
-    if commit.is_unfinished(folder):
+    if commit.of(paths).is_unfinished(folder):
         return f"{folder} is being written or deleted, or was left so"
     try:
         check(folder)
@@ -479,7 +462,7 @@ def is_ours(folder: StoragePath, step: int) -> bool:
 
 
 def ours(folder: StoragePath, step: int) -> str | None:
-    """Returns the identifier of the checkpoint in ``folder`` (``records.standing``). None if ``is_ours`` is False."""
+    """Returns the identifier of the checkpoint in ``folder`` (``Commit.standing``). None if ``is_ours`` is False."""
     try:
         manifest = records.manifest_fields(folder)
     except (CheckpointCorrupt, CheckpointTooNew):
@@ -498,7 +481,7 @@ def _sort_out(paths: Layout) -> Listing:
             steps.append(step)
             if identifier:
                 standing[step] = identifier
-        elif commit.is_unfinished(paths.step(step)):
+        elif commit.of(paths).is_unfinished(paths.step(step)):
             unfinished.append(reason)
         elif paths.step(step).is_folder():  # otherwise it was deleted meanwhile
             refused.append(reason)
@@ -520,13 +503,13 @@ class _QuietTimes:
         self._paths = paths
         self._clock = clock
         self._seen: dict[StoragePath, tuple[float, float]] = {}  # its last change, and since when it was the last
-        self.quiet_s = QUIET_S if paths.root.backend.renames else FLAT_QUIET_S
+        self._commit = commit.of(paths)
 
     def counts_as_dead(self, temporary: Temporary) -> bool:
         """Returns whether its writer counts as dead. Logs the first time that it does not."""
-        changed_s = commit.last_change_s(temporary)
+        changed_s = self._commit.last_change_s(temporary)
         age_s = self._paths.root.now_s() - changed_s
-        if age_s >= self.quiet_s:
+        if age_s >= self._commit.quiet_s:
             return True
         is_new = temporary.path not in self._seen
         before_s, since_s = self._seen.setdefault(temporary.path, (changed_s, self._clock()))
@@ -536,13 +519,13 @@ class _QuietTimes:
                 "%s is incomplete, and another process may still be writing it: waiting until nothing of it has "
                 "changed for %g s%s",
                 temporary.path,
-                self.quiet_s,
+                self._commit.quiet_s,
                 ahead,
             )
         elif changed_s != before_s:
             self._seen[temporary.path] = (changed_s, self._clock())
             return False
-        return self._clock() - since_s >= self.quiet_s
+        return self._clock() - since_s >= self._commit.quiet_s
 
 
 def _is_live(temporary: Temporary, quiet: _QuietTimes) -> bool:

@@ -12,8 +12,6 @@ To **replace** a committed step, a save writes its objects into its own folder f
 process puts the save's claim in the place of the old manifest, removes Orbax's mark, moves the objects into place and
 commits. If the process dies meanwhile, the next salvage goes on, as the save is durable.
 
-Deletes steps and unfinished saves in stores that cannot rename. ``manifest_commit`` says what a step is there.
-
 To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step counts as
 deleted. Its objects are deleted later (``object_deletion``), and the claim last. Objects that Gracepoint did not write
 stay.
@@ -24,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -48,13 +46,17 @@ from gracepoint.checkpoint.steps.object_deletion import (
 )
 from gracepoint.checkpoint.steps.object_layout import Placement, merge_trees, move, take
 from gracepoint.checkpoint.steps.records import (
+    Writing,
     all_files,
     done_records,
+    gives_way,
     is_of,
     manifest_bytes,
+    manifest_fields,
     orbax_metadata,
     orbax_success,
     read_manifest,
+    standing,
 )
 from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
@@ -66,9 +68,182 @@ logger = logging.getLogger(__name__)
 _BEGUN = "begun"
 _TRIES = 20
 _MARKS = (layout.STEP_METADATA, layout.COMMIT_SUCCESS)
+#: Seconds without a change after which trash that names no step is deleted: a file system's trash that was copied, or
+#: what a process that died before it condemned the step has left.
+NAMELESS_KEPT_S = 3600.0
 
 
-def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StoragePath, Placement]:
+class ManifestCommit:
+    """Commits by a manifest that is written with conditions. ``commit.Commit`` documents the methods."""
+
+    quiet_s = 15.0  # longer than where files grow: an object is shown only when all of it is written
+    takes_parts = False  # the commit needs the generation of every chunk anyway
+
+    def __init__(self, paths: Layout) -> None:
+        self._paths = paths
+
+    @contextlib.contextmanager
+    def writing(self, temporary: Temporary, begun_ns: int, *, process_index: int) -> Iterator[Writing]:
+        begun_ns = int(temporary.path.now_s() * 1e9)
+        folder, placement = _begin(temporary, begun_ns, marks=process_index == 0)
+        yield Writing(folder, lambda: True, begun_ns, placement.generations)
+
+    def record(self, temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) -> None:
+        _put(temporary.path / layout.done_record(done.process_index), done.to_bytes(), go_on)
+
+    def finalize(self, temporary: Temporary, *, replace: bool, go_on: Callable[[], None] | None = None) -> bool:
+        return self._finalize(temporary, lambda: replace and _may_be_replaced(temporary.target), go_on)
+
+    def finish(self, temporary: Temporary, done: Sequence[DoneRecord]) -> bool:
+        return self._finalize(
+            temporary, lambda: gives_way(temporary.target, done[0].replaces, self.standing), go_on=None
+        )
+
+    def _finalize(
+        self, temporary: Temporary, may_replace: Callable[[], bool], go_on: Callable[[], None] | None
+    ) -> bool:
+        """Commits a save if it is durable. ``may_replace`` returns whether it may replace another committed save."""
+        records = done_records(temporary.path)
+        if records is None:
+            return self.is_committed(temporary)
+        try:
+            return _finish(temporary, records, may_replace, go_on)
+        except CheckpointCorrupt:
+            # Another process may have committed the save meanwhile, and deleted the save's folder.
+            if self.is_committed(temporary):
+                return True
+            raise
+
+    def is_committed(self, temporary: Temporary) -> bool:
+        return _is_committed(temporary)
+
+    def is_left_by_commit(self, temporary: Temporary) -> bool:
+        return _is_committed(temporary)  # until ``empty_trash`` deletes it
+
+    def last_change_s(self, temporary: Temporary) -> float:
+        return max(temporary.path.last_change_s(), temporary.target.last_change_s())
+
+    def give_up(self, temporary: Temporary) -> None:
+        """Deletes what is left of an unfinished save. First makes sure that no process can commit it any more."""
+        trash = self._trash(temporary)
+        place = temporary.target / layout.MANIFEST
+        try:
+            found = place.read()
+            if is_claim(found.data):
+                other = Claim.from_bytes(found.data, str(place))
+                if (other.attempt, other.ordinal) == (temporary.attempt, temporary.ordinal):
+                    condemn(temporary.target, trash, found.generation)
+        except FileNotFoundError:
+            if names := [entry.key for entry in temporary.target.entries()]:
+                try:
+                    refuse_foreign(temporary.target, names)
+                    condemn(temporary.target, trash, None)
+                except SaveFailed:
+                    # A claim would hide the step of another program. Without it the save cannot be committed either: no
+                    # save is committed beside objects of others.
+                    delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
+        temporary.path.delete_folder()
+
+    def delete_failed(self, temporary: Temporary, *, deletes: bool) -> None:
+        """Deletes the objects of a save that failed in this gang. Other saves of the step keep theirs."""
+        if not deletes:
+            return
+        temporary.path.backend.delete_folder(temporary.path.key)  # first: without its records it is never durable
+        delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
+        place = temporary.target / layout.MANIFEST
+        with contextlib.suppress(FileNotFoundError):
+            found = place.read()
+            if is_claim(found.data):
+                claim = Claim.from_bytes(found.data, str(place))
+                if (claim.attempt, claim.ordinal) == (temporary.attempt, temporary.ordinal):
+                    trash = self._trash(temporary)
+                    condemn(temporary.target, trash, found.generation)
+                    self._empty(trash)
+
+    def is_unfinished(self, folder: StoragePath) -> bool:
+        try:
+            return is_claim((folder / layout.MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return not (folder / layout.COMMIT_SUCCESS).is_value()
+
+    def standing(self, folder: StoragePath) -> str | None:
+        return standing(folder, without_manifest=None)  # a save writes its own objects there, which are no checkpoint
+
+    def discard(self, folder: StoragePath, trash: StoragePath, *, only: str | None = None) -> None:
+        """Marks a step as deleted. ``empty_trash`` deletes its objects later."""
+        place = folder / layout.MANIFEST
+        try:
+            found = place.read()
+        except FileNotFoundError:
+            return
+        if is_claim(found.data):
+            return
+        save = _save_of(found.data, place)
+        if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
+            return
+        without_note = {} if save is None else copied(folder, Manifest.from_bytes(found.data, str(place)))
+        condemn(folder, trash, found.generation, save, without_note)
+
+    def seen(self) -> Layout | None:
+        try:
+            return self._paths.seen()  # each listing takes a round trip
+        except FileNotFoundError:
+            return None
+
+    def is_settled(self, seen: Layout) -> bool:
+        return not seen.temporaries()
+
+    def interrupted(self) -> Iterator[tuple[StoragePath, Callable[[], None]]]:
+        return iter(())  # salvage goes on with a replacement, as the new save is durable
+
+    def find_condemned(self, *, after_crash: bool) -> None:
+        """Writes the tombstones that condemned steps lack, as the deleting process ended before it wrote them."""
+        if not after_crash and not self._paths.trashed():
+            return
+
+        def look(step: int) -> None:
+            folder = self._paths.step(step)
+            with contextlib.suppress(FileNotFoundError):
+                data = (folder / layout.MANIFEST).read_bytes()
+                if is_claim(data):
+                    trash = Claim.from_bytes(data, str(folder)).trash
+                    if trash is not None:
+                        # One that exists stays, as it may also name the folder of the save.
+                        with contextlib.suppress(FileExistsError):
+                            (self._paths.root / trash / TOMBSTONE).create(folder.name.encode())
+
+        look_at(self._paths.root, self._paths.steps(), look)
+
+    def empty_trash(self) -> None:
+        """Deletes the objects of discarded steps, and the folders of saves that are committed."""
+        for temporary in self._paths.temporaries():
+            if _is_committed(temporary):
+                temporary.path.delete_folder()
+        for trash in self._paths.trashed():
+            self._empty(trash)
+
+    def _empty(self, trash: StoragePath) -> None:
+        with posix.telling(trash):  # one that stays must not keep the others
+            try:
+                name, _, of_save = (trash / TOMBSTONE).read_bytes().decode().partition("\n")
+            except FileNotFoundError:
+                if 0.0 < trash.last_change_s() < self._paths.root.now_s() - NAMELESS_KEPT_S:
+                    trash.backend.delete_folder(trash.key)
+                return
+            if not sweep(self._paths.root / name, trash.name):
+                logger.info(
+                    "a later start or save goes on to delete %s, or another process does", self._paths.root / name
+                )
+                return
+            if of_save:
+                (self._paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
+            trash.backend.delete_folder(trash.key)
+
+    def _trash(self, temporary: Temporary) -> StoragePath:
+        return self._paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
+
+
+def _begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StoragePath, Placement]:
     """Returns the folder that a process of a save writes to, and its placement.
 
     Args:
@@ -108,31 +283,6 @@ def begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StorageP
     return StoragePath(cast(Backend, placement), temporary.target.key), placement
 
 
-def finalize(temporary: Temporary, may_replace: Callable[[], bool], go_on: Callable[[], None] | None = None) -> bool:
-    """Commits a save if it is durable. Returns whether it is committed, by this or by another process.
-
-    Args:
-        temporary: The save.
-        may_replace: Returns whether this save may replace another committed save of the step. What it raises is raised.
-        go_on: Called again and again. An error that it raises ends the commit. None: each request has a timeout.
-
-    Raises:
-        CheckpointCorrupt: The done-records contradict each other, or the objects are not those of the records: a later
-            save has overwritten them.
-        SaveFailed: The step has objects that Gracepoint did not write, or a later save has claimed it.
-    """
-    records = done_records(temporary.path)
-    if records is None:
-        return is_committed(temporary)
-    try:
-        return _finish(temporary, records, may_replace, go_on)
-    except CheckpointCorrupt:
-        # Another process may have committed the save meanwhile, and deleted the save's folder.
-        if is_committed(temporary):
-            return True
-        raise
-
-
 def _finish(
     temporary: Temporary,
     records: Sequence[DoneRecord],
@@ -144,17 +294,17 @@ def _finish(
     in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
     if staged := {path: file for path, file in manifest.files.items() if path not in in_place}:
         if not _take_over(temporary, claim, manifest, may_replace, go_on):
-            return is_committed(temporary)
+            return _is_committed(temporary)
         moved = move(temporary, claim, staged, go_on)
         if moved is None:
-            return is_committed(temporary)
+            return _is_committed(temporary)
         in_place |= moved
     if manifest.arrays and manifest.arrays[0].format.ocdbt and not merge_trees(temporary, claim, manifest, go_on):
-        return is_committed(temporary)
+        return _is_committed(temporary)
     return _publish(temporary, claim, manifest, in_place)
 
 
-def is_committed(temporary: Temporary) -> bool:
+def _is_committed(temporary: Temporary) -> bool:
     """Returns whether the step is this save. Adds Orbax's marks if they are missing."""
     if not is_of(temporary.target, temporary):
         return False
@@ -169,6 +319,13 @@ def is_committed(temporary: Temporary) -> bool:
     if not all(marks):
         with contextlib.suppress(OSError):  # a directory that this process may only read
             _mark(temporary, None)
+    return True
+
+
+def _may_be_replaced(target: StoragePath) -> bool:
+    """Returns True, unless a newer Gracepoint wrote the step. Then it raises CheckpointTooNew."""
+    with contextlib.suppress(CheckpointCorrupt):
+        manifest_fields(target)
     return True
 
 
@@ -202,7 +359,7 @@ def _take_over(
         with contextlib.suppress(FileNotFoundError):
             found = place.read()
             if not is_claim(found.data):
-                save = save_of(found.data, place)
+                save = _save_of(found.data, place)
                 standing = None if save is None else Manifest.from_bytes(found.data, str(place))
                 without_note = {} if standing is None else copied(temporary.target, standing)
                 # When a copied save began was told by another clock.
@@ -254,20 +411,11 @@ def _refuse_foreign_beside(target: StoragePath, known: Collection[str]) -> None:
     )
 
 
-def save_of(manifest: bytes, where: StoragePath) -> Claim | None:
-    """Returns the save that a manifest is of. None if the manifest is damaged."""
-    try:
-        fields = Manifest.fields_in(manifest, str(where))
-    except CheckpointCorrupt:
-        return None
-    return Claim(fields["attempt"], fields["ordinal"], fields["begun_ns"])
-
-
 def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: Mapping[str, Generation]) -> bool:
     place = temporary.target / layout.MANIFEST
     for _ in range(_TRIES):
         listed = {entry.key: entry for entry in temporary.target.entries()}
-        if layout.MANIFEST in listed and is_committed(temporary):
+        if layout.MANIFEST in listed and _is_committed(temporary):
             return True
         for path, file in manifest.files.items():
             entry = listed.get(path)
@@ -285,7 +433,7 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
             else:
                 found = place.read()
                 if not is_claim(found.data):
-                    return is_committed(temporary)
+                    return _is_committed(temporary)
                 other = Claim.from_bytes(found.data, str(place))
                 if other.trash is not None or (other.is_later(claim) and not other.is_same(claim)):
                     return False
@@ -297,7 +445,7 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
         except OSError as error:
             logger.warning("%s is committed; Orbax's marks follow at the next start: %s", temporary.what, error)
         return True
-    return is_committed(temporary)
+    return _is_committed(temporary)
 
 
 def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
@@ -320,8 +468,17 @@ def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
     )
 
 
-def put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
-    """Writes a small object in place of any that is there. ``go_on``: as in ``finalize``."""
+def _save_of(manifest: bytes, where: StoragePath) -> Claim | None:
+    """Returns the save that a manifest is of. None if the manifest is damaged."""
+    try:
+        fields = Manifest.fields_in(manifest, str(where))
+    except CheckpointCorrupt:
+        return None
+    return Claim(fields["attempt"], fields["ordinal"], fields["begun_ns"])
+
+
+def _put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
+    """Writes a small object in place of any that is there. ``go_on`` may end it by an error."""
     store, found = store_of(where), None
     body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
     for _ in range(_TRIES):
@@ -332,118 +489,3 @@ def put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
             noted = store.noted(where.key)
             found = None if noted is None else noted.generation
     raise SaveFailed(f"{where} keeps changing")
-
-
-def is_unfinished(folder: StoragePath) -> bool:
-    """Returns whether a step is being written or deleted, or was left so by a process that ended."""
-    try:
-        return is_claim((folder / layout.MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return not (folder / layout.COMMIT_SUCCESS).is_value()
-
-
-def last_change_s(temporary: Temporary) -> float:
-    """Returns when a save last changed something, by the store's clock."""
-    return max(temporary.path.last_change_s(), temporary.target.last_change_s())
-
-
-#: Seconds without a change after which trash that names no step is deleted: a file system's trash that was copied, or
-#: what a process that died before it condemned the step has left.
-NAMELESS_KEPT_S = 3600.0
-
-
-def discard(folder: StoragePath, trash: StoragePath, only: str | None) -> None:
-    """Marks a step as deleted. ``empty_trash`` deletes its objects later.
-
-    ``only`` is the checkpoint to discard, as ``standing`` returns it. None: whichever is there.
-    """
-    place = folder / layout.MANIFEST
-    try:
-        found = place.read()
-    except FileNotFoundError:
-        return
-    if is_claim(found.data):
-        return
-    save = save_of(found.data, place)
-    if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
-        return
-    without_note = {} if save is None else copied(folder, Manifest.from_bytes(found.data, str(place)))
-    condemn(folder, trash, found.generation, save, without_note)
-
-
-def give_up(paths: Layout, temporary: Temporary) -> None:
-    """Deletes what is left of an unfinished save. First makes sure that no process can commit it any more."""
-    trash = paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
-    place = temporary.target / layout.MANIFEST
-    try:
-        found = place.read()
-        if is_claim(found.data):
-            other = Claim.from_bytes(found.data, str(place))
-            if (other.attempt, other.ordinal) == (temporary.attempt, temporary.ordinal):
-                condemn(temporary.target, trash, found.generation)
-    except FileNotFoundError:
-        if names := [entry.key for entry in temporary.target.entries()]:
-            try:
-                refuse_foreign(temporary.target, names)
-                condemn(temporary.target, trash, None)
-            except SaveFailed:
-                # A claim would hide the step of another program. Without it the save cannot be committed either: no
-                # save is committed beside objects of others.
-                delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
-    temporary.path.delete_folder()
-
-
-def give_up_failed(paths: Layout, temporary: Temporary, trash: StoragePath) -> None:
-    """Deletes the objects of a save that failed in this gang. Other saves of the step keep theirs."""
-    temporary.path.backend.delete_folder(temporary.path.key)  # first: without its records it is never durable
-    delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
-    place = temporary.target / layout.MANIFEST
-    with contextlib.suppress(FileNotFoundError):
-        found = place.read()
-        if is_claim(found.data):
-            claim = Claim.from_bytes(found.data, str(place))
-            if (claim.attempt, claim.ordinal) == (temporary.attempt, temporary.ordinal):
-                condemn(temporary.target, trash, found.generation)
-                _empty(paths, trash)
-
-
-def empty_trash(paths: Layout) -> None:
-    """Deletes the objects of discarded steps, and the folders of saves that are committed."""
-    for temporary in paths.temporaries():
-        if is_committed(temporary):
-            temporary.path.delete_folder()
-    for trash in paths.trashed():
-        _empty(paths, trash)
-
-
-def _empty(paths: Layout, trash: StoragePath) -> None:
-    with posix.telling(trash):  # one that stays must not keep the others
-        try:
-            name, _, of_save = (trash / TOMBSTONE).read_bytes().decode().partition("\n")
-        except FileNotFoundError:
-            if 0.0 < trash.last_change_s() < paths.root.now_s() - NAMELESS_KEPT_S:
-                trash.backend.delete_folder(trash.key)
-            return
-        if not sweep(paths.root / name, trash.name):
-            logger.info("a later start or save goes on to delete %s, or another process does", paths.root / name)
-            return
-        if of_save:
-            (paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
-        trash.backend.delete_folder(trash.key)
-
-
-def find_condemned(paths: Layout) -> None:
-    """Writes the tombstones of condemned steps that have none, as the deleting process ended before it wrote them."""
-
-    def look(step: int) -> None:
-        folder = paths.step(step)
-        with contextlib.suppress(FileNotFoundError):
-            data = (folder / layout.MANIFEST).read_bytes()
-            if is_claim(data):
-                trash = Claim.from_bytes(data, str(folder)).trash
-                if trash is not None:
-                    # One that exists stays, as it may also name the folder of the save.
-                    with contextlib.suppress(FileExistsError):
-                        (paths.root / trash / TOMBSTONE).create(folder.name.encode())
-
-    look_at(paths.root, paths.steps(), look)

@@ -334,15 +334,13 @@ V = TypeVar("V")
 def look_at(root: StoragePath, keys: Iterable[K], look: Callable[[K], V]) -> dict[K, V]:
     """Returns what ``look`` finds for each of ``keys``, in their order. Raises its first error.
 
-    In a store that cannot rename, several threads call ``look``. They end with the call.
+    In a store that is far, several threads call ``look``. They end with the call.
     """
     keys = list(keys)
-    if root.backend.renames:
-        return {key: look(key) for key in keys}
     found: dict[K, V] = {}
 
     def note(key: K) -> None:
         found[key] = look(key)
 
-    store_of(root).at_once(functools.partial(note, key) for key in keys)
+    root.backend.at_once(functools.partial(note, key) for key in keys)
     return {key: found[key] for key in keys}

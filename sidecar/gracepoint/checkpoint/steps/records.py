@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.layout import Temporary, is_claim
+from gracepoint.checkpoint.format.layout import Temporary, is_claim, is_whole
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, ManifestPart, StoredFile
 from gracepoint.checkpoint.storage import storage_path
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -25,6 +26,24 @@ _BY_A_SAVE = re.compile(rb" by [\w-]+\.\d+$", re.ASCII)  # the end of ``orbax_su
 # If a step is restored without arguments, Orbax finds the handler of each item by these names.
 _STATE_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 _HOST_STATE_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
+
+
+@dataclasses.dataclass(frozen=True)
+class Writing:
+    """One process's part of a save, while it is written.
+
+    Attributes:
+        folder: The folder that the process's files are written to.
+        stayed: Returns whether ``folder`` is still the folder that had this name at the beginning.
+        begun_ns: When the save began, in nanoseconds since the epoch. If the store cannot rename, by the store's clock:
+            there this time decides which of two saves is the later one.
+        generations: See ``DoneRecord``. It grows while the files are written.
+    """
+
+    folder: StoragePath
+    stayed: Callable[[], bool]
+    begun_ns: int
+    generations: Mapping[str, str]
 
 
 def done_records(folder: StoragePath) -> list[DoneRecord] | None:
@@ -62,24 +81,34 @@ def is_of(folder: StoragePath, temporary: Temporary) -> bool:
     )
 
 
-def standing(folder: StoragePath) -> str | None:
-    """Returns an identifier of the checkpoint in ``folder``, unique among Gracepoint's checkpoints.
-
-    Empty if the folder has no manifest, or a damaged one. None if there is no folder, or if a newer Gracepoint wrote
-    it; such a folder is not replaced. In a store that cannot rename, a folder without a manifest counts as no folder.
-    """
-    if folder.backend.renames and not folder.is_folder():
-        return None
+def standing(folder: StoragePath, *, without_manifest: str | None) -> str | None:
+    """Returns the identifier of the checkpoint in ``folder``, as ``Commit.standing`` does."""
     try:
         manifest = manifest_fields(folder)
     except CheckpointTooNew:
         return None
     except CheckpointCorrupt:
         return ""
-    if manifest is None:
-        # Without renames, a save writes its own objects there. They are not another checkpoint.
-        return "" if folder.backend.renames else None
-    return identifier(manifest)
+    return without_manifest if manifest is None else identifier(manifest)
+
+
+def is_damaged(folder: StoragePath) -> bool:
+    """Returns whether the checkpoint in ``folder`` is known to be damaged.
+
+    It is damaged if its manifest is, or if a restore has marked it. A checkpoint that another version wrote, and that
+    this version cannot read, is not damaged.
+    """
+    manifest = manifest_bytes(folder)
+    return (manifest is not None and not is_whole(manifest)) or (folder / layout.DAMAGE_MARK).is_value()
+
+
+def gives_way(folder: StoragePath, replaces: str | None, standing: Callable[[StoragePath], str | None]) -> bool:
+    """Returns whether a durable save may take the place of ``folder``.
+
+    ``replaces`` identifies the checkpoint that the save was to replace. None: there is none. ``standing`` returns the
+    identifier of the checkpoint in a folder (``Commit.standing``).
+    """
+    return is_damaged(folder) or (replaces is not None and standing(folder) == replaces)
 
 
 def identifier(manifest: Mapping[str, Any]) -> str:

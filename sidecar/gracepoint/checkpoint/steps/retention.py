@@ -10,7 +10,7 @@ There are two marks, which are small files:
   count as one of the newest, so that no good step is deleted because of it.
 * **reading**, hidden in the root: a process of this or another job is reading the step, which must not be deleted.
 
-In a store that cannot rename, a thread of its own writes the reading mark. It ends before the mark is deleted.
+In a store that is far, a thread of its own writes the reading mark. It ends before the mark is deleted.
 
 Deletes old steps, unfinished saves and trash. Only process 0 does this.
 
@@ -150,7 +150,7 @@ def apply(
             continue
         logger.info("deleting step %d: %s", step, retention)
         with posix.telling(paths.step(step)):  # one that stays must not keep the others
-            commit.discard(paths.step(step), paths.trash(step, attempt, ordinal), only=found[step].standing)
+            commit.of(paths).discard(paths.step(step), paths.trash(step, attempt, ordinal), only=found[step].standing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ class StepLook:
     """A complete step that Gracepoint wrote.
 
     Attributes:
-        standing: Identifier of the checkpoint, as ``records.standing`` returns it.
+        standing: Identifier of the checkpoint, as ``Commit.standing`` returns it.
         committed_s: When the step was committed, in seconds since the epoch by the store's clock.
         is_damaged: Whether a restore has marked the step as damaged.
     """
@@ -184,7 +184,7 @@ class DamagedStep:
 
     Attributes:
         reason: What is wrong.
-        standing: Identifier of the checkpoint that was read, as ``records.standing`` returns it.
+        standing: Identifier of the checkpoint that was read, as ``Commit.standing`` returns it.
     """
 
     reason: str
@@ -209,8 +209,7 @@ def unmark_damaged(paths: Layout, step: int) -> None:
 def reading(paths: Layout, step: int) -> Iterator[None]:
     """Keeps retention from deleting a step while it is read. Has no effect in a directory that is read-only.
 
-    In a store that cannot rename, writing the mark takes a round trip. There the block begins while the mark is
-    written.
+    In a store that is far, the block begins while the mark is written.
     """
     mark, limit, marked = paths.reading_mark(step), backend.current(), False
 
@@ -224,7 +223,7 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
             logger.info("%s cannot be marked as being read: %s", paths.step(step), error)
 
     marking = threading.Thread(target=touch, name="gracepoint: reading mark", daemon=True)
-    begun = not paths.root.backend.renames
+    begun = paths.root.backend.is_far
     if begun:
         try:
             marking.start()
@@ -345,7 +344,7 @@ class StepCleaner:
                 self._due.append(_Due(restored, ordinal, give_up_old))
 
         # Damage is marked before training goes on: the process may end before a thread has done so.
-        if self._paths.root.backend.renames or damaged or not tidies or self._sweeps:
+        if not self._paths.root.backend.is_far or damaged or not tidies or self._sweeps:
             work()
             if tidies:
                 self.settle(SETTLES_S)
@@ -422,7 +421,7 @@ class StepCleaner:
             first()
             while True:
                 self.settle(SETTLES_S)
-                commit.empty_trash(self._paths)
+                commit.of(self._paths).empty_trash()
                 self._recheck()
                 # Under the lock of ``_sweep``: what is added before is seen here, and later calls start a new sweeper.
                 with self._ending:
@@ -451,9 +450,9 @@ def make_room(paths: Layout, attempt: str) -> bool:
     """
     try:
         before = _leftovers(paths)
-        commit.empty_trash(paths)  # first, as the next call needs a little room itself
+        commit.of(paths).empty_trash()  # first, as the next call needs a little room itself
         commit.give_up_old(paths, attempt=attempt, older_than_s=DEAD_S, hidden_older_than_s=UNFINISHED_KEPT_S)
-        commit.empty_trash(paths)
+        commit.of(paths).empty_trash()
         return bool(before - _leftovers(paths))
     except OSError as error:
         logger.warning("%s is full, and could not be tidied up: %s", paths.root, error)
@@ -468,6 +467,6 @@ def tidy_beside(temporary: Temporary, paths: Layout) -> None:
     """Deletes what earlier saves left beside a checkpoint that has its own path. An OSError is logged, not raised."""
     try:
         commit.give_up_old(paths, attempt=temporary.attempt, older_than_s=UNFINISHED_KEPT_S)
-        commit.empty_trash(paths)
+        commit.of(paths).empty_trash()
     except OSError as error:
         logger.warning("beside %s was not tidied up: %s", temporary.target, error)

@@ -8,7 +8,7 @@ shares the store. Nobody owns a value: concurrent writers of one value use the c
 
 All stores raise the built-in errors ``FileNotFoundError``, ``FileExistsError`` and ``OSError``.
 
-What stores that cannot rename offer beside ``Backend``: writes with conditions and notes, conditional deletion.
+What stores that cannot rename offer beside ``Backend``: writes with conditions and notes.
 
 Ends the requests of a block of code when its time is over, without each function passing a deadline on.
 
@@ -129,10 +129,13 @@ class Backend(Protocol):
         renames: True if ``publish`` renames folders atomically, ``make_folder`` makes them, and ``staying`` notices
             when one is gone. Steps are then committed by a rename. False if folders are only prefixes of names. Steps
             are then committed by their manifest, and only ``create``, ``replace`` and ``put`` write values.
+        is_far: True if everything that is asked takes a round trip over a network. Then several looks are made at once,
+            small values are read ahead, and what can wait is left to a thread.
         look_every_s: Seconds between two looks at what another process may write. Looks at some stores cost money.
     """
 
     renames: bool
+    is_far: bool
     look_every_s: float
 
     def url(self, key: str) -> str:
@@ -235,6 +238,16 @@ class Backend(Protocol):
     def delete(self, key: str) -> None:
         """Deletes a value. Does nothing if it does not exist."""
 
+    def delete_version(self, key: str, generation: Generation | None) -> bool:
+        """Deletes a value if it has ``generation``, or ``generation`` is None.
+
+        Where a request can arrive late or twice, another version is never deleted. Elsewhere there is no condition, and
+        whichever version is there is deleted.
+
+        Returns False if the store answers that the value has another generation. Not all stores say so: ``gs://``
+        answers as if there were no value, and the result is True.
+        """
+
     def check_usable(self, key: str) -> None:
         """Checks that this process can write and read below a folder, and that conditions on writes hold.
 
@@ -313,6 +326,9 @@ class Backend(Protocol):
     def sync(self, keys: Iterable[str]) -> None:
         """Makes the entries of these folders durable: which names they have, and which files these names refer to."""
 
+    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
+        """Calls functions, and raises the first error. If the store is far, several at a time: each waits for it."""
+
     def now_s(self, key: str) -> float:
         """Returns the time by the clock that dates the values in a folder. It may differ from this machine's clock."""
 
@@ -366,13 +382,6 @@ class FlatBackend(Backend, Protocol):
     def noted(self, key: str) -> Noted | None:
         """Returns the generation and the note of a value. None if it does not exist."""
 
-    def delete_version(self, key: str, generation: Generation | None) -> bool:
-        """Deletes a value if it has ``generation``, or ``generation`` is None. Another version is never deleted.
-
-        Returns False if the store answers that the value has another generation. Not all stores say so: ``gs://``
-        answers as if there were no value, and the result is True.
-        """
-
     def delete_all(self, entries: Iterable[Entry], go_on: Callable[[], None] | None = None) -> None:
         """Deletes values, each only if it has the generation of its entry. The keys of the entries are complete.
 
@@ -385,9 +394,6 @@ class FlatBackend(Backend, Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Returns after a number of seconds by the store's clock."""
-
-    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
-        """Calls functions, several at a time, as each mostly waits for the store. Raises the first error."""
 
 
 _limits = threading.local()

@@ -50,9 +50,9 @@ def check_size(path: StoragePath, size_bytes: int) -> None:
 def check_sizes(folder: StoragePath, sizes_bytes: Mapping[str, int]) -> None:
     """Does as ``check_size`` for several paths below a folder.
 
-    In a store that cannot rename, each look takes a round trip. There the folder is listed.
+    In a store that is far, the folder is listed.
     """
-    if folder.backend.renames:
+    if not folder.backend.is_far:
         for path, size_bytes in sizes_bytes.items():
             check_size(folder / path, size_bytes)
         return

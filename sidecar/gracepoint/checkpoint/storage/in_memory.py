@@ -41,6 +41,7 @@ class MemoryBackend:
     """Values in TensorStore's memory store."""
 
     renames = True
+    is_far = False
     look_every_s = 0.1
 
     def __init__(self) -> None:
@@ -124,6 +125,10 @@ class MemoryBackend:
 
     def delete(self, key: str) -> None:
         self._store.write(key, None).result(timeout=_TIMEOUT_S)
+
+    def delete_version(self, key: str, generation: Generation | None) -> bool:
+        self.delete(key)
+        return True
 
     def exists(self, key: str) -> bool:
         return self._read(key) is not None or self.is_folder(key)
@@ -217,6 +222,10 @@ class MemoryBackend:
 
     def sync(self, keys: Iterable[str]) -> None:
         """Does nothing, as values in memory do not survive a crash of the process."""
+
+    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
+        for act in acts:
+            act()
 
     def now_s(self, key: str) -> float:
         return time.time()

@@ -254,6 +254,7 @@ class PosixBackend:
     """The local file system, and all file systems that are mounted in it."""
 
     renames = True
+    is_far = False
     look_every_s = 0.1
 
     def url(self, key: str) -> str:
@@ -353,6 +354,10 @@ class PosixBackend:
 
     def delete(self, key: str) -> None:
         Path(key).unlink(missing_ok=True)
+
+    def delete_version(self, key: str, generation: Generation | None) -> bool:
+        self.delete(key)
+        return True
 
     def exists(self, key: str) -> bool:
         return os.path.lexists(key)
@@ -465,6 +470,10 @@ class PosixBackend:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
+        for act in acts:
+            act()
 
     def now_s(self, key: str) -> float:
         # The clock of the file server dates its files. A hidden file shows the time. If a crash leaves it, a later

@@ -78,7 +78,7 @@ class PoolSize:
 
 def size_for(folder: StoragePath) -> PoolSize:
     """Returns how many threads write a save as fast as they can."""
-    return PoolSize(THREADS, SYNCERS) if folder.backend.renames else PoolSize(OBJECT_THREADS, 0)
+    return PoolSize(OBJECT_THREADS, 0) if folder.backend.is_far else PoolSize(THREADS, SYNCERS)
 
 
 def size_beside_training(cores: int | None = None) -> PoolSize:
@@ -266,7 +266,7 @@ class WritePool:
     ) -> None:
         # Not in an object store: requests start threads that would give way, too. These threads also serve later
         # requests, and could never stop giving way.
-        self._idle_priority = idle_priority if folder.backend.renames else None
+        self._idle_priority = None if folder.backend.is_far else idle_priority
         self._size = size_for(folder)
         self._buffers = buffers
         self._limit_bytes = limit_bytes

@@ -15,7 +15,8 @@ import pytest
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving import operation
 from gracepoint.checkpoint.saving.part import PartStages
-from gracepoint.checkpoint.steps import commit, listing
+from gracepoint.checkpoint.steps import commit
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.checkpoint.writing.files import WriteJob
@@ -105,14 +106,14 @@ def test_one_process_reads_the_records_of_all_for_all(
     calls: list[str] = []
     met = threading.Barrier(8)
 
-    def count(name: str) -> None:
-        real = getattr(commit, name)
+    def count(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
 
         def counted(*arguments: Any, **options: Any) -> Any:
             calls.append(name)
             return real(*arguments, **options) and durable
 
-        monkeypatch.setattr(commit, name, counted)
+        monkeypatch.setattr(owner, name, counted)
 
     class Apart(StoreProcessGroup):
         def barrier(self, key: str, **options: Any) -> None:
@@ -122,8 +123,8 @@ def test_one_process_reads_the_records_of_all_for_all(
             met.wait(60)
             raise BarrierTimeout("process 8 did not come", (8,))
 
-    for name in ("is_durable", "finalize"):
-        count(name)
+    count(commit, "is_durable")
+    count(RenameCommit, "finalize")
     monkeypatch.setattr(operation, "_FEW", 1)
     store = InMemoryStore()
     outcomes = outcomes_in_gang(8, lambda gang: save(engine(tmp_path, Apart(store, gang.process_index, 8)), 4, NUMBERS))
@@ -159,7 +160,7 @@ def test_save_whose_folder_was_removed_fails(tmp_path: Path, monkeypatch: pytest
         return real(self, job, deadline)
 
     monkeypatch.setattr(chunk_writer.ChunkWriter, "write", interrupted)
-    monkeypatch.setattr(listing, "QUIET_S", 0.0)
+    monkeypatch.setattr(RenameCommit, "quiet_s", 0.0)
     with pytest.raises(SaveFailed, match="was taken away while it was written"):
         save(engine(tmp_path), 4, small_state(4))
     assert not list(tmp_path.glob("4*/done.*"))

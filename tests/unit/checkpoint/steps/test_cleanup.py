@@ -40,8 +40,8 @@ def cleaner(store: FlatStore) -> StepCleaner:
 
 def condemned(store: FlatStore) -> StepCleaner:
     paths = Layout(StoragePath(store, "run"))
-    assert commit.finalize(paths, write(paths, "a"), replace=True)
-    commit.discard(paths.step(STEP), paths.trash(STEP, "a", 2))
+    assert commit.of(paths).finalize(write(paths, "a"), replace=True)
+    commit.of(paths).discard(paths.step(STEP), paths.trash(STEP, "a", 2))
     return StepCleaner(paths, Retention(), "b")
 
 

@@ -22,9 +22,10 @@ from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
-from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.steps import commit, records, recovery
 from gracepoint.checkpoint.steps import listing as catalog
-from gracepoint.checkpoint.steps.records import done_records, standing
+from gracepoint.checkpoint.steps.commit import RenameCommit
+from gracepoint.checkpoint.steps.records import done_records
 from gracepoint.checkpoint.storage import storage_path as read_many
 from gracepoint.checkpoint.storage.checks import check_size
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
@@ -76,7 +77,7 @@ def test_save_whose_processes_died_before_commit_is_recovered(tmp_path: Path) ->
 def test_a_save_that_one_process_did_not_finish_stays_invisible(tmp_path: Path, finished: tuple[int, ...]) -> None:
     in_gang(2, lambda gang: save(engine(tmp_path, gang), 1, small_state(1), {"data": 5}))
     folder = leave_uncommitted(tmp_path, 4, finished)
-    set_age(folder, catalog.QUIET_S + 1)
+    set_age(folder, RenameCommit.quiet_s + 1)
     assert [r.step for r in in_two(tmp_path)] == [1, 1]
     assert folder.exists()
     assert not (tmp_path / "4").exists()
@@ -86,7 +87,7 @@ def test_an_incomplete_first_save_is_no_checkpoint_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0,))
-    set_age(folder, catalog.QUIET_S + 1)
+    set_age(folder, RenameCommit.quiet_s + 1)
     assert restore(tmp_path, small_state()) is None
     assert f"{folder} is incomplete" in caplog.text
 
@@ -109,11 +110,11 @@ def test_a_save_that_another_process_commits_meanwhile_is_not_damaged(
     real = check_size
 
     def after_the_other(path: StoragePath, size_bytes: int) -> None:
-        monkeypatch.setattr(recovery, "check_size", real)
+        monkeypatch.setattr(commit, "check_size", real)
         assert recovery.finish(paths, left)
         real(path, size_bytes)
 
-    monkeypatch.setattr(recovery, "check_size", after_the_other)
+    monkeypatch.setattr(commit, "check_size", after_the_other)
     if way == "salvage":
         assert recovery.salvage(paths) == []
     else:
@@ -136,7 +137,7 @@ def test_salvage_that_may_only_read_leaves_the_save_and_says_so(
     def read_only(*_: object, **__: object) -> bool:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(commit, "finalize", read_only)
+    monkeypatch.setattr(RenameCommit, "finalize", read_only)
     assert recovery.salvage(Layout(storage_path(tmp_path))) == [
         f"{folder} is not salvaged: [Errno {errno.EROFS}] Read-only file system"
     ]
@@ -190,7 +191,7 @@ def fail_to_commit(path: Path, value: float) -> Path:
         raise OSError(errno.EIO, "Input/output error")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit, "finalize", fails)
+        patch.setattr(RenameCommit, "finalize", fails)
         with pytest.raises(SaveFailed, match="is durable and not committed"):
             checkpoint.save(path, small_state(value), force=True)
     return max(path.parent.glob(f"{path.name}.gracepoint-tmp.*"), key=lambda left: left.stat().st_mtime_ns)
@@ -279,7 +280,7 @@ def test_disk_failure_during_recovery_raises(tmp_path: Path, monkeypatch: pytest
     def fails(*arguments: Any, **options: Any) -> bool:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(commit, "finalize", fails)
+    monkeypatch.setattr(RenameCommit, "finalize", fails)
     with pytest.raises(OSError, match=re.escape(os.strerror(number))):
         recovery.salvage(Layout(storage_path(tmp_path)))
 
@@ -290,15 +291,15 @@ def test_step_committed_while_a_damaged_one_moves_is_not_replaced(
     left = leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
     save(engine(tmp_path), 4, small_state(2))
     is_marked(tmp_path / "4")
-    real = commit.discard
+    real = RenameCommit.discard
 
-    def discard(folder: StoragePath, trash: StoragePath) -> None:
-        monkeypatch.setattr(commit, "discard", real)
-        real(folder, trash)
-        commit.empty_trash(Layout(storage_path(tmp_path)))  # as every start does
+    def discard(way: RenameCommit, folder: StoragePath, trash: StoragePath) -> None:
+        monkeypatch.setattr(RenameCommit, "discard", real)
+        real(way, folder, trash)
+        commit.of(Layout(storage_path(tmp_path))).empty_trash()  # as every start does
         save(engine(tmp_path, attempt="other"), 4, small_state(9))
 
-    monkeypatch.setattr(commit, "discard", discard)
+    monkeypatch.setattr(RenameCommit, "discard", discard)
     (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
     assert f"{left} is left" in remark
     restored = restore(tmp_path, small_state())
@@ -321,7 +322,7 @@ def test_a_step_that_cannot_be_given_its_name_back(
 ) -> None:
     save(engine(tmp_path), 4, small_state())
     (tmp_path / "4").rename(tmp_path / "4.gracepoint-aside.job-0-a.1")
-    real = recovery.is_damaged
+    real = records.is_damaged
 
     def fails(old: Path, new: Path) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -336,7 +337,7 @@ def test_a_step_that_cannot_be_given_its_name_back(
             save(engine(tmp_path, attempt="other"), 4, small_state())
         return found
 
-    monkeypatch.setattr(recovery, "is_damaged", meanwhile)
+    monkeypatch.setattr(records, "is_damaged", meanwhile)
     if what == "the disk fails":
         with pytest.raises(OSError, match="Input/output error"):
             recovery.salvage(Layout(storage_path(tmp_path)))
@@ -412,7 +413,7 @@ def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, m
     leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
     in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
     looks = iter([True, False])  # damaged at first, and by then the other's
-    monkeypatch.setattr(recovery, "is_damaged", lambda folder: next(looks, False))
+    monkeypatch.setattr(records, "is_damaged", lambda folder: next(looks, False))
     remarks = recovery.salvage(Layout(storage_path(tmp_path)))
     assert "there is a folder for step 4 already" in remarks[0]
     assert (tmp_path / "4" / layout.MANIFEST).is_file(), "at once, and not at the next start"
@@ -426,7 +427,7 @@ def test_good_step_moved_by_a_dead_process_gets_its_name_back(
     """It was good already when it was moved: another salvager had been there first."""
     leave_uncommitted(tmp_path, 4, (0, 1), attempt="job-1-b")
     in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
-    real, looks = recovery.is_damaged, iter([True])
+    real, looks = records.is_damaged, iter([True])
 
     def dying(folder: Path) -> bool:
         if next(looks, False):
@@ -437,7 +438,7 @@ def test_good_step_moved_by_a_dead_process_gets_its_name_back(
         (tmp_path / "4" / "theirs").touch()
         return False
 
-    monkeypatch.setattr(recovery, "is_damaged", dying)
+    monkeypatch.setattr(records, "is_damaged", dying)
     if died == "before it looked again":
         with pytest.raises(SystemExit):
             recovery.salvage(Layout(storage_path(tmp_path)))
@@ -446,7 +447,7 @@ def test_good_step_moved_by_a_dead_process_gets_its_name_back(
         (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
         assert "there is a folder for step 4 already" in remark
         shutil.rmtree(tmp_path / "4")
-    monkeypatch.setattr(recovery, "is_damaged", real)
+    monkeypatch.setattr(records, "is_damaged", real)
     assert_same(in_two(tmp_path)[0].state, small_state(9))
 
 
@@ -467,18 +468,18 @@ def temporary_of(root: Path) -> layout.Temporary:
 def test_save_is_committed_only_when_all_have_finished(tmp_path: Path) -> None:
     leave_uncommitted(tmp_path, 4, (0,))
     paths, temporary = Layout(storage_path(tmp_path)), temporary_of(tmp_path)
-    assert not commit.finalize(paths, temporary, replace=False)
+    assert not commit.of(paths).finalize(temporary, replace=False)
     leave_uncommitted(tmp_path, 4, (1,))
-    assert commit.finalize(paths, temporary, replace=False)
-    assert commit.finalize(paths, temporary, replace=False), "another did"
-    assert commit.is_durable(temporary)
+    assert commit.of(paths).finalize(temporary, replace=False)
+    assert commit.of(paths).finalize(temporary, replace=False), "another did"
+    assert commit.is_durable(paths, temporary)
 
 
 def test_a_committed_step_has_its_name_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
     synced: list[tuple[StoragePath, bool]] = []
     monkeypatch.setattr(StoragePath, "sync", lambda path: synced.append((path, (tmp_path / "4").is_dir())))
-    assert commit.finalize(Layout(storage_path(tmp_path)), temporary_of(tmp_path), replace=False)
+    assert commit.of(Layout(storage_path(tmp_path))).finalize(temporary_of(tmp_path), replace=False)
     assert synced == [(storage_path(tmp_path), True)]
 
 
@@ -488,7 +489,7 @@ def test_what_a_save_replaces_becomes_trash_if_it_is_ours(tmp_path: Path, ours: 
     temporary = temporary_of(tmp_path)
     (tmp_path / "4").mkdir()
     (tmp_path / "4" / (layout.MANIFEST if ours else "theirs")).touch()
-    assert commit.finalize(Layout(storage_path(tmp_path)), temporary, replace=True)
+    assert commit.of(Layout(storage_path(tmp_path))).finalize(temporary, replace=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4", f"4.gracepoint-{becomes}.job-0-a.1"]
 
 
@@ -498,7 +499,7 @@ def test_what_becomes_trash_does_so_durably_whoever_did_it(tmp_path: Path, monke
     synced: list[tuple[StoragePath, bool]] = []
     monkeypatch.setattr(StoragePath, "sync", lambda path: synced.append((path, trash.is_dir())))
     for _ in range(2):
-        commit.discard(storage_path(folder), storage_path(trash))
+        commit.of(Layout(storage_path(tmp_path))).discard(storage_path(folder), storage_path(trash))
     assert synced == [(storage_path(tmp_path), True)] * 2
 
 
@@ -517,15 +518,16 @@ def test_step_names_a_handler_per_item_and_a_path_only_one(tmp_path: Path) -> No
 def test_replacing_save_needs_nothing_to_replace_and_not_itself(tmp_path: Path) -> None:
     left = leave_uncommitted(tmp_path, 4, (0, 1))
     paths, temporary = Layout(storage_path(tmp_path)), temporary_of(tmp_path)
-    assert commit.finalize(paths, temporary, replace=True)
+    assert commit.of(paths).finalize(temporary, replace=True)
     committed = (tmp_path / "4").stat().st_ino
     shutil.copytree(tmp_path / "4", left)  # as if it had been committed while this process was at it
-    assert commit.finalize(paths, temporary, replace=True)
+    assert commit.of(paths).finalize(temporary, replace=True)
     assert (tmp_path / "4").stat().st_ino == committed
     assert paths.trashed() == []
 
 
 def test_contents_of_a_step_are_told_from_nothing_and_foreign_files(tmp_path: Path) -> None:
+    standing = commit.of(Layout(storage_path(tmp_path))).standing
     assert standing(storage_path(tmp_path / "4")) is None
     (tmp_path / "4").mkdir()
     assert standing(storage_path(tmp_path / "4")) == ""
@@ -552,17 +554,17 @@ def test_a_save_whose_folder_is_renamed_by_another_at_the_last_moment(
 
     monkeypatch.setattr(commit, "_complete", meanwhile)
     if by == "one who commits it":
-        assert commit.finalize(paths, temporary, replace=False)
+        assert commit.of(paths).finalize(temporary, replace=False)
     else:
         with pytest.raises(FileNotFoundError):
-            commit.finalize(paths, temporary, replace=False)
+            commit.of(paths).finalize(temporary, replace=False)
 
 
 def test_trash_that_another_process_deletes_at_the_same_time_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Layout, "trashed", lambda paths: [storage_path(tmp_path / "4.gracepoint-trash.job-0-a.1")])
-    commit.empty_trash(Layout(storage_path(tmp_path)))
+    commit.of(Layout(storage_path(tmp_path))).empty_trash()
 
 
 def give_up_when_durable(root: Path, gang: ProcessGroup, died: threading.Event) -> Any:
@@ -677,7 +679,7 @@ def test_a_save_that_keeps_changing_is_waited_for_until_the_deadline_only(tmp_pa
 
 def test_a_save_in_which_nothing_changes_is_not_waited_for(tmp_path: Path) -> None:
     save(engine(tmp_path), 1, small_state())
-    set_age(leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z"), catalog.QUIET_S + 1)
+    set_age(leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z"), RenameCommit.quiet_s + 1)
     clock = Clock()
     assert list_steps(tmp_path, clock).steps == (1,)
     assert clock.now_s == 100
@@ -691,7 +693,7 @@ def test_a_save_of_the_future_is_waited_for_as_others_are_and_the_log_says_so(
     set_age(folder, -3600)
     clock = Clock()
     assert list_steps(tmp_path, clock).steps == (1,)
-    assert clock.now_s == pytest.approx(100 + catalog.QUIET_S, abs=0.2)
+    assert clock.now_s == pytest.approx(100 + RenameCommit.quiet_s, abs=0.2)
     (said,) = [message for message in caplog.messages if str(folder) in message and "waiting until" in message]
     assert "dated 36" in said
     assert "ahead of the storage's clock" in said

@@ -85,7 +85,7 @@ def test_a_salvage_under_a_live_writer_is_found(monkeypatch: pytest.MonkeyPatch)
     def clearing(paths: Layout, *, holds_lease: bool) -> list[str]:
         remarks = real(paths, holds_lease=holds_lease)
         for temporary in paths.temporaries():  # whether or not somebody still writes there
-            commit.discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
+            commit.of(paths).discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
         return remarks
 
     monkeypatch.setattr(recovery, "salvage", clearing)

@@ -14,6 +14,7 @@ import pytest
 
 from gracepoint.checkpoint.format.layout import Temporary
 from gracepoint.checkpoint.steps import commit, retention
+from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
@@ -86,12 +87,12 @@ def test_a_salvage_that_is_cut_anywhere_is_finished_later(
     for machine, request, lost in cuts(object_server, store_proxy):
         if again:
             save(machine, 3, 1)
-        real = commit.finalize
+        real = ManifestCommit.finalize
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(commit, "finalize", lambda *_, **__: False)
+            patch.setattr(ManifestCommit, "finalize", lambda *_, **__: False)
             with pytest.raises(NotCommitted):
                 save(machine, 3, 2)
-        assert commit.finalize is real
+        assert ManifestCommit.finalize is real
         machine.cut(machine._start, request, lose_last_reply=lost)
         machine._check_after(False)
 
@@ -105,7 +106,7 @@ def test_a_retention_that_is_cut_anywhere_tears_nothing(object_server: Server, s
 
         def act(machine: BucketMachine = machine) -> None:
             retention.apply(machine.paths, Retention(1), newest_good=3, attempt=machine.attempt, ordinal=9)
-            commit.empty_trash(machine.paths)
+            commit.of(machine.paths).empty_trash()
 
         ended = machine.cut(act, request, lose_last_reply=lost)
         if ended:
@@ -118,7 +119,7 @@ def race(
 ) -> None:
     start.wait(10)
     try:
-        found[racer] = commit.finalize(machine.paths, temporary, replace=False)
+        found[racer] = commit.of(machine.paths).finalize(temporary, replace=False)
     except (CheckpointCorrupt, SaveFailed):
         found[racer] = False
 
@@ -128,7 +129,7 @@ def test_of_committers_that_race_one_wins(object_server: Server, store_proxy: Fa
     for step in range(RACES):
         ordinals = [next(machine.ordinals) for _ in range(2)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(commit, "finalize", lambda *_, **__: False)
+            patch.setattr(ManifestCommit, "finalize", lambda *_, **__: False)
             for attempt, ordinal in zip(("job-a", "job-b"), ordinals, strict=True):
                 temporary = machine.paths.temporary(step, attempt, ordinal)
                 with pytest.raises(NotCommitted):
@@ -149,5 +150,5 @@ def test_of_committers_that_race_one_wins(object_server: Server, store_proxy: Fa
         assert len(winners) == 1, f"step {step}: {found}"
         contents = dict(machine._restorable())[step]
         assert contents == f"{step}:{winners.pop()}"
-        commit.discard(machine.paths.step(step), machine.paths.trash(step, "job", 1))
-        commit.empty_trash(machine.paths)
+        commit.of(machine.paths).discard(machine.paths.step(step), machine.paths.trash(step, "job", 1))
+        commit.of(machine.paths).empty_trash()

@@ -34,17 +34,17 @@ def test_a_save_whose_marks_fail_is_committed_and_a_start_adds_them(mark: str, e
             raise error
 
     store.before = fails
-    assert commit.finalize(paths, temporary, replace=True)
+    assert commit.of(paths).finalize(temporary, replace=True)
     store.before = lambda operation, key: None
     assert listing.complete_steps(paths) == [STEP]
     assert f"run/{STEP}/{mark}" not in store.objects
-    assert commit.is_committed(temporary)
+    assert commit.of(paths).is_committed(temporary)
     assert f"run/{STEP}/{mark}" in store.objects
 
 
 def test_a_replaced_step_is_moved_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     store, paths = new_store()
-    assert commit.finalize(paths, write(paths, "a"), replace=True)
+    assert commit.of(paths).finalize(write(paths, "a"), replace=True)
     temporary = write(paths, "b", content=b"12345678")
     monkeypatch.setattr(object_layout, "MOVED_AT_ONCE_BYTES", 8)
     batches: list[int] = []
@@ -57,13 +57,13 @@ def test_a_replaced_step_is_moved_in_bounded_pieces(monkeypatch: pytest.MonkeyPa
         real(listed)
 
     monkeypatch.setattr(store, "at_once", at_once)
-    assert commit.finalize(paths, temporary, replace=True)
+    assert commit.of(paths).finalize(temporary, replace=True)
     assert batches == [1, 1]
 
 
 def test_a_move_ends_at_the_deadline_and_the_next_start_goes_on() -> None:
     store, paths = new_store()
-    assert commit.finalize(paths, write(paths, "a"), replace=True)
+    assert commit.of(paths).finalize(write(paths, "a"), replace=True)
     temporary = write(paths, "b", content=b"other")
     moved: list[str] = []
 
@@ -77,10 +77,10 @@ def test_a_move_ends_at_the_deadline_and_the_next_start_goes_on() -> None:
 
     store.before = before
     with pytest.raises(SaveFailed, match="the time is over"):
-        commit.finalize(paths, temporary, replace=True, go_on=go_on)
+        commit.of(paths).finalize(temporary, replace=True, go_on=go_on)
     assert len(moved) == 1
-    assert commit.finalize(paths, temporary, replace=True)
-    assert commit.is_committed(temporary)
+    assert commit.of(paths).finalize(temporary, replace=True)
+    assert commit.of(paths).is_committed(temporary)
 
 
 def test_a_done_record_is_not_written_after_the_deadline() -> None:
@@ -93,8 +93,8 @@ def test_a_done_record_is_not_written_after_the_deadline() -> None:
         raise SaveFailed("the time is over")
 
     with pytest.raises(SaveFailed, match="the time is over"):
-        commit.record(temporary, record, go_on)
-    assert not commit.is_durable(temporary)
+        commit.of(paths).record(temporary, record, go_on)
+    assert not commit.is_durable(paths, temporary)
     for _ in range(2):  # a record may be written again
-        commit.record(temporary, record, lambda: None)
-    assert commit.is_durable(temporary)
+        commit.of(paths).record(temporary, record, lambda: None)
+    assert commit.is_durable(paths, temporary)

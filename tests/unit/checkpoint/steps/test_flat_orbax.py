@@ -27,7 +27,7 @@ def write_orbax(store: FlatStore, names: tuple[str, ...]) -> dict[str, bytes]:
 def tidy_up_hours_later(store: FlatStore, paths: Layout) -> None:
     store.time_s += 4000
     commit.give_up_old(paths, attempt="next", older_than_s=3600.0)
-    commit.empty_trash(paths)
+    commit.of(paths).empty_trash()
 
 
 def is_unchanged(store: FlatStore, orbax: dict[str, bytes]) -> bool:
@@ -40,7 +40,7 @@ def test_a_save_over_a_step_of_orbax_is_refused_and_changes_nothing(names: tuple
     paths = Layout(StoragePath(store, "run"))
     orbax, before = write_orbax(store, names), listing.complete_steps(paths)
     with pytest.raises(SaveFailed, match="delete it, or move it away"):
-        commit.finalize(paths, write(paths, "a"), replace=True)
+        commit.of(paths).finalize(write(paths, "a"), replace=True)
     assert is_unchanged(store, orbax)
     tidy_up_hours_later(store, paths)
     assert is_unchanged(store, orbax)
@@ -56,7 +56,7 @@ def test_a_step_that_orbax_writes_during_a_save_stays(names: tuple[str, ...], du
     orbax = write_orbax(store, names)
     if durable:
         with pytest.raises(SaveFailed, match="delete it, or move it away"):
-            commit.finalize(paths, temporary, replace=True)
+            commit.of(paths).finalize(temporary, replace=True)
     tidy_up_hours_later(store, paths)
     assert is_unchanged(store, orbax)
     if not durable:
@@ -68,13 +68,13 @@ def test_a_step_that_orbax_writes_during_a_save_stays(names: tuple[str, ...], du
 def test_a_staged_save_claims_nothing_where_orbax_has_written(names: tuple[str, ...]) -> None:
     store = FlatStore()
     paths = Layout(StoragePath(store, "run"))
-    assert commit.finalize(paths, write(paths, "a"), replace=True)
+    assert commit.of(paths).finalize(write(paths, "a"), replace=True)
     temporary = write(paths, "b")
     for name in ("_GRACEPOINT", "commit_success.txt", "_CHECKPOINT_METADATA", layout.host_state_file(0), "default/x/0"):
         store.delete(f"run/{STEP}/{name}")
     orbax = write_orbax(store, names)
     with pytest.raises(SaveFailed, match="delete it, or move it away"):
-        commit.finalize(paths, temporary, replace=True)
+        commit.of(paths).finalize(temporary, replace=True)
     assert is_unchanged(store, orbax)
     assert f"run/{STEP}/{layout.MANIFEST}" not in store.objects
 
@@ -83,12 +83,12 @@ def test_a_staged_save_claims_nothing_where_orbax_has_written(names: tuple[str, 
 def test_the_deletion_of_a_step_leaves_what_is_not_gracepoint_s(names: tuple[str, ...]) -> None:
     store = FlatStore()
     paths = Layout(StoragePath(store, "run"))
-    assert commit.finalize(paths, write(paths, "a"), replace=True)
+    assert commit.of(paths).finalize(write(paths, "a"), replace=True)
     store.delete(f"run/{STEP}/commit_success.txt")
     store.delete(f"run/{STEP}/_CHECKPOINT_METADATA")
     orbax = write_orbax(store, names)
-    commit.discard(paths.step(STEP), paths.trash(STEP, "a", 2))
-    commit.empty_trash(paths)
+    commit.of(paths).discard(paths.step(STEP), paths.trash(STEP, "a", 2))
+    commit.of(paths).empty_trash()
     assert {key for key in store.objects if key.startswith("run/")} == set(orbax)
 
 

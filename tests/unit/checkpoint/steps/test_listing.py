@@ -77,7 +77,7 @@ def test_foreign_folder_deleted_meanwhile_stops_no_commit(tmp_path: Path, meanwh
     paths = Layout(storage_path(tmp_path))
     (durable,) = paths.temporaries()
     meanwhile(target.rmdir, target, before=True)
-    assert commit.finalize(paths, durable, replace=True)
+    assert commit.of(paths).finalize(durable, replace=True)
     assert paths.steps() == [3]
     assert records.read_manifest(storage_path(target)) is not None
 

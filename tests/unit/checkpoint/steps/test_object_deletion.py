@@ -22,8 +22,8 @@ REQUESTS = 30  # more than a sweep makes
 def condemned(kind: type[FlatStore]) -> tuple[FlatStore, Layout]:
     store = kind()
     paths = Layout(StoragePath(store, "run"))
-    assert commit.finalize(paths, write(paths, "a", content=b"one"), replace=True)
-    commit.discard(paths.step(STEP), paths.trash(STEP, "a", 2))
+    assert commit.of(paths).finalize(write(paths, "a", content=b"one"), replace=True)
+    commit.of(paths).discard(paths.step(STEP), paths.trash(STEP, "a", 2))
     return store, paths
 
 
@@ -46,10 +46,10 @@ def test_a_late_request_of_a_deletion_spares_a_later_save(kind: type[FlatStore],
         seen += 1
         if seen == request_number + 1:
             store.before = lambda operation, key: None
-            assert commit.finalize(paths, write(paths, "b", content=b"two"), replace=True)
+            assert commit.of(paths).finalize(write(paths, "b", content=b"two"), replace=True)
 
     store.before = before
-    commit.empty_trash(paths)
+    commit.of(paths).empty_trash()
     store.before = lambda operation, key: None
     if seen > request_number:
         check_whole(paths)
@@ -66,7 +66,7 @@ def test_two_processes_do_not_delete_one_step_at_once(kind: type[FlatStore]) -> 
             others.append(object_deletion.sweep(paths.step(STEP), paths.trash(STEP, "a", 2).name))
 
     store.before = before
-    commit.empty_trash(paths)
+    commit.of(paths).empty_trash()
     assert others == [True, False]
     assert not paths.step(STEP).is_folder()
 
@@ -80,7 +80,7 @@ def dead_deletion(kind: type[FlatStore]) -> tuple[FlatStore, Layout]:
 
     store.before = dies
     with pytest.raises(KeyboardInterrupt):
-        commit.empty_trash(paths)
+        commit.of(paths).empty_trash()
     store.before = lambda operation, key: None
     return store, paths
 
@@ -91,7 +91,7 @@ def test_the_next_start_deletes_all_of_a_discarded_save(kind: type[FlatStore]) -
     assert [temporary.attempt for temporary in paths.temporaries()] == ["a"]
     store.time_s += 10_000
     commit.give_up_old(paths, attempt="b", older_than_s=3600.0)
-    commit.empty_trash(paths)
+    commit.of(paths).empty_trash()
     assert paths.root.entries() == []
 
 
@@ -102,7 +102,7 @@ def test_a_deletion_that_became_known_to_nobody_is_found_again(kind: type[FlatSt
         trash.delete_folder()
     assert not list(paths.trashed())
     commit.give_up_old(paths, attempt="b", older_than_s=3600.0)
-    commit.empty_trash(paths)
+    commit.of(paths).empty_trash()
     assert not paths.step(STEP).is_folder()
 
 
@@ -110,7 +110,7 @@ def test_a_deletion_that_became_known_to_nobody_is_found_again(kind: type[FlatSt
 def test_a_save_ends_a_deletion_whose_process_has_died(kind: type[FlatStore]) -> None:
     store, paths = dead_deletion(kind)
     began_s = store.time_s
-    assert commit.finalize(paths, write(paths, "b", content=b"two"), replace=True)
+    assert commit.of(paths).finalize(write(paths, "b", content=b"two"), replace=True)
     check_whole(paths)
     assert object_deletion.FREE_S - 1 < store.time_s - began_s < object_deletion.FREE_S + 5
 
@@ -125,7 +125,7 @@ def test_a_save_waits_for_a_deletion_until_its_deadline() -> None:
 
     temporary = write(paths, "b", content=b"two")
     with pytest.raises(SaveFailed, match="the time is over"):
-        commit.finalize(paths, temporary, replace=True, go_on=go_on)
+        commit.of(paths).finalize(temporary, replace=True, go_on=go_on)
     assert store.time_s < until_s + 1
     listing.settle(
         paths,

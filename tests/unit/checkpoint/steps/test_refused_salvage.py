@@ -48,7 +48,7 @@ def test_a_save_whose_processes_have_all_finished_is_never_given_up() -> None:
     store, paths = durable()
     store.time_s += 10_000
     commit.give_up_old(paths, attempt="b", older_than_s=3600.0)
-    commit.empty_trash(paths)
+    commit.of(paths).empty_trash()
     store.before = lambda operation, key: None
     assert look(store, paths, holds_lease=True).steps == (STEP,)
 
@@ -57,9 +57,9 @@ def test_a_finished_save_gives_way_to_another_save_s_step() -> None:
     store, paths = durable()
     store.before = lambda operation, key: None
     commit_of_another = write(paths, "b")
-    assert commit.finalize(paths, commit_of_another, replace=True)
+    assert commit.of(paths).finalize(commit_of_another, replace=True)
     store.time_s += 10_000
     commit.give_up_old(paths, attempt="c", older_than_s=3600.0)
-    commit.empty_trash(paths)
+    commit.of(paths).empty_trash()
     assert list(paths.temporaries()) == []
     assert listing.complete_steps(paths) == [STEP]

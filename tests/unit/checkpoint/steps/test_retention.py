@@ -15,7 +15,8 @@ from gracepoint.checkpoint import api
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import stored_tree
-from gracepoint.checkpoint.steps import commit, listing, records, retention
+from gracepoint.checkpoint.steps import listing, records, retention
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.backend import Entry
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
@@ -389,16 +390,16 @@ def test_an_older_step_that_was_replaced_meanwhile_is_looked_at_before_deletion(
 def test_what_became_trash_while_trash_was_deleted_is_gone_after_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked, blocked, real = threading.Event(), threading.Event(), commit.empty_trash
+    looked, blocked, real = threading.Event(), threading.Event(), RenameCommit.empty_trash
 
-    def delete_late(paths: Layout) -> None:
-        trash = paths.trashed()  # looks now, and is done only when more has become trash
+    def delete_late(commit: RenameCommit) -> None:
+        trash = Layout(storage_path(tmp_path)).trashed()  # looks now, and is done only when more has become trash
         looked.set()
         assert blocked.wait(30)
         for folder in trash:
             shutil.rmtree(folder)
 
-    monkeypatch.setattr(commit, "empty_trash", delete_late)
+    monkeypatch.setattr(RenameCommit, "empty_trash", delete_late)
     checkpointer = engine(tmp_path, keep_last=1)
     checkpointer.save_in_background(0, small_state(), {})
     checkpointer.wait_until_finished()
@@ -407,7 +408,7 @@ def test_what_became_trash_while_trash_was_deleted_is_gone_after_close(
         checkpointer.save_in_background(step, small_state(), {})
     checkpointer.wait_until_finished()  # steps become trash meanwhile
     assert Layout(storage_path(tmp_path)).steps() == [3]
-    monkeypatch.setattr(commit, "empty_trash", real)
+    monkeypatch.setattr(RenameCommit, "empty_trash", real)
     blocked.set()
     checkpointer.close(30)
     assert [p.name for p in tmp_path.iterdir()] == ["3"]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage import direct_io, posix
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointError, SaveFailed
@@ -35,7 +35,7 @@ _starts = itertools.count()
 
 @pytest.fixture(params=["ext4", "xfs"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopMount]:
-    monkeypatch.setattr(listing, "QUIET_S", 0.0)  # nobody else writes
+    monkeypatch.setattr(RenameCommit, "quiet_s", 0.0)  # nobody else writes
     if reason := loop_mount.why_not(request.param):
         pytest.skip(reason)
     with loop_mount.mounted(request.param, tmp_path) as mount:

@@ -18,7 +18,8 @@ import pytest
 
 from gracepoint.checkpoint import WriteOptions, verify
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import lease, listing, retention
+from gracepoint.checkpoint.steps import lease, retention
+from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage.posix import PosixBackend
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.errors import CheckpointError, SaveFailed
@@ -81,7 +82,7 @@ def test_a_full_disk_is_named_and_the_step_before_stays_whole(
     assert not (disk / "2").exists()
     assert verify(disk / "1").ok
     filler.unlink()
-    monkeypatch.setattr(listing, "QUIET_S", 0.0)  # nobody waits for what is left of it
+    monkeypatch.setattr(RenameCommit, "quiet_s", 0.0)  # nobody waits for what is left of it
     restored = restore(disk, state(0), attempt="job-2-c")
     assert restored is not None
     assert restored.step == 1

@@ -152,6 +152,7 @@ class ObjectBackend:
     """
 
     renames = False
+    is_far = True
     look_every_s = 2.0
 
     def __init__(self, api: ObjectApi, *, hedges: bool = True, patience_s: float = PATIENCE_S) -> None:

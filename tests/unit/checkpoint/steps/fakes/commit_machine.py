@@ -93,7 +93,7 @@ class CommitMachine(RuleBasedStateMachine):
             retention.apply(
                 self.paths, Retention(keep), newest_good=complete[-1], attempt=self.attempt, ordinal=ordinal
             )
-            commit.empty_trash(self.paths)
+            commit.of(self.paths).empty_trash()
 
         ended = self._while(event, moment, act)
         if ended:
@@ -134,7 +134,7 @@ class CommitMachine(RuleBasedStateMachine):
         before = self.model.get(step)
         earlier = before.contents if before is not None else set()
         self.model[step] = Allowed(earlier | {contents}, required=True)
-        assert commit.finalize(self.paths, temporary, replace=True), f"{temporary.path} was not committed"
+        assert commit.of(self.paths).finalize(temporary, replace=True), f"{temporary.path} was not committed"
 
     def _written(self, folder: StoragePath, process: int, contents: str) -> dict[str, StoredFile]:
         path, data = layout.host_state_file(process), f"{contents}:{process}".encode()
@@ -150,7 +150,7 @@ class CommitMachine(RuleBasedStateMachine):
             self.paths, attempt=self.attempt, deadline=Deadline.after(60.0, self._clock), sleep=self._sleep
         )
         commit.give_up_old(self.paths, attempt=self.attempt, older_than_s=OLD_S)
-        commit.empty_trash(self.paths)
+        commit.of(self.paths).empty_trash()
 
     def _clock(self) -> float:
         return self.backend.time_s

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gracepoint.checkpoint.format.array_spec import tree_digest
-from gracepoint.checkpoint.format.layout import Temporary
+from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile
-from gracepoint.checkpoint.steps import records
+from gracepoint.checkpoint.steps import commit
 
 
 def done_record(
@@ -35,6 +35,6 @@ def done_record(
         copies={},
         host_state=(),
         begun_ns=begun_ns,
-        replaces=records.standing(temporary.target) if process == 0 else None,
+        replaces=commit.of(Layout(temporary.target.parent)).standing(temporary.target) if process == 0 else None,
         generations=dict(generations or {}),
     )

@@ -99,7 +99,7 @@ class FlatMachine(CommitMachine):
         step = temporary.step
         assert step is not None
         for process in range(processes):
-            with commit.writing(temporary, 0, process_index=process) as writing:
+            with commit.of(self.paths).writing(temporary, 0, process_index=process) as writing:
                 files = {}
                 # The second file's name depends on the number of processes, as with another sharding.
                 for path in (
@@ -128,7 +128,7 @@ class FlatMachine(CommitMachine):
                     self._may_be_durable(step, contents, required=False)  # the request may be the last thing it does
                 (temporary.path / layout.done_record(process)).put(record.to_bytes())
         self._may_be_durable(step, contents, required=True)
-        if not commit.finalize(self.paths, temporary, replace=True):
+        if not commit.of(self.paths).finalize(temporary, replace=True):
             raise NotCommitted
 
     def _check_after(self, ended: bool) -> None:

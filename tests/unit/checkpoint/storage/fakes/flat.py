@@ -30,6 +30,7 @@ class FlatStore(InMemory):
     """One bucket."""
 
     renames = False
+    is_far = True
     tensorstore_error = None
 
     def __init__(self) -> None:
@@ -151,10 +152,6 @@ class FlatStore(InMemory):
 
     def sleep(self, seconds: float) -> None:
         self.time_s += seconds
-
-    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
-        for act in acts:
-            act()
 
     def exists(self, key: str) -> bool:
         return self.entry(key) is not None or self.is_folder(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gracepoint.checkpoint.storage.backend import Value
@@ -58,6 +58,10 @@ class InMemory:
 
     def check_usable(self, key: str) -> None:
         pass
+
+    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
+        for act in acts:
+            act()
 
     def is_link(self, key: str) -> bool:
         return False

@@ -42,6 +42,7 @@ class VolatileBackend(InMemory):
     """One machine's disk. Every method is one operation, at which ``before`` may raise ``Crash``."""
 
     renames = True
+    is_far = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,6 +164,10 @@ class VolatileBackend(InMemory):
                 folder, name = self._place(key)
                 del folder.names[name]
                 folder.changed_s = self.time_s
+
+    def delete_version(self, key: str, generation: Generation | None) -> bool:
+        self.delete(key)
+        return True
 
     def exists(self, key: str) -> bool:
         with self._operation("exists", key):

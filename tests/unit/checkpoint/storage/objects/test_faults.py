@@ -18,7 +18,7 @@ import pytest
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.memory import ArrayBytes, crc32
 from gracepoint.checkpoint.saving import operation
-from gracepoint.checkpoint.steps import listing
+from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.storage.backend import StaleGeneration
 from gracepoint.checkpoint.storage.checks import check_contents, read_checked
 from gracepoint.checkpoint.storage.direct_io import Buffer
@@ -267,7 +267,7 @@ def test_a_restore_that_must_not_tidy_deletes_nothing_of_others(far: Bucket, sto
 def test_a_save_whose_connections_all_stall_ends_by_its_deadline(
     far: Bucket, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "FLAT_QUIET_S", 0.5)
+    monkeypatch.setattr(ManifestCommit, "quiet_s", 0.5)
     root: Any = f"{far.uri}/run"
     checkpointer = engine(root)
     save(checkpointer, 1, small_state())
