@@ -239,7 +239,9 @@ def _measure_half(bench: Bench, size_bytes: int) -> None:
     alone_s = measured[-_BASELINE_STEPS:]
     jax.block_until_ready(state)
     stats: list[tuple[str, float]] = []
-    jax.monitoring.register_event_duration_secs_listener(lambda event, value, **_: stats.append((event, value)))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: stats.append((event, duration_secs))
+    )
     with bench.adding() as added:
         began_s = time.monotonic()
         session.step(_SAVED_AT, state)

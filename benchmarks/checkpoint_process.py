@@ -122,8 +122,8 @@ def _placer() -> Place:
     mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("data", "model"))
 
     def place(shape: tuple[int, ...], spec: PartitionSpec) -> jax.Array:
-        def values(index: tuple[slice, ...]) -> npt.NDArray[np.float32]:
-            bounds = [part.indices(length) for part, length in zip(index, shape, strict=True)]
+        def values(index: tuple[slice, ...] | None) -> npt.NDArray[np.float32]:
+            bounds = [part.indices(length) for part, length in zip(index or (), shape, strict=True)]
             seed = [start for start, _, _ in bounds]  # replicas are equal
             drawn = np.random.default_rng(seed).standard_normal([b - a for a, b, _ in bounds], np.float32)
             return np.asarray(drawn, np.float32)

@@ -13,7 +13,7 @@ from tests.ports import hold_coordinator_port
 
 def main() -> None:
     """Serves."""
-    from jax._src.lib import _jax
+    from jaxlib import _jax
 
     with hold_coordinator_port() as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"

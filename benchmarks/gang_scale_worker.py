@@ -187,7 +187,7 @@ class Worker:
     """All processes here."""
 
     def __init__(self, address: str, first: int, here: int, count: int, paces: str) -> None:
-        from jax._src.lib import _jax
+        from jaxlib import _jax
 
         clients = [
             _jax.get_distributed_runtime_client(address, index, init_timeout=60, use_compression=False)

@@ -46,7 +46,7 @@ def main(root: str, attempt: str, notes: str, mib: str) -> None:
 
     def state(step: int) -> dict[str, jax.Array]:
         return {
-            name: jax.make_array_from_callback(array.shape, sharding, lambda index, array=array: array[index])
+            name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
             for name, array in state_of(step, int(mib)).items()
         }
 

@@ -71,6 +71,13 @@ def isolated() -> Iterator[None]:
             yield
 
 
+def setting(name: str) -> Any:
+    """Returns what JAX's setting of this name is here: ``jax.config`` has them as attributes without types."""
+    import jax
+
+    return getattr(jax.config, name)
+
+
 def jit(function: Callable[..., Any], **options: Any) -> Any:
     """Returns ``function`` compiled by JAX. Its calls are isolated, and so is the ``lower`` that it has."""
     import jax

@@ -167,9 +167,9 @@ def names_heard(work: Callable[[], None]) -> set[str]:
     """Returns the names of all that ``jax.monitoring`` is told by ``work``, below those that checkpoints have."""
     heard: set[str] = set()
 
-    def listen(name: str, *_: Any, **__: Any) -> None:
-        if name.startswith(("/jax/checkpoint/", "/jax/orbax/")):
-            heard.add(name)
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        if event.startswith(("/jax/checkpoint/", "/jax/orbax/")):
+            heard.add(event)
 
     jax.monitoring.register_event_listener(listen)
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -254,8 +254,8 @@ def test_each_metric_of_orbax_is_recorded_or_has_a_reason(tmp_path: Path) -> Non
 def test_time_of_a_blocked_caller_is_told_by_what_it_waited_for(tmp_path: Path) -> None:
     told: dict[str, float] = {}
 
-    def listen(name: str, duration_s: float, **_: Any) -> None:
-        told[name.removeprefix("/jax/orbax/write/")] = duration_s
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        told[event.removeprefix("/jax/orbax/write/")] = duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

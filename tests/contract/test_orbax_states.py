@@ -265,7 +265,7 @@ def test_values_that_orbax_cast_are_restored_as_they_are(tmp_path: Path) -> None
 
 
 def test_part_of_what_orbax_wrote_is_restored(tmp_path: Path) -> None:
-    state = {"a": spread(4), "b": {"c": spread(2, 2), "d": 1}}
+    state: dict[str, Any] = {"a": spread(4), "b": {"c": spread(2, 2), "d": 1}}
     save_with(tmp_path / "saved", state)
     assert_same(
         read(tmp_path / "saved", {"b": {"c": state["b"]["c"]}}, partial_restore=True), {"b": {"c": spread(2, 2)}}

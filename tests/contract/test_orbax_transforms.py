@@ -120,14 +120,14 @@ def test_a_function_may_change_shape_and_type_and_the_result_is_placed(saved: di
         assert np.asarray(found).tolist() == np.arange(16.0).reshape(2, 8).tolist()
         if getattr(like, "sharding", None):
             assert found.sharding == sharding("x")
-    like = {"w": jax.ShapeDtypeStruct((2, 8), np.float16)}
-    found = restored(saved["Gracepoint's"], like, transforms, {"w": ArrayRestoreArgs(sharding=sharding("y"))})["w"]
+    float16 = {"w": jax.ShapeDtypeStruct((2, 8), np.float16)}
+    found = restored(saved["Gracepoint's"], float16, transforms, {"w": ArrayRestoreArgs(sharding=sharding("y"))})["w"]
     assert found.sharding == sharding("y")
 
 
 def test_functions_compute_numbers_strings_and_donated_arrays(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a", {"n": np.float32(2), "text": "a", "w": array(0)})
-    like = {"n": 1.0, "text": "", "w": array(9), "m": np.float64(1)}
+    like: dict[str, Any] = {"n": 1.0, "text": "", "w": array(9), "m": np.float64(1)}
     transforms = {
         "n": Transform(value_fn=doubled),
         "m": Transform("n", value_fn=float),

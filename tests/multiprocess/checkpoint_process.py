@@ -81,7 +81,8 @@ def with_keys(state: Any, step: int) -> Any:
 
 def assert_same_here(found: Any, expected: Any) -> None:
     """Compares the shards of this process bit for bit."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
+    assert structures[0] == structures[1]
     leaves = dict(jax.tree_util.tree_flatten_with_path(expected)[0])
     for path, leaf in jax.tree_util.tree_flatten_with_path(found)[0]:
         where, other = jax.tree_util.keystr(path), leaves[path]

@@ -96,7 +96,9 @@ def barriers() -> None:
     assert multihost.is_primary_host(count - 1) == (me == count - 1)
 
     durations: list[tuple[str, float]] = []
-    jax.monitoring.register_event_duration_secs_listener(lambda name, s, **_: durations.append((name, s)))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: durations.append((event, duration_secs))
+    )
     multihost.sync_global_processes("first")
     multihost.sync_global_processes("second", timeout=60, record_event_name="/mine")
     recorded = [name for name, seconds in durations if name in (multihost.utilities.SYNC_DURATION_EVENT, "/mine")]

@@ -45,7 +45,8 @@ def state_on(processes: list[int], step: int) -> Any:
 
 
 def assert_same_here(found: Any, expected: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
+    assert structures[0] == structures[1]
     for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         if isinstance(other, jax.Array):
             assert leaf.sharding == other.sharding

@@ -87,7 +87,8 @@ def replicated_state() -> Any:
 
 def assert_same_here(found: Any, expected: Any) -> None:
     """Compares this process's shards bit for bit, and all shardings."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
+    assert structures[0] == structures[1]
     for (path, leaf), other in zip(
         jax.tree_util.tree_flatten_with_path(found)[0], jax.tree.leaves(expected), strict=True
     ):

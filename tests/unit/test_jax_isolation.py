@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gracepoint
-from gracepoint.jax_isolation import isolated, jit, to_numpy
+from gracepoint.jax_isolation import isolated, jit, setting, to_numpy
 from tests.jax_settings import SETTINGS
 
 PACKAGE = Path(gracepoint.__file__).parent
@@ -178,10 +178,10 @@ def test_other_threads_are_not_isolated() -> None:
     jax.config.update("jax_debug_nans", True)
     try:
         with isolated():
-            thread = threading.Thread(target=lambda: found.append(jax.config.jax_debug_nans))
+            thread = threading.Thread(target=lambda: found.append(setting("jax_debug_nans")))
             thread.start()
             thread.join(10)
-            assert not jax.config.jax_debug_nans
+            assert not setting("jax_debug_nans")
     finally:
         jax.config.update("jax_debug_nans", False)
     assert found == [True]

@@ -116,8 +116,10 @@ class InProcessDispatcher:
 
 @isolated()
 def _to_host(array: jax.Array) -> jax.Array:
-    if array.sharding.memory_kind == "device" and next(iter(array.sharding.device_set)).platform != "cpu":
-        return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
+    device: Any = next(iter(array.sharding.device_set))
+    if array.sharding.memory_kind == "device" and device.platform != "cpu":
+        pinned: jax.Array = jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
+        return pinned
     return jnp.copy(array)
 
 

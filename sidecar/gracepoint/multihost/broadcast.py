@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from gracepoint.arguments import shown
 from gracepoint.errors import AgreementError, GracepointError
-from gracepoint.jax_isolation import isolated, jit, to_numpy
+from gracepoint.jax_isolation import isolated, jit, setting, to_numpy
 from gracepoint.multihost.store import group_name, named
 from gracepoint.multihost.utilities import DEFAULT_BARRIER_TIMEOUT_S, joined_cluster, takes_part_alone
 
@@ -123,9 +123,9 @@ def _like(leaf: Any, value: np.ndarray[Any, Any]) -> Any:
 
     if not _is_key(leaf):
         return value
-    default = jax.config.jax_default_device  # the caller's
+    default = setting("jax_default_device")  # the caller's
     with isolated(), jax.default_device(default):
-        return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
+        return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=jax.random.key_impl(leaf))
 
 
 def _exchange(

@@ -38,6 +38,7 @@ from gracepoint import trace
 from gracepoint.arguments import shown
 from gracepoint.deadline import Backoff
 from gracepoint.errors import ClusterError, SettingsError
+from gracepoint.jax_isolation import setting
 from gracepoint.multihost.barriers import StoreProcessGroup
 from gracepoint.multihost.store import JaxStore
 from gracepoint.settings import Settings
@@ -453,7 +454,7 @@ def shutdown(timeout_s: float = 300.0) -> None:
     store = JaxStore(state.client, "gracepoint/shutdown")
     began = time.monotonic()
     StoreProcessGroup(store, state.process_id, state.num_processes).barrier(str(_shutdowns), timeout_s=timeout_s)
-    if state.process_id == 0 and jax.config.jax_enable_recoverability:
+    if state.process_id == 0 and setting("jax_enable_recoverability"):
         _wait_until_alone(state, timeout_s - (time.monotonic() - began))
     jax.distributed.shutdown()
     _shutdowns = 0

@@ -103,16 +103,17 @@ class ProgramWatch:
             with self._lock:
                 self._programs = dataclasses.replace(self._programs, found=self._programs.found + 1)
 
-    def _duration(self, event: str, seconds: float, **about: Any) -> None:
+    def _duration(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         kind = event.removeprefix(_PREFIX)
         if kind not in _WORDS:
             return
-        if seconds >= _TRACED_S:
-            trace.ended(f"{_WORDS[kind]} {about.get('fun_name', '')}".rstrip(), seconds)
+        function = str(kwargs.get("fun_name", ""))
+        if duration_secs >= _TRACED_S:
+            trace.ended(f"{_WORDS[kind]} {function}".rstrip(), duration_secs)
         if kind == _MAKES:
             with self._lock:
                 before = self._programs
-                self._named[str(about.get("fun_name", ""))] += 1
+                self._named[function] += 1
                 self._programs = ProgramCounts(before.there + 1, before.found, time.monotonic())
 
 
@@ -367,6 +368,8 @@ def _difference(expected: tuple[Any, Any], found: tuple[Any, Any]) -> str:
     """Says in what the arguments of a call differ from those that were announced. Empty if nothing is seen."""
     import jax
 
+    wanted: Any
+    given: Any
     wanted, given = (jax.tree_util.tree_flatten_with_path(arguments) for arguments in (expected, found))
     if wanted[1] != given[1]:
         return f"expected arguments of the tree {wanted[1]}, found {given[1]}"
@@ -471,4 +474,4 @@ def _keep_in_this_process() -> None:
         except Exception as error:  # noqa: BLE001 - the program is compiled, and the training goes on
             logger.warning("a compiled program cannot be written program=%s: %s", name, error)
 
-    compiler._cache_write = cache_write  # noqa: SLF001
+    setattr(compiler, "_cache_write", cache_write)  # noqa: B010 - JAX types it by its own function

@@ -349,7 +349,7 @@ def _compile() -> Any:
     import jax
 
     def copy_first(x: Any) -> Any:
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
             x = jax.random.key_data(x)
         # copy=True: an output that is merely the input would be its buffer, and be donated with it.
         return jax.numpy.array(x.reshape(-1)[0], copy=True)

@@ -138,7 +138,7 @@ def test_arrays_arrive_through_shared_memory_bit_for_bit(
 ) -> None:
     import jax.numpy as jnp
 
-    state = {
+    state: dict[str, Any] = {
         "f32": np.arange(1000, dtype=np.float32),
         "bf16": jnp.ones(8, jnp.bfloat16),
         "big": np.ones((3 << 20,), np.int8),

@@ -534,6 +534,6 @@ def test_arguments_that_strings_have_no_use_for_are_refused(tmp_path: Path) -> N
 def test_half_of_a_sharding_is_refused(tmp_path: Path, given: str) -> None:
     infos = infos_of(tmp_path, "w")
     serialize(ArrayHandler(), [jnp.zeros(4)], infos)
-    half = {"mesh": sharding().mesh, "mesh_axes": jax.sharding.PartitionSpec("x")}[given]
+    half: Any = {"mesh": sharding().mesh, "mesh_axes": jax.sharding.PartitionSpec("x")}[given]
     with pytest.raises(CheckpointRefused, match=f"leaf 'w': {given} without mesh"):
         ArrayHandler().deserialize(infos, [ArrayRestoreArgs(**{given: half})])

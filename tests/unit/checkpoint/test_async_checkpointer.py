@@ -320,8 +320,8 @@ class Heard:
     def _event(self, event: str, **_: Any) -> None:
         self.events.append(event)
 
-    def _duration(self, event: str, seconds: float, **labels: Any) -> None:
-        self.durations[event] = seconds
+    def _duration(self, event: str, duration_secs: float, **labels: Any) -> None:
+        self.durations[event] = duration_secs
         self.labels[event] = labels
 
     def _scalar(self, event: str, value: float, **labels: Any) -> None:
@@ -673,7 +673,7 @@ def test_first_process_records_the_total_duration_for_any_primary_host(
     heard: list[tuple[int, str]] = []
     process_of: dict[int, int] = {}  # by the thread that runs its save
 
-    def listen(event: str, seconds: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
         if threading.get_ident() in process_of:
             heard.append((process_of[threading.get_ident()], event))
 

@@ -17,6 +17,7 @@ import pytest
 from jax._src import xla_bridge
 
 from gracepoint.errors import ClusterError, SettingsError
+from gracepoint.jax_isolation import setting
 from gracepoint.multihost import distributed, global_state, initialize, join, shutdown
 from gracepoint.multihost.distributed import jax_state
 from gracepoint.settings import Settings
@@ -183,12 +184,12 @@ def test_it_is_refused_once_the_backend_is_in_use(call: Call, monkeypatch: pytes
 
 
 def test_recoverability_is_jaxs_own_setting(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not jax.config.jax_enable_recoverability
+    assert not setting("jax_enable_recoverability")
     try:
         call("h:1", 2, 0, recoverable=True)
-        assert jax.config.jax_enable_recoverability
+        assert setting("jax_enable_recoverability")
         call("h:1", 2, 0)
-        assert jax.config.jax_enable_recoverability  # not told: left as it is
+        assert setting("jax_enable_recoverability")  # not told: left as it is
     finally:
         jax.config.update("jax_enable_recoverability", False)
 

@@ -153,7 +153,7 @@ def test_a_compilation_is_recognised_by_the_stack() -> None:
         if "compile" in event:
             seen.append(is_compiling(thread_id))
 
-    jax.monitoring.register_event_duration_secs_listener(lambda event, duration, **kw: listener(event))
+    jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: listener(event))
     assert not is_compiling(thread_id)
     jax.jit(lambda x: x * 3.25 + 1)(1.5).block_until_ready()
     assert any(seen)

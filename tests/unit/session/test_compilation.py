@@ -38,9 +38,9 @@ def compiled() -> Iterator[Counter[str]]:
     """How many programs were compiled, by their names."""
     found = Counter[str]()
 
-    def count(event: str, seconds: float, **about: Any) -> None:
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event.endswith("backend_compile_duration"):
-            found[about["fun_name"]] += 1
+            found[str(kwargs["fun_name"])] += 1
 
     jax.monitoring.register_event_duration_secs_listener(count)
     yield found
@@ -165,9 +165,9 @@ def test_options_of_a_jitted_function_are_refused(compilations: Compilations) ->
 def test_functions_are_compiled_in_the_order_of_the_calls(compilations: Compilations) -> None:
     order: list[str] = []
 
-    def count(event: str, seconds: float, **about: Any) -> None:
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event.endswith("backend_compile_duration"):
-            order.append(about["fun_name"])
+            order.append(str(kwargs["fun_name"]))
 
     jax.monitoring.register_event_duration_secs_listener(count)
     try:

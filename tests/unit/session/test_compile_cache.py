@@ -18,6 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import gracepoint
 from gracepoint.errors import SettingsError
+from gracepoint.jax_isolation import setting
 from gracepoint.wire.names import ENV_JAX_CACHE_DIR, ENV_JAX_MIN_COMPILE_S, PROGRAMS_FOLDER, Env
 
 pytestmark = pytest.mark.integration
@@ -208,7 +209,7 @@ def test_a_bucket_holds_programs_of_checkpoints_elsewhere(gs_bucket: Any, tmp_pa
         train(tmp_path / str(number), compilation_cache=f"{gs_bucket.uri}/programs")
     assert events["cache_misses"] == 0
     assert 0 < events["compile_requests_use_cache"] == events["cache_hits"]
-    assert jax.config.jax_persistent_cache_enable_xla_caches == "none"
+    assert setting("jax_persistent_cache_enable_xla_caches") == "none"
 
 
 def test_programs_of_checkpoints_in_a_bucket_need_a_directory(
@@ -216,7 +217,7 @@ def test_programs_of_checkpoints_in_a_bucket_need_a_directory(
 ) -> None:
     train(f"{bucket.uri}/run", compilation_cache="on")
     assert "compiled programs are not kept: the checkpoints are in a bucket" in caplog.text
-    assert jax.config.jax_compilation_cache_dir is None
+    assert setting("jax_compilation_cache_dir") is None
 
 
 def test_a_place_that_cannot_be_used_is_a_warning_of_jax(tmp_path: Path) -> None:

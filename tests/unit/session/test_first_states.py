@@ -179,7 +179,7 @@ def leaves_of(state: Any) -> list[tuple[str, str, Any]]:
 
 
 def _value(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return [str(leaf.dtype), bool(getattr(leaf, "weak_type", False)), np.asarray(leaf).tolist()]

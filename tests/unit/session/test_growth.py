@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jax._src.lib import _jax
+from jaxlib import _jax
 
 from gracepoint.checkpoint.saving.schedule import SaveInterval
 from gracepoint.deadline import Deadline

@@ -7,6 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.experimental
@@ -141,9 +142,13 @@ class Misleading(Node):
         return "no child"
 
 
+def rebuilt(kind: type[Node], _: Any, children: Any) -> Node:
+    return kind(children)
+
+
 jax.tree_util.register_pytree_node(Keyless, Keyless.flattened, lambda _, children: Keyless(children))
 for kind in (Closed, Misleading):
-    jax.tree_util.register_pytree_with_keys(kind, kind.with_keys, lambda _, children, kind=kind: kind(children))
+    jax.tree_util.register_pytree_with_keys(kind, kind.with_keys, functools.partial(rebuilt, kind))
 
 
 @pytest.mark.parametrize("kind", [Keyless, Closed, Misleading])

@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gracepoint.checkpoint.format.array_spec import as_bytes, zarr_dtype
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, HostStateLost
-from gracepoint.jax_isolation import isolated, to_numpy
+from gracepoint.jax_isolation import isolated, setting, to_numpy
 
 _TAG = "__gracepoint__"
 #: Kinds of numpy values beside numbers that come back as they were: strings, bytes, dates and durations.
@@ -165,7 +166,7 @@ def _encode_jax(value: jax.Array, path: str) -> dict[str, Any]:
             f"{path}: expected a JAX array on one device of this process, found one that is traced, deleted or on "
             f"several devices; arrays of the model belong into the train state"
         )
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         with isolated():
             impl, data = str(jax.random.key_impl(value)), jax.random.key_data(value)
         return {_TAG: "key", "impl": impl, "data": _encode_numpy(to_numpy(data), path)}
@@ -199,7 +200,7 @@ def _decode(value: Any) -> Any:
             array = flat.reshape(value["shape"])
             return array.copy() if kind == "ndarray" else array[()]  # a copy, as the buffer is read-only
         case "key":
-            default = jax.config.jax_default_device  # the caller's
+            default = setting("jax_default_device")  # the caller's
             with isolated(), jax.default_device(default):
                 return jax.random.wrap_key_data(_decode(value["data"]), impl=value["impl"])
         case "array":
@@ -211,14 +212,15 @@ def _decode(value: Any) -> Any:
 
 
 def _decode_jax(data: np.ndarray[Any, Any], *, weak: bool) -> jax.Array:
-    default, x64 = jax.config.jax_default_device, jax.config.jax_enable_x64  # the caller's: they choose both
+    default, x64 = setting("jax_default_device"), setting("jax_enable_x64")  # the caller's: they choose both
     with isolated(), jax.default_device(default):
         if weak and data.ndim == 0:
             with jax.enable_x64(x64):
                 number = jax.numpy.asarray(data.item())
             if number.dtype == data.dtype:
                 return number
-        return jax.device_put(data)
+        array: jax.Array = jax.device_put(data)
+        return array
 
 
 def _name_in(kinds: Mapping[str, Any], kind: type) -> str:

@@ -122,8 +122,8 @@ def _is_jax_array(spec: ArraySpec | None) -> TypeGuard[ArraySpec]:
 
 def _sharding_json(sharding: Any) -> str | None:
     """Returns ``sharding`` as Orbax writes it. None for kinds that Orbax does not know."""
+    device: Any = next(iter(sharding.device_set), None) if isinstance(sharding, jax.sharding.Sharding) else None
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        device = next(iter(sharding.device_set))
         return json.dumps(
             {"sharding_type": "SingleDeviceSharding", "device_str": str(device), "platform": device.platform}
         )
@@ -142,7 +142,7 @@ def _sharding_json(sharding: Any) -> str | None:
             "axis_types": [str(axis_type) for axis_type in mesh.axis_types],
             "partition_spec": list(sharding.spec),
             **devices,
-            "platform": next(iter(sharding.device_set)).platform,  # Orbax ignores it
+            "platform": device.platform,  # Orbax ignores it
         }
     )
 
@@ -229,7 +229,7 @@ def describe_sharding(sharding: Any) -> str:
         axes = zip(sharding["axis_names"], sharding["shape"], strict=True)
         return _in_words(sharding["partition_spec"], axes)
     if isinstance(sharding, jax.sharding.NamedSharding):
-        return _in_words(sharding.spec, sharding.mesh.shape.items())
+        return _in_words(tuple(sharding.spec), sharding.mesh.shape.items())
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return f"on {next(iter(sharding.device_set))}"
     return str(sharding)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.numpy import ufunc
 
@@ -136,9 +137,7 @@ def specs_of(leaves: Sequence[Leaf]) -> list[ArraySpec]:
 
 
 def is_typed_key(value: Any) -> bool:
-    return isinstance(value, jax.Array | jax.ShapeDtypeStruct) and jax.dtypes.issubdtype(
-        value.dtype, jax.dtypes.prng_key
-    )
+    return isinstance(value, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def leaf_of(path: Sequence[Any], value: Any, handlers: HandlerRegistry | None = None) -> Leaf:

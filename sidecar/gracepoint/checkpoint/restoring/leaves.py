@@ -217,11 +217,12 @@ def as_args_say(stored: StoredLeaf, request: LeafRequest, args: RestoreArgs, *, 
     if shape is not None:
         request = dataclasses.replace(request, shape=tuple(shape))
     if (args.mesh is None) != (args.mesh_axes is None):
-        option, other = ("mesh", "mesh_axes") if args.mesh_axes is None else ("mesh_axes", "mesh")
+        given, other = ("mesh", "mesh_axes") if args.mesh_axes is None else ("mesh_axes", "mesh")
         raise CheckpointRefused(
-            f"leaf {stored.name!r}: {option} without {other} says no sharding; give both, or sharding"
+            f"leaf {stored.name!r}: {given} without {other} says no sharding; give both, or sharding"
         )
-    option, layout = sharding_of(args.sharding, f"leaf {stored.name!r}"), None
+    option: Any = sharding_of(args.sharding, f"leaf {stored.name!r}")
+    layout: Any = None
     if isinstance(option, Format):
         option, layout = option.sharding, option.layout
     if not isinstance(option, jax.sharding.Sharding | None):
@@ -253,7 +254,7 @@ def _kind(restore_type: Any) -> Any:
 
 def _of_dtype(stored: StoredLeaf, request: LeafRequest, dtype: Any) -> LeafRequest:
     """Returns ``request`` with another dtype. Typed PRNG keys accept their own dtype and the dtype of their data."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return dataclasses.replace(request, dtype=None, key_impl=key_impl_of(jax.ShapeDtypeStruct((), dtype)))
     if request.key_impl and stored.spec is not None and np.dtype(dtype) == stored.spec.numpy_dtype:
         return request
@@ -399,7 +400,7 @@ def _names_data(stored: StoredLeaf, request: LeafRequest, like: Any, args: Resto
     if not asks_shape and not isinstance(like, jax.ShapeDtypeStruct):
         return False
     if request.key_impl:  # of the arguments or the saved leaf, not of the abstract array
-        is_typed = args.dtype is not None and jax.dtypes.issubdtype(args.dtype, jax.dtypes.prng_key)
+        is_typed = args.dtype is not None and jnp.issubdtype(args.dtype, jax.dtypes.prng_key)
         return asks_shape and not is_typed
     return bool(np.dtype(request.dtype) == stored.spec.numpy_dtype)
 
@@ -533,7 +534,8 @@ def _check_fits(where: str, shape: tuple[int, ...], sharding: Any) -> None:
 
 @isolated()
 def _as_keys(impl: str, data: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(data, impl=impl)
+    keys: jax.Array = jax.random.wrap_key_data(data, impl=impl)
+    return keys
 
 
 def _finish_on_host(stored: StoredLeaf, request: LeafRequest) -> Callable[[Any], Any]:

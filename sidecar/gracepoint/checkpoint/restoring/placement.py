@@ -36,7 +36,7 @@ from gracepoint.checkpoint.reading.parallel_reader import Values
 from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement, Sums, raise_failure_in, to_bits
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, InvalidSharding
-from gracepoint.jax_isolation import isolated
+from gracepoint.jax_isolation import isolated, setting
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def check_sharding(replica: SingleReplica, where: str, sharding: Any) -> jax.sha
             f"{where}: all devices are in the primary replica, as axis {mesh.axis_names[axis]!r} has one device; "
             f"there are no other replicas to hand anything to"
         )
-    if mesh.axis_names[axis] in axes_of(sharding.spec):
+    if mesh.axis_names[axis] in axes_of(tuple(sharding.spec)):
         raise InvalidSharding(
             f"{where}: it is sharded over axis {mesh.axis_names[axis]!r}, along which there should be replicas"
         )
@@ -115,7 +115,7 @@ class OnOneReplica:
         self._primary: dict[Index, list[Any]] = {}
         for device, slices in self._local.items():
             if device in primary:
-                self._primary.setdefault(normal_index(slices, self.shape), []).append(device)
+                self._primary.setdefault(normal_index(slices or (), self.shape), []).append(device)
 
     @property
     def regions(self) -> Sequence[Index]:
@@ -307,7 +307,7 @@ class OnDefaultDevice(OnHost):
         self._weak = weak_scalar and not shape
 
     def put(self, values: Values) -> Any:
-        default, x64 = jax.config.jax_default_device, jax.config.jax_enable_x64  # the caller's: they choose both
+        default, x64 = setting("jax_default_device"), setting("jax_enable_x64")  # the caller's: they choose both
         with isolated(), jax.default_device(default):
             if not self._weak:
                 return jax.device_put(values[self._whole])
@@ -336,7 +336,7 @@ class OnDevices:
         self.layout = layout
         self._devices: dict[Index, list[Any]] = {}
         for device, slices in sharding.addressable_devices_indices_map(self.shape).items():
-            self._devices.setdefault(normal_index(slices, self.shape), []).append(device)
+            self._devices.setdefault(normal_index(slices or (), self.shape), []).append(device)
 
     @property
     def regions(self) -> Sequence[Index]:

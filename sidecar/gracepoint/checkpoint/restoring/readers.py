@@ -59,25 +59,26 @@ def taken(targets: Sequence[LeafTarget], largest_bytes: int) -> list[LeafTarget]
         targets: The leaves to restore.
         largest_bytes: Largest part of an array on one device that may be sent.
     """
-    placements: dict[int, tuple[OnDevices, int]] = {}
+    placements: dict[int, tuple[OnDevices, Any, int]] = {}
     meshes: dict[Any, int] = {}  # how many bytes fewer are read in all, by mesh
     axis_of = functools.cache(_axis_of)  # cached, as many arrays have the same mesh and axes
     for position, target in enumerate(targets):
         placement = target.placement
-        if not isinstance(placement, OnDevices) or not _may_be_sent(placement, largest_bytes):
+        sharding = _sent_by(placement, largest_bytes) if isinstance(placement, OnDevices) else None
+        if not isinstance(placement, OnDevices) or sharding is None:
             continue
-        axis = axis_of(placement.sharding.mesh, frozenset(axes_of(placement.sharding.spec)))
+        mesh = sharding.mesh
+        axis = axis_of(mesh, frozenset(axes_of(tuple(sharding.spec))))
         if axis is None:
             continue
-        placements[position] = placement, axis
-        mesh = placement.sharding.mesh
+        placements[position] = placement, mesh, axis
         meshes[mesh] = meshes.get(mesh, 0) + placement.bytes * (mesh.devices.shape[axis] - 1)
     if not meshes:
         return list(targets)
     mesh = max(meshes, key=lambda mesh: meshes[mesh])  # one program sends them, so they are of one mesh
     if meshes[mesh] < WORTH_BYTES * jax.process_count():
         return list(targets)
-    chosen = {position: each for position, each in placements.items() if each[0].sharding.mesh == mesh}
+    chosen = {position: (placement, axis) for position, (placement, of, axis) in placements.items() if of == mesh}
     replicas = turns(
         {position: (placement.bytes, axis) for position, (placement, axis) in chosen.items()}, mesh.devices.shape
     )
@@ -135,13 +136,15 @@ def _axis_of(mesh: Any, sharded: frozenset[str]) -> int | None:
     return replicated_axis(processes, [name in sharded for name in mesh.axis_names])
 
 
-def _may_be_sent(placement: OnDevices, largest_bytes: int) -> bool:
+def _sent_by(placement: OnDevices, largest_bytes: int) -> jax.sharding.NamedSharding | None:
+    """Returns the sharding over which an array may be sent. None if each process has to read it."""
     sharding = placement.sharding
     if not isinstance(sharding, jax.sharding.NamedSharding) or placement.layout is not None:
-        return False
+        return None
     if sharding.memory_kind not in (None, sharding.mesh.devices.flat[0].default_memory().kind):
-        return False
-    return placement.bytes >= LEAST_BYTES and placement.bytes_per_device <= largest_bytes
+        return None
+    fits = placement.bytes >= LEAST_BYTES and placement.bytes_per_device <= largest_bytes
+    return sharding if fits else None
 
 
 # Most processes whose reports an error has, for each kind of error.

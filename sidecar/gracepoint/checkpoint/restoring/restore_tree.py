@@ -53,6 +53,7 @@ from gracepoint.errors import (
     CheckpointRefused,
     SettingsError,
 )
+from gracepoint.jax_isolation import setting
 
 
 def is_handled(stored: StoredLeaf, like: Any, handlers: HandlerRegistry | None) -> bool:
@@ -490,7 +491,7 @@ FALLBACK = (
 
 def cpu_by_fallback() -> bool:
     """Returns whether JAX computes on the CPU though nobody has told it to (``JAX_PLATFORMS``, ``jax_platforms``)."""
-    chosen = jax.config.jax_platforms or getattr(jax.config, "jax_platform_name", None)
+    chosen = setting("jax_platforms") or getattr(jax.config, "jax_platform_name", None)
     return jax.default_backend() == "cpu" and not chosen
 
 

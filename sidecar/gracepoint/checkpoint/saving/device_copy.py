@@ -41,7 +41,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
@@ -69,7 +69,7 @@ def as_it_lies(array: jax.Array) -> Any:
     """
     if array.ndim < 2 or array.nbytes <= _SMALL_BYTES:
         return array
-    layout = array.format.layout
+    layout = cast(Any, array).format.layout  # not among what JAX's types say of arrays
     order = tuple(range(array.ndim)) if layout is None else tuple(layout.major_to_minor)
     if layout is None or order == tuple(range(array.ndim)) or layout.tiling or layout.sub_byte_element_size_in_bits:
         return array

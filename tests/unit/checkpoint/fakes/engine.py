@@ -97,7 +97,8 @@ def bits(leaf: Any) -> tuple[Any, ...]:
 
 def assert_same(found: State, expected: State) -> None:
     """Fails with the leaf's path if two states differ in structure or in a bit."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
+    assert structures[0] == structures[1]
     expected_leaves = dict(jax.tree_util.tree_flatten_with_path(expected)[0])
     for path, leaf in jax.tree_util.tree_flatten_with_path(found)[0]:
         assert bits(leaf) == bits(expected_leaves[path]), jax.tree_util.keystr(path)

@@ -41,7 +41,7 @@ class Part:
         return self.array.sharding.devices_indices_map(self.array.shape)[self.device]
 
 
-class GangArray(jax.Array):  # type: ignore[misc]
+class GangArray(jax.Array):
     """An array as process ``process_index`` of a gang sees it."""
 
     shape: tuple[int, ...] = ()

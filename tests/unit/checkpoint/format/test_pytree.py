@@ -130,7 +130,7 @@ def test_host_state_comes_back_with_its_exact_types(value: Any) -> None:
 
 def _assert_identical(found: Any, expected: Any) -> None:
     assert type(found) is type(expected)
-    if isinstance(expected, jax.Array) and jax.dtypes.issubdtype(expected.dtype, jax.dtypes.prng_key):
+    if isinstance(expected, jax.Array) and jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
         assert found.dtype == expected.dtype
         found, expected = jax.random.key_data(found), jax.random.key_data(expected)
     if isinstance(expected, jax.Array):

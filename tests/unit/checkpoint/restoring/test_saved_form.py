@@ -17,6 +17,7 @@ import gracepoint
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.format import orbax_metadata
 from gracepoint.errors import CheckpointRefused, SettingsError
+from gracepoint.jax_isolation import setting
 from tests.unit.checkpoint.fakes.engine import sharding
 
 pytestmark = pytest.mark.integration
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def nothing_chosen() -> Iterator[None]:
     """JAX has found the CPU alone by itself, as it does where a GPU's driver is not ready."""
-    chosen = jax.config.jax_platforms
+    chosen = setting("jax_platforms")
     jax.config.update("jax_platforms", None)
     yield
     jax.config.update("jax_platforms", chosen)

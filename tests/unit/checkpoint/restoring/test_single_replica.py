@@ -281,7 +281,7 @@ def test_reading_and_handing_over_are_told_by_orbax_s_names(tmp_path: Path, capl
     caplog.set_level(logging.INFO, "gracepoint")
     heard: list[str] = []
 
-    def listen(event: str, seconds: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         heard.append(event)
 
     like = {"a": placed(np.arange(8.0), "y")}
