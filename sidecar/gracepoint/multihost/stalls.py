@@ -67,16 +67,18 @@ class StallBoard:
         store: The key-value store that all processes share.
         group: The processes that train together.
         host: Index of the process that hosts the store.
+        pods: Names of the pods by process index.
 
     Attributes:
-        host: As given.
-        is_host: True in that process.
+        pods: As given.
+        is_host: True in the process that hosts the store.
     """
 
-    def __init__(self, store: KeyValueStore, group: ProcessGroup, host: int = 0) -> None:
+    def __init__(self, store: KeyValueStore, group: ProcessGroup, host: int = 0, pods: Pods = ()) -> None:
         self._store = store
         self._group = group
-        self.host = host
+        self._host = host
+        self.pods = pods
         self.is_host = group.process_index == host
 
     def post(self, part: str, place: StalledAt) -> bool:
@@ -108,7 +110,11 @@ class StallBoard:
         """
         self._store.delete_folder(self._place(part))
 
-    def suspicion(self, part: str, names: Pods = ()) -> Suspicion:
+    def silent(self, reason: str = "does not answer") -> Suspicion:
+        """Returns the suspicion if the store does not answer: the process that hosts it is suspected."""
+        return host_is_silent(self._host, self.pods, reason)
+
+    def suspicion(self, part: str) -> Suspicion:
         """Reads where this part is in each process. Returns which processes hold up the others.
 
         Raises:
@@ -116,7 +122,7 @@ class StallBoard:
         """
         listing = self._store.list(f"{_FOLDER}/places/{_key(part)}")
         places = {int(key.partition("/")[0]): _read(value) for key, value in listing.items()}
-        return suspicion(places, self._group.process_count, names)
+        return suspicion(places, self._group.process_count, self.pods)
 
     def _place(self, part: str) -> str:
         return f"{_FOLDER}/places/{_key(part)}/{self._group.process_index}"

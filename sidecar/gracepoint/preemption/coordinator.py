@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import logging
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,9 @@ from gracepoint.multihost.membership import PodNames
 from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption.emergency_save import EmergencySave
 from gracepoint.preemption.exit import ProcessExit
-from gracepoint.preemption.forecast import Figures, Forecaster
-from gracepoint.preemption.observer import NoticePublisher, NoticeReader, PreemptionObserver
-from gracepoint.preemption.outcome import Outcome, TimeBudget
+from gracepoint.preemption.forecast import Figures, Forecaster, TimeBudget
+from gracepoint.preemption.observer import NoticePublisher, PreemptionObserver
+from gracepoint.preemption.outcome import Outcome, Shared
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stall_detector import Activities
 from gracepoint.preemption.stall_watch import StallReports, StragglerSearch
@@ -71,14 +72,11 @@ class Coordinator:
     Args:
         settings: This process's settings.
         meeting: The processes that train together.
-        session: The session's nonce.
         checkpointer: The checkpoint engine.
-        forecaster: Predicts what an emergency save would take now.
-        hints: Takes the hints that receivers bring.
-        clock: Returns monotonic seconds.
-        receiver: Brings notices from one more source. None if there is none.
-        time_spent: What the time of this process goes into.
         handed: What training handed to its last sync point.
+        clock: Returns monotonic seconds.
+        time_spent: What the time of this process goes into.
+        receiver: Brings notices from one more source. None if there is none.
 
     Attributes:
         step: The step that training has reached. The session sets it; all threads read it.
@@ -87,88 +85,94 @@ class Coordinator:
         look: To be called before that, as ``ReceiverSet.look``.
         reporter: Sends reports. The session reports what is not about a preemption.
         activities: What the process does, for the stall watch. The session names the stages.
+        forecaster: Predicts what an emergency save would take now. The session says what it has measured.
+        hints: The hints that receivers bring. The session prepares for a save when one is due.
     """
 
     def __init__(
         self,
         settings: Settings,
         meeting: Meeting,
-        session: str,
         checkpointer: StepCheckpointer,
-        forecaster: Forecaster,
-        hints: Hints,
+        handed: Handed,
         *,
         clock: Callable[[], float],
         time_spent: TimeSpent,
         receiver: Receiver | None = None,
-        handed: Handed | None = None,
     ) -> None:
-        group = meeting.gang
-        self.step = 0
-        self._caught = False  # whether this process got such a signal; the mailbox knows a little later
-        self._alone = group.process_count == 1
-        self._forecaster = forecaster
-        self._mailbox = mailbox = Mailbox(clock)
-        self._receivers = ReceiverSet(settings, mailbox, hints, clock, receiver)
-        self.look = self._receivers.look
-        self.reporter = reporter = Reporter(self._receivers.sender, settings, session, group, mailbox, time_spent)
-        self._budget = budget = TimeBudget(mailbox, settings, forecaster.figures, clock)
-        self.activities = Activities(
-            lambda: (self._agreement.sync_point, self.step, self._agreement.in_epoch),
-            lambda: checkpointer.executor.progress,
-            lambda: checkpointer.executor.written_bytes,
-        )
-        board, pods = StallBoard(meeting.store, group, meeting.host), PodNames(meeting.members)
+        group, store, pods = meeting.gang, meeting.store, PodNames(meeting.members)
         me, count = group.process_index, group.process_count
-        substitute = None if self._alone else Substitute(meeting.store, me, count, pods, budget)
-        self._exit = ProcessExit(meeting.store, meeting.me.service_id, group.process_count, clock=clock)
+        self.step = 0
+        self._checkpointer = checkpointer
+        self._handed = handed
+        self._alone = count == 1
+        self._caught = False  # whether this process got such a signal; the mailbox knows a little later
+
+        # What brings notices, and what is predicted from measurements.
+        mailbox = Mailbox(clock)
+        self._mailbox = mailbox
+        self.hints = Hints(clock)
+        self._receivers = ReceiverSet(settings, mailbox, self.hints, clock, receiver)
+        self.look = self._receivers.look
+        self.forecaster = Forecaster(count, checkpointer.throughput, settings.margin, clock)
+        self._budget = TimeBudget(mailbox, settings, self.forecaster.figures, clock)
+
+        # What reports and ends the process.
+        session = secrets.token_hex(8)
+        self.reporter = Reporter(self._receivers.sender, settings, session, group, mailbox, time_spent)
+        self._exit = ProcessExit(store, meeting.me.service_id, count, clock=clock)
+        self._exit.start()
+        shared = Shared(group, settings, clock, mailbox, self._budget, self.reporter, self._exit)
+        substitute = None if self._alone else Substitute(store, me, count, pods, self._budget)
         self._outcome = Outcome(
-            group,
-            settings,
-            mailbox,
-            budget,
-            reporter,
-            self._exit,
+            shared,
             committed_step=lambda: checkpointer.committed_step,
-            current_step=lambda: self.step,
-            clock=clock,
-            stragglers=None if substitute is None else StragglerSearch(board, self.activities, pods, substitute),
+            current_step=self._current_step,
             substitute=substitute,
         )
+
+        # The agreement: from here on, notices of other processes come in.
         # Without this library a SIGTERM raises JAX's own notice at once, so it does that here, too. All other notices
         # raise it when the freeze begins.
-        tell_jax = functools.partial(raise_jax_notice, meeting.client)
-        notices = NoticeReader(mailbox, group.process_index, clock)
-        observer = PreemptionObserver(
-            group,
-            settings,
-            notices,
-            budget,
-            self._outcome,
-            reporter,
-            self._exit,
-            tell_jax,
-            lambda: (self.step, deadline.must_choose(checkpointer.newest_snapshot)),
-        )
-        self._exit.start()
-        self._agreement = Agreement(meeting.store, group, observer, pods, handed)
+        notify_jax = functools.partial(raise_jax_notice, meeting.client)
+        observer = PreemptionObserver(shared, self._outcome, notify_jax, self._position)
+        self._agreement = Agreement(store, group, observer, pods, handed)
         self.arrive = self._agreement.arrive
-        self._emergency_save = EmergencySave(
-            group, settings, checkpointer, mailbox, budget, reporter, self._outcome, self._agreement, forecaster
-        )
-        mailbox.listen(NoticePublisher(mailbox, self._agreement, group.process_index, clock))
-        reports = StallReports(settings, reporter, self._exit, lambda: self.step)
-        self._stall_watch = reports.watch(checkpointer.executor, group, self.activities, board, pods, clock)
+        self._emergency_save = EmergencySave(shared, checkpointer, self._outcome, self._agreement, self.forecaster)
+
+        # What looks whether this process makes progress.
+        executor = checkpointer.executor
+        self.activities = Activities(self._place, lambda: executor.progress, lambda: executor.written_bytes)
+        board = StallBoard(store, group, meeting.host, pods)
+        if substitute is not None:
+            self._outcome.stragglers = StragglerSearch(board, self.activities, substitute)
+        reports = StallReports(settings, self.reporter, self._exit, board, self._current_step)
+        self._stall_watch = reports.watch(executor, me, self.activities, clock)
+
+        # Last, what this process itself is told: all that it may set off is there.
+        mailbox.listen(NoticePublisher(mailbox, self._agreement, me, clock))
         try:
-
-            def on_caught() -> None:
-                self._caught = True
-                (handed or Handed()).hold()
-
-            self._receivers.listen(session, group, tell_jax, on_caught, time_spent.spent, forecaster.stalled_s)
+            self._receivers.listen(
+                session, group, notify_jax, self._on_caught, time_spent.spent, self.forecaster.stalled_s
+            )
         except BaseException:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
             raise
+
+    # What other threads ask.
+
+    def _current_step(self) -> int:
+        return self.step
+
+    def _position(self) -> tuple[int, bool]:
+        return self.step, deadline.must_choose(self._checkpointer.newest_snapshot)
+
+    def _place(self) -> tuple[int, int, bool]:
+        return self._agreement.sync_point, self.step, self._agreement.in_epoch
+
+    def _on_caught(self) -> None:
+        self._caught = True
+        self._handed.hold()
 
     # What is going on.
 
@@ -211,8 +215,8 @@ class Coordinator:
 
     def time_to_spare_s(self) -> float:
         """Returns the seconds that are left beside what the save is predicted to take; of little time, a half."""
-        left_s, figures = max(0.0, self._budget.time_left_s()), self._forecaster.figures()
-        needed_s = left_s if figures is None else self._forecaster.margin * figures.save_s
+        left_s, figures = max(0.0, self._budget.time_left_s()), self.forecaster.figures()
+        needed_s = left_s if figures is None else self.forecaster.margin * figures.save_s
         return max(left_s - needed_s, left_s / 2)
 
     def doubt(self) -> str:
@@ -309,7 +313,7 @@ class Coordinator:
 
     def report_forecast(self, figures: Figures, saved_step: int | None) -> None:
         """Reports what an emergency save would take now, and the newest step that is committed, if one is known."""
-        self.reporter.forecast(figures, self._forecaster.margin, self.step, saved_step)
+        self.reporter.forecast(figures, self.forecaster.margin, self.step, saved_step)
 
     # The end of the session.
 

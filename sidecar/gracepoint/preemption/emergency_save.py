@@ -27,11 +27,8 @@ from gracepoint.deadline import (
 from gracepoint.errors import BarrierError, HostStateLost, Preempted
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.forecast import Forecaster
-from gracepoint.preemption.outcome import Outcome, TimeBudget
-from gracepoint.preemption.reporter import Reporter, lacking, summary
-from gracepoint.process_group import ProcessGroup
-from gracepoint.receivers import Mailbox
-from gracepoint.settings import Settings
+from gracepoint.preemption.outcome import Outcome, Shared
+from gracepoint.preemption.reporter import lacking, summary
 from gracepoint.wire.messages import Phase
 
 if TYPE_CHECKING:
@@ -49,12 +46,8 @@ class EmergencySave:
     """See the module.
 
     Args:
-        group: The processes that train together.
-        settings: The exit code.
+        shared: What the parts of a preemption share.
         checkpointer: The checkpoint engine.
-        mailbox: Says how much time there was to spare.
-        budget: Gives the deadlines of all waits.
-        reporter: Sends what is left of the reports before the process exits.
         outcome: Holds the open epoch, and ends it if the step is not saved.
         agreement: Compares the steps of all processes.
         forecaster: Predicts durations.
@@ -62,22 +55,18 @@ class EmergencySave:
 
     def __init__(
         self,
-        group: ProcessGroup,
-        settings: Settings,
+        shared: Shared,
         checkpointer: StepCheckpointer,
-        mailbox: Mailbox,
-        budget: TimeBudget,
-        reporter: Reporter,
         outcome: Outcome,
         agreement: Agreement,
         forecaster: Forecaster,
     ) -> None:
-        self._group = group
-        self._code = settings.saved_exit_code
+        self._group = shared.group
+        self._code = shared.settings.saved_exit_code
+        self._mailbox = shared.mailbox
+        self._budget = shared.budget
+        self._reporter = shared.reporter
         self._checkpointer = checkpointer
-        self._mailbox = mailbox
-        self._budget = budget
-        self._reporter = reporter
         self._outcome = outcome
         self._agreement = agreement
         self._forecaster = forecaster

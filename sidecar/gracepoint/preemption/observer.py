@@ -22,9 +22,9 @@ import json
 import logging
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 from gracepoint.errors import GracepointError
+from gracepoint.multihost import Agreement
 from gracepoint.multihost.ledger import (
     Broken,
     Closed,
@@ -37,27 +37,12 @@ from gracepoint.multihost.ledger import (
     Retracted,
     Settled,
 )
-from gracepoint.preemption.exit import ProcessExit
-from gracepoint.preemption.outcome import FINISHED, Outcome, TimeBudget
-from gracepoint.preemption.reporter import Progress, Reporter
-from gracepoint.process_group import ProcessGroup
+from gracepoint.preemption.outcome import FINISHED, Outcome, Shared
+from gracepoint.preemption.reporter import Progress
 from gracepoint.receivers.mailbox import Disruption, Listener, Mailbox
-from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
 
 logger = logging.getLogger(__name__)
-
-
-class NoticeLog(Protocol):
-    """The part of the agreement that writes on the bell."""
-
-    def tell(
-        self, origin: str, text: str, *, remaining_s: float, drill: bool, once: bool, revision: int | None
-    ) -> None:
-        """Tells every process of a notice."""
-
-    def take_back(self, origin: str, reason: str) -> None:
-        """Tells every process that a signal went away."""
 
 
 class NoticePublisher(Listener):
@@ -65,21 +50,21 @@ class NoticePublisher(Listener):
 
     Args:
         mailbox: This process's mailbox.
-        bell: Where the notices are written.
+        agreement: Writes the notices on the bell.
         process_index: This process.
         clock: Returns monotonic seconds; the mailbox's clock.
     """
 
-    def __init__(self, mailbox: Mailbox, bell: NoticeLog, process_index: int, clock: Callable[[], float]) -> None:
+    def __init__(self, mailbox: Mailbox, agreement: Agreement, process_index: int, clock: Callable[[], float]) -> None:
         self._mailbox = mailbox
-        self._bell = bell
+        self._agreement = agreement
         self._own = f"{process_index}/"
         self._clock = clock
 
     def posted(self, disruption: Disruption) -> None:
         """As ``Listener``."""
         try:
-            self._bell.tell(
+            self._agreement.tell(
                 disruption.origin if disruption.preemption else self._own + disruption.origin,
                 json.dumps({"disruption": disruption.to_json(), "at_s": self._clock()}),
                 remaining_s=disruption.remaining_s,
@@ -95,7 +80,7 @@ class NoticePublisher(Listener):
         found = self._mailbox.find(origin)
         unnamed = found is not None and not found.preemption
         try:
-            self._bell.take_back(self._own + origin if unnamed else origin, reason)
+            self._agreement.take_back(self._own + origin if unnamed else origin, reason)
         except GracepointError as error:
             logger.error("the other processes could not be told of the retraction error=%s", error)
 
@@ -137,36 +122,26 @@ class PreemptionObserver:
     """Implements ``multihost.Observer``.
 
     Args:
-        group: The processes that train together.
-        settings: The exit codes.
-        notices: Keeps the mailbox in line with the bell.
-        budget: How much time is left.
+        shared: What the parts of a preemption share.
         outcome: Holds the open epoch and reports how it ends.
-        reporter: Sends the reports.
-        process_exit: Its watchdog ends the process in time.
         on_freeze: Called in process 0 when a freeze begins that is no drill.
         position: As ``multihost.Observer.position``.
     """
 
     def __init__(
         self,
-        group: ProcessGroup,
-        settings: Settings,
-        notices: NoticeReader,
-        budget: TimeBudget,
+        shared: Shared,
         outcome: Outcome,
-        reporter: Reporter,
-        process_exit: ProcessExit,
         on_freeze: Callable[[], None],
         position: Callable[[], tuple[int, bool]],
     ) -> None:
-        self._group = group
-        self._settings = settings
-        self._notices = notices
-        self._budget = budget
+        self._group = shared.group
+        self._settings = shared.settings
+        self._budget = shared.budget
+        self._reporter = shared.reporter
+        self._exit = shared.process_exit
+        self._notices = NoticeReader(shared.mailbox, shared.group.process_index, shared.clock)
         self._outcome = outcome
-        self._reporter = reporter
-        self._exit = process_exit
         self._on_freeze = on_freeze
         self._position = position
 

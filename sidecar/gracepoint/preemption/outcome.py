@@ -8,19 +8,6 @@ replaced when the next epoch opens. The first reported outcome wins.
 A background save that was under way goes on meanwhile. If the current step is not saved in the end, and that save was
 committed after the freeze began, all processes exit with its step (``_committed_instead``). A separate thread asks the
 other processes about that; it ends with their answer, or with the process.
-
-How much time is left until the deadline of a preemption, and whether it is enough.
-
-The deadline is the time at which the pod is killed. A **reserve** before it is kept for exiting with the right code. So
-every wait is bounded by ``time_left_s``, which is zero two reserves before the deadline: one reserve for the report of
-a failure, one for the exit. If the deadline is very near or has passed, the save is tried all the same, for
-``_LEAST_S``: operators round, and clouds are late.
-
-The freeze begins as late as possible: when the time that is left is what drain and save are predicted to take in the
-worst case, times the margin; but no later than the head start before the deadline. As long as there are no predictions,
-the freeze begins at once.
-
-Any thread may call the methods, but ``begin`` and ``end``, which belong to the agreement's reading thread.
 """
 
 from __future__ import annotations
@@ -28,16 +15,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError, Preempted
 from gracepoint.preemption.exit import ProcessExit
-from gracepoint.preemption.forecast import Figures
+from gracepoint.preemption.forecast import TimeBudget
 from gracepoint.preemption.reporter import EpochProgress, Reporter, Stages
 from gracepoint.preemption.stall_watch import StragglerSearch
 from gracepoint.preemption.substitute import Substitute
@@ -45,92 +30,6 @@ from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
-
-_LEAST_S = 3.0
-_RESERVE_S = 1.0
-_RESERVE_PART = 0.1
-
-
-class TimeBudget:
-    """See the module.
-
-    Args:
-        mailbox: The notices, with their deadlines.
-        settings: ``margin`` and ``head_start_s``.
-        figures: Returns what an emergency save would take now. None while that is not known.
-        clock: Returns monotonic seconds; the mailbox's clock.
-
-    Attributes:
-        reserve_s: Seconds before the deadline that are kept for the report of a failure, and again for the exit.
-    """
-
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        settings: Settings,
-        figures: Callable[[], Figures | None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._mailbox = mailbox
-        self._settings = settings
-        self._figures = figures
-        self._clock = clock
-        self._floor_s = math.inf  # training may be held before ``begin`` was called
-        self.reserve_s = _RESERVE_S
-
-    def start_in_s(self, remaining_s: float = math.inf) -> float:
-        """Returns the seconds until the freeze must begin. 0 or less means now.
-
-        Args:
-            remaining_s: Seconds until the deadline of a notice that is not in the mailbox yet. Infinite if there is
-                none.
-        """
-        figures = self._figures()
-        if figures is None:
-            return 0.0
-        needed_s = self._settings.margin * figures.needed_at_worst_s + 2 * _RESERVE_S
-        return min(remaining_s, self._mailbox.remaining_s()) - max(self._settings.head_start_s, needed_s)
-
-    def begin(self) -> None:
-        """Notes that an epoch opens."""
-        self._floor_s = self._clock() + _LEAST_S
-        self.reserve_s = min(_RESERVE_S, _RESERVE_PART * self.until_deadline_s())
-
-    def end(self) -> None:
-        """Notes that the epoch has ended and training goes on."""
-        self._floor_s = math.inf
-
-    def until_deadline_s(self) -> float:
-        """Returns the seconds until the process must have exited."""
-        return max(self._mailbox.remaining_s(), self._floor_s - self._clock())
-
-    def time_left_s(self) -> float:
-        """Returns the seconds that are left for work, without the two reserves. Negative when they are in use."""
-        return self.until_deadline_s() - 2 * self.reserve_s
-
-    def deadline(self) -> Deadline:
-        """Returns the point in time after which work must stop. It moves to an earlier time with the notices."""
-        return Deadline.following(self.time_left_s, self._clock)
-
-    def doubt(self, *, drained: bool) -> str:
-        """Returns why the save will probably not be done in time. Empty if nothing says so.
-
-        Args:
-            drained: True if the devices are done with the steps in flight, so that only the save is left.
-        """
-        figures = self._figures()
-        left_s = self.until_deadline_s() - self.reserve_s
-        if figures is None:
-            return ""
-        needed_s = figures.save_s if drained else figures.needed_s
-        if needed_s <= left_s:
-            return ""
-        what = "the save is" if drained else f"a step takes {figures.step_s:.1f} s, drain and save are"
-        return (
-            f"the deadline cannot be met by what is known: {what} predicted to take {needed_s:.1f} s, and "
-            f"{max(left_s, 0.0):.1f} s are left"
-        )
-
 
 logger = logging.getLogger(__name__)
 
@@ -140,52 +39,62 @@ _ASK_S = 0.3
 FINISHED = "training finished"
 
 
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What the parts of a preemption share in one process.
+
+    Attributes:
+        group: The processes that train together.
+        settings: This process's settings.
+        clock: Returns monotonic seconds; the mailbox's clock.
+        mailbox: The notices, with their deadlines.
+        budget: How much time is left.
+        reporter: Sends the reports.
+        process_exit: Ends the process once the exit code is decided, or the time is over.
+    """
+
+    group: ProcessGroup
+    settings: Settings
+    clock: Callable[[], float]
+    mailbox: Mailbox
+    budget: TimeBudget
+    reporter: Reporter
+    process_exit: ProcessExit
+
+
 class Outcome:
     """See the module.
 
     Args:
-        group: The processes that train together.
-        settings: The exit codes.
-        mailbox: The notices, with their deadlines.
-        budget: How much time is left.
-        reporter: Sends the reports.
-        process_exit: Ends the process once the exit code is decided.
+        shared: What the parts of a preemption share.
         committed_step: Returns the newest step that this process knows to be committed. None if there is none.
         current_step: Returns the step that training has reached.
-        clock: Returns monotonic seconds; the mailbox's clock.
-        stragglers: Finds out which process holds up the others when the time is over. None: that is not asked.
         substitute: Has the end reported if process 0 does not run. None: there are no other processes.
 
     Attributes:
         epoch: What is known about the open epoch, or about the last one.
+        stragglers: Finds out which process holds up the others when the time is over. None: that is not asked.
     """
 
     def __init__(
         self,
-        group: ProcessGroup,
-        settings: Settings,
-        mailbox: Mailbox,
-        budget: TimeBudget,
-        reporter: Reporter,
-        process_exit: ProcessExit,
+        shared: Shared,
         *,
         committed_step: Callable[[], int | None],
         current_step: Callable[[], int],
-        clock: Callable[[], float],
-        stragglers: StragglerSearch | None = None,
         substitute: Substitute | None = None,
     ) -> None:
-        self._group = group
-        self._settings = settings
-        self._mailbox = mailbox
-        self._budget = budget
-        self._reporter = reporter
-        self._exit = process_exit
+        self._group = shared.group
+        self._settings = shared.settings
+        self._mailbox = shared.mailbox
+        self._budget = shared.budget
+        self._reporter = shared.reporter
+        self._exit = shared.process_exit
+        self._clock = shared.clock
         self._committed_step = committed_step
         self._current_step = current_step
-        self._clock = clock
-        self._stragglers = stragglers
         self._substitute = substitute
+        self.stragglers: StragglerSearch | None = None
         self.begin(-1, drill=False)
 
     # The agreement's reading thread; the training thread, if a peer is gone before any epoch was opened.
@@ -261,7 +170,7 @@ class Outcome:
         most_s = self._budget.reserve_s / 2
         if self._substitute is not None:
             self._substitute.ask(self.epoch.number)
-        answer = None if self._stragglers is None else self._stragglers.ask(self.epoch.number, most_s)
+        answer = None if self.stragglers is None else self.stragglers.ask(self.epoch.number, most_s)
         last = self.epoch.stages.last or "noticed"
         step, reason = self._current_step(), f"not saved: the time was over; the last stage reached was {last}"
         instead = self._committed_instead()

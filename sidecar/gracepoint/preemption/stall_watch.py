@@ -30,20 +30,22 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gracepoint.errors import GracepointError
-from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion, host_is_silent
-from gracepoint.multihost.store import Pods, pods_of
+from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion
+from gracepoint.multihost.store import pods_of
 from gracepoint.preemption import trainer_watch
 from gracepoint.preemption.exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled, dump_all_stacks, stack_of
 from gracepoint.preemption.substitute import Substitute
 from gracepoint.preemption.trainer_watch import SharedHeartbeat
-from gracepoint.process_group import ProcessGroup
 from gracepoint.settings import Settings
 from gracepoint.wire.names import STALL_RESTART
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.saving.executor import SaveExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +58,6 @@ _STORE_S = 7.0
 _JOIN_S = 1.0
 
 
-class Reports(Protocol):
-    """What is done about stalls, as ``stall_reports.StallReports``."""
-
-    def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:
-        """Called in one process for all, unless the store does not answer."""
-
-    def over(self, part: str) -> None:
-        """Called in the same process when there is progress again."""
-
-    def limit(self, why: str) -> None:
-        """Called in every process once the operator was told, or when that took too long."""
-
-
 class StallWatch:
     """See the module.
 
@@ -76,8 +65,7 @@ class StallWatch:
         limit_s: Seconds without progress after which a part of the process is stalled.
         activities: Returns what the parts of the process do; the training is the first one.
         board: Where the processes say that they make no progress.
-        pods: Names of the pods by process index.
-        reports: Is told of stalls.
+        reports: What follows from a stall.
         heartbeat: Where this process says that it runs. None: nobody looks.
         clock: Returns monotonic seconds.
         others_s: Seconds to wait for the other processes to say that they make no progress.
@@ -88,8 +76,7 @@ class StallWatch:
         limit_s: float,
         activities: Callable[[], Sequence[Activity]],
         board: StallBoard,
-        pods: Pods,
-        reports: Reports,
+        reports: StallReports,
         heartbeat: SharedHeartbeat | None = None,
         *,
         clock: Callable[[], float],
@@ -97,7 +84,6 @@ class StallWatch:
     ) -> None:
         self._activities = activities
         self._board = board
-        self._pods = pods
         self._reports = reports
         self._heartbeat = heartbeat
         self._clock = clock
@@ -160,7 +146,7 @@ class StallWatch:
         asking.start()
         asking.join(self._others_s + 2 * _STORE_S)
         if asking.is_alive():
-            found.append(host_is_silent(self._board.host, self._pods))
+            found.append(self._board.silent())
         part = stalled.activity.part
         if part in self._stalled and not self._stopped.is_set():
             if found:
@@ -175,10 +161,10 @@ class StallWatch:
             tells = self._board.post(now.part, StalledAt(now.stage, now.order, now.reached, stack))
             self._stopped.wait(self._others_s)
             if tells:
-                found.append(self._board.suspicion(now.part, self._pods))
+                found.append(self._board.suspicion(now.part))
         except GracepointError as error:
             logger.warning("the other processes could not be asked about a stall error=%s", error)
-            found.append(host_is_silent(self._board.host, self._pods, f"cannot be reached: {error}"))
+            found.append(self._board.silent(f"cannot be reached: {error}"))
 
     def _end(self, part: str) -> None:
         try:
@@ -197,35 +183,37 @@ class StallReports:
         settings: Say whether a stall ends the process, and with which exit code.
         reporter: Tells the operator.
         process_exit: Ends the process.
+        board: As ``StallWatch``.
         step: Returns the step that training has reached.
     """
 
     def __init__(
-        self, settings: Settings, reporter: Reporter, process_exit: ProcessExit, step: Callable[[], int]
+        self,
+        settings: Settings,
+        reporter: Reporter,
+        process_exit: ProcessExit,
+        board: StallBoard,
+        step: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._reporter = reporter
         self._exit = process_exit
+        self._board = board
         self._step = step
-        self._pods: Pods = ()
 
     def watch(
         self,
-        workers: trainer_watch.Workers,
-        group: ProcessGroup,
+        executor: SaveExecutor,
+        process_index: int,
         activities: Callable[[], Sequence[Activity]],
-        board: StallBoard,
-        pods: Pods,
         clock: Callable[[], float],
     ) -> StallWatch | None:
         """Begins to watch this process, also from its worker processes. Called in the training thread.
 
         Args:
-            workers: Has the worker processes.
-            group: The processes.
+            executor: Has the worker processes.
+            process_index: This process.
             activities: As ``StallWatch``.
-            board: As ``StallWatch``.
-            pods: As ``StallWatch``.
             clock: As ``StallWatch``.
 
         Returns:
@@ -234,10 +222,9 @@ class StallReports:
         limit_s = self._settings.stall_after_s
         if limit_s <= 0:
             return None
-        self._pods = pods
         session = self._reporter.session
-        heartbeat = trainer_watch.watched(workers, self._settings, session, group.process_index, self._step)
-        return StallWatch(limit_s, activities, board, pods, self, heartbeat, clock=clock)
+        heartbeat = trainer_watch.watched(executor, self._settings, session, process_index, self._step)
+        return StallWatch(limit_s, activities, self._board, self, heartbeat, clock=clock)
 
     def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:
         """Tells the operator of a stall. Called in one process for all, unless the store does not answer.
@@ -247,7 +234,7 @@ class StallReports:
             suspicion: Who is suspected.
         """
         stage, why, suspects = stalled.activity.stage, suspicion.why, suspicion.processes
-        pods = pods_of(suspects, self._pods)
+        pods = pods_of(suspects, self._board.pods)
         self._reporter.stall(stage, self._step(), stalled.for_s, suspects, why, suspicion.stack, pods)
 
     def over(self, part: str) -> None:
@@ -280,16 +267,12 @@ class StragglerSearch:
     Args:
         board: Where the processes say where they are.
         activities: Returns what the parts of this process do; the training is the first one.
-        pods: Names of the pods by process index.
         substitute: Knows whether this process reports in place of process 0.
     """
 
-    def __init__(
-        self, board: StallBoard, activities: Callable[[], Sequence[Activity]], pods: Pods, substitute: Substitute
-    ) -> None:
+    def __init__(self, board: StallBoard, activities: Callable[[], Sequence[Activity]], substitute: Substitute) -> None:
         self._board = board
         self._activities = activities
-        self._pods = pods
         self._substitute = substitute
 
     def ask(self, epoch: int, most_s: float = _ANSWER_S) -> Callable[[], str]:
@@ -340,12 +323,12 @@ class StragglerSearch:
             time.sleep(others_s)
         elif not self._substitute.reason(epoch):
             return ""  # one process reads what all have said: if a thousand did, the store would be too slow
-        return _in_words(self._board.suspicion(f"preemption {epoch}", self._pods))
+        return _in_words(self._board.suspicion(f"preemption {epoch}"))
 
     def _without_answer(self, why: str) -> str:
         if self._board.is_host:
             return ""  # this process is not stopped, whatever keeps its store from answering
-        return host_is_silent(self._board.host, self._pods, why).why
+        return self._board.silent(why).why
 
 
 def _in_words(found: Suspicion) -> str:

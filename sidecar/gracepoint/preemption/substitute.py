@@ -29,11 +29,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from gracepoint.errors import GracepointError
 from gracepoint.multihost import KeyExists, KeyTimeout, KeyValueStore
 from gracepoint.multihost.store import Pods, named
+from gracepoint.preemption.forecast import TimeBudget
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +48,6 @@ _MOST_ASK = 32
 _LATE_S = 5.0
 _LONGEST_S = 3600.0
 _JOIN_S = 1.0
-
-
-class TimeLeft(Protocol):
-    """How much time is left, as ``TimeBudget``."""
-
-    reserve_s: float
-
-    def until_deadline_s(self) -> float:
-        """Returns the seconds until the process must have exited."""
 
 
 @dataclasses.dataclass
@@ -84,7 +75,7 @@ class Substitute:
     """
 
     def __init__(
-        self, store: KeyValueStore, process_index: int, process_count: int, pods: Pods, left: TimeLeft
+        self, store: KeyValueStore, process_index: int, process_count: int, pods: Pods, left: TimeBudget
     ) -> None:
         self.is_primary = process_index == 0
         self._asks = process_index in range(1, process_count, max(1, -(-(process_count - 1) // _MOST_ASK)))

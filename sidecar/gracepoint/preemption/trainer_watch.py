@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gracepoint.async_calls import worker
 from gracepoint.async_calls.handover import Block
@@ -35,6 +35,7 @@ from gracepoint.settings import Settings
 from gracepoint.wire.messages import Stall
 
 if TYPE_CHECKING:
+    from gracepoint.checkpoint.saving.executor import SaveExecutor
     from gracepoint.receivers import Operator
 
 _PAGE = 4096
@@ -116,13 +117,6 @@ _TELL_WITHIN_S = 60.0
 _PART = "process"
 
 
-class Workers(Protocol):
-    """An object that has worker processes."""
-
-    def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has every worker process call a function once, also those that are started later."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Watched:
     """The training process that is looked at.
@@ -141,12 +135,12 @@ class Watched:
 
 
 def watched(
-    workers: Workers, settings: Settings, session: str, index: int, step: Callable[[], int]
+    executor: SaveExecutor, settings: Settings, session: str, index: int, step: Callable[[], int]
 ) -> SharedHeartbeat | None:
     """Has the workers of this process look at it. To be called in the training thread.
 
     Args:
-        workers: Has the worker processes, if there are any.
+        executor: Has the worker processes, if there are any.
         settings: The settings of this process.
         session: The session's nonce.
         index: Index of this process.
@@ -161,7 +155,7 @@ def watched(
         logger.warning("no worker process will look at this process error=%s", error)
         return None
     at = ProcessAt.here(threading.get_native_id())
-    workers.in_every_worker(begin, heartbeat.block, Watched(settings, session, index, at))
+    executor.in_every_worker(begin, heartbeat.block, Watched(settings, session, index, at))
     return heartbeat
 
 

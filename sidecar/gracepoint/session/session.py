@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import secrets
+import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +21,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gracepoint import machine, trace
-from gracepoint.arguments import check_state, shown
+from gracepoint.arguments import check_state, shown, step_number
 from gracepoint.checkpoint.storage import posix
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.utilities import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
-from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
-from gracepoint.receivers import Hints, Receiver
+from gracepoint.receivers import Receiver
 from gracepoint.session.compilation import Compilations, CompiledFunction, ProgramWatch
 from gracepoint.session.host_state_registry import DataIterator, HostStates
-from gracepoint.session.periodic_saves import OwnLoop, PeriodicSaves
+from gracepoint.session.periodic_saves import PeriodicSaves
 from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, RestoredFrom, start_from
 from gracepoint.session.sync_points import LastState, RunAhead, SyncPoints
 from gracepoint.settings import Settings
@@ -93,7 +92,7 @@ def _watch_the_end() -> None:
     getattr(threading, "_register_atexit", lambda function: None)(save)
 
 
-class Session(OwnLoop):
+class Session:
     """A training run's connection to Gracepoint; made by ``attach``.
 
     Attributes:
@@ -118,30 +117,25 @@ class Session(OwnLoop):
         self._programs = programs
         self._checkpointer = checkpointer
         self._values = HostStates()
-        self._began = self._own_loop = False  # see ``OwnLoop``
-        self._run_ahead = RunAhead(clock)
-        self._hints = Hints(clock)
-        self._last = LastState(
-            lambda: self._values.get_now(_KEPT_WITHIN_S if self._coordinator.is_pressing else None),
-            lambda: self._coordinator.is_pressing,
-            lambda: meeting.gang.process_count > 1 and self._coordinator.is_signalled,
-            clock,
-        )
+        self._began = False  # restore or a sync point was called
+        self._own_loop = False  # reached_preemption was called
         self._tried_last = False
-        self._forecaster = Forecaster(meeting.gang.process_count, checkpointer.throughput, settings.margin, clock)
+        self._process_count = meeting.gang.process_count
         self._pid = machine.process_id()
-        self.nonce = secrets.token_hex(8)
-        who = (settings, meeting, self.nonce)
+        self._run_ahead = RunAhead(clock)
+        self._last = LastState(self._host_state_now, self._is_pressing, self._may_others_break_off, clock)
         self._coordinator = Coordinator(
-            *who,
+            settings,
+            meeting,
             checkpointer,
-            self._forecaster,
-            self._hints,
+            self._last,
             clock=clock,
             time_spent=TimeSpent(clock, start, lambda: programs.programs.newest_s),
             receiver=receiver,
-            handed=self._last,
         )
+        self._forecaster = self._coordinator.forecaster
+        self._hints = self._coordinator.hints
+        self.nonce = self._coordinator.reporter.session
         self._compilations = Compilations(self._coordinator.activities.at, programs)
         self._saves = PeriodicSaves(
             checkpointer, directory, self._coordinator, tolerate_s=settings.tolerate_failures_s, clock=clock
@@ -354,6 +348,71 @@ class Session(OwnLoop):
         self._last.begin(self._coordinator.sync_point, step, state)
         self._save_if_agreed(state)
 
+    # Loops that save by their own means, such as with Orbax.
+
+    def reached_preemption(self, step: int) -> bool:
+        """Passes a sync point of a loop that saves by its own means. Call it in place of ``step``.
+
+            if session.reached_preemption(step):
+                manager.save(step, ...); manager.wait_until_finished()
+                session.saved(step)  # ends the process; returns only after a drill
+
+        If it has returned True at a step, another call at that step returns True again, and passes no new sync point.
+        As the state is not known here, the host is not kept from running ahead of its devices: the caller's save waits
+        for them. For the same reason it is not known how long a save takes, until ``own_save_took`` was called or a
+        drill was passed. Until then a preemption is acted upon as soon as it is noticed.
+
+        Returns:
+            True in all processes at the same step. Save that step now, then call ``saved``.
+
+        Raises:
+            Preempted: There is no agreement, or training went on without ``saved``.
+            SettingsError: ``step`` is no step's number, or the session is closed.
+        """
+        if self._points.asked is not None and self._points.asked == step:
+            return True
+        number = self._points.begin(step, "reached_preemption(step)")
+        if not self._own_loop:
+            self._own_loop = self._began = True
+            self._coordinator.reporter.own_loop(number)
+            self._trains()
+        if number != self._coordinator.step:
+            self._forecaster.passed()
+        self._coordinator.step = number
+        return self._points.ask()
+
+    def own_save_took(self, duration_s: float, step: int) -> None:
+        """Notes that the training loop has saved a step by its own means, and how long that took.
+
+        With it, a loop that saves by its own means has a forecast: a preemption that leaves more time is acted upon as
+        late as possible, as with ``step``, and not at once. Not collective, but all processes should call it alike.
+
+        Args:
+            duration_s: Seconds that the save took until it was committed.
+            step: The step that is committed.
+
+        Raises:
+            SettingsError: ``duration_s`` is no positive number, or ``step`` is no step's number.
+        """
+        if not isinstance(duration_s, int | float) or not 0 < duration_s < math.inf:
+            raise SettingsError(f"own_save_took(duration_s, step): expected seconds above 0, found {shown(duration_s)}")
+        self._saves.saved_by_the_loop(
+            step_number("own_save_took(duration_s, step)", step), duration_s, self._forecaster.own_save_took(duration_s)
+        )
+
+    def saved(self, step: int) -> None:
+        """Notes that the caller has saved the step at which ``reached_preemption`` returned True. Ends the process.
+
+        After a drill it returns, and training goes on. If a process exits without this call, it reports that nothing
+        was saved, and exits with the exit code for that.
+
+        Raises:
+            Preempted: The step is committed in all processes, and the process is to exit now. Or ``saved`` is False: a
+                process did not call ``saved`` in time.
+            SettingsError: ``reached_preemption`` did not return True at this step.
+        """
+        self._points.saved(step)
+
     def close(self) -> None:
         """Passes the last sync point: training has finished. Waits for the save under way. Safe to repeat.
 
@@ -434,6 +493,14 @@ class Session(OwnLoop):
             self._points.not_saved(error)
             return 1
 
+    def _trains(self) -> None:
+        """Says, after the first step, what that took."""
+        programs = self._programs.programs
+        logger.info("programs until the first step compiled=%d found=%d", programs.compiled, programs.found)
+        trace.tell(programs_compiled=programs.compiled, programs_found=programs.found)
+        trace.moment("trains")
+        trace.write()
+
     def _save_if_agreed(self, state: Any) -> None:
         if self._points.arrive():
             self._run_ahead.forget()
@@ -459,6 +526,15 @@ class Session(OwnLoop):
             raise
         self._last.saves_at, self._coordinator.step = point, handed.step
         self._points.save(handed.state, lambda: handed.host_state)
+
+    def _host_state_now(self) -> Mapping[str, Any]:
+        return self._values.get_now(_KEPT_WITHIN_S if self._is_pressing() else None)
+
+    def _is_pressing(self) -> bool:
+        return self._coordinator.is_pressing
+
+    def _may_others_break_off(self) -> bool:
+        return self._process_count > 1 and self._coordinator.is_signalled
 
     # The end of the session.
 

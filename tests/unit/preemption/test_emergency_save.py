@@ -20,9 +20,9 @@ from gracepoint.multihost import Agreement, InMemoryStore
 from gracepoint.multihost.ledger import Broken, Epoch, Settled
 from gracepoint.preemption.emergency_save import EmergencySave
 from gracepoint.preemption.exit import ProcessExit
-from gracepoint.preemption.forecast import Forecaster
-from gracepoint.preemption.observer import NoticePublisher, NoticeReader, PreemptionObserver
-from gracepoint.preemption.outcome import Outcome, TimeBudget
+from gracepoint.preemption.forecast import Forecaster, TimeBudget
+from gracepoint.preemption.observer import NoticePublisher, PreemptionObserver
+from gracepoint.preemption.outcome import Outcome, Shared
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Disruption, Mailbox, Sender
@@ -75,43 +75,17 @@ class Process:
         reporter = Reporter(sender, settings, "session", group, self.mailbox, TimeSpent(clock))
         budget = TimeBudget(self.mailbox, settings, lambda: None, clock)
         process_exit = ProcessExit(store, index, count, clock=clock)
-        self.outcome = Outcome(
-            group,
-            settings,
-            self.mailbox,
-            budget,
-            reporter,
-            process_exit,
-            committed_step=lambda: self.engine.committed_step,
-            current_step=lambda: 10,
-            clock=clock,
-        )
-        notices = NoticeReader(self.mailbox, index, clock)
-        self.observer = PreemptionObserver(
-            group,
-            settings,
-            notices,
-            budget,
-            self.outcome,
-            reporter,
-            process_exit,
-            lambda: None,
-            lambda: (self.agreement.seat.ordinal, must_choose(self.engine.newest_snapshot)),
-        )
+        shared = Shared(group, settings, clock, self.mailbox, budget, reporter, process_exit)
+        engine = cast(StepCheckpointer, self.engine)
+        self.outcome = Outcome(shared, committed_step=lambda: self.engine.committed_step, current_step=lambda: 10)
+        self.observer = PreemptionObserver(shared, self.outcome, lambda: None, self._position)
         self.agreement = Agreement(store, group, self.observer)
         self.mailbox.listen(NoticePublisher(self.mailbox, self.agreement, index, clock))
         self.forecaster = Forecaster(count, Throughput(None, writes=False), settings.margin, clock)
-        self.saving = EmergencySave(
-            group,
-            settings,
-            cast(StepCheckpointer, self.engine),
-            self.mailbox,
-            budget,
-            reporter,
-            self.outcome,
-            self.agreement,
-            self.forecaster,
-        )
+        self.saving = EmergencySave(shared, engine, self.outcome, self.agreement, self.forecaster)
+
+    def _position(self) -> tuple[int, bool]:
+        return self.agreement.seat.ordinal, must_choose(self.engine.newest_snapshot)
 
     def train_to_the_agreed_point(self) -> None:
         while not self.agreement.arrive():

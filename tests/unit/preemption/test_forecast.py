@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
 
+from gracepoint.checkpoint.saving.schedule import Throughput, Way
 from gracepoint.preemption.forecast import LIMIT, Forecaster, TrainingPace, figures
 
 
@@ -25,14 +25,17 @@ def test_steps_that_pass_together_are_in_flight_together() -> None:
     for turn in range(10):
         pace.passed(0.1 * turn, 20)
     assert pace.step_s == pytest.approx(0.005)
-    assert figures(pace, 0, 1, Throughput()).drain_s == pytest.approx(2 * 0.1)
+    assert figures(pace, 0, 1, throughput()).drain_s == pytest.approx(2 * 0.1)
     assert pace.longest_s == pytest.approx(0.1), "so long no step may be waited for"
 
 
-@dataclasses.dataclass
-class Throughput:
-    streamed_bytes_per_s: float | None = None
-    snapshot_bytes_per_s: float | None = None
+def throughput(streamed: int | None = None, snapshots: int | None = None) -> Throughput:
+    """Returns what is known of the saves so far, in bytes per second."""
+    saves = Throughput(None, writes=False)
+    for way, size_bytes in ((Way.STREAMED, streamed), (Way.SNAPSHOT, snapshots)):
+        if size_bytes is not None:
+            saves.learn(way, size_bytes, 1.0)
+    return saves
 
 
 def test_longest_step_leaves_out_the_first_ones() -> None:
@@ -59,8 +62,8 @@ def test_training_stalls_if_no_step_is_passed_for_far_too_long() -> None:
 
 def test_figures_are_known_after_state_and_pace_and_updated_by_saves() -> None:
     now_s = itertools.count(0.0)
-    throughput = Throughput()
-    forecaster = Forecaster(1, throughput, 1.2, lambda: next(now_s))
+    saves = throughput()
+    forecaster = Forecaster(1, saves, 1.2, lambda: next(now_s))
     for _ in range(3):
         forecaster.passed()
     forecaster.prepare(100)
@@ -71,7 +74,7 @@ def test_figures_are_known_after_state_and_pace_and_updated_by_saves() -> None:
     assert known is not None
     assert known == forecaster.figures()
     assert forecaster.news(None) is None
-    throughput.snapshot_bytes_per_s = 100 / 3.0
+    saves.learn(Way.SNAPSHOT, 100, 3.0)
     saved = forecaster.news("the measures of a save")
     assert saved is not None
     assert (saved.save_s, saved.needed_s, saved.needed_at_worst_s) == (3.0, 5.0, 6.0)
@@ -79,7 +82,7 @@ def test_figures_are_known_after_state_and_pace_and_updated_by_saves() -> None:
 
 def test_loop_with_own_saves_has_a_forecast_by_the_longest_one() -> None:
     now_s = itertools.count(0.0)
-    forecaster = Forecaster(1, Throughput(), 1.2, lambda: next(now_s))
+    forecaster = Forecaster(1, throughput(), 1.2, lambda: next(now_s))
     for _ in range(7):
         forecaster.passed()
     assert forecaster.figures() is None
@@ -95,7 +98,7 @@ def test_loop_with_own_saves_has_a_forecast_by_the_longest_one() -> None:
 )
 def test_one_long_step_is_in_flight_and_the_forecast_says_so(step_s: float, in_flight: int) -> None:
     now_s = itertools.count(0.0, step_s)
-    forecaster = Forecaster(1, Throughput(None, 20.0), 1.2, lambda: next(now_s))
+    forecaster = Forecaster(1, throughput(None, 20), 1.2, lambda: next(now_s))
     forecaster.prepare(100)
     for _ in range(2 * LIMIT + 2):
         forecaster.passed()
@@ -118,13 +121,13 @@ def test_steps_in_flight_change_with_the_pace_and_not_with_one_step() -> None:
 
 
 def test_forecast_uses_emergency_saves_else_background_saves() -> None:
-    assert figures(TrainingPace(), 200, 4, Throughput(50.0, 20.0)).save_s == 4.0
-    assert figures(TrainingPace(), 200, 4, Throughput(None, 20.0)).save_s == 10.0
+    assert figures(TrainingPace(), 200, 4, throughput(50, 20)).save_s == 4.0
+    assert figures(TrainingPace(), 200, 4, throughput(None, 20)).save_s == 10.0
 
 
 def test_what_the_plan_goes_by_is_what_is_known_by_now() -> None:
     now_s = itertools.count(0.0)
-    forecaster = Forecaster(2, Throughput(None, 20.0), 1.5, lambda: next(now_s))
+    forecaster = Forecaster(2, throughput(None, 20), 1.5, lambda: next(now_s))
     known = forecaster.situation(7, 30.0, None)
     assert (known.step, known.left_s, known.state_bytes, known.drain_s) == (7, 30.0, None, 0.0)
     forecaster.prepare(100)
@@ -136,4 +139,4 @@ def test_what_the_plan_goes_by_is_what_is_known_by_now() -> None:
 
 
 def test_a_forecast_without_any_save_assumes_a_slow_disk_for_each_process() -> None:
-    assert figures(TrainingPace(), 400_000_000, 2, Throughput()).save_s == pytest.approx(1.0 + 2.0)
+    assert figures(TrainingPace(), 400_000_000, 2, throughput()).save_s == pytest.approx(1.0 + 2.0)

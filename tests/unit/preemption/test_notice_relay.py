@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import pytest
 
-from gracepoint.multihost import StoreUnavailable
+from gracepoint.multihost import Agreement, StoreUnavailable
 from gracepoint.multihost.ledger import Ledger, Noticed, NoticeEntry, Retract, Retracted
 from gracepoint.preemption.observer import NoticePublisher, NoticeReader
 from gracepoint.receivers import Disruption, Mailbox
@@ -32,7 +33,7 @@ class Gang:
         self.ledger = Ledger()
         self.reachable = True
         for index, mailbox in enumerate(self.mailboxes):
-            mailbox.listen(NoticePublisher(mailbox, _End(self, index), index, self.clock))
+            mailbox.listen(NoticePublisher(mailbox, cast(Agreement, _End(self, index)), index, self.clock))
 
     def read(self) -> None:
         """All processes hear what was written since."""

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from gracepoint.multihost import InMemoryStore
+from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption.exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stall_watch import StallReports
@@ -25,7 +26,7 @@ def process_exit() -> ProcessExit:
 def reports(process_exit: ProcessExit, action: str) -> StallReports:
     settings, clock = Settings(stall_action=action), time.monotonic
     reporter = Reporter(None, settings, "session", SingleProcess(), Mailbox(clock), TimeSpent(clock))
-    return StallReports(settings, reporter, process_exit, lambda: 7)
+    return StallReports(settings, reporter, process_exit, StallBoard(InMemoryStore(), SingleProcess()), lambda: 7)
 
 
 @pytest.mark.parametrize(("action", "ends"), [("report", False), ("restart", True)])

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +15,7 @@ from gracepoint.multihost.stalls import StallBoard
 from gracepoint.multihost.store import Pods
 from gracepoint.preemption import stall_watch
 from gracepoint.preemption.stall_detector import Activity, is_compiling
-from gracepoint.preemption.stall_watch import StallWatch
+from gracepoint.preemption.stall_watch import StallReports, StallWatch
 from gracepoint.preemption.trainer_watch import SharedHeartbeat
 
 LIMIT_S = 0.3
@@ -42,9 +42,8 @@ class Watched:
         self.watch = StallWatch(
             LIMIT_S,
             self._activities,
-            StallBoard(store, StoreProcessGroup(store, index, count)),
-            pods,
-            self,
+            StallBoard(store, StoreProcessGroup(store, index, count), 0, pods),
+            cast(StallReports, self),
             heartbeat,
             clock=time.monotonic,
             others_s=LIMIT_S,

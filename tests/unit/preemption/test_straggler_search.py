@@ -25,8 +25,8 @@ PODS = ("pod-0", "pod-1", "pod-2")
 def search(store: KeyValueStore, index: int, sync_point: int = 7, host: int = 0) -> StragglerSearch:
     order, reached = (sync_point,), f"sync point {sync_point}"
     training = Activity("training", "training", (), order, reached, threading.get_ident())
-    board = StallBoard(store, StoreProcessGroup(store, index, 3), host)
-    return StragglerSearch(board, lambda: [training], PODS, substitute(store, index))
+    board = StallBoard(store, StoreProcessGroup(store, index, 3), host, PODS)
+    return StragglerSearch(board, lambda: [training], substitute(store, index))
 
 
 def substitute(store: KeyValueStore, index: int) -> Substitute:
@@ -137,7 +137,5 @@ def fails() -> list[Activity]:
 
 def test_an_error_while_it_is_found_out_keeps_no_report_back() -> None:
     store = InMemoryStore()
-    assert (
-        StragglerSearch(StallBoard(store, StoreProcessGroup(store, 0, 3)), fails, PODS, substitute(store, 0)).ask(0)()
-        == ""
-    )
+    board = StallBoard(store, StoreProcessGroup(store, 0, 3), 0, PODS)
+    assert StragglerSearch(board, fails, substitute(store, 0)).ask(0)() == ""

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gracepoint.preemption.forecast import Figures
-from gracepoint.preemption.outcome import TimeBudget
+from gracepoint.preemption.forecast import Figures, TimeBudget
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.settings import Settings
 
