@@ -71,7 +71,7 @@ class StoredApi(MemoryApi):
         with self._lock:
             return self._answer("PATCH", kind.path(namespace, name), patch, client.MERGE_PATCH, {})
 
-    async def _call(
+    async def answer(
         self,
         method: str,
         path: str,
@@ -106,7 +106,7 @@ class StoredApi(MemoryApi):
     def _answer(self, method: str, path: str, body: JsonObject, content_type: str, query: dict[str, str]) -> JsonObject:
         target = path.removesuffix("/status")
         if target in self._stored_json and target not in self.objects:
-            self.objects[target] = self._stored(json.loads(self._stored_json[target]))
+            self.objects[target] = self._new_version(json.loads(self._stored_json[target]))
         return super()._answer(method, path, body, content_type, query)
 
     def _page(self, path: str, query: dict[str, str], *, metadata_only: bool) -> tuple[JsonObject, int]:

@@ -53,8 +53,6 @@ _CUT_OFF_S = 1.0
 _SHUTDOWN_S = 2.0  # for the peer to answer TLS's close
 _CLOSE_S = 2.0
 _ACCEPT_AGAIN_S = 0.5  # after the process ran out of file descriptors
-#: A handshake that holds up others has had this long.
-_CROWDED_S = 1.0
 #: So many connections are accepted in one turn of the event loop; each takes some ten microseconds.
 _ACCEPTED_A_TURN = 32
 #: Addresses whose rates are remembered, and addresses that are known. Each takes some hundred bytes.
@@ -87,6 +85,7 @@ class ConnectionLimits:
         bytes_at_once: The same for all pending connections together.
         replaces: What happens to another connection of an address that has all of its places. True: it takes the place
             of the address's oldest one, which suits callers that are served at once. False: it is refused.
+        crowded_s: Seconds that a handshake has at least, although others wait for its place.
         kept: The largest number of connections whose callers are known. Beyond, the address with the most loses the one
             that has rested the longest. None: any number.
     """
@@ -101,6 +100,7 @@ class ConnectionLimits:
     bytes: int = 320 * 1024
     bytes_at_once: int = 8 * 1024 * 1024
     replaces: bool = False
+    crowded_s: float = 1.0
     kept: int | None = None
 
 
@@ -599,8 +599,8 @@ class LimitedPort:
         else:
             return 0.0
         had_s = asyncio.get_running_loop().time() - crowding.shaking_since
-        if fair and not self._limits.replaces and had_s < _CROWDED_S:
-            return _CROWDED_S - had_s
+        if fair and not self._limits.replaces and had_s < self._limits.crowded_s:
+            return self._limits.crowded_s - had_s
         self._shaking.remove(crowding)
         self._end(crowding, CloseReason.CROWDED)
         return 0.0

@@ -282,10 +282,7 @@ def _version(body: client.JsonObject) -> tuple[str, int]:
 
 
 EVERY_S = 300.0
-_AGAIN_S = 2.0
 _UNLISTED_AGAIN_S = 30.0
-#: An outage ends for all kinds at about the same time.
-_GAPS_TOGETHER_S = 1.0
 #: How long the first lists wait for the watches to begin, all lists together.
 _WATCHES_BEGIN_S = 10.0
 _LOOK_S = 0.05
@@ -317,6 +314,8 @@ class Relister:
     Attributes:
         complete: True once every kind was listed.
         unserved: The own kinds that were never listed. Without them, nothing can be decided.
+        again_s: Pause in seconds after lists that failed.
+        gaps_together_s: How many seconds gaps wait for others: an outage ends for all kinds at about the same time.
     """
 
     def __init__(
@@ -342,6 +341,8 @@ class Relister:
         self._gap = asyncio.Event()
         self._findings = Findings()  # what ``after`` was not told of yet
         self._all_at = 0.0  # when all kinds are listed next, by the loop's clock
+        self.again_s = 2.0
+        self.gaps_together_s = 1.0
         self._watched_at = 0.0  # until when lists wait for watches, by the loop's clock
 
     @property
@@ -385,7 +386,7 @@ class Relister:
                 self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=wanted == self._watched)
             except client.KubeError as error:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(self.again_s)
                 continue
             self._listed |= wanted - swept.unlisted - swept.changed
             self._unlisted = (self._unlisted - wanted) | swept.unlisted
@@ -415,7 +416,7 @@ class Relister:
         loop = asyncio.get_running_loop()
         wait_s = self._all_at - loop.time()
         if self._unlisted:
-            wait_s = min(wait_s, _AGAIN_S if self.unserved else _UNLISTED_AGAIN_S)
+            wait_s = min(wait_s, self.again_s if self.unserved else _UNLISTED_AGAIN_S)
         if self._gaps:
             self._gap.set()
         else:
@@ -423,7 +424,7 @@ class Relister:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._gap.wait()
-                await asyncio.sleep(_GAPS_TOGETHER_S)
+                await asyncio.sleep(self.gaps_together_s)
         self._gap.clear()
         if loop.time() >= self._all_at:
             return self._watched, False

@@ -28,7 +28,6 @@ from gracepoint_operator.workloads import ANY_NAME
 
 _REMEMBER_S = 15.0
 _REMEMBER_BAD_S = 5.0
-_REMEMBER_AT_MOST = 20_000
 _REVIEWS_AT_ONCE = 4
 _LONGEST_TOKEN = 4096
 _POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -73,9 +72,13 @@ class Authenticator:
         api: Reviews tokens.
         cache: Has the pods.
         clock: Seconds since the epoch.
+        remember_at_most: So many tokens are remembered.
     """
 
-    def __init__(self, api: KubeClient, cache: ClusterCache, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, api: KubeClient, cache: ClusterCache, clock: Callable[[], float], remember_at_most: int = 20_000
+    ) -> None:
+        self._remember_at_most = remember_at_most
         self._api = api
         self._cache = cache
         self._clock = clock
@@ -139,7 +142,7 @@ class Authenticator:
                 async with self._at_once:
                     outcome = await self._ask(token)
                 remember_s = _REMEMBER_S if isinstance(outcome, Identity) else _REMEMBER_BAD_S
-                if len(self._reviewed) >= _REMEMBER_AT_MOST:
+                if len(self._reviewed) >= self._remember_at_most:
                     self._reviewed.clear()
                 self._reviewed[digest] = (self._clock() + remember_s, outcome)
         if isinstance(outcome, RequestRefused):

@@ -43,7 +43,6 @@ from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)
 
-_OTHER_REPLICA_S = 2.0
 _OTHER_REPLICA_POLL_S = 0.1
 _LAST_REPORT_S = 1.0  # the gang does not wait longer for an API server that does not answer
 
@@ -63,6 +62,10 @@ class ReportHandler:
         metrics: Gets latencies.
         clock: Seconds since the epoch.
         on_end: Called with the UID of a workload whose gang reports the end of a preemption.
+
+    Attributes:
+        other_replica_s: How many seconds the record of a preemption may come after the first message about it: another
+            replica may have told the pod.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class ReportHandler:
         self._cache = cache
         self._notifier = notifier
         self._writers = writers
+        self.other_replica_s = 2.0
         self._metrics = metrics
         self._clock = clock
         self._on_end = on_end
@@ -215,7 +219,7 @@ class ReportHandler:
         soon = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(client.NotFound),
             wait=tenacity.wait_fixed(_OTHER_REPLICA_POLL_S),
-            stop=tenacity.stop_after_delay(_OTHER_REPLICA_S),
+            stop=tenacity.stop_after_delay(self.other_replica_s),
             reraise=True,
         )
         try:

@@ -19,9 +19,6 @@ from typing import Any, TypeVar
 from gracepoint.wire.frames import Frame
 from gracepoint.wire.messages import Subscription
 
-#: The loop does other work after this time.
-_SLICE_S = 0.01
-
 _Result = TypeVar("_Result")
 
 
@@ -37,9 +34,11 @@ class LoopCalls:
 
     Args:
         loop: Runs the calls.
+        slice_s: After so many seconds of calls the loop does other work.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, slice_s: float = 0.01) -> None:
+        self._slice_s = slice_s
         self._loop = loop
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
         self._is_awake = self._is_due = False
@@ -90,7 +89,7 @@ class LoopCalls:
 
     def _run(self) -> None:
         self._is_awake = self._is_due = False
-        until_s = time.thread_time() + _SLICE_S
+        until_s = time.thread_time() + self._slice_s
         while self._calls:
             call = self._calls.popleft()
             try:

@@ -31,9 +31,6 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
 _REFUSED_AGAIN_AT_MOST_S = 60.0
-#: After this many seconds without success the failure is logged and counted. Then the write is tried again, so that the
-#: newest state is not lost.
-_SAY_AFTER_S = 120.0
 _chance = random.Random()
 
 
@@ -54,6 +51,8 @@ class WriteQueue:
             write.
         refused: Called with the key and the reason if the API server refuses the object, and with None once it is
             written. Not called if the API server could not be asked.
+        say_after_s: After this many seconds without success the failure is logged and counted. Then the write is tried
+            again, so that the newest state is not lost.
     """
 
     def __init__(
@@ -63,9 +62,11 @@ class WriteQueue:
         metrics: Metrics,
         interval_s: float,
         refused: Callable[[Key, str | None], None] = lambda key, why: None,
+        say_after_s: float = 120.0,
     ) -> None:
         self._what = what
         self._refused = refused
+        self._say_after_s = say_after_s
         self._closing = False
         self._write = write
         self._metrics = metrics
@@ -163,7 +164,7 @@ class WriteQueue:
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((client.Unavailable, client.Conflict)),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=5),
-            stop=tenacity.stop_after_delay(_SAY_AFTER_S),
+            stop=tenacity.stop_after_delay(self._say_after_s),
             reraise=True,
         )
         try:

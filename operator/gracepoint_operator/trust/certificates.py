@@ -245,7 +245,7 @@ async def follow(certificates: Certificates, context: ssl.SSLContext) -> None:
 
 
 _EVERY_S = 60.0
-_LOOK_S = 5.0
+LOOK_S = 5.0
 _FIRST_AGAIN_S = 2.0
 #: The steps, as the metric names them.
 _SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING = "secret", "config_map", "mutating_webhooks", "validating_webhooks"
@@ -291,6 +291,7 @@ class TrustKeeper:
         places: Where they are kept.
         metrics: Counts failures.
         clock: Seconds since the epoch.
+        look_s: Pause in seconds between two looks at what the webhooks are told.
     """
 
     def __init__(
@@ -300,7 +301,9 @@ class TrustKeeper:
         places: TrustPlaces,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
+        look_s: float = LOOK_S,
     ) -> None:
+        self._look_s = look_s
         self._api = api
         self._certificates = certificates
         self._places = places
@@ -345,8 +348,8 @@ class TrustKeeper:
 
     async def _stay_told(self) -> None:
         """Waits until everything is due again, and puts back meanwhile what others take away from the webhooks."""
-        for _ in range(round(_EVERY_S / _LOOK_S)):
-            if await self._woken(_LOOK_S) or not await self._do(*self._webhook_steps):
+        for _ in range(round(_EVERY_S / self._look_s)):
+            if await self._woken(self._look_s) or not await self._do(*self._webhook_steps):
                 return
 
     async def _woken(self, within_s: float) -> bool:

@@ -116,8 +116,6 @@ def _review(response: Json) -> Json:
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
 
 
-#: Longer than the API server waits for the slowest webhook.
-_WITHIN_S = 10.0
 #: JobSets and pods are usually smaller. While a larger body is handled, it may take twenty times its size in memory.
 _LARGE_BYTES = 256 * 1024
 _LARGE_AT_ONCE = 2
@@ -134,9 +132,11 @@ class RequestBodies:
 
     Args:
         count_refused: Called with the reason for each body that is not taken.
+        within_s: How long a body, or its turn, may take: longer than the API server waits for the slowest webhook.
     """
 
-    def __init__(self, count_refused: Callable[[str], None]) -> None:
+    def __init__(self, count_refused: Callable[[str], None], within_s: float = 10.0) -> None:
+        self._within_s = within_s
         self._count_refused = count_refused
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
@@ -146,7 +146,7 @@ class RequestBodies:
 
         Raises:
             web.HTTPRequestEntityTooLarge: It has more than ``at_most_bytes``.
-            web.HTTPRequestTimeout: The body, or its turn, did not come within ``_WITHIN_S``.
+            web.HTTPRequestTimeout: The body, or its turn, did not come within ``within_s``.
         """
         length = http.content_length
         if length is not None and length > at_most_bytes:
@@ -154,7 +154,7 @@ class RequestBodies:
             raise web.HTTPRequestEntityTooLarge(at_most_bytes, length)
         async with contextlib.AsyncExitStack() as turn:
             try:
-                async with asyncio.timeout(_WITHIN_S):
+                async with asyncio.timeout(self._within_s):
                     if length is None or length > _LARGE_BYTES:
                         await turn.enter_async_context(self._large)
                     body = await http.clone(client_max_size=at_most_bytes).read()
@@ -163,6 +163,6 @@ class RequestBodies:
                 raise
             except TimeoutError as error:
                 self._count_refused("too_slow")
-                message = f"the body: not here, or not looked at, within {_WITHIN_S:.0f} s; send it again"
+                message = f"the body: not here, or not looked at, within {self._within_s:.0f} s; send it again"
                 raise web.HTTPRequestTimeout(text=message) from error
             yield body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,18 +13,16 @@ from pydantic import ValidationError
 from gracepoint.wire import names
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
-from gracepoint_operator.cache import relister, watch_state
 from gracepoint_operator.cache.relister import sweep
-from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.controller import Reconciler
-from gracepoint_operator.kube import client, write_queue
+from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, frames, report, running, until
+from tests.unit.operator.fakes.replica import Replica, cluster, frames, kept_of, report, running, started, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 
@@ -158,11 +157,9 @@ def received(replica: Replica) -> int:
     return int(acknowledgements(replica)["received"])
 
 
-async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reports, "_OTHER_REPLICA_S", 0.05)  # how long the record of the other replica may take
+async def test_an_acknowledgement_of_an_unknown_preemption_is_refused(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
+        replica.core.reports.other_replica_s = 0.0
         with pytest.raises(UnknownPreemption, match="train-0b6f1c9e-1"):
             await acknowledge(replica, 0)
 
@@ -565,7 +562,6 @@ async def test_a_pod_that_goes_with_its_namespace_is_no_disruption(api: MemoryAp
 async def test_a_slow_api_delays_belief_in_a_deletion_only_shortly(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_state, "_WITHIN_S", 0.05)
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1, "s-1")
         hanging = asyncio.Event()
@@ -585,9 +581,9 @@ async def test_many_events_that_waited_bring_about_one_decision(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decided: list[str] = []
-    monkeypatch.setattr(Reconciler, "decide", lambda _, uid: decided.append(uid))
+    monkeypatch.setattr(Reconciler, "decide", lambda reconciler, uid: decided.append(uid))
     async with running(api, clock) as replica:
-        await until(lambda: decided, "the decision about what was listed")
+        await until(lambda: decided, "the decision after the first list")
         decided.clear()
         for number in range(50):
             replica.see(kinds.PODS, objects.pod(0, phase=("Failed", "Running")[number % 2]))
@@ -674,10 +670,7 @@ async def test_unobserved_second_disruption_gets_its_own_record(api: MemoryApi, 
         assert replica.preemptions[0]["status"]["phase"] == phase
 
 
-async def test_the_last_word_is_written_however_long_the_api_was_away(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(write_queue, "_SAY_AFTER_S", 0.05)
+async def test_the_last_word_is_written_after_an_outage_of_the_api(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
@@ -697,12 +690,11 @@ async def test_record_without_an_end_is_written_again_when_seen(api: MemoryApi, 
 
 
 async def test_receipts_that_come_after_the_end_are_not_written_one_by_one(api: MemoryApi, clock: Clock) -> None:
-    async with running(api, clock) as replica:
+    async with started(Replica(api, clock, "replica-a", write_interval_s=30.0)) as replica:
         replica.taint()
         await replica.phase("Noticed")
         await replica.report(Phase.COMMITTED)
         await replica.phase("Committed")
-        replica.core.writers.preemptions._write_queue._interval_s = 30.0
         await asyncio.sleep(0.1)
         before = len(api.calls)
         for index in (0, 1):
@@ -716,9 +708,9 @@ async def test_what_vanished_while_nobody_watched_is_forgotten_wholly(api: Memor
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1, "s-1")
         api.remove(kinds.PODS, objects.pod(1))
-        await sweep(api, replica.core.cache, replica.core._drop, replica.core.watches)
-        assert subscriber.closed
-        assert not replica.core.subscribers._current
+        replica.core.watches.answered(kinds.PODS, listed=True)  # as its watch begins again
+        await until(lambda: subscriber.closed, "the end of its connection")
+        assert kept_of(replica, "uid-pod-1-0", replica.core.subscribers) == []
 
 
 async def test_a_report_with_impossible_figures_is_a_bad_message(api: MemoryApi, clock: Clock) -> None:
@@ -816,18 +808,13 @@ class OldCrds(MemoryApi):
 
     upgraded = False
 
-    async def _call(self, method: str, path: str, **rest: Any) -> Any:
+    async def arrives(self, method: str, path: str, query: Mapping[str, str]) -> None:
         if path.startswith(kinds.POLICIES.prefix) and not self.upgraded:
             raise client.NotFound(f"{method} {path}: 404 page not found")
-        return await super()._call(method, path, **rest)
 
 
-async def test_a_replica_whose_crds_are_not_served_is_not_ready_and_says_so(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_whose_crds_are_not_served_is_not_ready_and_says_so(clock: Clock) -> None:
     """An upgrade would replace replicas that protect jobs by some that know no policy."""
-    monkeypatch.setattr(relister, "_AGAIN_S", 0.01)
-    monkeypatch.setattr(relister, "_WATCHES_BEGIN_S", 0.0)
     api = OldCrds(clock)
     cluster(api)
     replica = Replica(api, clock, "replica-a")
@@ -837,6 +824,7 @@ async def test_a_replica_whose_crds_are_not_served_is_not_ready_and_says_so(
         assert "checkpointpolicies" in (replica.core.why_not_ready() or "")
         assert not replica.core.ready
         api.upgraded = True
+        replica.core.watches.answered(kinds.POLICIES, listed=True)  # as their watch begins
         await until(lambda: replica.core.ready, "the replica to be ready")
         assert replica.core.why_not_ready() is None
         assert len(replica.core.cache.policies) == 1

@@ -40,8 +40,14 @@ async def test_devices_are_listed_and_watched_only_if_wanted(wanted: bool) -> No
 
 @pytest.mark.parametrize("wanted", [pytest.param(False, id="not wanted"), pytest.param(True, id="wanted")])
 def test_each_kind_of_devices_has_a_thread_only_if_wanted(wanted: bool) -> None:
-    api = cast(Any, None)
-    core = Controller(api, Metrics(), Clock(), ControllerSettings("replica-a", watches_devices=wanted))
-    names = {thread.name for thread in Watches(core, api, Metrics(), replica="replica-a")._threads}
+    api, metrics = cast(Any, None), Metrics()
+    Watches(
+        Controller(api, metrics, Clock(), ControllerSettings("replica-a", watches_devices=wanted)),
+        api,
+        metrics,
+        replica="replica-a",
+    )
+    restarts = next(family for family in metrics.registry.collect() if family.name == "gracepoint_watch_restarts")
+    names = {sample.labels["thread"] for sample in restarts.samples}
     devices = {f"watch {kind.title}" for kind in kinds.DEVICES}
     assert names & devices == (devices if wanted else set())

@@ -8,20 +8,15 @@ import socket
 import ssl
 import tracemalloc
 
-import pytest
 from aiohttp import web
 
-from gracepoint_operator import limited_port
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from tests.waiting import until
 
 
-async def test_a_connection_that_ends_while_it_waits_for_a_handshake_takes_no_place_of_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(limited_port, "_CROWDED_S", 0.45)
+async def test_a_connection_that_ends_while_it_waits_for_a_handshake_takes_no_place_of_the_next() -> None:
     reasons: list[str] = []
-    limits = ConnectionLimits(handshake_s=0.5, handshakes=1)
+    limits = ConnectionLimits(handshake_s=0.5, handshakes=1, crowded_s=0.45)
     # Without a certificate each handshake fails, once a client has said all that it says first.
     port = LimitedPort("test", web.Application(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), limits, reasons.append)
     number = await port.start("127.0.0.1", 0)

@@ -61,13 +61,13 @@ async def lists_after(
     """The lists that follow gaps, which all come together after the first list of all kinds."""
     lists = Lists(set(refused))
     monkeypatch.setattr(relister, "sweep", lists)
-    monkeypatch.setattr(relister, "_GAPS_TOGETHER_S", 0.0)
 
     async def begin() -> None:
         """Nothing has to be done before the first list."""
 
     nobody: Any = None
     made = Relister(nobody, nobody, WatchState(Metrics()), lambda uid: set(), begin, lambda swept: None, WATCHED)
+    made.gaps_together_s = 0.0
     task = asyncio.create_task(made.run())
     await _let_run()
     for kind, in_full in gaps.items():
@@ -139,12 +139,8 @@ def restore(api: MemoryApi) -> None:
         api.objects[NODES.path(None, body["metadata"]["name"])]["metadata"]["resourceVersion"] = "1"
 
 
-async def told_after_a_list_that_broke(
-    monkeypatch: pytest.MonkeyPatch, breaks: Kind, change: Callable[[MemoryApi], None]
-) -> list[Swept]:
+async def told_after_a_list_that_broke(breaks: Kind, change: Callable[[MemoryApi], None]) -> list[Swept]:
     """What is told of two lists of all kinds after a change that no watch has seen. The first one breaks once."""
-    monkeypatch.setattr(relister, "_GAPS_TOGETHER_S", 0.0)
-    monkeypatch.setattr(relister, "_AGAIN_S", 0.0)
     clock = Clock()
     api, cache, told = BrokenLists(clock), ClusterCache(clock), list[Swept]()
 
@@ -152,6 +148,7 @@ async def told_after_a_list_that_broke(
         """Nothing has to be done before the first list."""
 
     made = Relister(api, cache, WatchState(Metrics()), cache.drop, begin, told.append)
+    made.again_s = made.gaps_together_s = 0.0
     task = asyncio.create_task(made.run())
     await _let_run()
     assert len(told) == 1
@@ -177,16 +174,16 @@ async def told_after_a_list_that_broke(
     ],
 )
 async def test_what_a_list_found_before_it_failed_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, breaks: Kind, change: Callable[[MemoryApi], None]
+    breaks: Kind, change: Callable[[MemoryApi], None]
 ) -> None:
-    first, *others = await told_after_a_list_that_broke(monkeypatch, breaks, change)
+    first, *others = await told_after_a_list_that_broke(breaks, change)
     assert first.affected == {JOBSET_UID}
     assert others
     assert not any(swept.affected for swept in others)
 
 
-async def test_a_restore_that_a_failed_list_has_found_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *others = await told_after_a_list_that_broke(monkeypatch, PODS, restore)
+async def test_a_restore_that_a_failed_list_has_found_is_told_once() -> None:
+    first, *others = await told_after_a_list_that_broke(PODS, restore)
     assert first.rewound
     assert others
     assert not any(swept.rewound for swept in others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 
@@ -25,12 +25,11 @@ class Api(MemoryApi):
         self.refused: set[str] = set()  # parts of paths
         self.unserved = ""  # likewise
 
-    async def _call(self, method: str, path: str, **rest: Any) -> Any:
+    async def arrives(self, method: str, path: str, query: Mapping[str, str]) -> None:
         if any(part in path for part in self.refused):
             raise client.Refused(f"{method} {path}: forbidden")
         if self.unserved and self.unserved in path:
             raise client.NotFound(f"{method} {path}: 404 page not found")
-        return await super()._call(method, path, **rest)
 
 
 def policy(namespace: str) -> client.JsonObject:

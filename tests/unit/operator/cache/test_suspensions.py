@@ -12,7 +12,7 @@ from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NOW, Body, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+from tests.unit.operator.fakes.replica import Replica, cluster, kept_of, running, until
 
 QUEUE = Kind("/apis/kueue.x-k8s.io/v1beta2", "workloads")
 WHO = "Preempted to accommodate a workload (UID: 4711, JobUID: 0815) due to prioritization in the ClusterQueue"
@@ -111,7 +111,7 @@ async def test_lost_jobset_leaves_no_explanation_behind(api: MemoryApi, clock: C
     async with running(api, clock) as replica:
         replica.see(JOBSETS, objects.jobset(suspended=True))
         await replica.phase("Noticed")
-        suspensions = replica.core.cache.suspensions
-        assert suspensions._explained
+        (mark,) = replica.core.cache.suspensions.of(objects.JOBSET_UID)
+        assert kept_of(replica, mark)
         replica.drop(JOBSETS, objects.jobset(suspended=True))
-        await until(lambda: not suspensions._explained, "the deletion of the JobSet")
+        await until(lambda: not kept_of(replica, mark), "the deletion of the JobSet")

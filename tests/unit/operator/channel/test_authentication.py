@@ -8,7 +8,6 @@ import pytest
 
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.channel import authentication
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
@@ -153,10 +152,10 @@ async def test_token_that_cannot_be_reviewed_now_is_asked_again(
 
 
 async def test_so_many_tokens_are_remembered_and_no_more(
-    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock],
 ) -> None:
-    monkeypatch.setattr(authentication, "_REMEMBER_AT_MOST", 3)
-    checks, api, *_ = gate
+    _, api, cache, clock = gate
+    checks = Authenticator(api, cache, clock, remember_at_most=3)
 
     async def reviews(*tokens: str) -> int:
         before = len(api.calls)
@@ -169,7 +168,6 @@ async def test_so_many_tokens_are_remembered_and_no_more(
     assert await reviews("a", "b", "c") == 0
     assert await reviews("d") == 1
     assert await reviews("a") == 1, "which was forgotten"
-    assert len(checks._reviewed) <= 3
 
 
 async def test_a_token_of_absurd_length_is_not_reviewed(

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from gracepoint_operator.channel import subscribers
 from gracepoint_operator.channel.subscribers import LoopCalls
 
 WAIT_S = 60.0
@@ -93,10 +92,9 @@ def test_a_call_that_does_not_wait_takes_those_before_it_along(other: CountedLoo
     assert done.wait(WAIT_S), "a timer that is still pending must not hold up what comes later"
 
 
-async def test_other_work_of_the_loop_comes_between_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscribers, "_SLICE_S", 0.0)
+async def test_other_work_of_the_loop_comes_between_many_calls() -> None:
     came: list[str] = []
-    calls = LoopCalls(asyncio.get_running_loop())
+    calls = LoopCalls(asyncio.get_running_loop(), slice_s=0.0)
     for number in range(3):
         calls.post(lambda number=number: came.append(str(number)))  # type: ignore[misc]
     asyncio.get_running_loop().call_soon(came.append, "other")

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from gracepoint_operator.controller import Controller, ControllerSettings
+from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions.answers import SHORTEST_S, DeletionReason, Due, Limits, due, over
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT, PreemptionRecord, RequestRecord
-from gracepoint_operator.recording.garbage_collector import AGAIN_S
+from gracepoint_operator.recording import garbage_collector
+from gracepoint_operator.recording.garbage_collector import AGAIN_S, GarbageCollector
 from gracepoint_operator.workloads import JOBSETS, WorkloadIdentity
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -173,6 +174,19 @@ def test_a_request_is_over_when_its_status_can_change_no_more(
 # What becomes of it at the API.
 
 
+def collector_of(replica: Replica) -> GarbageCollector:
+    """A collector over what the replica knows. The replica's own has its passes much later than a test ends."""
+    core = replica.core
+    return GarbageCollector(
+        api=replica.api,
+        cache=core.cache,
+        metrics=replica.metrics,
+        clock=replica.clock,
+        limits=Limits(),
+        drop=core.cache.drop,
+    )
+
+
 def kept(replica: Replica) -> list[str]:
     return [body["metadata"]["name"].removeprefix(f"train-{JOBSET_UID[:8]}-") for body in replica.preemptions]
 
@@ -188,7 +202,7 @@ async def test_what_is_due_is_deleted_and_counted_by_one_replica(api: MemoryApi,
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=ago_s))
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         for replica in (first, second):
-            await replica.core._garbage_collector.prune()
+            await collector_of(replica).prune()
         assert kept(first) == ["2"]
         assert (counted(first, "age"), counted(second, "age")) == (1, 0)
 
@@ -203,24 +217,26 @@ async def test_a_request_that_is_over_is_labelled_and_goes_after_an_hour(api: Me
     api.add(kinds.REQUESTS, answered("waits", ago_s=60, phase="Adopted"))
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         for replica in (first, second):
-            await replica.core._garbage_collector.retire_requests()
+            await collector_of(replica).retire_requests()
             replica.core.feed(kinds.REQUESTS, "DELETED", objects.request("leave"))  # as a watch by that label says
         assert requests(api) == {"leave": {LABEL_ENDED_AT: str(int(NOW))}, "waits": {}}
         await until(lambda: list(first.core.cache.preemptions.requests) == ["uid-waits"], "the watch")
         clock.move(3600)
-        await first.core._garbage_collector.prune_requests()
+        collector = collector_of(first)
+        await collector.prune_requests()
         assert "leave" in requests(api)
         clock.move(1)
-        await first.core._garbage_collector.prune_requests()
-        await second.core._garbage_collector.prune_requests()
+        await collector.prune_requests()
+        await collector_of(second).prune_requests()
         assert list(requests(api)) == ["waits"]
 
 
 async def test_requests_are_listed_in_watched_namespaces_alone(api: MemoryApi, clock: Clock) -> None:
     """An operator of some namespaces has no right to list others."""
-    core = Controller(api, Metrics(), clock, ControllerSettings("replica-a", namespaces=(NAMESPACE, "prod")))
-    api.calls.clear()
-    await core._garbage_collector.prune_requests()
+    namespaces = (NAMESPACE, "prod")
+    cache = ClusterCache(clock)
+    collector = GarbageCollector(api, cache, Metrics(), clock, Limits(), cache.drop, namespaces)
+    await collector.prune_requests()
     assert api.calls == [f"GET {kinds.REQUESTS.path(namespace)}" for namespace in (NAMESPACE, "prod")]
 
 
@@ -229,7 +245,7 @@ async def test_a_label_that_is_no_time_keeps_no_request(api: MemoryApi, clock: C
     body["metadata"]["labels"] = {LABEL_ENDED_AT: "never"}
     api.add(kinds.REQUESTS, body)
     async with running(api, clock) as replica:
-        await replica.core._garbage_collector.prune_requests()
+        await collector_of(replica).prune_requests()
         assert requests(api) == {}
 
 
@@ -237,7 +253,7 @@ async def test_a_request_of_version_0_2_goes_by_itself(api: MemoryApi, clock: Cl
     old = answered("leave", ago_s=3601, phase="Superseded") | {"kind": "Preemption"}
     api.add(kinds.PREEMPTIONS, old)
     async with running(api, clock) as replica:
-        await replica.core._garbage_collector.retire_requests()
+        await collector_of(replica).retire_requests()
         assert replica.preemptions == []
 
 
@@ -247,21 +263,23 @@ async def test_requests_that_cannot_be_put_away_are_tried_again(
     api.add(kinds.REQUESTS, answered("leave", ago_s=60, phase="Superseded"))
     async with running(api, clock) as replica:
         api.failing, api.failing_only = [client.Refused("HTTP 403: denied by a policy")], "PATCH"
-        await replica.core._garbage_collector.retire_requests()
+        collector = collector_of(replica)
+        await collector.retire_requests()
         assert "could not put away requests" in caplog.text
-        await replica.core._garbage_collector.retire_requests()
+        await collector.retire_requests()
         assert requests(api) == {"leave": {LABEL_ENDED_AT: str(int(NOW))}}
 
 
 async def test_the_last_record_of_a_jobset_that_lost_its_label_stays(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.PREEMPTIONS, ended(1, ago_s=MONTH_S))
     async with running(api, clock) as replica:
+        collector = collector_of(replica)
         replica.core.feed(JOBSETS, "DELETED", objects.jobset())  # which is what a watch by label says then
         await until(lambda: not replica.core.cache.objects.workloads, "the watch")
-        await replica.core._garbage_collector.prune()
+        await collector.prune()
         assert kept(replica) == ["1"]
         api.remove(JOBSETS, objects.jobset())
-        await replica.core._garbage_collector.prune()
+        await collector.prune()
         assert kept(replica) == []
 
 
@@ -270,7 +288,7 @@ async def test_a_record_that_was_corrected_since_is_looked_at_again(api: MemoryA
     api.add(kinds.PREEMPTIONS, ended(2, ago_s=DAY_S))
     async with running(api, clock) as replica:
         api.add(kinds.PREEMPTIONS, objects.preemption(1, phase="Noticed", created_at=NOW - MONTH_S))
-        await replica.core._garbage_collector.prune()
+        await collector_of(replica).prune()
         assert kept(replica) == ["1", "2"]
 
 
@@ -281,7 +299,7 @@ async def test_record_rewritten_by_a_newer_version_is_left_alone(api: MemoryApi,
         body = ended(1, ago_s=MONTH_S)
         body["spec"]["ofTheFuture"] = True
         api.add(kinds.PREEMPTIONS, body)
-        await replica.core._garbage_collector.prune()
+        await collector_of(replica).prune()
         assert kept(replica) == ["1", "3"]
 
 
@@ -289,8 +307,8 @@ async def test_a_pass_deletes_so_many_at_most(api: MemoryApi, clock: Clock, monk
     for number in range(1, 7):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
-        monkeypatch.setattr("gracepoint_operator.recording.garbage_collector.AT_MOST", 2)
-        await replica.core._garbage_collector.prune()
+        monkeypatch.setattr(garbage_collector, "AT_MOST", 2)
+        await collector_of(replica).prune()
         assert kept(replica) == ["3", "4", "5", "6"]
 
 
@@ -305,17 +323,18 @@ async def test_refused_deletions_are_named_and_counted_and_block_nothing(
     for number in range(1, 5):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
+        collector = collector_of(replica)
         api.failing, api.failing_only = [client.Refused("HTTP 403: denied by a policy")], "DELETE"
-        await replica.core._garbage_collector.prune()
+        await collector.prune()
         assert kept(replica) == ["1", "4"]
         assert not_deleted(replica, "Refused") == 1
         (said,) = [record for record in caplog.records if "could not delete" in record.message]
         assert "train-0b6f1c9e-1" in str(vars(said))
         api.calls.clear()
-        await replica.core._garbage_collector.prune()
+        await collector.prune()
         assert not any(call.endswith("-1") for call in api.calls), "what was refused is not tried again so soon"
         clock.move(AGAIN_S)
-        await replica.core._garbage_collector.prune()
+        await collector.prune()
         assert kept(replica) == ["4"]
 
 
@@ -323,16 +342,17 @@ async def test_unreachable_api_server_ends_the_pass_and_another_record_is_next(a
     for number in range(1, 5):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
+        collector = collector_of(replica)
         api.failing, api.failing_only = [client.Unavailable("HTTP 500: a webhook of somebody's fails")], "DELETE"
-        await replica.core._garbage_collector.prune()
+        await collector.prune()
         assert kept(replica) == ["1", "2", "3", "4"]
-        await replica.core._garbage_collector.prune()
+        await collector.prune()
         assert kept(replica) == ["1", "4"]
         assert not_deleted(replica, "Unavailable") == 1
 
 
 async def test_a_replica_prunes_by_itself(api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gracepoint_operator.recording.garbage_collector.PASS_S", 0.01)
+    monkeypatch.setattr(garbage_collector, "PASS_S", 0.01)
     api.add(kinds.PREEMPTIONS, ended(1, ago_s=MONTH_S))
     api.add(kinds.PREEMPTIONS, ended(2, ago_s=DAY_S))
     async with running(api, clock) as replica:
@@ -343,7 +363,7 @@ async def test_after_the_old_records_are_gone_the_numbers_go_on(api: MemoryApi, 
     for number in (1, 2):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:
-        await replica.core._garbage_collector.prune()
+        await collector_of(replica).prune()
         assert kept(replica) == ["2"]
         replica.taint()
         await until(lambda: kept(replica) == ["2", "3"], "the next record")

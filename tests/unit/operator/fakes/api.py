@@ -25,6 +25,8 @@ class MemoryApi(client.KubeClient):
         calls: Method and path of every call.
         failing: Errors that the next calls raise, first first.
         failing_only: Method of the calls that raise them. Empty: all methods.
+
+    Subclasses say in ``arrives`` and ``store`` what is special of theirs.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -42,7 +44,7 @@ class MemoryApi(client.KubeClient):
     def add(self, kind: objects.Kind, body: JsonObject) -> JsonObject:
         """Puts an object there, as its own controller would; returns it as stored."""
         meta = body["metadata"]
-        stored = self._stored(copy.deepcopy(body))
+        stored = self._new_version(copy.deepcopy(body))
         self.objects[kind.path(meta.get("namespace"), meta["name"])] = stored
         return copy.deepcopy(stored)
 
@@ -69,7 +71,16 @@ class MemoryApi(client.KubeClient):
             },
         }
 
-    async def _call(
+    async def arrives(self, method: str, path: str, query: Mapping[str, str]) -> None:
+        """A call has arrived, and is not answered yet. An error that this raises is the answer."""
+
+    def store(self, body: JsonObject) -> None:
+        """A version of an object is stored. An error that this raises is the answer to the call that wrote it."""
+
+    async def _call(self, method: str, path: str, **options: Any) -> Any:
+        return await self.answer(method, path, **options)
+
+    async def answer(
         self,
         method: str,
         path: str,
@@ -82,7 +93,9 @@ class MemoryApi(client.KubeClient):
         decode: Callable[[bytes], Any] = lambda data: data,
         read: Callable[[JsonObject, int], Any] = lambda answer, size: answer,
     ) -> Any:
+        """Answers a call, as ``KubeClient`` makes it."""
         self.calls.append(f"{method} {path}")
+        await self.arrives(method, path, query or {})
         if self.failing and self.failing_only in ("", method):
             raise self.failing.pop(0)
         if path == objects.TOKEN_REVIEWS.path():
@@ -126,7 +139,7 @@ class MemoryApi(client.KubeClient):
             stored |= {part: _merged(stored.get(part, {}), body.get(part, {})) for part in parts}
             if stored.get("spec") != before and "generation" in stored["metadata"]:
                 stored["metadata"]["generation"] += 1
-        self.objects[target] = self._stored(stored)
+        self.objects[target] = self._new_version(stored)
         return self.objects[target]
 
     def _create(self, path: str, body: JsonObject) -> JsonObject:
@@ -137,7 +150,7 @@ class MemoryApi(client.KubeClient):
         body["metadata"]["uid"] = f"uid-{body['metadata']['name']}"
         body["metadata"]["creationTimestamp"] = stamp(self._clock())
         body["metadata"]["generation"] = 1
-        self.objects[target] = self._stored(body)
+        self.objects[target] = self._new_version(body)
         return self.objects[target]
 
     def _delete(self, target: str, preconditions: JsonObject) -> JsonObject:
@@ -146,9 +159,10 @@ class MemoryApi(client.KubeClient):
             raise client.Conflict(f"DELETE {target}: found {meta}, expected {preconditions}")
         return self.objects.pop(target)
 
-    def _stored(self, body: JsonObject) -> JsonObject:
+    def _new_version(self, body: JsonObject) -> JsonObject:
         self._version += 1
         body["metadata"]["resourceVersion"] = str(self._version)
+        self.store(body)
         return body
 
     def _review(self, body: JsonObject) -> JsonObject:

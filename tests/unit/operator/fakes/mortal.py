@@ -30,19 +30,22 @@ class Fuse:
 
     Attributes:
         steps: How many there have been.
-        blown: Set at the last one; whoever takes it never returns.
+        blown: Set at the last one, which does not return before the replica is buried.
+        buried: Set when the replica is ended. What it tries from then on fails at once.
     """
 
     def __init__(self, last: int | None) -> None:
         self.steps = 0
         self.blown = asyncio.Event()
+        self.buried = asyncio.Event()
         self._last = last
 
     async def burn(self) -> None:
         self.steps += 1
         if self._last is not None and self.steps > self._last:
             self.blown.set()
-            await asyncio.Event().wait()
+            await self.buried.wait()
+            raise client.Refused("the replica was killed")
 
 
 class LoggingApi(MemoryApi):
@@ -52,10 +55,8 @@ class LoggingApi(MemoryApi):
         super().__init__(clock)
         self.log: list[tuple[str, JsonObject]] = []
 
-    def _stored(self, body: JsonObject) -> JsonObject:
-        stored = super()._stored(body)
-        self.log.append(("MODIFIED", stored))
-        return stored
+    def store(self, body: JsonObject) -> None:
+        self.log.append(("MODIFIED", body))
 
     def remove(self, kind: kinds.Kind, body: JsonObject) -> None:
         super().remove(kind, body)
@@ -74,7 +75,7 @@ class FusedApi(client.KubeClient):
 
     async def _call(self, method: str, path: str, **options: Any) -> Any:
         await self._fuse.burn()
-        answer = await self._shared._call(method, path, **options)
+        answer = await self._shared.answer(method, path, **options)
         if method != "GET":
             await self._fuse.burn()
         return answer
@@ -176,6 +177,7 @@ class Team:
                     self.living.append(member)
                 await fuse.blown.wait()
             finally:
+                fuse.buried.set()
                 for task in (running, watching):
                     task.cancel()
                 await asyncio.gather(running, watching, return_exceptions=True)
@@ -193,7 +195,7 @@ class Team:
             dying = asyncio.create_task(member.fuse.blown.wait())
             await asyncio.wait([taking, dying], return_when=asyncio.FIRST_COMPLETED)
             dying.cancel()
-            if taking.done():
+            if taking.done() and not member.fuse.blown.is_set():
                 taking.result()
                 return
             taking.cancel()

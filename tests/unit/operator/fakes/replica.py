@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import types
 from collections.abc import AsyncIterator, Callable
 
 from gracepoint.wire.frames import Frame
@@ -33,6 +35,33 @@ async def until(holds: Callable[[], object], what: str) -> None:
         raise AssertionError(f"waited {_WAIT_S:.0f} s for: {what}") from None
 
 
+def writes_under_way(what: str) -> list[str]:
+    """The names of the tasks that have to write something of that sort, of all replicas of this loop."""
+    return [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith(f"scribe {what} ")]
+
+
+def kept_of(replica: Replica, key: object, part: object = None) -> list[object]:
+    """The dictionaries and sets of a replica, or of a part of it, that have the key: what it keeps of an object.
+
+    Not the versions of deleted objects, which it keeps for a while on purpose.
+    """
+    besides = (replica.api, replica.metrics, replica.clock, replica.core.cache.versions)
+    seen, found = {id(part) for part in besides}, list[object]()
+    to_look_at: list[object] = [replica.core if part is None else part]
+    while to_look_at:
+        looked_at = to_look_at.pop()
+        if id(looked_at) in seen or isinstance(looked_at, type | types.ModuleType | asyncio.AbstractEventLoop):
+            continue
+        seen.add(id(looked_at))
+        if isinstance(looked_at, dict | set | frozenset) and key in looked_at:
+            found.append(looked_at)
+        if isinstance(looked_at, types.FunctionType):
+            to_look_at += looked_at.__closure__ or ()
+        else:
+            to_look_at += gc.get_referents(looked_at)
+    return found
+
+
 def cluster(api: MemoryApi, **policy: object) -> None:
     """A namespace, two nodes, a policy, a JobSet, its Job and two pods that train."""
     api.add(kinds.NAMESPACES, objects.namespace())
@@ -55,13 +84,14 @@ class Replica:
         first_seen_place: tuple[str, str] | None = None,
         *,
         protects_pods: bool = True,
+        write_interval_s: float = 0.02,
     ) -> None:
         self.api = api
         self.clock = clock
         self.metrics = Metrics()
         settings = ControllerSettings(
             name,
-            write_interval_s=0.02,
+            write_interval_s=write_interval_s,
             first_seen_place=first_seen_place,
             protects_pods=protects_pods,
             tick_s=0.05,

@@ -7,8 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
@@ -158,8 +157,7 @@ async def test_replicas_do_not_contradict_each_other(api: MemoryApi, clock: Cloc
         await second.core.connection_writer.look()
         await said(api, "True", "PodsConnected")
         calls = len(api.calls)
-        (key,) = first.core.cache.policies
-        first.core.writers.policies.touch(*key)
+        first.see(JOBSETS, objects.jobset())  # after which the policy is written
         await until(lambda: len(api.calls) > calls, "the first replica to read the policy")
         await asyncio.sleep(0.05)
         assert connected(api)[0] == "True"
@@ -348,10 +346,9 @@ async def test_a_pass_ends_when_the_api_server_does_not_answer(api: MemoryApi, c
 class OneRefuses(MemoryApi):
     """An API server that takes no write of one policy's status, as while the webhook of its namespace is down."""
 
-    async def _call(self, method: str, path: str, **rest: Any) -> Any:
+    async def arrives(self, method: str, path: str, query: Mapping[str, str]) -> None:
         if method == "PATCH" and path == f"{kinds.POLICIES.path('team-0', 'careful')}/status":
             raise client.Unavailable("HTTP 500: failed calling webhook: connection refused")
-        return await super()._call(method, path, **rest)
 
 
 def elsewhere(body: Body, number: int = 0) -> Body:
@@ -423,13 +420,12 @@ class ManyRefuseLate(MemoryApi):
         self.moves = clock.move
         self.tried = collections.Counter[str]()
 
-    async def _call(self, method: str, path: str, **rest: Any) -> Any:
+    async def arrives(self, method: str, path: str, query: Mapping[str, str]) -> None:
         if method == "PATCH" and path.endswith("/status") and "/team-a/" not in path:
-            if "fieldManager" in (rest.get("query") or {}):
+            if "fieldManager" in query:
                 self.tried[path] += 1
                 self.moves(5.0)  # the queue's writes of conditions wait beside these, in no time of their own
             raise client.Unavailable("no answer within 5 s")
-        return await super()._call(method, path, **rest)
 
 
 async def test_policies_that_are_written_to_no_end_do_not_make_others_old(clock: Clock) -> None:

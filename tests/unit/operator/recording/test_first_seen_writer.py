@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 
@@ -16,7 +16,7 @@ from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NOW, Body, Clock, stamp
-from tests.unit.operator.fakes.replica import Replica, cluster, running, started, until
+from tests.unit.operator.fakes.replica import Replica, cluster, running, started, until, writes_under_way
 
 PLACE = ("gp-system", "gp-sightings")
 LABEL = "cloud.google.com/active-node-maintenance"
@@ -78,11 +78,10 @@ class WatchedApi(MemoryApi):
     def before_nodes(self) -> None:
         pass
 
-    async def _call(self, method: str, path: str, **rest: Any) -> Any:
+    async def arrives(self, method: str, path: str, query: Mapping[str, str]) -> None:
         if path == kinds.NODES.path():
             self.before_nodes()
             await asyncio.sleep(0)  # what happened is seen before the list
-        return await super()._call(method, path, **rest)
 
 
 async def test_old_sign_on_a_node_that_changes_before_the_list_is_old(clock: Clock) -> None:
@@ -165,7 +164,7 @@ def bring_gang_back(api: MemoryApi, clock: Clock) -> None:
 async def written(replica: Replica) -> None:
     """Waits for an attempt to write what the events so far have changed."""
     await asyncio.sleep(0)
-    await replica.core.writers.first_seen._write_queue.settled(PLACE, 60.0)
+    await until(lambda: not writes_under_way("first seen"), "the writes")
 
 
 async def test_old_sign_stays_old_for_a_job_that_is_made_again(api: MemoryApi, clock: Clock) -> None:
@@ -237,17 +236,12 @@ class RefusingApi(MemoryApi):
 
     refuses: kinds.Kind | None = kinds.NODE_CLAIMS
 
-    async def _call(self, method: str, path: str, **rest: Any) -> client.JsonObject:
+    async def arrives(self, method: str, path: str, query: Mapping[str, str]) -> None:
         if self.refuses is not None and path == self.refuses.path():
             raise client.Refused(f"{method} {path}: forbidden")
-        answer: client.JsonObject = await super()._call(method, path, **rest)
-        return answer
 
 
-async def test_signs_are_kept_while_an_optional_kind_cannot_be_listed(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gracepoint_operator.cache.relister._UNLISTED_AGAIN_S", 0.05)
+async def test_signs_are_kept_while_an_optional_kind_cannot_be_listed(clock: Clock) -> None:
     api = RefusingApi(clock)
     cluster(api)
     old = {"a-sign-of-a-node-claim": str(NOW - 900)}
@@ -257,6 +251,7 @@ async def test_signs_are_kept_while_an_optional_kind_cannot_be_listed(
         await until(lambda: len(kept(api)) == 2, "the sign to be kept")
         assert kept(api).items() >= old.items(), "its object may be of the kind that is not known"
         api.refuses = None
+        replica.core.watches.answered(kinds.NODE_CLAIMS, listed=True)  # as its watch begins
         await until(lambda: not kept(api).keys() & old.keys(), "a sign that is gone to be forgotten")
         assert len(kept(api)) == 1
         await decided(replica)
@@ -271,10 +266,7 @@ async def test_what_cannot_be_read_is_no_memory(api: MemoryApi, clock: Clock, da
 
 
 @pytest.mark.parametrize("error", [client.NotFound("no"), client.Refused("no"), client.Unavailable("no")], ids=repr)
-async def test_an_operator_starts_without_its_memory(
-    api: MemoryApi, clock: Clock, error: client.KubeError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gracepoint_operator.cache.relister._AGAIN_S", 0.01)
+async def test_an_operator_starts_without_its_memory(api: MemoryApi, clock: Clock, error: client.KubeError) -> None:
     api.failing = [error]
     async with replica_of(api, clock) as replica:
         replica.taint()

@@ -13,7 +13,7 @@ from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
-from tests.unit.operator.fakes.replica import Replica, running, until
+from tests.unit.operator.fakes.replica import Replica, running, subscription, until, writes_under_way
 
 ATTACHED = objects.NOW - 60
 
@@ -79,9 +79,7 @@ class Training:
         """Lets writes end, and their watches bring them."""
         for _ in range(2):
             await asyncio.sleep(0)
-            for replica in (self.first, self.second):
-                queue = replica.core.writers.policies._write_queue
-                await until(lambda queue=queue: not queue._tasks, "the writes")  # type: ignore[misc]
+            await until(lambda: not writes_under_way("policy"), "the writes")
             self.bring()
 
     def bring(self) -> None:
@@ -154,7 +152,7 @@ async def test_a_stage_of_a_gang_is_written_at_once(api: MemoryApi, clock: Clock
         before = len(writes(api))
         left = dataclasses.replace(spent(clock(), job.saves, 0.1), left_s=clock() - ATTACHED)
         pod = first.core.cache.objects.pods["uid-pod-0-0"]
-        first.core.writers.policies.goodput.hear(pod, "s-0", left)
+        first.core.reports.subscribed(pod, dataclasses.replace(subscription(), spent=left))
         await job.settle()
         assert len(writes(api)) > before
         (policy,) = api.of(kinds.POLICIES)

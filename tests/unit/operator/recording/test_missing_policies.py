@@ -14,7 +14,7 @@ from gracepoint_operator.workloads import CREATED_WITH, JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
-from tests.unit.operator.fakes.replica import Replica, frames, running, until
+from tests.unit.operator.fakes.replica import Replica, frames, kept_of, running, until, writes_under_way
 
 KEY = (objects.NAMESPACE, "careful")
 
@@ -134,15 +134,14 @@ async def test_nothing_is_kept_of_policies_that_were_deleted_and_nobody_names(ap
         core = replica.core
         await looked(replica)
         await core.connection_writer.look()
-        writer = core.writers.policies
-        await until(lambda: writer._figures_at, "the status to be written")
-        writer._changed(*KEY, news=False)
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the status to be written")
+        assert kept_of(replica, KEY)
         replica.drop(JOBSETS, objects.jobset())
         await dropped(replica)
         await until(lambda: not core.cache.objects.workloads, "the deletion to be seen")
         await looked(replica)
         await core.connection_writer.look()
-        kept = (writer._moved, writer._figures_at, writer._connections, core.missing_policies._uids)
-        assert [len(item) for item in kept] == [0, 0, 0, 0]
         assert core.cache.policies.get(("nowhere", "no-such")) is None
-        assert len(core.cache.policies._applied) == 0, "pods may name what they like"
+        await until(lambda: not writes_under_way("policy"), "the writes")
+        assert kept_of(replica, KEY) == []
+        assert kept_of(replica, ("nowhere", "no-such")) == [], "pods may name what they like"

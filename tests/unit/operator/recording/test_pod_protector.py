@@ -15,7 +15,7 @@ from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, Body, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, running, started, until
+from tests.unit.operator.fakes.replica import Replica, cluster, kept_of, running, started, subscription, until
 
 KARPENTER = "karpenter.sh/do-not-disrupt"
 YOUNG = {"checkpointYoungerThanSeconds": 600}
@@ -56,7 +56,7 @@ async def protected(replica: Replica, expected: bool) -> None:
 
 def hear(replica: Replica, spent: Spent) -> None:
     pod = replica.core.cache.objects.pods["uid-pod-0-0"]
-    replica.core.writers.policies.goodput.hear(pod, "s-0", spent)
+    replica.core.reports.subscribed(pod, dataclasses.replace(subscription(), spent=spent))
 
 
 async def test_pods_are_open_while_the_checkpoint_is_young(api: MemoryApi, clock: Clock) -> None:
@@ -121,7 +121,8 @@ async def test_new_life_is_protected_until_it_has_restored(api: MemoryApi, clock
             replica.see(kinds.PODS, body)
         pods = replica.core.cache.objects.pods
         await until(lambda: "uid-pod-0-1" in pods, "the new pods to be seen")
-        replica.core.writers.policies.goodput.hear(pods["uid-pod-0-1"], "s-1", JOINED)
+        joined = dataclasses.replace(subscription(session="s-1", attempt=1), spent=JOINED)
+        replica.core.reports.subscribed(pods["uid-pod-0-1"], joined)
 
         def reached() -> bool:
             echo(replica)
@@ -274,4 +275,4 @@ async def test_write_that_ends_after_its_pod_is_forgotten(slow: SlowApi, clock: 
         slow.go.set()
         await until(lambda: slow.under_way == 0, "the writes to end")
         await asyncio.sleep(0)
-        assert replica.core.writers.pods._written == {}
+        assert kept_of(replica, "uid-pod-0-0") == []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
 
 from gracepoint.wire.messages import Acknowledgement, Phase, StageTiming
-from gracepoint_operator.channel import reports
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
@@ -18,7 +19,16 @@ from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, frames, report, running, until
+from tests.unit.operator.fakes.replica import (
+    Replica,
+    cluster,
+    frames,
+    kept_of,
+    report,
+    running,
+    until,
+    writes_under_way,
+)
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 
@@ -36,10 +46,9 @@ class HistoricApi(MemoryApi):
         self.received: list[int] = []
         cluster(self)
 
-    def _stored(self, body: client.JsonObject) -> client.JsonObject:
+    def store(self, body: client.JsonObject) -> None:
         if body.get("kind") == "Preemption":
             self.received.append(body.get("status", {}).get("acknowledgements", {}).get("received", 0))
-        return super()._stored(body)
 
     @property
     def status(self) -> client.JsonObject:
@@ -75,9 +84,7 @@ async def seen_and_at_rest(*replicas: Replica) -> None:
     for replica in replicas:
         watch(replica)
     await asyncio.sleep(0.01)  # until the loop has taken it
-    await until(
-        lambda: not any(replica.core.writers.preemptions._write_queue._tasks for replica in replicas), "their writes"
-    )
+    await until(lambda: not writes_under_way("preemption"), "their writes")
 
 
 async def told_by_both(first: Replica, second: Replica) -> None:
@@ -373,15 +380,16 @@ async def test_choice_and_cost_are_recorded_after_the_record_expired(api: Histor
         assert (status["choice"], status["choiceReason"]) == ("Promote", "step 40 needs 60 s")
 
 
-@pytest.fixture
-def no_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "_OTHER_REPLICA_S", 0.05)
-    monkeypatch.setattr(reports, "_OTHER_REPLICA_POLL_S", 0.01)
+@contextlib.asynccontextmanager
+async def without_twin(api: MemoryApi, clock: Clock) -> AsyncIterator[Replica]:
+    """The only replica, which does not wait for long for a record of another one."""
+    async with running(api, clock) as replica:
+        replica.core.reports.other_replica_s = 0.0
+        yield replica
 
 
-@pytest.mark.usefixtures("no_twin")
 async def test_unrecorded_notice_is_recorded_from_the_gangs_report(api: HistoricApi, clock: Clock) -> None:
-    async with running(api, clock) as replica:  # another life than the one that told the gang
+    async with without_twin(api, clock) as replica:  # another life than the one that told the gang
         subscriber = replica.subscribe(0, "s-0")
         await replica.report(Phase.AGREED)
         await replica.report(Phase.COMMITTED)
@@ -399,7 +407,6 @@ async def test_unrecorded_notice_is_recorded_from_the_gangs_report(api: Historic
         assert await frames(subscriber) == []  # the gang knows
 
 
-@pytest.mark.usefixtures("no_twin")
 async def test_two_reports_of_a_lost_notice_at_once_make_one_record(
     api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,13 +417,12 @@ async def test_two_reports_of_a_lost_notice_at_once_make_one_record(
         return await get(*about)
 
     monkeypatch.setattr(api, "get", after_a_while)
-    async with running(api, clock) as replica:
+    async with without_twin(api, clock) as replica:
         await asyncio.gather(*(replica.report(phase) for phase in (Phase.FROZEN, Phase.AGREED)))
         await replica.phase("Agreed")
         assert len(replica.preemptions) == 1
 
 
-@pytest.mark.usefixtures("no_twin")
 @pytest.mark.parametrize(
     "name",
     [
@@ -426,15 +432,14 @@ async def test_two_reports_of_a_lost_notice_at_once_make_one_record(
     ],
 )
 async def test_a_report_of_what_cannot_have_been_told_is_refused(api: HistoricApi, clock: Clock, name: str) -> None:
-    async with running(api, clock) as replica:
+    async with without_twin(api, clock) as replica:
         with pytest.raises(UnknownPreemption):
             await replica.report(Phase.COMMITTED, preemption=name)
         assert replica.preemptions == []
 
 
-@pytest.mark.usefixtures("no_twin")
 async def test_a_gang_that_is_in_a_preemption_cannot_name_the_next_one(api: HistoricApi, clock: Clock) -> None:
-    async with running(api, clock) as replica:
+    async with without_twin(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
         with pytest.raises(UnknownPreemption):
@@ -442,9 +447,8 @@ async def test_a_gang_that_is_in_a_preemption_cannot_name_the_next_one(api: Hist
         assert len(replica.preemptions) == 1
 
 
-@pytest.mark.usefixtures("no_twin")
 async def test_a_lost_notice_cannot_be_older_than_the_pod_that_reports_it(api: HistoricApi, clock: Clock) -> None:
-    async with running(api, clock) as replica:
+    async with without_twin(api, clock) as replica:
         pod = replica.core.cache.objects.pods["uid-pod-0-0"]
         forever = dataclasses.replace(report(Phase.AGREED), stages={"frozen": StageTiming(p50_s=1e18, max_s=1e18)})
         await replica.core.reports.take(pod, forever)
@@ -452,11 +456,8 @@ async def test_a_lost_notice_cannot_be_older_than_the_pod_that_reports_it(api: H
         assert body["spec"]["observedAt"] == objects.stamp(pod.created_at)
 
 
-async def test_repeated_report_of_a_deleted_jobset_is_refused(
-    api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reports, "_OTHER_REPLICA_S", 0.05)
-    async with running(api, clock) as replica:
+async def test_repeated_report_of_a_deleted_jobset_is_refused(api: HistoricApi, clock: Clock) -> None:
+    async with without_twin(api, clock) as replica:
         api.remove(JOBSETS, objects.jobset())  # the watch has not said so yet
         with pytest.raises(UnknownPreemption):
             await replica.report(Phase.COMMITTED)
@@ -468,10 +469,9 @@ class RefusingApi(HistoricApi):
 
     refusal: client.KubeError | None = None
 
-    def _create(self, path: str, body: client.JsonObject) -> client.JsonObject:
-        if self.refusal is not None and path.endswith(f"/{kinds.PREEMPTIONS.plural}"):
+    async def arrives(self, method: str, path: str, query: Mapping[str, str]) -> None:
+        if self.refusal is not None and method == "POST" and path.endswith(f"/{kinds.PREEMPTIONS.plural}"):
             raise self.refusal
-        return super()._create(path, body)
 
     @property
     def attempts(self) -> int:
@@ -501,11 +501,11 @@ async def test_a_record_that_was_never_made_goes_with_its_namespace(clock: Clock
         api.remove(kinds.NAMESPACES, objects.namespace())
         api.refusal = client.NotFound('HTTP 404 Not Found: namespaces "team-a" not found')
         attempts = api.attempts
-        await until(lambda: not replica.core.writers.preemptions._write_queue._tasks, "the writes to end")
+        await until(lambda: not writes_under_way("preemption"), "the writes to end")
         assert api.attempts == attempts + 1
         assert preemptions == {}
         assert unrecorded(replica) == 0
-        assert replica.core.writers.acknowledgements.replica((objects.NAMESPACE, NAME), "replica-a").told == 0
+        assert kept_of(replica, (objects.NAMESPACE, NAME)) == []
 
 
 async def test_a_record_waits_until_its_kind_is_served(clock: Clock) -> None:

@@ -8,6 +8,7 @@ import functools
 from gracepoint.wire.messages import Forecast, Phase, Resumption, Stall
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import parse_time
+from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
@@ -206,8 +207,8 @@ async def forecasts(replica: Replica) -> None:
 
 
 def writes(replica: Replica) -> None:
-    """Writes the policy, as after each list of the cluster."""
-    replica.core.writers.policies.touch(objects.NAMESPACE, "careful")
+    """Writes the policy, as after each list of the cluster and each change of a JobSet."""
+    replica.see(JOBSETS, objects.jobset())
 
 
 async def test_a_stall_whose_end_the_other_replica_heard_is_over(api: MemoryApi, clock: Clock) -> None:

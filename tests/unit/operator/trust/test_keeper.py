@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from gracepoint_operator.kube import client, objects
+from gracepoint_operator.kube import objects
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.trust import bundle, certificates
 from gracepoint_operator.trust.bundle import PEM_KEY
-from gracepoint_operator.trust.certificates import Certificates, TrustKeeper, TrustPlaces
+from gracepoint_operator.trust.certificates import LOOK_S, Certificates, TrustKeeper, TrustPlaces
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
 
@@ -36,10 +36,12 @@ def api() -> MemoryApi:
 
 
 class Replica:
-    def __init__(self, api: MemoryApi, folder: Path, clock: Clock, places: TrustPlaces = PLACES) -> None:
+    def __init__(
+        self, api: MemoryApi, folder: Path, clock: Clock, places: TrustPlaces = PLACES, look_s: float = LOOK_S
+    ) -> None:
         self.certificates = Certificates(folder, required=not places.secret, overlap_s=DAY_S, clock=clock)
         self.metrics = Metrics()
-        self.keeper = TrustKeeper(api, self.certificates, places, self.metrics, clock)
+        self.keeper = TrustKeeper(api, self.certificates, places, self.metrics, clock, look_s)
 
 
 def told(api: MemoryApi) -> set[str]:
@@ -63,20 +65,21 @@ async def test_two_replicas_make_one_certificate_and_tell_the_api_server(api: Me
     assert [call for call in api.calls if call.startswith("PATCH")] == writes, "nothing is due"
 
 
-async def test_the_replica_that_comes_second_takes_what_the_first_made(api: MemoryApi, tmp_path: Path) -> None:
+async def test_the_replica_that_comes_second_takes_what_the_first_made(
+    api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock(NOW)
     first, second = (Replica(api, tmp_path, clock) for _ in range(2))
-    get = api.get
+    is_first_write = True
 
-    async def stale(kind: objects.Kind, namespace: str | None, name: str) -> client.JsonObject:
-        body = await get(kind, namespace, name)
-        if kind is objects.SECRETS and not body.get("data"):
-            await first.keeper.once()  # between the read and the write of the second
-        return body
+    async def arrives(method: str, path: str, query: Mapping[str, str]) -> None:
+        nonlocal is_first_write
+        if method == "PATCH" and "secrets" in path and is_first_write:
+            is_first_write = False
+            assert await first.keeper.once()  # between the read and the write of the second
 
-    second.keeper._api = type("Stale", (), {"get": staticmethod(stale), "merge": api.merge})()
+    monkeypatch.setattr(api, "arrives", arrives)
     assert not await second.keeper.once()
-    second.keeper._api = api
     assert await second.keeper.once()
     assert first.certificates.served == second.certificates.served
 
@@ -159,10 +162,11 @@ async def test_failures_are_tried_again_after_pauses_that_grow_until_it_works(
     async def once() -> bool:
         if not answers:
             await asyncio.Event().wait()
-        return answers.pop(0)
+        if answer := answers.pop(0):
+            replica.keeper.touch()
+        return answer
 
     monkeypatch.setattr(certificates, "RetryPauses", Pauses)
-    monkeypatch.setattr(certificates, "_EVERY_S", 0.0)
     monkeypatch.setattr(replica.keeper, "once", once)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -178,11 +182,10 @@ def test_failures_are_counted_from_zero_on(api: MemoryApi, tmp_path: Path) -> No
 
 
 async def test_what_others_take_away_from_the_webhooks_is_put_back_before_the_next_round(
-    api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: MemoryApi, tmp_path: Path
 ) -> None:
     """A rollback to a revision whose chart had no caBundle, while a later one had it."""
-    replica = Replica(api, tmp_path, Clock(NOW))
-    monkeypatch.setattr(certificates, "_LOOK_S", 0.01)
+    replica = Replica(api, tmp_path, Clock(NOW), look_s=0.01)
     running = asyncio.create_task(replica.keeper.run())
     try:
         async with asyncio.timeout(5):

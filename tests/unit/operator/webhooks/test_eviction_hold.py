@@ -610,11 +610,9 @@ async def test_before_the_cluster_is_known_nothing_is_held(api: MemoryApi, clock
     assert api.calls == []
 
 
-async def test_a_replica_that_does_not_decide_yet_holds_nothing_whatever_it_knows(
-    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_that_does_not_decide_yet_holds_nothing_whatever_it_knows(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        monkeypatch.setattr(replica.core.evictions, "_ready", lambda: False)
+        replica.core.notifier.ready = False
         api.calls.clear()
         assert await evict(replica) is None
         assert (api.calls, replica.preemptions) == ([], [])

@@ -21,8 +21,8 @@ from gracepoint.wire.names import JOBSET_LABEL_REPLICATED_JOB, LABEL_POLICY, Env
 from gracepoint_operator.kube import client as kube
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes, admission_review
-from gracepoint_operator.webhooks.admission_review import AdmissionRequest, allowed
+from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes
+from gracepoint_operator.webhooks.admission_review import AdmissionRequest, RequestBodies, allowed
 from gracepoint_operator.webhooks.routes import (
     PATH_EVICTIONS,
     PATH_JOBSETS,
@@ -443,17 +443,23 @@ async def test_large_objects_are_limited_and_small_ones_do_not_wait(client: Clie
     assert most == 2
 
 
-async def test_a_body_that_does_not_come_ends_its_call(
-    client: Client, operator: Operator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admission_review, "_WITHIN_S", 0.05)
-    reader, writer = await asyncio.open_connection(client.host, client.port)
-    head = f"POST {path_of(PATH_JOBSETS, TOKEN)} HTTP/1.1\r\nHost: o\r\nContent-Length: 400000\r\n\r\n"
-    writer.write(head.encode())
-    assert b" 408 " in await reader.readline()
-    writer.close()
+async def test_a_body_that_does_not_come_ends_its_call() -> None:
+    refused: list[str] = []
+    bodies = RequestBodies(refused.append, within_s=0.05)
+
+    async def take(request: web.Request) -> web.Response:
+        async with bodies.read(request, at_most_bytes=1 << 20):
+            return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/", take)
+    async with TestServer(app) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: o\r\nContent-Length: 400000\r\n\r\n")
+        assert b" 408 " in await reader.readline()
+        writer.close()
     await writer.wait_closed()
-    assert operator.refused == ["too_slow"]
+    assert refused == ["too_slow"]
 
 
 _JSON = st.recursive(
