@@ -39,11 +39,10 @@ from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, StoredFile, merge
 from gracepoint.checkpoint.steps import records
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
-from gracepoint.checkpoint.steps.object_deletion import look_at
 from gracepoint.checkpoint.steps.records import Writing, done_records
 from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.checks import check_size
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
 
 logger = logging.getLogger(__name__)

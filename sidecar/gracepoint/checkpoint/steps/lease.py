@@ -18,7 +18,8 @@ If there is no lease, and several processes want it at the same time, ``create``
 If several processes take the same lease over, ``replace`` gives it to exactly one. On file systems without hard links
 the file is empty for a moment. If its writer dies in that moment, the file stays empty and expires like any lease.
 
-Checks that a job may use a directory: all its processes share it, no other job uses it, and no step is newer.
+The lease is one of the checks that a job may use a directory: all its processes share it, no other job uses it, and no
+step is newer.
 """
 
 from __future__ import annotations

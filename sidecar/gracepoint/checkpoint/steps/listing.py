@@ -3,10 +3,8 @@
 Also waits for saves that a previous attempt is still writing. Only process 0 lists the directory, and tells the other
 processes what it found.
 
-Recognizes checkpoints that are no steps of this directory: other names, other places, links, old formats.
-
-A step is a folder named by its number alone. What else looks like a checkpoint is never read as one, and training must
-not begin at step 0 beside it without a word.
+A step is a folder named by its number alone. What else looks like a checkpoint, by its name, its place, as a link or in
+an old format, is never read as one. But training must not begin at step 0 beside it without a warning.
 
 Flax's ``flax.training.checkpoints`` wrote a checkpoint as one file of msgpack. Orbax before its version 0.4 wrote the
 tree, with the values of small leaves, to a msgpack file ``checkpoint`` beside the arrays, and so did T5X. Neither has
@@ -26,10 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, records, recovery
-from gracepoint.checkpoint.steps.object_deletion import look_at
 from gracepoint.checkpoint.storage.backend import Child
 from gracepoint.checkpoint.storage.checks import must_not_write
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
 

@@ -39,7 +39,6 @@ from gracepoint.checkpoint.steps.object_deletion import (
     delete_of_save,
     finish,
     is_part_of_copy,
-    look_at,
     refuse_foreign,
     store_of,
     sweep,
@@ -60,7 +59,7 @@ from gracepoint.checkpoint.steps.records import (
 )
 from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Deletes the objects of a condemned step in a store that cannot rename.
 
-A step is condemned when its manifest is replaced by a claim that names the trash (``manifest_deletion``). One process
+A step is condemned when its manifest is replaced by a claim that names the trash (``manifest_commit``). One process
 at a time **sweeps** such a step. It writes the time into the claim. Before a batch of deletions it writes the time
 again if ``RENEWED_S`` have passed. This renewal is conditional, so a process that has lost the claim notices and ends.
 
@@ -20,8 +20,6 @@ committed step are known by its manifest. Before the step is condemned they are 
 generations, and are then deleted like the others.
 
 This module has no state, and no threads but those of the store.
-
-Looks at several steps or saves of a directory: in an object store several at once, elsewhere one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TypeVar, cast
+from typing import cast
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import grid
@@ -325,22 +323,3 @@ def _noted(
     for entry in entries:
         if entry.key in wanted_keys or entry.key == layout.DAMAGE_MARK:
             yield dataclasses.replace(entry, key=(folder / entry.key).key)
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def look_at(root: StoragePath, keys: Iterable[K], look: Callable[[K], V]) -> dict[K, V]:
-    """Returns what ``look`` finds for each of ``keys``, in their order. Raises its first error.
-
-    In a store that is far, several threads call ``look``. They end with the call.
-    """
-    keys = list(keys)
-    found: dict[K, V] = {}
-
-    def note(key: K) -> None:
-        found[key] = look(key)
-
-    root.backend.at_once(functools.partial(note, key) for key in keys)
-    return {key: found[key] for key in keys}

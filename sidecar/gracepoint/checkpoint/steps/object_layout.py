@@ -15,14 +15,11 @@ created and replaced with conditions. It is absent, a **claim**, or a manifest, 
 * A claim that names trash is never taken over. The step is being deleted (``object_deletion``).
 
 If a manifest of another save stands in the step, or the step is being deleted, objects go to the folder of the save.
-They are moved once the save is durable (``manifest_commit``).
+They are moved into the step once the save is durable (``manifest_commit``). One process moves all of them, through its
+memory.
 
-A ``Placement`` is the back end that the writers of one save see. The threads of the writer share it.
-
-Moves the objects of a durable save from its own folder into its step, in a store that cannot rename.
-
-This happens only if the step had another save, or was being deleted, while the save was written. One process moves all
-objects, through its memory. This module has no threads of its own and no state.
+A ``Placement`` is the back end that the writers of one save see. The threads of the writer share it. This module has no
+threads of its own.
 """
 
 from __future__ import annotations

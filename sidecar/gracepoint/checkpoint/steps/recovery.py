@@ -1,8 +1,8 @@
 """Recovery at a start: commits durable saves of processes that died, and undoes replacements that were interrupted.
 
-Any number of processes may do so at the same time, and may stop anywhere. ``commit`` explains why this is safe.
-
-Lets process 0 do for all processes what only one should do, such as listing a directory or taking its lease.
+Any number of processes may do so at the same time, and may stop anywhere. ``commit`` explains why this is safe. But
+mostly one process is enough: ``by_process_zero`` lets process 0 do for all what only one should do, such as recovery,
+listing a directory or taking its lease.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.steps.object_deletion import look_at
 from gracepoint.checkpoint.steps.records import done_records
 from gracepoint.checkpoint.storage.checks import must_not_write
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, SaveFailed, from_word, to_word
 from gracepoint.process_group import ProcessGroup

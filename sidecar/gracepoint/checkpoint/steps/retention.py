@@ -40,9 +40,8 @@ from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.steps.object_deletion import look_at
 from gracepoint.checkpoint.storage import backend, posix
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed, SettingsError
 

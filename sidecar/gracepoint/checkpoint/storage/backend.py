@@ -8,16 +8,14 @@ shares the store. Nobody owns a value: concurrent writers of one value use the c
 
 All stores raise the built-in errors ``FileNotFoundError``, ``FileExistsError`` and ``OSError``.
 
-What stores that cannot rename offer beside ``Backend``: writes with conditions and notes.
+``FlatBackend`` is what stores that cannot rename offer beside ``Backend``: writes with conditions and notes.
 
-Ends the requests of a block of code when its time is over, without each function passing a deadline on.
+``ended_by`` ends the requests of a block of code when its time is over, without each function passing a deadline on.
+The limit belongs to the thread that sets it. Stores that make requests ask for it in the thread that calls them
+(``current``), and pass it on to the threads that they start.
 
-The limit belongs to the thread that sets it. Stores that make requests ask for it in the thread that calls them, and
-pass it on to the threads that they start.
-
-Makes TensorStore contexts. All of them share the same values in memory.
-
-This module has no threads of its own. TensorStore's threads belong to the contexts.
+``new_context`` makes TensorStore contexts, which all share the same values in memory. TensorStore's threads belong to
+the contexts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Compares stored values with their recorded sizes and checksums, and waits for values to appear.
+"""Checks what is stored: sizes and checksums of values, whether they have appeared, and whether there is room for more.
 
-This module has no threads and no state.
-
-How much room a file system has, and what an error says that storage had none. No state, and no threads.
-
-Object stores tell only by an error that a quota is used up.
-
-Lists files that the user's code wrote, makes them durable, and returns their checksums.
+How much room is left is known of file systems. Object stores tell only by an error that a quota is used up. Of files
+that the user's code wrote, ``record_files`` takes sizes and checksums once they are durable. This module has no threads
+and no state.
 """
 
 from __future__ import annotations

@@ -1,21 +1,15 @@
 """Checkpoints in a file system. Files appear as a whole by a link or a rename, and are synced with their folders.
 
-This module has no threads and no state. Keys are absolute paths.
+Keys are absolute paths. As a commit is one rename of a folder, ``check_mount`` checks that a mounted file system can
+hold checkpoints. Linux tells which file system is mounted where. On other systems only the renames are tried.
 
-Checks whether a mounted file system can hold checkpoints: a commit is one rename of a folder.
+The module also notes what could not be deleted, in any store. A deletion that fails never fails a save or a start, but
+it fills the storage. So each is logged once in each start, with path, owner and error, and ``listen`` reports all of
+them.
 
-Linux tells which file system is mounted where. On other systems only the renames are tried. This module has no threads
-and no state.
-
-Has the system read a file into its page cache before the file is needed.
-
-This module has no threads and no state.
-
-What could not be deleted, and why. A deletion that fails never fails a save or a start, but it fills the storage.
-
-So each is logged once in each start, with path, owner and error, and ``listen`` reports all of them. Any
-thread may call everything here. One lock guards the state, which belongs to the process: all its checkpointers share
-it. ``listen``'s function is called by the thread whose deletion changed something, without the lock.
+This module has no threads, and any thread may call everything here. One lock guards the notes, which belong to the
+process: all its checkpointers share them. ``listen``'s function is called by the thread whose deletion changed
+something, without the lock.
 """
 
 from __future__ import annotations

@@ -3,15 +3,16 @@
 All modules of the engine use ``StoragePath`` for locations, and access the store through it. Only ``storage_path``
 makes one from a location that a user gives. Paths are immutable and have no state of their own.
 
-Reads many small files at once. On network storage each file takes a round trip or more, and little bandwidth.
-
-The calling thread and additional threads read. Each takes the next path that no thread has taken. The additional
-threads end with the call. They are daemons: if storage hangs, the process can still exit. If the system starts no more
-threads, as when the interpreter is about to end, the threads that exist read all files.
+The functions at the end look at or read many locations at once, as each may take a round trip and little bandwidth.
+``look_at`` uses the threads of the store. ``read_all`` and ``read_existing`` read in the calling thread and in
+additional threads, each of which takes the next path that no thread has taken. These end with the call. They are
+daemons: if storage hangs, the process can still exit. If the system starts no more threads, as when the interpreter is
+about to end, the threads that exist read all files.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -20,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from gracepoint.arguments import shown
@@ -388,3 +389,22 @@ class _Work:
                 self.missing = not self._skip_missing
             except BaseException as error:  # noqa: BLE001 - raised by the calling thread
                 self.error = error
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def look_at(root: StoragePath, keys: Iterable[K], look: Callable[[K], V]) -> dict[K, V]:
+    """Returns what ``look`` finds for each of ``keys``, in their order. Raises its first error.
+
+    In a store that is far, several threads call ``look``. They end with the call.
+    """
+    keys = list(keys)
+    found: dict[K, V] = {}
+
+    def note(key: K) -> None:
+        found[key] = look(key)
+
+    root.backend.at_once(functools.partial(note, key) for key in keys)
+    return {key: found[key] for key in keys}

@@ -23,7 +23,7 @@ from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from tests.interrupts import Interrupted, interrupt_at
-from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
+from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
 

@@ -16,7 +16,7 @@ from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.steps.records import done_records
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointTooNew
-from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
+from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.digests import DigestStore
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 from tests.unit.checkpoint.storage.fakes.volatile import VolatileBackend

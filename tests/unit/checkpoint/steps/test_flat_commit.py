@@ -12,7 +12,7 @@ from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, listing, object_layout
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
-from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
+from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
 

@@ -9,7 +9,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing, recovery
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
-from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
+from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
 FINISHED = ("default/_METADATA", "default/w/.zarray", "default/w/0", "_CHECKPOINT_METADATA", "commit_success.txt")

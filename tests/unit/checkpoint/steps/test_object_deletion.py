@@ -11,7 +11,7 @@ from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
-from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
+from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.digests import DigestStore
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 

@@ -11,7 +11,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
-from tests.unit.checkpoint.steps.fakes.flat_saves import STEP, write
+from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 
 
