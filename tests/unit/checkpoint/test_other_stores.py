@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
+import secrets
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import pytest
 
 from gracepoint.checkpoint import CheckpointManager, WriteOptions
 from gracepoint.checkpoint.storage import backend
+from gracepoint.checkpoint.storage.backend import NotAdmitted
 from gracepoint.checkpoint.storage.objects.s3 import S3Uploads
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
@@ -22,21 +25,25 @@ from tests.object_stores.http_messages import Head
 from tests.object_stores.servers import Bucket, Server
 from tests.unit.checkpoint.fakes.engine import assert_same, small_state
 from tests.unit.checkpoint.fakes.formats import each_format
+from tests.waiting import until
 
 pytestmark = pytest.mark.integration
 
-Behind = Callable[[Server, Callable[[Head], Head | bytes]], Bucket]
+
+class Behind(Protocol):
+    """Makes a bucket of a server behind a proxy that changes or answers requests."""
+
+    def __call__(self, server: Server, passed: Callable[[Head], Head | bytes], name: str = "") -> Bucket: ...
 
 
 @pytest.fixture
 def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
-    """Makes a bucket of a server behind a proxy that changes or answers requests."""
     proxies: list[FaultProxy] = []
 
-    def make(server: Server, passed: Callable[[Head], Head | bytes]) -> Bucket:
+    def make(server: Server, passed: Callable[[Head], Head | bytes], name: str = "") -> Bucket:
         proxies.append(FaultProxy(server.url))
         proxies[-1].passed = passed
-        return set_environment(server.bucket(url=proxies[-1].url), monkeypatch)
+        return set_environment(server.bucket(name, url=proxies[-1].url), monkeypatch)
 
     yield make
     for proxy in proxies:
@@ -133,19 +140,90 @@ def check_run(root: Any, options: WriteOptions) -> None:
     assert {entry.key.partition("/")[0] for entry in storage_path(root).entries()} == {"2"}
 
 
-def test_the_start_tries_tensorstore_s_client_too_and_ocdbt_is_refused_by_name(
-    behind: Behind, s3: Server, caplog: pytest.LogCaptureFixture
+@each_format
+def test_the_start_tries_tensorstore_s_client_too_and_what_it_must_read_is_refused_by_name(
+    s3: Server, behind: Behind, caplog: pytest.LogCaptureFixture, options: WriteOptions
 ) -> None:
     def refuses_tensorstore(head: Head) -> Head | bytes:
         return refusal(403, "AccessDenied") if "tensorstore" in head.headers.get("user-agent", "") else head
 
-    root: Any = f"{behind(s3, refuses_tensorstore).uri}/run"
+    check_without_tensorstore(f"{behind(s3, refuses_tensorstore).uri}/run", options, caplog)
+
+
+def check_without_tensorstore(root: str, options: WriteOptions, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         storage_path(root).check_usable()
     assert "TensorStore cannot read from the store" in caplog.text
-    with pytest.raises(SaveFailed, match=r"TensorStore cannot read from the store.*Save without OCDBT, or mend that"):
-        check_run(root, WriteOptions(use_ocdbt=True))
-    check_run(f"{root}/files", WriteOptions())
+    if not options.use_ocdbt and options.compression is None:
+        return check_run(root, options)
+    with pytest.raises(
+        SaveFailed,
+        match="TensorStore cannot read from the store.*Save without OCDBT and without compression, or mend that",
+    ):
+        check_run(root, options)
+
+
+SESSION_S = 300.0
+
+
+class DirectoryBucket:
+    """Does as S3 Express before a server that does not: opens sessions, and takes their credentials alone."""
+
+    def __init__(self, lasts_s: float) -> None:
+        self._lasts_s = lasts_s
+        self.sessions = 0
+
+    def __call__(self, head: Head) -> Head | bytes:
+        authorization, token = head.headers.get("authorization", ""), head.headers.get("x-amz-s3session-token", "")
+        if "/us-east-1/s3express/aws4_request" not in authorization:
+            return refusal(403, "AccessDenied")
+        if head.first.split(" ")[1].endswith("?session"):
+            self.sessions += 1
+            return self._opened(str(self.sessions))
+        is_opened = token.isdecimal() and int(token) <= self.sessions
+        is_signed = f"Credential=session-{token}/" in authorization and "x-amz-s3session-token" in authorization
+        return head if is_opened and is_signed else refusal(403, "AccessDenied")
+
+    def _opened(self, token: str) -> bytes:
+        end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self._lasts_s)
+        body = (
+            f"<CreateSessionResult><Credentials><SessionToken>{token}</SessionToken><SecretAccessKey>secret"
+            f"</SecretAccessKey><AccessKeyId>session-{token}</AccessKeyId><Expiration>{end:%Y-%m-%dT%H:%M:%SZ}</Expiration>"
+            "</Credentials></CreateSessionResult>"
+        ).encode()
+        return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@each_format
+def test_a_directory_bucket_is_used_in_sessions_with_it(
+    behind: Behind, moto: Server, caplog: pytest.LogCaptureFixture, options: WriteOptions
+) -> None:
+    express = DirectoryBucket(SESSION_S)
+    bucket = behind(moto, express, f"{secrets.token_hex(4)}--use1-az4--x-s3")
+    check_without_tensorstore(f"{bucket.uri}/run", options, caplog)
+    assert express.sessions == 1
+
+
+@pytest.mark.parametrize(("lasts_s", "expected"), [(SESSION_S, False), (50.0, True)])
+def test_a_session_is_replaced_before_it_ends(behind: Behind, moto: Server, lasts_s: float, expected: bool) -> None:
+    express = DirectoryBucket(lasts_s)
+    top = storage_path(f"{behind(moto, express, f'{secrets.token_hex(4)}--use1-az4--x-s3').uri}/run")
+    for number in range(3):  # the second request of a session that ends soon has another one opened
+        (top / f"{number}").create(b"data")
+    until(lambda: express.sessions > 1 or not expected, "a second session")
+    assert (express.sessions > 1) == expected
+    assert [(top / f"{number}").read().data for number in range(3)] == [b"data"] * 3
+
+
+def test_a_directory_bucket_whose_sessions_are_forbidden_says_which_right_is_missing(
+    behind: Behind, moto: Server
+) -> None:
+    def forbids(head: Head) -> Head | bytes:
+        return refusal(403, "AccessDenied")
+
+    bucket = behind(moto, forbids, f"{secrets.token_hex(4)}--use1-az4--x-s3")
+    with pytest.raises(NotAdmitted, match="AccessDenied.*may use s3express:CreateSession on it"):
+        storage_path(f"{bucket.uri}/run").check_usable()
 
 
 def test_saves_in_ocdbt_are_not_refused_for_one_answer_of_tensorstore_that_came_late(

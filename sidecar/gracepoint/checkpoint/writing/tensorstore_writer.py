@@ -307,8 +307,8 @@ class EncodedWriter:
             SaveFailed: The deadline passed, or was cancelled. Or TensorStore could not read what would be written.
             ValueError, OSError: A file cannot be written. The message names it.
         """
-        if form_of(job).ocdbt and (error := cast(FlatBackend, job.folder.backend).tensorstore_error):
-            raise SaveFailed(f"{job.folder}: {error}. Save without OCDBT, or mend that")
+        if not form_of(job).files_hold_values and (error := cast(FlatBackend, job.folder.backend).tensorstore_error):
+            raise SaveFailed(f"{job.folder}: {error}. Save without OCDBT and without compression, or mend that")
         written = WrittenFiles()
         pool = WritePool([], self._limit_bytes, job.folder, deadline)
         folders = Folders(job.folder, direct=False)

@@ -65,7 +65,7 @@ def check(store: ObjectBackend, key: str) -> None:
         store.tensorstore_error = _why_tensorstore_cannot_read(store, probe)
         if store.tensorstore_error is not None:
             logger.warning(
-                "%s: %s. Saves in OCDBT are refused, and what is stored in OCDBT or compressed cannot be restored",
+                "%s: %s. Saves in OCDBT or with compression are refused, and what is stored so cannot be restored",
                 store.url(key),
                 store.tensorstore_error,
             )

@@ -1,7 +1,7 @@
 """S3, and stores with its API. Generations are entity tags: objects with equal bytes have equal ones.
 
 ``botocore`` says where a bucket is and how requests to it are signed (``_place``), finds and renews credentials
-(``_AwsKeys``), and signs (``S3Api._signed``). It reads its own variables and files, and is imported when a bucket is
+(``_AwsKeys``, ``_DirectorySessions``), and signs (``S3Api._signed``). It reads its own variables and files, and is imported when a bucket is
 opened. The requests are made here: they have deadlines, can be ended, and send arrays from where they are.
 
 ``AWS_REGION`` is not one of botocore's variables, but of the other kits. ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` says
@@ -129,9 +129,10 @@ class S3Api:
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
         self.encryption = _encryption(os.environ)
-        finder = _AwsKeys()
-        self._place = _place(finder.session(), bucket)
+        keys = _AwsKeys()
+        self._place = _place(keys.session(), bucket)
         self.connections = self._place.connections
+        finder = _DirectorySessions(keys, bucket, self._place) if self._place.has_sessions else keys
         self._credentials = Renewed("s3://: credentials", finder)
         self.clock = StoreClock()
         self._deletes_with_conditions = True
@@ -247,7 +248,7 @@ class S3Api:
 
         request = AWSRequest(method, f"{self.connections.url}{target}", headers=headers)
         # The body is not signed. Where a header has its checksum, that header is signed.
-        request.context["client_config"] = self._place.body_unsigned
+        request.context["client_config"] = self._place.config
         self._place.signer(keys).add_auth(request)
         return dict(request.headers.items())
 
@@ -260,14 +261,16 @@ class _Place(NamedTuple):
         path: What the paths of all requests begin with, without a slash at its end.
         region: The region that is signed.
         signer: Makes one of ``botocore.auth``'s signers with credentials.
-        body_unsigned: The setting with which that signer leaves the body alone.
+        has_sessions: Whether these are credentials of a session with the bucket.
+        config: The settings of ``botocore`` that are made here. With them, a signer leaves the body alone.
     """
 
     connections: Connections
     path: str
     region: str
     signer: Callable[[Any], Any]
-    body_unsigned: Any
+    has_sessions: bool
+    config: Any
 
 
 def _place(session: Any, bucket: str) -> _Place:
@@ -279,7 +282,7 @@ def _place(session: Any, bucket: str) -> _Place:
     Raises:
         SettingsError: There is no region, or ``botocore`` knows no such place.
     """
-    from botocore.auth import S3SigV4Auth
+    from botocore.auth import S3ExpressAuth, S3SigV4Auth
     from botocore.awsrequest import AWSResponse
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -296,11 +299,12 @@ def _place(session: Any, bucket: str) -> _Place:
         asked.append((params["url"], context["auth_type"], context["signing"]))
         return AWSResponse(params["url"], 200, {}, None), {}
 
+    config = Config(s3=s3)
     try:
         region = os.environ.get("AWS_REGION") or session.get_config_variable("region")
         # Without keys of its own, the client would look for some, which can take seconds. It signs nothing.
         keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
-        client = session.create_client("s3", region, config=Config(s3=s3), **keys)
+        client = session.create_client("s3", region, config=config, **keys)
         if not region and str(urlsplit(client.meta.endpoint_url).hostname).endswith(".amazonaws.com"):
             raise SettingsError(f"s3://{bucket}: set AWS_REGION to the region of the bucket")
         client.meta.events.register_first("before-call.s3.HeadBucket", answer)
@@ -310,13 +314,13 @@ def _place(session: Any, bucket: str) -> _Place:
         connections = connections_to(f"{url.scheme}://{url.netloc}", authorities or None)
     except (BotoCoreError, ValueError) as error:
         raise SettingsError(f"s3://{bucket}: the settings of its server cannot be used: {error}") from error
-    if kind not in ("v4", "s3v4"):
-        raise SettingsError(
-            f"s3://{bucket}: found a bucket whose requests are signed with {kind!r}, which is not supported: use a "
-            "general purpose bucket. Directory buckets (S3 Express) also list in no order"
-        )
-    signer = functools.partial(S3SigV4Auth, service_name=signing["signing_name"], region_name=signing["region"])
-    return _Place(connections, url.path.rstrip("/"), signing["region"], signer, client.meta.config)
+    if kind not in ("v4", "s3v4", "v4-s3express"):
+        raise SettingsError(f"s3://{bucket}: found a bucket with signatures {kind!r}, expected version 4 of AWS's")
+    has_sessions = kind == "v4-s3express"
+    # The session's credentials are renewed here, so that a request can wait for them as long as it has time.
+    make = functools.partial(S3ExpressAuth, identity_cache=None) if has_sessions else S3SigV4Auth
+    signer = functools.partial(make, service_name=signing["signing_name"], region_name=signing["region"])
+    return _Place(connections, url.path.rstrip("/"), signing["region"], signer, has_sessions, config)
 
 
 def _encryption(environ: Mapping[str, str]) -> dict[str, str]:
@@ -378,6 +382,40 @@ class _AwsKeys:
         expires = hasattr(found, "refresh_needed")
         return StoreCredentials(
             found.get_frozen_credentials(), lambda seconds: not (expires and found.refresh_needed(seconds))
+        )
+
+
+_SESSION_RENEWED_S = 60.0  # before its end, after five minutes
+
+
+class _DirectorySessions:
+    """Opens sessions with a directory bucket (S3 Express) by ``botocore``. One thread at a time uses ``__call__``."""
+
+    def __init__(self, keys: _AwsKeys, bucket: str, place: _Place) -> None:
+        self._keys = keys
+        self._bucket = bucket
+        self._place = place
+
+    def __call__(self, was_refused: bool) -> StoreCredentials[Any]:
+        from botocore.credentials import ReadOnlyCredentials
+        from botocore.exceptions import ClientError
+
+        self._keys(was_refused)
+        client = self._keys.session().create_client("s3", self._place.region, config=self._place.config)
+        try:
+            opened = client.create_session(Bucket=self._bucket)["Credentials"]
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (401, 403, 404):
+                raise
+            raise NotAdmitted(
+                errno.EIO,
+                f"s3://{self._bucket}: no session was opened: {error}. Check that the bucket exists, and that this "
+                "process's credentials may use s3express:CreateSession on it",
+            ) from error
+        until_s = opened["Expiration"].timestamp()
+        return StoreCredentials(
+            ReadOnlyCredentials(opened["AccessKeyId"], opened["SecretAccessKey"], opened["SessionToken"]),
+            lambda seconds: time.time() + min(seconds, _SESSION_RENEWED_S) < until_s,
         )
 
 

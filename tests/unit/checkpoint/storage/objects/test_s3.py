@@ -148,8 +148,6 @@ def test_the_service_and_region_of_a_signature_are_those_that_botocore_says(s3_s
             "set AWS_REGION to the region of the bucket",
             id="FIPS nowhere",
         ),
-        pytest.param("b--use1-az4--x-s3", {"AWS_REGION": "us-east-1"}, "", "Directory buckets", id="S3 Express"),
-        pytest.param("b--use1-az4--xa-s3", {"AWS_REGION": "us-east-1"}, "", "Directory buckets", id="its access point"),
         pytest.param(
             "b-1", {"AWS_REGION": "cn-north-1", "AWS_USE_FIPS_ENDPOINT": "true"}, "", "does not support FIPS", id="FIPS"
         ),
