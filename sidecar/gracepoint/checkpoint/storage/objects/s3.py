@@ -1,8 +1,9 @@
 """S3, and stores with its API. Generations are entity tags: objects with equal bytes have equal ones.
 
 ``botocore`` says where a bucket is and how requests to it are signed (``_place``), finds and renews credentials
-(``_AwsKeys``, ``_DirectorySessions``), and signs (``S3Api._signed``). It reads its own variables and files, and is imported when a bucket is
-opened. The requests are made here: they have deadlines, can be ended, and send arrays from where they are.
+(``_AwsKeys``, ``_DirectorySessions``), and signs (``S3Api._signed``). It reads its own variables and files, and is
+imported when a bucket is opened. The requests are made here: they have deadlines, can be ended, and send arrays from
+where they are.
 
 ``AWS_REGION`` is not one of botocore's variables, but of the other kits. ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` says
 whether the bucket is a part of the host's name; without it, ``botocore`` decides. ``AWS_SERVER_SIDE_ENCRYPTION``,
