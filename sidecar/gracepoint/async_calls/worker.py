@@ -88,14 +88,56 @@ def _poll(connection: socket.socket, trainer: int | None, timeout_ms: int | None
     return bool(poll.poll(timeout_ms))
 
 
-_AUTOGROUP = Path("/proc/self/autogroup")
 # Enough for the workers of a machine, which may all want it at once.
 _TRIES, _TRY_EVERY_S = 50, 0.11
 
+
+class SessionNiceness:
+    """How nice this process's session is. The kernel may refuse a change for a while; then a thread tries again.
+
+    Args:
+        file: The kernel's file of the session. If it cannot be read, this kernel does not weigh sessions.
+    """
+
+    def __init__(self, file: Path = Path("/proc/self/autogroup")) -> None:
+        self._file = file
+        self._lock = threading.Lock()  # protects what follows
+        self._wanted = 0
+        self._tries = 0  # attempts that the thread still has; 0: there is no thread
+
+    def set(self, nice: int) -> None:
+        """Sets it, now or soon. Does not wait."""
+        with self._lock:
+            self._wanted, is_tried = nice, self._tries > 0
+            if is_tried:
+                self._tries = _TRIES
+            elif not self._is_set():
+                thread = threading.Thread(target=self._try_again, name="gracepoint: niceness", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the system has no thread, or the interpreter ends
+                    thread.start()
+                    self._tries = _TRIES
+
+    def _try_again(self) -> None:
+        while True:
+            time.sleep(_TRY_EVERY_S)
+            with self._lock:
+                self._tries = 0 if self._is_set() else self._tries - 1
+                if self._tries <= 0:  # whoever wants another niceness from here on starts another thread
+                    return
+
+    def _is_set(self) -> bool:
+        """Sets the niceness. Returns False if the kernel may allow it later. True also if it never does."""
+        with contextlib.suppress(OSError, ValueError, IndexError):  # this kernel does not weigh sessions
+            if int(self._file.read_text().split()[-1]) != self._wanted:
+                try:
+                    self._file.write_text(str(self._wanted))
+                except BlockingIOError:
+                    return False
+        return True
+
+
 _nice = 0
-_lock = threading.Lock()  # protects what follows
-_wanted = 0
-_tries = 0  # attempts that the thread still has; 0: there is no thread
+_session = SessionNiceness()
 
 
 def give_way(nice: int, *, idle: bool = False) -> None:
@@ -119,46 +161,12 @@ def give_way(nice: int, *, idle: bool = False) -> None:
 
 def hurry() -> None:
     """Has the session count as much as others, as somebody waits for this process. Its threads stay nice."""
-    _set_session_nice(0)
+    _session.set(0)
 
 
 def relax() -> None:
     """Has the session be as nice as ``give_way`` said, as the training continues."""
-    _set_session_nice(_nice)
-
-
-def _set_session_nice(nice: int) -> None:
-    global _wanted, _tries
-    with _lock:
-        _wanted, is_tried = nice, _tries > 0
-        if is_tried:
-            _tries = _TRIES
-        elif not _has_wanted_niceness():
-            thread = threading.Thread(target=_try_again, name="gracepoint: niceness", daemon=True)
-            with contextlib.suppress(RuntimeError):  # the system has no thread, or the interpreter ends
-                thread.start()
-                _tries = _TRIES
-
-
-def _try_again() -> None:
-    global _tries
-    while True:
-        time.sleep(_TRY_EVERY_S)
-        with _lock:
-            _tries = 0 if _has_wanted_niceness() else _tries - 1
-            if _tries <= 0:  # whoever wants another niceness from here on starts another thread
-                return
-
-
-def _has_wanted_niceness() -> bool:
-    """Sets the niceness. Returns False if the kernel may allow it later. True also if it never does."""
-    with contextlib.suppress(OSError, ValueError, IndexError):  # this kernel does not weigh sessions
-        if int(_AUTOGROUP.read_text().split()[-1]) != _wanted:
-            try:
-                _AUTOGROUP.write_text(str(_wanted))
-            except BlockingIOError:
-                return False
-    return True
+    _session.set(_nice)
 
 
 #: A call on its way to the worker: its number, the size of its block, the size of the block's header. The file

@@ -309,12 +309,17 @@ class SeenProcess:
     why_not: str = ""
 
 
-def look(at: ProcessAt) -> SeenProcess:
-    """Looks at a process. Takes up to ten seconds."""
+def look(at: ProcessAt, py_spy_s: float = _PY_SPY_S) -> SeenProcess:
+    """Looks at a process. Takes up to ten seconds.
+
+    Args:
+        at: The process.
+        py_spy_s: How many seconds py-spy may take for the stack.
+    """
     if not at.visible:
         why = "it is in another container, and the pod has no shareProcessNamespace"
         return SeenProcess("", why_not=why)
-    stack, why_not = _stack(at)
+    stack, why_not = _stack(at, py_spy_s)
     return SeenProcess(_state(at), stack, why_not)
 
 
@@ -332,7 +337,7 @@ def _state(at: ProcessAt) -> str:
     return words.format(where=f", in {where}" if where else "")
 
 
-def _stack(at: ProcessAt) -> tuple[str, str]:
+def _stack(at: ProcessAt, within_s: float) -> tuple[str, str]:
     """Returns the stack of the training thread, and why there is none. One of the two is empty."""
     program = shutil.which(_PY_SPY) or shutil.which(_PY_SPY, path=str(Path(sys.executable).parent))
     if program is None:
@@ -346,12 +351,12 @@ def _stack(at: ProcessAt) -> tuple[str, str]:
     except OSError as error:
         return "", f"{_PY_SPY} failed: {error}"
     try:
-        dumped, errors = spy.communicate(timeout=_PY_SPY_S)
+        dumped, errors = spy.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
         spy.kill()
         # It may hang in the kernel, as the process that it looks at does. So nobody else waits for its end.
         threading.Thread(target=spy.communicate, name="gracepoint-py-spy", daemon=True).start()
-        return "", f"{_PY_SPY} did not end within {_PY_SPY_S:g} s"
+        return "", f"{_PY_SPY} did not end within {within_s:g} s"
     if spy.returncode != 0:
         said = " ".join(errors.split())[-_ERROR_CHARACTERS:]
         return "", f"{_PY_SPY} could not read it, which takes the right to trace it (docs: troubleshooting): {said}"

@@ -42,7 +42,6 @@ from gracepoint.receivers.mailbox import SIGTERM, Disruption, Mailbox
 logger = logging.getLogger(__name__)
 
 _JOIN_S = 1.0
-_LOOK_EVERY_S = 5.0
 _END = b"\0"  # no signal has number 0
 _HANDLED = b"\xff"  # nor number 255; the Python handler writes it
 #: JAX's own handler is one of C, in a library of such a name.
@@ -57,6 +56,7 @@ class SigtermReceiver:
         grace_period_s: Seconds that the pod lives after a SIGTERM.
         on_signal: Called once, in the reader thread, after the first SIGTERM was posted.
         on_caught: Called in the main thread between two bytecodes, for each signal. Must return at once.
+        look_every_s: Pause in seconds between two looks at whose handler is installed.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class SigtermReceiver:
         grace_period_s: float,
         on_signal: Callable[[], None],
         on_caught: Callable[[], None] = lambda: None,
+        look_every_s: float = 5.0,
     ) -> None:
+        self._look_every_s = look_every_s
         self._mailbox = mailbox
         self._grace_period_s = grace_period_s
         self._on_signal = on_signal
@@ -86,7 +88,7 @@ class SigtermReceiver:
             )
             return False
         self._read_end, self._write_end = socket.socketpair()
-        self._read_end.settimeout(_LOOK_EVERY_S)
+        self._read_end.settimeout(self._look_every_s)
         self._write_end.setblocking(False)
         self._theirs = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
         # Whoever ignores or handles a hang-up, as nohup does, wants to live on.

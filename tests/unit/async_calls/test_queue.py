@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 import os
@@ -85,10 +86,9 @@ def test_close_finalizes_what_is_left_and_takes_no_more() -> None:
 
 @pytest.mark.integration
 def test_abort_finalizes_nothing_and_does_not_wait(tmp_path: Path) -> None:
-    queue, done = AsyncCallsQueue(persistent=True), list[int]()
+    caller = PersistentAsyncCaller(gang=SingleProcess(), timeout_s=60)
+    queue, done = AsyncCallsQueue(caller=caller), list[int]()
     queue.schedule_async_request(request(functions.wait_for, str(tmp_path / "never"), then=lambda: done.append(1)))
-    caller = queue._get_async_caller()
-    assert isinstance(caller, PersistentAsyncCaller)
     (worker,) = caller.worker_process_ids
     queue.close(abort=True)
     assert done == []
@@ -132,14 +132,19 @@ def test_calls_are_finalized_in_order_by_a_process_that_looks_at_itself_only_too
             function = functions.wait_for if n == 1 else functions.write
             arguments = (go_on,) if n == 1 else (f"{go_on} {n}", "x")
             queue.schedule_async_request(request(function, *arguments, then=functools.partial(done.append, n)))
-        until(lambda: queue._active[0].here.done() and queue._active[2].here.done(), "calls 0 and 2 to end")
-        found = queue.maybe_finalize_async_calls(no_dist=True)
+        found = list[int]()
+
+        def finalized(count: int) -> bool:
+            found.extend(queue.maybe_finalize_async_calls(no_dist=True))
+            return len(found) >= count
+
+        until(lambda: finalized(1) and Path(f"{go_on} 2").exists(), "calls 0 and 2 to end")
         assert (found, done) == ([0], [0])  # whatever the other process does
         assert queue.maybe_finalize_async_calls(no_dist=True) == []
         Path(go_on).touch()
-        if not blocking:
-            until(lambda: queue._active[0].here.done(), "call 1 to end")
-        found += queue.maybe_finalize_async_calls(blocking=blocking, no_dist=True)
+        if blocking:
+            found += queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+        until(lambda: finalized(3), "calls 1 and 2 to end")
         queue.close()
         return found, done
 
@@ -328,16 +333,38 @@ def test_sync_says_whether_any_process_has_a_call_left() -> None:
 
 
 def test_many_saves_leave_no_keys_in_the_store() -> None:
-    def train(gang: ProcessGroup) -> int:
-        queue = in_threads(gang)
+    store = Counted()
+
+    def train(index: int) -> None:
+        queue = in_threads(StoreProcessGroup(store, index, 2))
         for _ in range(200):
             queue.schedule_async_request(request(None))
             queue.maybe_finalize_async_calls()
             queue.maybe_finalize_async_calls(blocking=True)
-        gang.barrier("end", timeout_s=60)
-        return len(gang._store._values)  # type: ignore[attr-defined]
 
-    assert max(in_gang(2, train)) < 20
+    with concurrent.futures.ThreadPoolExecutor(2) as processes:
+        list(processes.map(train, range(2)))
+    assert len(store.keys) < 20
+
+
+class Counted(InMemoryStore):
+    """Notes which keys there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: set[str] = set()
+
+    def set(self, key: str, value: str) -> None:
+        super().set(key, value)
+        self.keys.add(key)
+
+    def increment(self, key: str, by: int = 1) -> int:
+        self.keys.add(key)
+        return super().increment(key, by)
+
+    def delete_folder(self, folder: str) -> None:
+        super().delete_folder(folder)
+        self.keys = {key for key in self.keys if not f"{key}/".startswith(f"{folder}/")}
 
 
 def test_keys_that_cannot_be_removed_do_not_fail_a_call(caplog: pytest.LogCaptureFixture) -> None:
@@ -419,7 +446,7 @@ def test_a_close_that_was_interrupted_goes_on(tmp_path: Path) -> None:
 def test_a_forked_child_finalizes_nothing_of_its_parent(tmp_path: Path) -> None:
     queue, done = in_threads(), list[int]()
     queue.schedule_async_request(request(functions.write, str(tmp_path / "a"), "x", then=lambda: done.append(0)))
-    queue._active[0].here.result(timeout=60)
+    until((tmp_path / "a").exists, "the call to end")
 
     def schedule() -> None:
         queue.schedule_async_request(request(functions.write, str(tmp_path / "b"), "x"))
@@ -462,8 +489,18 @@ def test_a_forked_child_leaves_the_workers_to_its_parent(tmp_path: Path) -> None
 
 @pytest.mark.integration
 def test_a_forked_child_keeps_no_connection_by_which_a_worker_sees_that_its_trainer_lives() -> None:
+    def sockets() -> set[str]:
+        """The sockets that this process has open."""
+        found = set()
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return {name for name in found if name.startswith("socket:")}
+
+    before = sockets()
     caller = PersistentAsyncCaller(gang=SingleProcess(), timeout_s=60)
     caller.start_worker()
-    connection = caller._workers[0]._connection.fileno()
-    assert forked(lambda: os.fstat(connection)).startswith("OSError: [Errno 9] Bad file descriptor")
+    connections = sockets() - before
+    assert connections
+    assert forked(lambda: str(sockets() & connections)) == "set()"
     caller.close()

@@ -47,11 +47,6 @@ def test_names_arguments_and_defaults_are_those_of_megatron() -> None:
     assert isinstance(AsyncCallsQueue()._get_async_caller(), TemporalAsyncCaller)
     queue = AsyncCallsQueue(persistent=True)
     assert isinstance(queue._get_async_caller(), PersistentAsyncCaller)
-    queue.schedule_async_request(AsyncRequest(None, (), []))
-    (active,) = queue._active
-    assert active._fields[:3] == ("idx", "async_caller", "async_request")
-    idx, caller_of, async_request, *_ = active  # a named tuple, as there
-    assert (idx, caller_of, async_request.is_frozen) == (0, queue._get_async_caller(), True)
     queue.close()
 
 

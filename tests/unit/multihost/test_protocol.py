@@ -258,13 +258,14 @@ def gang(count: int) -> list[tuple[Member, Bell]]:
     """The members of a gang, each with its bell. Their steps are their ordinals."""
     store = InMemoryStore()
     members: list[Member] = []
-    for index in range(count):
+    bells = [Bell(store) for _ in range(count)]
+    for index, bell in enumerate(bells):
 
         def position(index: int = index) -> tuple[int, bool]:
             return members[index].seat.ordinal, False
 
-        members.append(Member(store, Bell(store), index, count, lambda event: None, position))
-    return [(member, member._bell) for member in members]
+        members.append(Member(store, bell, index, count, lambda event: None, position))
+    return list(zip(members, bells, strict=True))
 
 
 def unread(bell: Bell) -> list[Entry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.preemption import stall_detector
 from gracepoint.preemption.stall_detector import ProcessAt, look
 from tests.testcluster.shell import wait_until
 
@@ -39,7 +39,7 @@ def running(program: str) -> Iterator[ProcessAt]:
 
 def stop(at: ProcessAt) -> None:
     os.kill(at.process_id, signal.SIGSTOP)
-    wait_until("the process to stop", lambda: "(state T)" in stall_detector._state(at), timeout_s=60)
+    wait_until("the process to stop", lambda: "(state T)" in look(at).does, timeout_s=60)
 
 
 def test_a_stopped_process_is_told_with_its_stack() -> None:
@@ -48,7 +48,6 @@ def test_a_stopped_process_is_told_with_its_stack() -> None:
         seen = look(at)
         assert (seen.does, seen.why_not) == ("is stopped by a signal (state T)", "")
         assert seen.stack.splitlines()[-1].endswith("in sleep")
-        assert stall_detector._state(at) == seen.does
 
 
 def test_a_process_that_hangs_in_c_code_is_told_with_its_stack() -> None:
@@ -67,21 +66,20 @@ def test_a_process_that_sleeps_or_has_ended_is_told() -> None:
 def test_what_is_missing_for_the_stack_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(SLEEPS) as at:
         stop(at)
-        monkeypatch.setattr(stall_detector, "_PY_SPY", "py-spy-that-is-not-there")
+        monkeypatch.setattr(shutil, "which", lambda program, path=None: None)
         seen = look(at)
         assert seen.does == "is stopped by a signal (state T)"
-        assert seen.why_not == "py-spy-that-is-not-there is not installed in this image"
+        assert seen.why_not == "py-spy is not installed in this image"
 
 
 def test_a_py_spy_that_cannot_be_killed_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spy, its_id = tmp_path / "py-spy", tmp_path / "id"
     spy.write_text(f"#!/bin/sh\necho $$ > {its_id}\nexec sleep 600\n")
     spy.chmod(0o755)
-    monkeypatch.setattr(stall_detector, "_PY_SPY", str(spy))
-    monkeypatch.setattr(stall_detector, "_PY_SPY_S", 2.0)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)  # it hangs in the kernel
-    seen = look(ProcessAt.here(threading.get_native_id()))
-    assert seen.why_not == f"{spy} did not end within 2 s"
+    seen = look(ProcessAt.here(threading.get_native_id()), py_spy_s=2.0)
+    assert seen.why_not == "py-spy did not end within 2 s"
     wait_until("the script to say its ID", lambda: its_id.exists() and its_id.read_text() != "", timeout_s=60)
     os.kill(int(its_id.read_text()), signal.SIGKILL)
     for thread in threading.enumerate():

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gracepoint.receivers import SigtermReceiver
-from gracepoint.receivers import sigterm as sigterm_module
 from tests.unit.receivers.fakes.heard import Heard
 from tests.waiting import until
 
@@ -25,10 +24,10 @@ from tests.waiting import until
 class Post:
     """A receiver and what came of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_every_s: float = 5.0) -> None:
         self.heard = Heard()
         self.signalled = threading.Event()
-        self.receiver = SigtermReceiver(self.heard, 25.0, self.signalled.set)
+        self.receiver = SigtermReceiver(self.heard, 25.0, self.signalled.set, look_every_s=look_every_s)
 
 
 @pytest.fixture
@@ -290,7 +289,7 @@ def test_previous_asyncio_handler_is_called_and_restored(post: Post) -> None:
 def test_asyncio_that_takes_handler_and_fd_later_comes_second(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sigterm_module, "_LOOK_EVERY_S", 0.01)
+    post = Post(look_every_s=0.01)
     loop = asyncio.new_event_loop()
     try:
         post.receiver.install()

@@ -231,11 +231,11 @@ CONCURRENT_READS = min(32, 8 * machine.available_cores())
 #: The same if each piece takes a round trip over a network. Readers then mostly wait, however few cores there are.
 FAR_READS = 32
 # An array up to this size is delivered in one call, which takes about as long as delivering one of its regions.
-_TOGETHER_BYTES = 64 << 20
+TOGETHER_BYTES = 64 << 20
 # Its size must also be at most the bound divided by this, so that other arrays are read meanwhile.
 _TOGETHER_PART = 8
 # Small pieces are handed out together, up to so many bytes or pieces: a hand-out costs about as much as reading one.
-_JOB_BYTES = 1 << 20
+JOB_BYTES = 1 << 20
 _JOB_PIECES = 64
 
 
@@ -248,6 +248,8 @@ def read_all(
     far: bool = False,
     first: int = 0,
     then: Callable[[], None] = lambda: None,
+    together_bytes: int = TOGETHER_BYTES,
+    job_bytes: int = JOB_BYTES,
 ) -> int:
     """Reads all ``requests``, in order. Returns the total size of their values in bytes.
 
@@ -261,14 +263,17 @@ def read_all(
         first: Number of requests, from the beginning, that ``then`` waits for.
         then: Called once by the calling thread when the first ``first`` requests are delivered. The others are read
             meanwhile. An error that it raises ends the call.
+        together_bytes: An array of at most this size is delivered at once, a larger one by region.
+        job_bytes: Pieces of at least this size together are read by another thread.
 
     Raises:
         CheckpointCorrupt: A piece is missing or damaged.
         TimeoutError: The deadline passed. The message names the leaf that was waited for.
     """
-    together_bytes = _TOGETHER_BYTES if limit_bytes is None else min(_TOGETHER_BYTES, limit_bytes // _TOGETHER_PART)
+    if limit_bytes is not None:
+        together_bytes = min(together_bytes, limit_bytes // _TOGETHER_PART)
     readers = FAR_READS if far else CONCURRENT_READS
-    reading = _Reading(limit_bytes, _Threads(deadline, readers, job_bytes=0 if far else _JOB_BYTES), deadline, then)
+    reading = _Reading(limit_bytes, _Threads(deadline, readers, job_bytes=0 if far else job_bytes), deadline, then)
     try:
         for number, request in enumerate(requests):
             if number == first:

@@ -93,13 +93,10 @@ def test_an_array_without_axes_is_one_piece() -> None:
 
 
 @pytest.mark.parametrize(("together_bytes", "deliveries"), [(8 * 8 * 4, 1), (8 * 8 * 4 - 1, 4)])
-def test_small_array_is_delivered_at_once_and_a_larger_one_by_region(
-    monkeypatch: pytest.MonkeyPatch, together_bytes: int, deliveries: int
-) -> None:
-    monkeypatch.setattr(parallel_reader, "_TOGETHER_BYTES", together_bytes)
+def test_small_array_is_delivered_at_once_and_a_larger_one_by_region(together_bytes: int, deliveries: int) -> None:
     source, delivered = FakeArrays((8, 8), (4, 4)), list[Values]()
     request = ReadRequest("w", (8, 8), np.dtype(np.int32), tuple(REGIONS["the chunks themselves"]), delivered.append)
-    read_all([request], source, limit_bytes=None, deadline=soon())
+    read_all([request], source, limit_bytes=None, deadline=soon(), together_bytes=together_bytes)
     assert len(delivered) == deliveries
     assert sorted(region for values in delivered for region in values) == sorted(request.regions)
 
@@ -217,12 +214,17 @@ def test_a_restore_reads_in_as_many_threads_as_the_system_allows(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allowed: int, limit_bytes: int | None
 ) -> None:
     allow_threads(monkeypatch, allowed, name="gracepoint: reading")
-    monkeypatch.setattr(parallel_reader, "_JOB_BYTES", 1)
     source, found = FakeArrays((8, 8), (4, 4)), [dict[Box, Any]() for _ in range(3)]
     handed_on = []
     requests = [source.request(str(i), REGIONS["rows of chunks"], into) for i, into in enumerate(found)]
     read_all(
-        requests, source, limit_bytes=limit_bytes, deadline=soon(), first=1, then=lambda: handed_on.append(len(found))
+        requests,
+        source,
+        limit_bytes=limit_bytes,
+        deadline=soon(),
+        first=1,
+        then=lambda: handed_on.append(len(found)),
+        job_bytes=1,
     )
     for into in found:
         assert into.keys() == set(REGIONS["rows of chunks"])

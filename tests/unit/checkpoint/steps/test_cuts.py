@@ -39,7 +39,7 @@ def save(machine: BucketMachine, step: int, processes: int) -> str:
     """Saves ``step`` in this thread. Returns its contents."""
     ordinal = next(machine.ordinals)
     contents = f"{step}:{ordinal}"
-    machine._save(machine.paths.temporary(step, machine.attempt, ordinal), contents, processes, ordinal)
+    machine.save_as(machine.paths.temporary(step, machine.attempt, ordinal), contents, processes, ordinal)
     return contents
 
 
@@ -66,7 +66,7 @@ def test_a_save_that_is_cut_anywhere_is_whole_or_not_there(
         if again:
             save(machine, 3, 1)
         ended = machine.cut(functools.partial(save, machine, 3, processes), request, lose_last_reply=lost)
-        machine._check_after(ended)
+        machine.check_after(ended)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -75,9 +75,9 @@ def test_a_save_over_the_remains_of_another_is_whole(
 ) -> None:
     for machine, request, lost in cuts(object_server, store_proxy):
         machine.cut(functools.partial(save, machine, 3, processes), 3, lose_last_reply=False)
-        machine._start()
+        machine.start_again()
         ended = machine.cut(functools.partial(save, machine, 3, processes), request, lose_last_reply=lost)
-        machine._check_after(ended)
+        machine.check_after(ended)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["new", "replaces"])
@@ -93,8 +93,8 @@ def test_a_salvage_that_is_cut_anywhere_is_finished_later(
             with pytest.raises(NotCommitted):
                 save(machine, 3, 2)
         assert ManifestCommit.finalize is real
-        machine.cut(machine._start, request, lose_last_reply=lost)
-        machine._check_after(False)
+        machine.cut(machine.start_again, request, lose_last_reply=lost)
+        machine.check_after(False)
 
 
 def test_a_retention_that_is_cut_anywhere_tears_nothing(object_server: Server, store_proxy: FaultProxy) -> None:
@@ -111,7 +111,7 @@ def test_a_retention_that_is_cut_anywhere_tears_nothing(object_server: Server, s
         ended = machine.cut(act, request, lose_last_reply=lost)
         if ended:
             del machine.model[1], machine.model[2]
-        machine._check_after(ended)
+        machine.check_after(ended)
 
 
 def race(
@@ -133,7 +133,7 @@ def test_of_committers_that_race_one_wins(object_server: Server, store_proxy: Fa
             for attempt, ordinal in zip(("job-a", "job-b"), ordinals, strict=True):
                 temporary = machine.paths.temporary(step, attempt, ordinal)
                 with pytest.raises(NotCommitted):
-                    machine._save(temporary, f"{step}:{attempt}", 1, ordinal)
+                    machine.save_as(temporary, f"{step}:{attempt}", 1, ordinal)
         start, found = threading.Barrier(4), dict[int, bool]()
 
         racers = [(("job-a", "job-b")[racer % 2], ordinals[racer % 2]) for racer in range(4)]
@@ -148,7 +148,7 @@ def test_of_committers_that_race_one_wins(object_server: Server, store_proxy: Fa
             thread.join(60)
         winners = {("job-a", "job-b")[racer % 2] for racer, won in found.items() if won}
         assert len(winners) == 1, f"step {step}: {found}"
-        contents = dict(machine._restorable())[step]
+        contents = dict(machine.restorable())[step]
         assert contents == f"{step}:{winners.pop()}"
         commit.of(machine.paths).discard(machine.paths.step(step), machine.paths.trash(step, "job", 1))
         commit.of(machine.paths).empty_trash()

@@ -75,6 +75,12 @@ class Policies:
             self.ended.append(os.sched_getscheduler(0))
 
 
+def threads_of_pools() -> list[str]:
+    """The names of the threads that write or sync files."""
+    names = ("gracepoint: writes", "gracepoint: syncs")
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(names)]
+
+
 @contextlib.contextmanager
 def pool_at(folder: StoragePath, way: IdlePriority) -> Iterator[WritePool]:
     pool = WritePool([], None, folder, Deadline.after(_TIMEOUT_S, time.monotonic), way)
@@ -85,7 +91,7 @@ def pool_at(folder: StoragePath, way: IdlePriority) -> Iterator[WritePool]:
     finally:
         pool.close()
         pool.join()
-    assert not any(thread.is_alive() for thread in (*pool._writers, *pool._syncers))
+    assert threads_of_pools() == []
 
 
 def test_new_threads_take_over_when_a_save_becomes_urgent(tmp_path: Path) -> None:

@@ -71,6 +71,11 @@ class Process:
     def needed_s(self) -> float:
         return NEEDED_S[self.index % len(NEEDED_S)]
 
+    def stop(self, reason: str) -> None:
+        """User code raises between two sync points."""
+        self._steps = self.member.stop(reason)
+        self.phase = "stopping"
+
     @property
     def alive(self) -> bool:
         return self.phase not in ("finished", "dead")
@@ -263,8 +268,7 @@ class World:
         ledger = process.member.ledger
         in_earnest = any(not notice.drill for notice in ledger.standing.values())
         if process.phase == "between" and in_earnest and not (ledger.epoch is not None and ledger.epoch.drill):
-            process._steps = process.member.stop("the loader's workers are gone")
-            process.phase = "stopping"
+            process.stop("the loader's workers are gone")
 
     def end_training(self) -> None:
         """There are a few more sync points, beyond where any process is."""

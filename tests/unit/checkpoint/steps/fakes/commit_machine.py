@@ -73,10 +73,10 @@ class CommitMachine(RuleBasedStateMachine):
         ordinal = next(self.ordinals)
         temporary = self.paths.temporary(step, self.attempt, ordinal)
         contents = f"{step}:{ordinal}"
-        ended = self._while(event, moment, lambda: self._save(temporary, contents, processes, ordinal))
+        ended = self._while(event, moment, lambda: self.save_as(temporary, contents, processes, ordinal))
         if ended:
             self.model[step] = Allowed({contents}, required=True)
-        self._check_after(ended)
+        self.check_after(ended)
 
     @rule(keep=st.integers(1, 3), event=st.sampled_from(EVENTS), moment=MOMENTS)
     def retain(self, keep: int, event: str, moment: int) -> None:
@@ -99,12 +99,12 @@ class CommitMachine(RuleBasedStateMachine):
         if ended:
             for step in gone:
                 del self.model[step]
-        self._check_after(ended)
+        self.check_after(ended)
 
     @rule(event=st.sampled_from(EVENTS), moment=MOMENTS)
     def start(self, event: str, moment: int) -> None:
         """The next attempt starts: it recovers, and clears up what is old."""
-        self._check_after(self._while(event, moment, self._start))
+        self.check_after(self._while(event, moment, self.start_again))
 
     @rule()
     def hours_pass(self) -> None:
@@ -112,7 +112,7 @@ class CommitMachine(RuleBasedStateMachine):
 
     # --- what processes do
 
-    def _save(self, temporary: Temporary, contents: str, processes: int, ordinal: int) -> None:
+    def save_as(self, temporary: Temporary, contents: str, processes: int, ordinal: int) -> None:
         """As ``SaveOperation`` and its writer do in each of the processes, and then in the last at the barrier."""
         taken = f"{temporary.path} was taken away from its living writer"
         temporary.path.make_folder_durably()
@@ -144,7 +144,7 @@ class CommitMachine(RuleBasedStateMachine):
             each.sync()
         return {path: file_of(data)}
 
-    def _start(self) -> None:
+    def start_again(self) -> None:
         self.attempt = f"job-{next(self.attempts)}"
         listing.list_steps(
             self.paths, attempt=self.attempt, deadline=Deadline.after(60.0, self._clock), sleep=self._sleep
@@ -189,19 +189,19 @@ class CommitMachine(RuleBasedStateMachine):
                 raise Crash
             case "another starts":
                 attempt = self.attempt
-                self._start()
+                self.start_again()
                 self.attempt = attempt  # the earlier attempt still lives
             case "another looks":
-                for step, contents in self._restorable():
+                for step, contents in self.restorable():
                     assert step in self.model, f"step {step} is there, and nobody saved it"
                     assert contents in self.model[step].contents
 
     # --- the invariant
 
-    def _check_after(self, ended: bool) -> None:
+    def check_after(self, ended: bool) -> None:
         if not ended:
-            self._start()
-        found = dict(self._restorable())
+            self.start_again()
+        found = dict(self.restorable())
         for step, allowed in self.model.items():
             assert step in found or not allowed.required, f"step {step} is lost"
         for step, contents in found.items():
@@ -212,7 +212,7 @@ class CommitMachine(RuleBasedStateMachine):
     def _complete(self) -> list[int]:
         return listing.complete_steps(self.paths)
 
-    def _restorable(self) -> Iterator[tuple[int, str]]:
+    def restorable(self) -> Iterator[tuple[int, str]]:
         """Yields the steps that are listed as complete, each with its contents, checked against its manifest."""
         for step in self._complete():
             folder = self.paths.step(step)

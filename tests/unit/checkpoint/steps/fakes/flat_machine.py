@@ -73,17 +73,17 @@ class FlatMachine(CommitMachine):
         temporary = self.paths.temporary(step, self.attempt, ordinal)
         contents = f"{step}:{ordinal}"
         try:
-            ended = self._while(event, moment, lambda: self._save(temporary, contents, processes, ordinal))
+            ended = self._while(event, moment, lambda: self.save_as(temporary, contents, processes, ordinal))
         except (NotCommitted, SaveFailed, CheckpointCorrupt):
             if step in self.orbax:
-                self._check_after(ended=True)
+                self.check_after(ended=True)
                 return
             assert self.overtaken == step, "a save failed that nobody overtook"
             ended = False
         self._saving = None
         if ended and self.overtaken is None:
             self.model[step] = Allowed({contents}, required=True)
-        self._check_after(ended)
+        self.check_after(ended)
 
     @rule(keep=st.integers(1, 3), event=st.sampled_from(EVENTS), moment=MOMENTS)
     def retain(self, keep: int, event: str, moment: int) -> None:
@@ -95,7 +95,7 @@ class FlatMachine(CommitMachine):
     def start(self, event: str, moment: int) -> None:
         super().start(event, moment)
 
-    def _save(self, temporary: Temporary, contents: str, processes: int, ordinal: int) -> None:
+    def save_as(self, temporary: Temporary, contents: str, processes: int, ordinal: int) -> None:
         step = temporary.step
         assert step is not None
         for process in range(processes):
@@ -131,10 +131,10 @@ class FlatMachine(CommitMachine):
         if not commit.of(self.paths).finalize(temporary, replace=True):
             raise NotCommitted
 
-    def _check_after(self, ended: bool) -> None:
+    def check_after(self, ended: bool) -> None:
         self.model |= self._saved_again
         self._saved_again = {}
-        super()._check_after(ended)
+        super().check_after(ended)
 
     def _complete(self) -> list[int]:
         for step, names in self.orbax.items():
@@ -182,23 +182,23 @@ class FlatMachine(CommitMachine):
             return
         step, processes = self._saving
         sleeper = self.attempt
-        self._start()
+        self.start_again()
         ordinal = next(self.ordinals)
         contents = f"{step}:{ordinal}"
         self.overtaken = None
-        self._save(self.paths.temporary(step, self.attempt, ordinal), contents, 3 - processes, ordinal)
+        self.save_as(self.paths.temporary(step, self.attempt, ordinal), contents, 3 - processes, ordinal)
         self.model[step] = Allowed({contents}, required=True)
         self.overtaken = step
         self.attempt = sleeper
 
     def _save_again(self) -> None:
         sleeper = self.attempt
-        self._start()
+        self.start_again()
         standing = self._complete()  # the sleeper may still choose to delete these, whoever saved them
         for step in self._deleting:
             ordinal = next(self.ordinals)
             contents = f"{step}:{ordinal}"
-            self._save(self.paths.temporary(step, self.attempt, ordinal), contents, 1, ordinal)
+            self.save_as(self.paths.temporary(step, self.attempt, ordinal), contents, 1, ordinal)
             self._saved_again[step] = Allowed({contents}, required=step not in standing)
         self.attempt = sleeper
 
