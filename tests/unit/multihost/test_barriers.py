@@ -401,7 +401,7 @@ def test_values_of_many_processes_come_in_order(count: int) -> None:
 class _Impatient(StoreProcessGroup):
     """Arrives, and does not wait."""
 
-    def _wait(self, *arguments: object) -> dict[str, object]:  # type: ignore[override]
+    def _wait(self, *arguments: object) -> dict[str, object]:
         return {"by": 0, "timeout_s": 0.0, "missing": [], "why": "told so"}
 
 
