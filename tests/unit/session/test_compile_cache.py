@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -9,16 +10,19 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src import compiler, distributed
 from jax.experimental.compilation_cache import compilation_cache
 
 import gracepoint
 from gracepoint.errors import SettingsError
 from gracepoint.jax_isolation import setting
+from gracepoint.session.compilation import keep_programs
 from gracepoint.wire.names import ENV_JAX_CACHE_DIR, ENV_JAX_MIN_COMPILE_S, PROGRAMS_FOLDER, Env
 
 pytestmark = pytest.mark.integration
@@ -223,6 +227,45 @@ def test_programs_of_checkpoints_in_a_bucket_need_a_directory(
 def test_a_place_that_cannot_be_used_is_a_warning_of_jax(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
         train(tmp_path, compilation_cache="/dev/null/programs")
+
+
+@pytest.fixture
+def second_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
+    """Makes this process the second one of two. Returns what is passed to JAX's own function that writes programs."""
+    written: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(distributed.global_state, "process_id", 1)
+    monkeypatch.setattr(compiler, "_cache_write", lambda *arguments: written.append(arguments))
+    keep_programs("on", str(tmp_path))
+    return written
+
+
+def test_on_accelerators_jax_decides_which_process_writes(second_process: list[tuple[Any, ...]]) -> None:
+    program = ("key", 1.0, "jit_f", SimpleNamespace(platform="gpu"), object(), [])
+    compiler._cache_write(*program)
+    assert second_process == [program]
+
+
+def test_on_cpus_other_processes_write_too_unless_the_program_calls_back(
+    second_process: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    jax.clear_caches()
+    assert int(jax.jit(lambda x: x + 1)(1)) == 2
+    kept = programs(tmp_path)
+    assert kept
+    jax.jit(lambda x: jax.debug.callback(print, x))(1)
+    assert programs(tmp_path) == kept
+    assert not second_process
+
+
+def test_a_jax_with_other_private_names_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(distributed.global_state, "process_id", 1)
+    monkeypatch.delattr(compiler, "_cache_write")
+    caplog.set_level(logging.INFO, "gracepoint")
+    keep_programs("on", str(tmp_path))
+    assert "on CPUs only process 0 keeps compiled programs" in caplog.text
+    assert not hasattr(compiler, "_cache_write")
 
 
 def test_programs_that_an_earlier_version_kept_stay_and_do_no_harm(tmp_path: Path) -> None:
