@@ -240,7 +240,7 @@ def second_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tupl
 
 
 def test_on_accelerators_jax_decides_which_process_writes(second_process: list[tuple[Any, ...]]) -> None:
-    program = ("key", 1.0, "jit_f", SimpleNamespace(platform="gpu"), object(), [])
+    program: tuple[Any, ...] = ("key", 1.0, "jit_f", SimpleNamespace(platform="gpu"), object(), [])
     compiler._cache_write(*program)
     assert second_process == [program]
 
