@@ -16,16 +16,20 @@ A child of ``os.fork``, such as a data loader's worker, has copies of all object
 threads. It shares the parent's connections and file locks, and a lock that another thread held at the fork stays held
 in the child for ever. So in the child an object drops what the parent still uses (``forget_in_child``), silently
 to the other side. What a child may never do, such as a save of its parent's, raises (``check_not_forked``).
+
+``ask_in_thread`` is for questions that may never be answered.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from gracepoint import machine
 from gracepoint.errors import ForkedChild
@@ -68,6 +72,43 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def ask_in_thread(ask: Callable[[], T], name: str, timeout_s: float) -> T:
+    """Returns what a function returns that may never return, such as a question to another process.
+
+    It is called in a daemon thread. One that gets no answer is left behind, and ends with the process.
+
+    Args:
+        ask: The function.
+        name: The thread's name.
+        timeout_s: Seconds to wait for the answer.
+
+    Raises:
+        Exception: What ``ask`` raises.
+        RuntimeError: There is no thread for it: the system has none, or the interpreter ends.
+        TimeoutError: There was no answer in time.
+    """
+    answers = queue.SimpleQueue[Callable[[], T]]()
+
+    def run() -> None:
+        try:
+            answer = ask()
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits
+            answers.put(functools.partial(_raise, error))
+        else:
+            answers.put(lambda: answer)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        answer = answers.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError(f"{name}: no answer after {timeout_s:g} s") from None
+    return answer()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 _RUNS, _NEVER = "runs", "never runs"

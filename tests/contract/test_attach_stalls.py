@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
-from gracepoint.session.attach import AttachWatch
+from gracepoint.preemption.stall_watch import AttachWatch
 from tests.contract.fakes.replicas import Replica
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.replica import progressing

@@ -15,7 +15,7 @@ from gracepoint import threads
 from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.errors import SaveFailed
-from gracepoint.threads import DaemonThread
+from gracepoint.threads import DaemonThread, ask_in_thread
 from tests.forked import forked
 from tests.interrupts import interrupt, interrupt_at
 from tests.waiting import until
@@ -235,3 +235,20 @@ def test_the_search_finds_locks_that_an_interruption_leaves_held(source: str) ->
 )
 def test_the_search_accepts_locks_that_no_interruption_leaves_held(source: str) -> None:
     assert LeftHeld(ast.parse(source)).found == []
+
+
+def test_an_answer_that_a_thread_brings_is_returned_and_its_error_is_raised() -> None:
+    assert ask_in_thread(lambda: 7, _NAME, _TIMEOUT_S) == 7
+    with pytest.raises(SaveFailed, match="why"):
+        ask_in_thread(functools.partial(_fail, SaveFailed("why")), _NAME, _TIMEOUT_S)
+
+
+def test_a_question_without_an_answer_is_given_up_in_time() -> None:
+    goes_on = threading.Event()
+    with pytest.raises(TimeoutError, match="no answer after 0.01 s"):
+        ask_in_thread(functools.partial(goes_on.wait, _TIMEOUT_S), _NAME, 0.01)
+    goes_on.set()
+
+
+def _fail(error: Exception) -> None:
+    raise error

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -29,6 +28,7 @@ from gracepoint.preemption.substitute import Substitute
 from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.settings import Settings
+from gracepoint.threads import ask_in_thread
 from gracepoint.wire.messages import Phase
 
 logger = logging.getLogger(__name__)
@@ -215,19 +215,10 @@ class Outcome:
         known = self._committed_step()
         found = "" if known is None or known == self._committed_before else str(known)
         key = f"epoch/{self.epoch.number}/instead"
-        answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-        def ask() -> None:
-            try:
-                answers.put(self._group.decide(key, found))
-            except GracepointError:
-                answers.put(found)
-
         # In a thread of its own: a coordination service that is stopped neither answers nor fails, and little time is
-        # left.
-        with contextlib.suppress(RuntimeError, queue.Empty):  # nobody can be asked: this process's knowledge counts
-            threading.Thread(target=ask, name="gracepoint-asks", daemon=True).start()
-            found = answers.get(timeout=_ASK_S)
+        # left. If nobody can be asked, this process's knowledge counts.
+        with contextlib.suppress(GracepointError, RuntimeError, TimeoutError):
+            found = ask_in_thread(functools.partial(self._group.decide, key, found), "gracepoint-asks", _ASK_S)
         return int(found) if found else None
 
     def _exit_with_older_step(self, instead: int, step: int, reason: str) -> str:

@@ -40,6 +40,7 @@ from gracepoint.process_group import SaveProgress
 
 #: A process that computes uses at least this share of one core.
 _COMPUTES = 0.05
+_MOST_LOOK_EVERY_S = 5.0
 #: A look that comes this much later than it should, in seconds, shows that the process did not run.
 _LATE_S = 5.0
 
@@ -95,6 +96,11 @@ class _Part:
     marks: tuple[object, ...]
     since_s: float
     told: bool = False
+
+
+def look_every_s(*limits_s: float) -> float:
+    """Returns the seconds between two looks for stalls with these limits."""
+    return min(_MOST_LOOK_EVERY_S, *(limit_s / 10 for limit_s in limits_s))
 
 
 class StallDetector:
@@ -168,6 +174,24 @@ def stack_of(thread_id: int | None) -> str:
     """Returns the innermost frames of a thread, as lines of a traceback. Empty if it has ended or is None."""
     frame = None if thread_id is None else _frame(thread_id)
     return "" if frame is None else "".join(traceback.format_stack(frame)[-_FRAMES:])
+
+
+def log_stall(stalled: Stalled, stack: str, words: str = "") -> None:
+    """Writes the one line of the log that says where a part makes no progress, and its stack.
+
+    Args:
+        stalled: The part.
+        stack: Where its thread is.
+        words: What else is known.
+    """
+    logger.error(
+        "no progress part=%s stage=%s seconds=%.0f%s\n%s",
+        stalled.activity.part,
+        stalled.activity.stage,
+        stalled.for_s,
+        f" {words}" if words else "",
+        stack,
+    )
 
 
 def dump_all_stacks() -> None:

@@ -1,17 +1,20 @@
 """Says when this process makes no progress: in its log, to the other processes, and to the operator.
 
-* The **stall thread** ("gracepoint-stalls", daemon, one per process) looks every few seconds. It owns the detector.
-* Each stall is told by a thread of its own ("gracepoint-stall", daemon), which asks the store in one more thread
-  ("gracepoint-stall-store"), as the store may not answer: process 0, which hosts it, may be the one that is stopped.
-  They end within half a minute. One that waits for a store that does not answer is left behind.
+``AttachWatch`` does so until the processes have met and a session is open, ``StallWatch`` from then on. A preemption's
+end asks, too (``StragglerSearch``). One detector decides what a stall is (``stall_detector``); one report tells it.
 
-The training thread is not involved: a sync point costs nothing more. ``stop`` ends the stall thread.
+* The **stall thread** ("gracepoint-stalls", daemon) looks every few seconds. It owns the detectors. That of ``attach``
+  ends with ``attach``, that of the session with ``stop``.
+* ``StallWatch`` tells each stall in a thread of its own ("gracepoint-stall", daemon): it waits for the other processes,
+  while the stall thread looks on. They end within half a minute.
+* Each asks the store in one more thread ("gracepoint-stall-store"), as the store may not answer: process 0, which hosts
+  it, may be the one that is stopped. One that gets no answer is left behind.
 
-What follows from a stall: a report to the operator and, if the settings say so, the end of this process.
+The training thread is not involved: a sync point costs nothing more. What follows from a stall is a report to the
+operator and, if the settings say so, the end of this process (``StallReports``, which those threads call).
 
-The threads of the stall watch call everything here but ``watch``.
-
-Finds out which process holds up the others when the time of a preemption is over, within a fraction of a second.
+``StragglerSearch`` finds out which process holds up the others when the time of a preemption is over, within a
+fraction of a second.
 
 Every process says in the store where it is. Process 0, which reports for all, then reads what they have said. If it
 does not run, its substitute does that (``substitute``). A process that is stopped says nothing. If the store does not
@@ -26,22 +29,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import queue
+import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
+from gracepoint import trace
 from gracepoint.errors import GracepointError
-from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion
-from gracepoint.multihost.store import pods_of
+from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion, host_is_silent
+from gracepoint.multihost.store import Pods, named, pods_of
 from gracepoint.preemption import trainer_watch
-from gracepoint.preemption.exit import ProcessExit
+from gracepoint.preemption.exit import ProcessExit, flush_output
 from gracepoint.preemption.reporter import Reporter
-from gracepoint.preemption.stall_detector import Activity, StallDetector, Stalled, dump_all_stacks, stack_of
+from gracepoint.preemption.stall_detector import (
+    Activity,
+    StallDetector,
+    Stalled,
+    dump_all_stacks,
+    log_stall,
+    look_every_s,
+    stack_of,
+)
 from gracepoint.preemption.substitute import Substitute
+from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.preemption.trainer_watch import SharedHeartbeat
+from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.receivers import Mailbox, Operator
 from gracepoint.settings import Settings
+from gracepoint.threads import ask_in_thread
 from gracepoint.wire.names import STALL_RESTART
 
 if TYPE_CHECKING:
@@ -49,7 +68,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_LOOK_EVERY_S = 5.0
 #: How long the teller waits for the other processes to say that they make no progress: they reach their limits within
 #: a look and a step of each other.
 _OTHERS_S = 10.0
@@ -58,8 +76,188 @@ _STORE_S = 7.0
 _JOIN_S = 1.0
 
 
+class StallThread:
+    """Calls ``look`` every few seconds until ``stop``. An error of a look is logged, and the next one follows.
+
+    Args:
+        look: Looks once.
+        every_s: Seconds between two looks.
+        end: Called by the thread when it ends.
+
+    Attributes:
+        stopped: Set once ``stop`` was called.
+    """
+
+    def __init__(self, look: Callable[[], None], every_s: float, end: Callable[[], None]) -> None:
+        self._look = look
+        self._every_s = every_s
+        self._end = end
+        self.stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gracepoint-stalls", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread. Safe to repeat."""
+        self.stopped.set()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while not self.stopped.wait(self._every_s):
+            try:
+                self._look()
+            except Exception as error:
+                logger.exception("could not look for stalls error=%s", error)
+        self._end()
+
+
+#: After so many seconds in one stage, the log says for whom this process waits.
+_SLOW_S = 30.0
+#: How long the store may take to answer. Shorter than the gap between two looks from which the detectors conclude that
+#: this process was stopped.
+_ATTACH_STORE_S = 5.0
+_TOLD_S = 10.0
+
+
+class AttachWatch:
+    """Watches ``attach``. Used as a context manager in the thread that calls ``attach``, which calls everything here.
+
+    Args:
+        settings: The limit, what follows from it, and where the operator is.
+        operator: Opens a connection to the operator. None: by the settings.
+        leave: Ends this process with an exit code.
+        slow_s: Seconds in one stage after which the log says for whom this process waits.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        operator: Callable[[], Operator | None] | None = None,
+        leave: Callable[[int], None] = os._exit,
+        slow_s: float = _SLOW_S,
+    ) -> None:
+        self._settings = settings
+        self._operator = operator or functools.partial(Operator.known_to, settings, time.monotonic)
+        self._leave = leave
+        self._session = secrets.token_hex(8)
+        self._thread_id = threading.get_ident()
+        self._stage = ""
+        self._gang: ProcessGroup | None = None
+        self._pods: Pods = ()
+        self._host = 0
+        self._told = False  # whether the operator believes that attach makes no progress
+        self._thread: StallThread | None = None
+        if settings.stall_after_s > 0:
+            every_s = look_every_s(settings.stall_after_s, slow_s)
+            self._slow = StallDetector(slow_s, every_s)
+            self._stalls = StallDetector(settings.stall_after_s, every_s)
+            self._thread = StallThread(self._look, every_s, self._end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._told = False  # attach has failed, so the operator is not told that it goes on
+        if self._thread is not None:
+            self._thread.stop()
+
+    @contextlib.contextmanager
+    def at(self, stage: str) -> Iterator[None]:
+        """Names what ``attach`` does within the block."""
+        before, self._stage = self._stage, stage
+        try:
+            with trace.span(stage):
+                yield
+        finally:
+            self._stage = before
+
+    def met(self, gang: ProcessGroup, pods: Pods = (), host: int = 0) -> None:
+        """Says who the processes are. From now on it is known for whom this one waits.
+
+        Args:
+            gang: The processes.
+            pods: Names of their pods.
+            host: Index of the one that hosts the store.
+        """
+        self._gang, self._pods, self._host = gang, pods, host
+
+    def _end(self) -> None:
+        if self._told:
+            self._tell_over()
+
+    def _look(self) -> None:
+        now_s, cpu_s, stage = time.monotonic(), time.process_time(), self._stage
+        # The start of JAX's backend is a part of the meeting, and computes.
+        doing = [Activity("attach", stage, (stage,), thread_id=self._thread_id, computes=True)] if stage else []
+        for slow in self._slow.look(now_s, cpu_s, doing).stalled:
+            logger.warning("attach waits stage=%s seconds=%.0f %s", stage, slow.for_s, self._whom()[1])
+        changes = self._stalls.look(now_s, cpu_s, doing)
+        if changes.over and self._told:
+            self._tell_over()
+        for stalled in changes.stalled:
+            self._stalled(stalled)
+
+    def _stalled(self, stalled: Stalled) -> None:
+        stack = stack_of(self._thread_id)
+        awaited, why = self._whom()
+        stage = stalled.activity.stage
+        log_stall(stalled, stack, f"suspects={awaited} {why}")
+        dump_all_stacks()
+        if self._stage != stage:
+            return  # it went on while the store was asked
+        if self._tells(awaited):
+            self._told = True
+            try:
+                pods = pods_of(awaited or [], self._pods)
+                self._report(lambda reporter: reporter.stall(stage, 0, stalled.for_s, awaited or [], why, stack, pods))
+            except GracepointError as error:
+                logger.warning("the operator could not be told error=%s", error)
+        if self._settings.stall_action == STALL_RESTART:
+            logger.error("this process exits, so that the job starts again reason=no progress in %s", stage)
+            flush_output()
+            self._leave(self._settings.unsaved_exit_code)
+
+    def _whom(self) -> tuple[list[int] | None, str]:
+        """Returns for which processes this one waits, and that in words. None if it is not known."""
+        gang = self._gang
+        if gang is None:
+            return None, "this process does not know the others yet"
+        try:
+            awaited = ask_in_thread(gang.awaited, "gracepoint-stall-store", _ATTACH_STORE_S)
+        except (GracepointError, TimeoutError) as error:
+            logger.info("the store could not be asked for whom this process waits error=%s", error)
+            return [self._host], host_is_silent(self._host, self._pods).why
+        if not awaited:
+            return [], "this process waits for no other"
+        return awaited, f"this process waits for {named(awaited, self._pods)}"
+
+    def _tells(self, awaited: list[int] | None) -> bool:
+        """Returns whether this process tells the operator for all: the first one of those that wait."""
+        if self._gang is None:  # nobody is known yet: process 0 waits for another one, or process 1 for process 0
+            return self._settings.process_count is None or self._settings.process_id in (0, 1)
+        waiting = (index for index in range(self._gang.process_count) if index not in (awaited or []))
+        return not awaited or self._gang.process_index == next(waiting, 0)
+
+    def _tell_over(self) -> None:
+        self._told = False
+        self._report(lambda reporter: reporter.stall_over("attach", 0))
+
+    def _report(self, say: Callable[[Reporter], None]) -> None:
+        """Has a reporter made for this one message say it: the session, which has the connection, is not open yet."""
+        operator = self._operator()
+        sender = None if operator is None else operator.sender
+        mailbox, time_spent = Mailbox(time.monotonic), TimeSpent(time.monotonic)
+        say(Reporter(sender, self._settings, self._session, SingleProcess(), mailbox, time_spent))
+        if operator is not None:
+            operator.sender.flush(_TOLD_S)
+            operator.close()
+
+
 class StallWatch:
-    """See the module.
+    """Watches a session.
 
     Args:
         limit_s: Seconds without progress after which a part of the process is stalled.
@@ -88,28 +286,20 @@ class StallWatch:
         self._heartbeat = heartbeat
         self._clock = clock
         self._others_s = others_s
-        self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
-        self._detector = StallDetector(limit_s, self._look_every_s)
-        self._detector.look(clock(), time.process_time(), [])  # so that a stop of this process shows from now on
-        self._stopped = threading.Event()
         self._stalled: set[str] = set()  # parts that are stalled now; the stall thread writes it
         self._told: set[str] = set()  # parts of which this process told the operator
-        self._thread = threading.Thread(target=self._run, name="gracepoint-stalls", daemon=True)
-        self._thread.start()
+        every_s = look_every_s(limit_s)
+        self._detector = StallDetector(limit_s, every_s)
+        self._detector.look(clock(), time.process_time(), [])  # so that a stop of this process shows from now on
+        self._thread = StallThread(self._look, every_s, self._end_heartbeat)
 
     def stop(self) -> None:
         """Ends the thread. Safe to repeat."""
-        self._stopped.set()
-        self._thread.join(_JOIN_S)
+        self._thread.stop()
 
-    def _run(self) -> None:
-        while not self._stopped.wait(self._look_every_s):
-            try:
-                self._look()
-            except Exception as error:
-                logger.exception("could not look for stalls error=%s", error)
+    def _end_heartbeat(self) -> None:
         if self._heartbeat is not None:
-            self._heartbeat.end()  # here, as no beat can follow
+            self._heartbeat.end()  # in the stall thread, as no beat can follow
 
     def _look(self) -> None:
         activities = self._activities()
@@ -125,13 +315,7 @@ class StallWatch:
         for stalled in changes.stalled:
             self._stalled.add(stalled.activity.part)
             stack = stack_of(stalled.activity.thread_id)
-            logger.error(
-                "no progress part=%s stage=%s seconds=%.0f\n%s",
-                stalled.activity.part,
-                stalled.activity.stage,
-                stalled.for_s,
-                stack,
-            )
+            log_stall(stalled, stack)
             dump_all_stacks()
             self._in_a_thread(functools.partial(self._tell, stalled, stack))
 
@@ -139,32 +323,29 @@ class StallWatch:
         threading.Thread(target=function, name="gracepoint-stall", daemon=True).start()
 
     def _tell(self, stalled: Stalled, stack: str) -> None:
-        found: list[Suspicion] = []
-        asking = threading.Thread(
-            target=self._ask, args=(stalled, stack, found), name="gracepoint-stall-store", daemon=True
-        )
-        asking.start()
-        asking.join(self._others_s + 2 * _STORE_S)
-        if asking.is_alive():
-            found.append(self._board.silent())
+        try:
+            suspicion = ask_in_thread(
+                functools.partial(self._ask, stalled, stack), "gracepoint-stall-store", self._others_s + 2 * _STORE_S
+            )
+        except TimeoutError:
+            suspicion = self._board.silent()
         part = stalled.activity.part
-        if part in self._stalled and not self._stopped.is_set():
-            if found:
+        if part in self._stalled and not self._thread.stopped.is_set():
+            if suspicion is not None:
                 self._told.add(part)
-                self._reports.stalled(stalled, found[0])
+                self._reports.stalled(stalled, suspicion)
             self._reports.limit(f"no progress in {stalled.activity.stage} for {stalled.for_s:.0f} s")
 
-    def _ask(self, stalled: Stalled, stack: str, found: list[Suspicion]) -> None:
-        """Appends who is suspected, if this process is to tell the operator."""
+    def _ask(self, stalled: Stalled, stack: str) -> Suspicion | None:
+        """Returns who is suspected, if this process is to tell the operator."""
         try:
             now = stalled.activity
             tells = self._board.post(now.part, StalledAt(now.stage, now.order, now.reached, stack))
-            self._stopped.wait(self._others_s)
-            if tells:
-                found.append(self._board.suspicion(now.part))
+            self._thread.stopped.wait(self._others_s)
+            return self._board.suspicion(now.part) if tells else None
         except GracepointError as error:
             logger.warning("the other processes could not be asked about a stall error=%s", error)
-            found.append(self._board.silent(f"cannot be reached: {error}"))
+            return self._board.silent(f"cannot be reached: {error}")
 
     def _end(self, part: str) -> None:
         try:
@@ -177,7 +358,7 @@ class StallWatch:
 
 
 class StallReports:
-    """See the module.
+    """What follows from a stall of a session.
 
     Args:
         settings: Say whether a stall ends the process, and with which exit code.
@@ -262,7 +443,7 @@ _CHARACTERS = 300
 
 
 class StragglerSearch:
-    """See the module.
+    """Finds out which process holds up the others when the time of a preemption is over; see the module.
 
     Args:
         board: Where the processes say where they are.

@@ -30,7 +30,15 @@ from typing import TYPE_CHECKING
 from gracepoint.async_calls import worker
 from gracepoint.async_calls.handover import Block
 from gracepoint.errors import GracepointError
-from gracepoint.preemption.stall_detector import Activity, ProcessAt, StallDetector, Stalled, look
+from gracepoint.preemption.stall_detector import (
+    Activity,
+    ProcessAt,
+    StallDetector,
+    Stalled,
+    log_stall,
+    look,
+    look_every_s,
+)
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Stall
 
@@ -112,7 +120,6 @@ def _allow_tracing_by(process_id: int) -> None:
 
 logger = logging.getLogger(__name__)
 
-_MOST_LOOK_EVERY_S = 5.0
 _TELL_WITHIN_S = 60.0
 _PART = "process"
 
@@ -201,7 +208,7 @@ class TrainerWatch:
         self._operator: Operator | None = None
         self._own_s = 0.0  # seconds that the looks themselves took: they are no stop of this process
         limit_s = who.settings.stall_after_s
-        self._look_every_s = min(_MOST_LOOK_EVERY_S, limit_s / 10)
+        self._look_every_s = look_every_s(limit_s)
         self._detector = StallDetector(limit_s, self._look_every_s)
 
     def run(self) -> None:
@@ -240,14 +247,7 @@ class TrainerWatch:
             message += f"; its stack is not known: {seen.why_not}" if seen.why_not else ""
         else:
             message = f"{name} does not run, and its worker process cannot see it: {seen.why_not}"
-        logger.error(
-            "no progress part=%s stage=%s seconds=%.0f %s\n%s",
-            _PART,
-            stalled.activity.stage,
-            stalled.for_s,
-            message,
-            seen.stack,
-        )
+        log_stall(stalled, seen.stack, message)
         self._tell(self._stall(message, stalled.activity.stage, stalled.for_s, seen.stack))
 
     def _stall(

@@ -36,7 +36,7 @@ from gracepoint.errors import GracepointError, WireError
 from gracepoint.receivers.mailbox import Disruption, Hints, Mailbox
 from gracepoint.threads import forget_in_child
 from gracepoint.wire.frames import Frame, Hello, Hint, Notice, Retraction, Trust, trust_digest
-from gracepoint.wire.messages import Acknowledgement, Message, Mode, Spent, Subscription
+from gracepoint.wire.messages import Acknowledgement, Message, Mode, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
 
 CONNECT_TIMEOUT_S = 2.0
@@ -204,8 +204,7 @@ class OperatorSubscriber:
         hints: Where hints go. None if ``subscription`` does not take hints.
         trust: Called with the PEM certificates that the operator says are to be trusted. None if ``subscription`` has
             no ``trust``. Raises ``ssl.SSLError`` if they cannot be read.
-        spent: Returns what the time went into so far, for each first message. None: it is not reported.
-        stalled_s: Returns for how many seconds training has stalled, for each first message. None if it has not.
+        as_of_now: Returns the first message of a new stream, with what it says of this moment.
     """
 
     def __init__(
@@ -216,16 +215,14 @@ class OperatorSubscriber:
         acknowledge: Callable[[Acknowledgement], None],
         hints: Hints | None = None,
         trust: Callable[[str], None] | None = None,
-        spent: Callable[[], Spent] | None = None,
-        stalled_s: Callable[[], float | None] = lambda: None,
+        as_of_now: Callable[[Subscription], Subscription] = lambda subscription: subscription,
     ) -> None:
         self._channel = channel
         self._subscription = subscription
         self._mailbox = mailbox
         self._hints = hints
         self._trust = trust
-        self._spent = spent
-        self._stalled_s = stalled_s
+        self._as_of_now = as_of_now
         self._acknowledge = acknowledge
         self._closed = threading.Event()
         self._connected = threading.Event()
@@ -265,9 +262,7 @@ class OperatorSubscriber:
             self._closed.wait(backoff.next_s())
 
     def _read_stream(self, backoff: Backoff) -> None:
-        spent = None if self._spent is None else self._spent()
-        subscription = dataclasses.replace(self._subscription, spent=spent, stalled_s=self._stalled_s())
-        response = self._channel.stream(PATH_SUBSCRIBE, subscription)
+        response = self._channel.stream(PATH_SUBSCRIBE, self._as_of_now(self._subscription))
         self._greeted(response)
         unreadable = 0
         while not self._closed.is_set():

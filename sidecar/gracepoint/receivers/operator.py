@@ -6,6 +6,7 @@ belong to the training thread, which must be the main thread if SIGTERM is to be
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -91,6 +92,11 @@ class Operator:
             takes_hints=hints is not None,
             trust=None if settings.ca_certificate is None else trust_digest(settings.ca_certificate),
         )
+
+        def as_of_now(first: Subscription) -> Subscription:
+            own = None if spent is None or gang.process_index != 0 else spent()
+            return dataclasses.replace(first, spent=own, stalled_s=stalled_s())
+
         self._subscriber = OperatorSubscriber(
             self._channel(),
             subscription,
@@ -102,8 +108,7 @@ class Operator:
             ),
             hints,
             None if settings.ca_certificate is None else self._trust,
-            spent if gang.process_index == 0 else None,
-            stalled_s,
+            as_of_now,
         )
 
     def wait_until_connected(self, timeout_s: float) -> bool:

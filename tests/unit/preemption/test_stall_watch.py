@@ -14,7 +14,7 @@ from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreProcessGroup
 from gracepoint.multihost.stalls import StallBoard
 from gracepoint.multihost.store import Pods
 from gracepoint.preemption import stall_watch
-from gracepoint.preemption.stall_detector import Activity, is_compiling
+from gracepoint.preemption.stall_detector import Activity, is_compiling, look_every_s
 from gracepoint.preemption.stall_watch import StallReports, StallWatch
 from gracepoint.preemption.trainer_watch import SharedHeartbeat
 
@@ -100,7 +100,7 @@ def test_one_of_those_that_wait_tells_of_the_silent_one(watched: list[Watched]) 
 
 
 def test_a_stall_is_told_within_30_s_though_the_store_is_silent() -> None:
-    waits_s = stall_watch._MOST_LOOK_EVERY_S + stall_watch._OTHERS_S + 2 * stall_watch._STORE_S
+    waits_s = look_every_s(900.0) + stall_watch._OTHERS_S + 2 * stall_watch._STORE_S
     assert waits_s < 30
 
 
@@ -138,7 +138,8 @@ def test_a_look_that_outlasts_the_end_leaves_no_heartbeat(monkeypatch: pytest.Mo
     assert slow.looks.wait(PATIENCE_S)
     slow.watch.stop()
     slow.goes_on.set()
-    slow.watch._thread.join(PATIENCE_S)
+    monkeypatch.setattr(stall_watch, "_JOIN_S", PATIENCE_S)
+    slow.watch.stop()
     assert heartbeat.beats == 0, "else the worker would say that the process does not run"
 
 

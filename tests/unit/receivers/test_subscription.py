@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import socket
 import ssl
@@ -17,7 +18,7 @@ import trustme
 from gracepoint.deadline import Backoff
 from gracepoint.receivers import OperatorConnection, OperatorSubscriber, channel
 from gracepoint.wire.frames import Ping
-from gracepoint.wire.messages import Acknowledgement
+from gracepoint.wire.messages import Acknowledgement, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
 from tests.unit.receivers.fakes.heard import Heard
 from tests.unit.receivers.fakes.server import WHO, OperatorServer, notice
@@ -252,7 +253,11 @@ def test_each_connection_says_for_how_long_training_has_stalled(
     subscribe: Callable[..., OperatorSubscriber], server: OperatorServer, pauses: list[str]
 ) -> None:
     stalled_s = iter([None, 42.0])
-    subscribe(server.url, server.ca_certificate, stalled_s=lambda: next(stalled_s))
+
+    def as_of_now(first: Subscription) -> Subscription:
+        return dataclasses.replace(first, stalled_s=next(stalled_s))
+
+    subscribe(server.url, server.ca_certificate, as_of_now=as_of_now)
     first = server.wait_for_stream()
     first.end()
     again = server.wait_for_stream(number=2)

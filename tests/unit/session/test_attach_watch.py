@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gracepoint
 from gracepoint.errors import BarrierError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup, StoreUnavailable
-from gracepoint.session.attach import AttachWatch
+from gracepoint.preemption.stall_watch import AttachWatch
 from gracepoint.settings import Settings
 from tests.unit.multihost.fakes.gangs import gangs
 from tests.waiting import until
@@ -170,3 +173,12 @@ def test_nothing_is_watched_without_a_limit() -> None:
     before = {thread.name for thread in threading.enumerate()}
     with AttachWatch(Settings(stall_after_s=0)) as watching, watching.at("meeting"):
         assert {thread.name for thread in threading.enumerate()} == before
+
+
+def test_the_threads_that_stay_are_those_that_the_page_of_decisions_explains(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text()
+    explained = set(re.findall(r"^\| `(gracepoint-[\w-]+)` \|", page, re.MULTILINE))
+    before = set(threading.enumerate())
+    with gracepoint.attach(tmp_path):
+        staying = {thread.name for thread in set(threading.enumerate()) - before}
+    assert staying == explained - {"gracepoint-subscription", "gracepoint-sender"}  # there is no operator here
