@@ -3,14 +3,11 @@
 No state. The only threads are those of the ``AttachWatch`` (``preemption.stall_watch``), which end with ``attach``, and
 the preloading thread.
 
-Checks of arguments of ``attach`` that are no settings of the environment.
-
-Loads beside the joining of the JAX cluster what ``attach`` and the restore need after it: modules and files.
-
 A process waits while it joins: for process 0, and for the last process. The **preloading thread**
-("gracepoint-preload", daemon) uses that time. It imports modules, has the system read the newest checkpoint into its
-page cache or makes a connection to the object store ready, and ends. Nothing waits for it but an import of the same
-module. What fails here is done again by ``attach`` and ``restore``, which raise the error.
+("gracepoint-preload", daemon) loads meanwhile what ``attach`` and the restore need next. It imports modules, has the
+system read the newest checkpoint into its page cache or makes a connection to the object store ready, and ends. Nothing
+waits for it but an import of the same module. What fails here is done again by ``attach`` and ``restore``, which raise
+the error.
 """
 
 from __future__ import annotations
@@ -292,7 +289,6 @@ def _opened(
                     settings,
                     meeting,
                     checkpointer,
-                    where,
                     clock=time.monotonic,
                     start=dataclasses.replace(start, last_unix_s=meeting.last_started_unix_s),
                     receiver=receiver,

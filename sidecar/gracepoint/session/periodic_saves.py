@@ -62,7 +62,6 @@ class PeriodicSaves:
 
     Args:
         checkpointer: The checkpoint engine.
-        directory: The directory of its steps.
         coordinator: Says whether a preemption is under way, and how much time is left.
         tolerate_s: Seconds for which saves may fail. 0: the first failure ends training.
         clock: Returns monotonic seconds.
@@ -75,14 +74,12 @@ class PeriodicSaves:
     def __init__(
         self,
         checkpointer: StepCheckpointer,
-        directory: str,
         coordinator: Coordinator,
         *,
         tolerate_s: float = DEFAULT_TOLERATE_FAILURES_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._checkpointer = checkpointer
-        self._directory = directory
         self._coordinator = coordinator
         self._tolerate_s = tolerate_s
         self._clock = clock
@@ -102,7 +99,7 @@ class PeriodicSaves:
         from gracepoint.checkpoint.steps import listing
         from gracepoint.checkpoint.storage.storage_path import storage_path
 
-        paths = Layout(storage_path(self._directory))
+        paths = Layout(storage_path(self._checkpointer.directory))
         newest = max(listing.complete_steps(paths), default=None)
         if newest is None:
             found = [each for each in listing.look_alikes(paths) if each.step is not None and each.step >= step]
@@ -110,7 +107,7 @@ class PeriodicSaves:
                 raise listing.refusal(paths.root, found)
         if newest is not None and newest >= step:
             raise CheckpointError(
-                f"step({step}): {self._directory} has a complete step {newest}, and restore() was not called. The next "
+                f"step({step}): {paths.root} has a complete step {newest}, and restore() was not called. The next "
                 f"start would restore that one, and not what is trained now: call session.restore(like=state) before "
                 f"the first step, or give this run a directory of its own"
             )

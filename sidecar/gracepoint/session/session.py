@@ -106,7 +106,6 @@ class Session:
         settings: Settings,
         meeting: Meeting,
         checkpointer: StepCheckpointer,
-        directory: str,
         *,
         clock: Callable[[], float],
         programs: ProgramWatch,
@@ -138,7 +137,7 @@ class Session:
         self.nonce = self._coordinator.reporter.session
         self._compilations = Compilations(self._coordinator.activities.at, programs)
         self._saves = PeriodicSaves(
-            checkpointer, directory, self._coordinator, tolerate_s=settings.tolerate_failures_s, clock=clock
+            checkpointer, self._coordinator, tolerate_s=settings.tolerate_failures_s, clock=clock
         )
         self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
         posix.listen(self._tell_undeleted)

@@ -144,7 +144,7 @@ def test_hundreds_of_saves_leave_store_and_memory_unchanged(clients: list[Any], 
 
     def train(gang: ProcessGroup) -> None:
         checkpointer = engine(tmp_path, gang, save_every_steps=1)
-        saves = PeriodicSaves(checkpointer, str(tmp_path), Quiet())  # type: ignore[arg-type]
+        saves = PeriodicSaves(checkpointer, Quiet())  # type: ignore[arg-type]
         for step in range(1, 201):
             if step % 50 == 0:  # as in a drill
                 checkpointer.save(

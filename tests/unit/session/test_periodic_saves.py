@@ -81,7 +81,7 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
             return answer
 
         preempted = Preempted(in_epoch=is_stuck)  # who is stuck stops the save for all
-        saves = PeriodicSaves(checkpointer, str(tmp_path), cast(Coordinator, preempted))
+        saves = PeriodicSaves(checkpointer, cast(Coordinator, preempted))
         assert saves.begins(1)
         checkpointer.save_in_background(1, small_state(1), {})
         assert stuck.wait(30)
@@ -128,7 +128,7 @@ def test_process_at_another_step_is_found_at_the_periodic_save(
     def run(gang: ProcessGroup) -> None:
         me = gang.process_index
         checkpointer = engine(tmp_path, gang, save_every_steps=10)
-        saves = PeriodicSaves(checkpointer, str(tmp_path), cast(Coordinator, AtSyncPoint(sync_points[me])))
+        saves = PeriodicSaves(checkpointer, cast(Coordinator, AtSyncPoint(sync_points[me])))
         if me == 1:
             assert begun.wait(30)
         try:
@@ -163,7 +163,7 @@ class Training:
         self.engine = engine(root, gang, save_every_steps=1, clock=lambda: self.now_s, **options)
         self._at = AtSyncPoint(0)
         self._saves = PeriodicSaves(
-            self.engine, str(root), cast(Coordinator, self._at), tolerate_s=tolerate_s, clock=lambda: self.now_s
+            self.engine, cast(Coordinator, self._at), tolerate_s=tolerate_s, clock=lambda: self.now_s
         )
         self.check_newest = self._saves.check_newest
 
@@ -329,7 +329,7 @@ def test_training_that_finishes_after_a_failed_save_is_told(tmp_path: Path) -> N
 def test_a_failed_save_is_tried_again_before_the_interval_is_over(tmp_path: Path) -> None:
     now_s = [0.0]
     checkpointer = engine(tmp_path, save_every_s=3600, clock=lambda: now_s[0])
-    saves = PeriodicSaves(checkpointer, str(tmp_path), cast(Coordinator, AtSyncPoint(1)), clock=lambda: now_s[0])
+    saves = PeriodicSaves(checkpointer, cast(Coordinator, AtSyncPoint(1)), clock=lambda: now_s[0])
     tried: list[float] = []
     for step in range(1, 700):
         now_s[0] += 10.0
