@@ -150,7 +150,8 @@ class Coordinator:
         self._stall_watch = reports.watch(executor, me, self.activities, clock)
 
         # Last, what this process itself is told: all that it may set off is there.
-        mailbox.listen(NoticePublisher(mailbox, self._agreement, me, clock))
+        publisher = NoticePublisher(mailbox, self._agreement, me, clock)
+        mailbox.listen(publisher.posted, publisher.retracted)
         try:
             self._receivers.listen(
                 session, group, notify_jax, self._on_caught, time_spent.spent, self.forecaster.stalled_s

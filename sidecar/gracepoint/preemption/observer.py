@@ -39,13 +39,13 @@ from gracepoint.multihost.ledger import (
 )
 from gracepoint.preemption.outcome import FINISHED, Outcome, Shared
 from gracepoint.preemption.reporter import Progress
-from gracepoint.receivers.mailbox import Disruption, Listener, Mailbox
+from gracepoint.receivers.mailbox import Disruption, Mailbox
 from gracepoint.wire.messages import Phase
 
 logger = logging.getLogger(__name__)
 
 
-class NoticePublisher(Listener):
+class NoticePublisher:
     """Tells the other processes what a receiver of this process posts or retracts.
 
     Args:
@@ -62,7 +62,7 @@ class NoticePublisher(Listener):
         self._clock = clock
 
     def posted(self, disruption: Disruption) -> None:
-        """As ``Listener``."""
+        """Called when a notice has come, or its deadline has moved."""
         try:
             self._agreement.tell(
                 disruption.origin if disruption.preemption else self._own + disruption.origin,
@@ -76,7 +76,7 @@ class NoticePublisher(Listener):
             logger.error("the other processes could not be told of the notice error=%s", error)
 
     def retracted(self, origin: str, reason: str) -> None:
-        """As ``Listener``."""
+        """Called when the signal of a notice went away."""
         found = self._mailbox.find(origin)
         unnamed = found is not None and not found.preemption
         try:

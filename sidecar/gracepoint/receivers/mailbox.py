@@ -70,16 +70,6 @@ class Disruption:
         return disruption
 
 
-class Listener:
-    """Gets what receivers bring. Each call is made in the receiver's thread."""
-
-    def posted(self, disruption: Disruption) -> None:
-        """Called when a notice has come, or its deadline has moved."""
-
-    def retracted(self, origin: str, reason: str) -> None:
-        """Called when the signal of a notice went away."""
-
-
 class Receiver(Protocol):
     """Brings notices from a source that ``attach`` is given, such as a test or another scheduler."""
 
@@ -111,19 +101,25 @@ class Mailbox:
         self._lock = threading.Lock()
         self._posts: dict[str, _Post] = {}  # by origin
         self._over: set[str] = set()  # names of preemptions that are over; they are not used again
-        self._listener: Listener | None = None
+        self._on_posted: Callable[[Disruption], None] | None = None
+        self._on_retracted: Callable[[str, str], None] | None = None
 
-    def listen(self, listener: Listener) -> None:
-        """Tells ``listener`` what is in the mailbox already, and from now on what comes."""
+    def listen(self, on_posted: Callable[[Disruption], None], on_retracted: Callable[[str, str], None]) -> None:
+        """Has what is in the mailbox already, and from now on what comes, passed on, in the receiver's thread.
+
+        Args:
+            on_posted: Called when a notice has come, or its deadline has moved.
+            on_retracted: Called with the origin and the reason when the signal of a notice went away.
+        """
         with self._lock:
-            self._listener = listener
+            self._on_posted, self._on_retracted = on_posted, on_retracted
             now_s = self._clock()
             here = [
                 dataclasses.replace(post.disruption, remaining_s=post.deadline_s - now_s)
                 for post in self._posts.values()
             ]
         for disruption in here:
-            listener.posted(disruption)
+            on_posted(disruption)
 
     # Receivers.
 
@@ -132,9 +128,9 @@ class Mailbox:
         with self._lock:
             if disruption.origin in self._over or not self._keep(disruption.origin, disruption):
                 return
-            listener = self._listener
-        if listener is not None:
-            listener.posted(disruption)
+            on_posted = self._on_posted
+        if on_posted is not None:
+            on_posted(disruption)
 
     def retract(self, origin: str, reason: str = "the signal went away") -> None:
         """Asks to remove a notice. It is removed unless the freeze has begun.
@@ -144,11 +140,11 @@ class Mailbox:
             reason: Why, as text.
         """
         with self._lock:
-            listener = self._listener
-            if listener is None:
+            on_retracted = self._on_retracted
+            if on_retracted is None:
                 self._posts.pop(origin, None)
-        if listener is not None:
-            listener.retracted(origin, reason)
+        if on_retracted is not None:
+            on_retracted(origin, reason)
 
     # What all processes go by.
 

@@ -80,7 +80,8 @@ class Process:
         self.outcome = Outcome(shared, committed_step=lambda: self.engine.committed_step, current_step=lambda: 10)
         self.observer = PreemptionObserver(shared, self.outcome, lambda: None, self._position)
         self.agreement = Agreement(store, group, self.observer)
-        self.mailbox.listen(NoticePublisher(self.mailbox, self.agreement, index, clock))
+        publisher = NoticePublisher(self.mailbox, self.agreement, index, clock)
+        self.mailbox.listen(publisher.posted, publisher.retracted)
         self.forecaster = Forecaster(count, Throughput(None, writes=False), settings.margin, clock)
         self.saving = EmergencySave(shared, engine, self.outcome, self.agreement, self.forecaster)
 

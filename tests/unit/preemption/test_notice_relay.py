@@ -33,7 +33,8 @@ class Gang:
         self.ledger = Ledger()
         self.reachable = True
         for index, mailbox in enumerate(self.mailboxes):
-            mailbox.listen(NoticePublisher(mailbox, cast(Agreement, _End(self, index)), index, self.clock))
+            publisher = NoticePublisher(mailbox, cast(Agreement, _End(self, index)), index, self.clock)
+            mailbox.listen(publisher.posted, publisher.retracted)
 
     def read(self) -> None:
         """All processes hear what was written since."""

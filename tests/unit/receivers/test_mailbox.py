@@ -9,7 +9,6 @@ import pytest
 
 from gracepoint.errors import WireError
 from gracepoint.receivers import Disruption, Mailbox
-from gracepoint.receivers.mailbox import Listener
 
 
 class Clock:
@@ -77,7 +76,7 @@ def test_the_first_arrival_is_remembered(mailbox: Mailbox, clock: Clock) -> None
     assert mailbox.first_at_s == 100.0
 
 
-class Listening(Listener):
+class Listening:
     """Notes what it is told."""
 
     def __init__(self) -> None:
@@ -95,25 +94,24 @@ def test_listener_gets_earlier_notices_with_time_left_and_later_ones(mailbox: Ma
     listener = Listening()
     mailbox.post(disruption("gpt-1", 30))
     clock.now_s += 10
-    mailbox.listen(listener)
+    mailbox.listen(listener.posted, listener.retracted)
     mailbox.post(disruption("gpt-2", 30))
     assert listener.heard == [("gpt-1", 20), ("gpt-2", 30)]
 
 
 def test_a_listener_may_post(mailbox: Mailbox) -> None:
-    class Answering(Listener):
-        def posted(self, disruption_: Disruption) -> None:
-            if disruption_.preemption == "gpt-1":
-                mailbox.post(disruption("gpt-2"))
+    def answer(notice: Disruption) -> None:
+        if notice.preemption == "gpt-1":
+            mailbox.post(disruption("gpt-2"))
 
-    mailbox.listen(Answering())
+    mailbox.listen(answer, lambda origin, reason: None)
     mailbox.post(disruption("gpt-1"))
     assert mailbox.find("gpt-2") is not None
 
 
 def test_repeated_deadline_is_ignored_and_a_drifting_one_is_not(mailbox: Mailbox, clock: Clock) -> None:
     listener = Listening()
-    mailbox.listen(listener)
+    mailbox.listen(listener.posted, listener.retracted)
     mailbox.post(disruption(remaining_s=30))
     clock.now_s += 10
     mailbox.post(disruption(remaining_s=20.1))
@@ -129,7 +127,7 @@ def test_a_deadline_without_revision_is_the_same_up_to_half_a_second(
     mailbox: Mailbox, moved_s: float, heard: int
 ) -> None:
     listener = Listening()
-    mailbox.listen(listener)
+    mailbox.listen(listener.posted, listener.retracted)
     mailbox.post(disruption(remaining_s=30))
     mailbox.post(disruption(remaining_s=30 + moved_s))
     assert len(listener.heard) == heard
@@ -142,7 +140,7 @@ def of_revision(revision: int | None, remaining_s: float) -> Disruption:
 @pytest.mark.parametrize("later_s", [40.0, 20.0], ids=["delayed on its way", "faster"])
 def test_of_one_revision_the_earlier_deadline_is_kept(mailbox: Mailbox, later_s: float) -> None:
     listener = Listening()
-    mailbox.listen(listener)
+    mailbox.listen(listener.posted, listener.retracted)
     for remaining_s in (30.0, later_s):
         mailbox.post(of_revision(3, remaining_s))
     assert mailbox.remaining_s() == min(30.0, later_s)
@@ -161,7 +159,7 @@ def test_the_revision_that_was_told_is_remembered(
     mailbox: Mailbox, first: int | None, second: int | None, heard: int
 ) -> None:
     listener = Listening()
-    mailbox.listen(listener)
+    mailbox.listen(listener.posted, listener.retracted)
     mailbox.post(of_revision(first, 30.0))
     mailbox.post(of_revision(second, 30.0))
     assert len(listener.heard) == heard
@@ -184,7 +182,7 @@ def test_a_notice_is_real_unless_it_is_called_a_drill() -> None:
 
 def test_a_drill_that_becomes_real_is_news(mailbox: Mailbox) -> None:
     listener = Listening()
-    mailbox.listen(listener)
+    mailbox.listen(listener.posted, listener.retracted)
     mailbox.post(disruption(drill=True))
     assert (mailbox.current, mailbox.current_drill is not None) == (None, True)
     mailbox.post(disruption())
@@ -194,7 +192,7 @@ def test_a_drill_that_becomes_real_is_news(mailbox: Mailbox) -> None:
 
 def test_a_retraction_is_asked_of_the_listener_and_does_nothing_by_itself(mailbox: Mailbox) -> None:
     listener = Listening()
-    mailbox.listen(listener)
+    mailbox.listen(listener.posted, listener.retracted)
     mailbox.post(disruption("gpt-1"))
     mailbox.retract("gpt-1", "taint removed")
     assert listener.taken_back == [("gpt-1", "taint removed")]
@@ -209,7 +207,7 @@ def test_a_retraction_while_nobody_listens_takes_the_notice_away(mailbox: Mailbo
 
 def test_ended_preemption_does_not_return_but_its_signal_may(mailbox: Mailbox) -> None:
     listener = Listening()
-    mailbox.listen(listener)
+    mailbox.listen(listener.posted, listener.retracted)
     for notice in (disruption("gpt-1"), disruption("", signal="maintenance")):
         mailbox.post(notice)
         mailbox.drop(notice.origin)
