@@ -1,6 +1,7 @@
 """The cluster as commands see it: synchronous calls, the kubeconfig's namespace, and errors that say what to do.
 
-A ``Cluster`` owns an event loop and the threads of its client. Leaving its context ends both.
+A ``Cluster`` owns an event loop and the threads of its client. Leaving its context ends both. ``find`` looks for a
+workload by the name that a user gives, among the kinds that the operator knows.
 """
 
 from __future__ import annotations
@@ -339,9 +340,13 @@ def parse(text: str) -> Named:
     written, slash, name = text.rpartition("/")
     if not slash:
         return Named(None, text)
-    word, _, group = written.lower().partition(".")
+    kind_name, _, group = written.lower().partition(".")
     for candidate in _KINDS:
-        if word in (candidate.name.lower(), candidate.kind.plural) and group in ("", candidate.kind.group) and name:
+        if (
+            kind_name in (candidate.name.lower(), candidate.kind.plural)
+            and group in ("", candidate.kind.group)
+            and name
+        ):
             return Named(candidate.name, name)
     kinds = ", ".join(f"{candidate.name.lower()}/NAME" for candidate in _KINDS)
     raise CommandError(f"found {text!r}, expected NAME or one of {kinds}", code=ExitCode.USAGE)

@@ -1,6 +1,6 @@
 """Completes the arguments of ``kubectl gracepoint``: kubectl runs ``kubectl_complete-gracepoint`` with them.
 
-The last argument is the word that is being completed. The answer is a word a line, and a line with flags for the shell.
+The last argument is the one to complete. The answer is one completion a line, and a line with flags for the shell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = "gracepoint"
 
 
 def main() -> None:
-    """Prints the words that may stand in the place of the last argument."""
+    """Prints the completions that may stand in the place of the last argument."""
     arguments = sys.argv[1:]
     for word in words(arguments[:-1], arguments[-1] if arguments else ""):
         print(word)
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def words(before: Sequence[str], incomplete: str) -> list[str]:
-    """Returns the words that may follow ``before`` and begin with ``incomplete``.
+    """Returns the arguments that may follow ``before`` and begin with ``incomplete``.
 
     It asks the command line in the way in which bash does, so that both answer the same.
     """

@@ -1,10 +1,7 @@
-"""Checks an installation.
+"""``doctor``: checks an installation.
 
-* ``checks``: what a check says;
-* ``installation``: versions, definitions, the operator, webhooks, certificates; from objects of the API;
-* ``probe_pod``: a pod like those of a job, which checks the channel and the storage from where the job runs.
-
-Only ``doctor`` calls it.
+From objects of the API: versions, definitions, the operator and where its pods run, webhooks, certificates and
+policies. On request also from where a job runs: a pod like those of the job checks the channel and the storage.
 """
 
 from __future__ import annotations
@@ -412,7 +409,7 @@ def check_operator(deployments: Sequence[Json]) -> list[CheckResult]:
 
 
 def check_placement(pods: Sequence[Json], nodes: Mapping[str, Json]) -> list[CheckResult]:
-    """Checks that not all of the operator's pods stand on machines of which they have to tell that they end.
+    """Checks that not all of the operator's pods stand on machines of which they have to notify others that they end.
 
     Args:
         pods: Those of the operator.
@@ -429,7 +426,7 @@ def check_placement(pods: Sequence[Json], nodes: Mapping[str, Json]) -> list[Che
     ending = "; ".join(f"{pod} on {node} ({reason})" for pod, (node, reason) in sorted(places.items()) if reason)
     if all(reason for _, reason in places.values()):
         todo = "Set nodeSelector or affinity of the chart, or add other nodes"
-        text = f"{ending}: if these machines end together, no job is told. {todo}"
+        text = f"{ending}: if these machines end together, no job is notified. {todo}"
         return [CheckResult("placement", CheckState.WARNING, text)]
     if ending:
         return [CheckResult("placement", CheckState.OK, f"a replica stands on a machine that stays; not so {ending}")]
@@ -485,14 +482,14 @@ def _releases(configurations: Sequence[Json]) -> list[CheckResult]:
         if shared := one.shares(other.namespaces):
             text = (
                 f"{one.configuration} and {other.configuration} answer for {shared}, and a pod listens to only one of "
-                "the two. Remove one (helm uninstall), or give each watchNamespaces of its own"
+                "the two. Remove one (helm uninstall), or give each separate watchNamespaces"
             )
             checks.append(CheckResult("releases", CheckState.FAILED, text))
     return checks
 
 
 def missing_policies(workloads: Iterable[Json], policies: Iterable[Json]) -> Iterable[CheckResult]:
-    """Points out jobs that go on and name a policy that does not exist. ``workloads``: each with its kind."""
+    """Points out unfinished jobs that name a policy that does not exist. ``workloads``: each with its kind."""
     existing = {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in policies}
     users: dict[tuple[str, str], list[str]] = {}
     unkept: set[tuple[str, str]] = set()

@@ -88,7 +88,7 @@ def drill(
             with progress(f"The {job.title} rehearses"):
                 result = _wait(cluster, created, deadline)
         except KeyboardInterrupt:
-            say(f"Interrupted. The drill goes on; to withdraw it: kubectl delete preemptionrequest {name} -n {where}")
+            say(f"Interrupted. The drill continues; to withdraw it: kubectl delete preemptionrequest {name} -n {where}")
             raise
     if output.is_data:
         put_data(output, result.to_json())

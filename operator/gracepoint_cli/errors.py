@@ -1,4 +1,4 @@
-"""What a command cannot do, and the exit codes of all commands."""
+"""The errors of commands, and the exit codes of all commands."""
 
 from __future__ import annotations
 

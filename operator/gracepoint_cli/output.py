@@ -23,7 +23,7 @@ _PLAIN_WIDTH = 400
 _GAP = 3
 #: Characters that the last column gets at least, if it has as many.
 _LAST_COLUMN = 24
-#: Colours of words that tables contain.
+#: Colours of values that tables contain.
 _STYLES = {
     "ok": "green",
     "yes": "green",
@@ -76,7 +76,7 @@ def put_data(output: OutputFormat, value: Any) -> None:
         # By way of JSON: the same names and values, and no tags of Python's.
         text = yaml.safe_dump(json.loads(text), sort_keys=False).rstrip("\n")
     sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()  # a pipe gets it now: a command that watches goes on
+    sys.stdout.flush()  # a pipe gets it now: a command that watches continues
 
 
 def put_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -126,7 +126,7 @@ def put(line: str = "", style: str = "") -> None:
 
 @contextlib.contextmanager
 def progress(activity: str) -> Iterator[None]:
-    """Shows ``activity`` beside a spinner on a terminal while the block runs. Prints nothing elsewhere."""
+    """Shows ``activity`` next to a spinner on a terminal while the block runs. Prints nothing elsewhere."""
     err = console(stderr=True)
     if not err.is_terminal:
         yield

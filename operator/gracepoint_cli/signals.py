@@ -39,7 +39,7 @@ def signals(
         if name is not None or provider is not None:
             argument = repr(name) if name is not None else "--provider"
             raise CommandError(
-                f"found {argument} beside --node, expected one of them",
+                f"found {argument} together with --node, expected one of them",
                 "With --node, all signals of the node are shown",
                 ExitCode.USAGE,
             )

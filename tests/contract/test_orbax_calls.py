@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "of json": (lambda: {"args": ocp.args.JsonSave({})}, "args: expected StandardSave or PyTreeSave, found a JsonSave"),
     "Composite": (
         lambda: {"args": ocp.args.Composite(default=ocp.args.StandardSave(state()))},
-        "a Composite has items, and a checkpoint with a path of its own has none",
+        "a Composite has items, and a checkpoint with its own path has none",
     ),
     "size of data files": (
         lambda: {"args": ocp.args.PyTreeSave(state(), ocdbt_target_data_file_size=5)},

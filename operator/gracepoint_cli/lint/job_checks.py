@@ -1,4 +1,7 @@
-"""Checks one JobSet or Job under its policy. Pure."""
+"""Checks one JobSet or Job under its policy, and says in sentences what a preemption would do to it. Pure.
+
+What the API server fills into a Job is filled in first, as a file lacks it.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,7 @@ class LintReport:
 
     Attributes:
         kind: Kind of the object that was checked.
-        paths_of: The object that the paths of the findings lead through, in words, if it is not the one that was
+        paths_of: The object that the paths of the findings lead through, as text, if it is not the one that was
             checked. Empty if it is.
         findings: The findings, the worst first.
         effects: What a preemption would do to it. Empty if it would be refused.

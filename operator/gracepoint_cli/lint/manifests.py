@@ -1,4 +1,4 @@
-"""The objects of a file of manifests. Pure."""
+"""The objects of a file of manifests, and the JobSet that the Kubeflow Trainer makes of a TrainJob. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the pod templates of a gang: time to save, storage, tolerations and probes. Pure."""
+"""Checks the pod templates of a gang: time to save, storage, tolerations, probes, and what the program does. Pure."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _tolerations(pod: Json, path: str) -> Iterator[Finding]:
                         "tolerated-signal",
                         field,
                         f"found a toleration of {match.key}, by which the signal {row.name} ({row.cause}) announces a "
-                        "disruption. The pod is not told of it. Remove the toleration, or set tolerationSeconds",
+                        "disruption. The pod gets no notice of it. Remove the toleration, or set tolerationSeconds",
                     )
 
 
@@ -269,7 +269,7 @@ def process_findings(container: Json, path: str) -> Iterator[Finding]:
         container: The container.
         path: Where it is in the object.
     """
-    words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    words = [str(argument) for argument in (*(container.get("command") or ()), *(container.get("args") or ()))]
     yield from _stop_signal(container, path)
     if not words:
         return
@@ -292,7 +292,7 @@ def process_findings(container: Json, path: str) -> Iterator[Finding]:
             "gracepoint.leave_process_group() first",
         )
     if not container.get("command"):
-        return  # the image's entry point comes before these words
+        return  # the image's entry point comes before these arguments
     if script is not None:
         yield from _of_script(script, f"{path}.command")
     elif rest and rest[0].endswith(".sh"):
@@ -326,14 +326,14 @@ def _stop_signal(container: Json, path: str) -> Iterator[Finding]:
         )
 
 
-def _without_init(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], str]:
+def _without_init(command: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], str]:
     """Returns the command behind init programs, and the first of them that sends SIGTERM to the group.
 
     Args:
-        words: The command.
+        command: The command.
         variables: The variables of the container.
     """
-    rest, group = list(words), ""
+    rest, group = list(command), ""
     while rest:
         behind, session_group = _without_one(rest, variables)
         group = group or session_group
@@ -343,13 +343,13 @@ def _without_init(words: Sequence[str], variables: Mapping[str, str]) -> tuple[l
     return rest, group
 
 
-def _without_one(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str] | None, str]:
-    """As ``_without_init`` for the first word. None, if that is no such program."""
-    name = PurePosixPath(words[0]).name
+def _without_one(command: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str] | None, str]:
+    """As ``_without_init`` for the first program. None, if that is no such program."""
+    name = PurePosixPath(command[0]).name
     if name not in ("tini", "dumb-init", "docker-init", "timeout"):
         return None, ""
     flags = []
-    rest = list(words[1:])
+    rest = list(command[1:])
     while rest and rest[0].startswith("-"):
         flag = rest.pop(0)
         if flag == "--":
@@ -368,11 +368,11 @@ def _without_one(words: Sequence[str], variables: Mapping[str, str]) -> tuple[li
     return rest, f"{name} -g" if any(re.fullmatch(r"-[a-z]*g[a-z]*", flag) for flag in flags) else ""
 
 
-def _script(words: Sequence[str]) -> str | None:
+def _script(command: Sequence[str]) -> str | None:
     """Returns the script of ``sh -c SCRIPT``. None if the command has another form."""
-    if not words or PurePosixPath(words[0]).name not in _SHELLS:
+    if not command or PurePosixPath(command[0]).name not in _SHELLS:
         return None
-    for flag, script in itertools.pairwise(words[1:]):
+    for flag, script in itertools.pairwise(command[1:]):
         if re.fullmatch(r"-[a-z]*c[a-z]*", flag):
             return script
     return None

@@ -1,6 +1,6 @@
-"""What a timeline contains. Times are seconds since the signal. Pure data.
+"""What a timeline contains, and the timeline of a Preemption from the API's objects. Pure.
 
-The stages of a preemption, in the order in which they usually come. Pure data.
+Times are seconds since the signal. The stages of a preemption are in the order in which they usually come.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class Timeline:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Begin and end of everything, with a little room at both sides."""
+        """Begin and end of everything, with some padding at both sides."""
         times = [0.0, *(span.start_s for span in self.spans), *(span.end_s for span in self.spans)]
         times += [moment.at_s for moment in self.moments]
         times += [] if self.deadline_s is None else [self.deadline_s]
         first, last = min(times), max(times)
-        room = max(last - first, 0.1) * 0.03
-        return first - room, last + room
+        padding = max(last - first, 0.1) * 0.03
+        return first - padding, last + padding
 
     @property
     def events(self) -> list[TimelineMoment]:
@@ -276,9 +276,9 @@ def _number(values: Json, key: str) -> int:
 
 
 def _in_view(spans: Iterable[Span], last_s: float) -> Iterable[Span]:
-    """Cuts the spans to the time of the preemption, with a little room before and after it."""
-    room = max(last_s, 1.0) * 0.1
+    """Cuts the spans to the time of the preemption, with some padding before and after it."""
+    padding = max(last_s, 1.0) * 0.1
     for span in spans:
-        start, end = max(span.start_s, -room), min(span.end_s, last_s + room)
+        start, end = max(span.start_s, -padding), min(span.end_s, last_s + padding)
         if start < end:
             yield Span(span.lane, start, end, span.kind, span.text)

@@ -15,7 +15,7 @@ from gracepoint_cli.timeline.model import GANG, Span, SpanKind, Timeline
 
 Chart = dict[str, Any]
 
-#: The save has colours that people with any colour vision tell apart (Okabe and Ito). The rest has lighter ones.
+#: The save has colours that people with any colour vision distinguish (Okabe and Ito). The rest has lighter ones.
 COLOURS = {
     SpanKind.TRAINING: "#9ad0b5",
     SpanKind.NOTICE: "#b8b8b8",
@@ -33,7 +33,7 @@ COLOURS = {
 _DEADLINE = "#c00000"
 _SVG_WIDTH = 860
 _LANE_HEIGHT = 30
-#: In a narrow chart, long names lose their middle: their end tells pods apart.
+#: In a narrow chart, long names lose their middle: their end distinguishes pods.
 _LABEL = (
     "width > 500 || length(datum.label) <= 26 ? datum.label : slice(datum.label, 0, 10) + '…' + slice(datum.label, -15)"
 )
@@ -61,7 +61,7 @@ _OF_THE_SAVE = (SpanKind.FREEZE, SpanKind.DRAIN, SpanKind.SAVE, SpanKind.COMMIT)
 
 
 def svg(timeline: Timeline) -> str:
-    """Returns the picture as SVG, 860 pixels wide beside the names of the lanes."""
+    """Returns the picture as SVG, 860 pixels wide without the names of the lanes."""
     import vl_convert
 
     charts = [{**chart, "width": _SVG_WIDTH} for chart in charts_of(timeline)]
@@ -157,9 +157,9 @@ def _lanes(timeline: Timeline) -> Chart:
         at = {"x": {"datum": round(timeline.deadline_s, 3), "type": "quantitative"}}
         rule = {"type": "rule", "color": _DEADLINE, "strokeWidth": 2, "strokeDash": [6, 3]}
         late = timeline.deadline_s > (first + last) / 2
-        words = {"type": "text", "text": "deadline", "color": _DEADLINE, "y": -7, "fontSize": 12, "fontWeight": 600}
-        words |= {"align": "right" if late else "left", "dx": 4 if late else -4}
-        layers += [{"data": {"values": [{}]}, "mark": mark, "encoding": at} for mark in (rule, words)]
+        label = {"type": "text", "text": "deadline", "color": _DEADLINE, "y": -7, "fontSize": 12, "fontWeight": 600}
+        label |= {"align": "right" if late else "left", "dx": 4 if late else -4}
+        layers += [{"data": {"values": [{}]}, "mark": mark, "encoding": at} for mark in (rule, label)]
     layers += _moments(timeline)
     return {"title": {"text": "The preemption"}, "height": {"step": _LANE_HEIGHT}, "layer": layers}
 
@@ -186,8 +186,8 @@ def _moments(timeline: Timeline) -> list[Chart]:
     point = {"type": "point", "shape": "diamond", "filled": True, "size": 110, "color": "#222", "opacity": 1}
     layers: list[Chart] = [{"data": {"values": values}, "mark": point, "encoding": place}]
     for on_left in (False, True):
-        beside = {"type": "text", "align": "right" if on_left else "left", "dx": -9 if on_left else 9, "fontSize": 12}
-        # A white outline under the words keeps them legible on a bar.
+        label = {"type": "text", "align": "right" if on_left else "left", "dx": -9 if on_left else 9, "fontSize": 12}
+        # A white outline under the text keeps them legible on a bar.
         layers += [
             {
                 "data": {"values": values},
@@ -195,7 +195,7 @@ def _moments(timeline: Timeline) -> list[Chart]:
                 "mark": {**mark, "limit": {"expr": "width * datum.room"}},
                 "encoding": {**place, "text": {"field": "short"}},
             }
-            for mark in ({**beside, "stroke": "white", "strokeWidth": 3}, {**beside, "color": "#222"})
+            for mark in ({**label, "stroke": "white", "strokeWidth": 3}, {**label, "color": "#222"})
         ]
     return layers
 
@@ -207,18 +207,18 @@ def _enlarged(save: Sequence[Span]) -> Chart:
         for span in save
     ]
     names = [span.text for span in save]
-    # Beside the last bar is room for its time.
-    room = {"domainMin": 0, "domainMax": {"expr": f"{(end_s - begin_s) * 1000:.1f} * (width > 500 ? 1.25 : 1.7)"}}
-    x = {"field": "start", "type": "quantitative", "title": "milliseconds", "scale": room}
+    # Next to the last bar, its time needs space.
+    scale_x = {"domainMin": 0, "domainMax": {"expr": f"{(end_s - begin_s) * 1000:.1f} * (width > 500 ? 1.25 : 1.7)"}}
+    x = {"field": "start", "type": "quantitative", "title": "milliseconds", "scale": scale_x}
     layers = [_bars(steps, names, x, "text")]
     layers[0]["encoding"]["tooltip"] = [{"field": "text", "title": "what"}, {"field": "start"}, {"field": "end"}]
     layers[0]["encoding"]["color"]["legend"] = None
-    words = [
+    label = [
         {"text": step.text, "end": step.end_s, "label": _milliseconds(step.end_s - step.start_s)} for step in steps
     ]
     layers.append(
         {
-            "data": {"values": words},
+            "data": {"values": label},
             "mark": {"type": "text", "align": "left", "dx": 6, "fontSize": 12, "color": "#222"},
             "encoding": {
                 "y": {"field": "text", "type": "nominal", "sort": names},
@@ -266,9 +266,9 @@ def _losses(timeline: Timeline) -> Chart:
         text = f"step {timeline.saved_step} saved"
         steps = [loss.step for loss in timeline.losses]
         late = timeline.saved_step > (min(steps) + max(steps)) / 2
-        words = {"type": "text", "text": text, "y": 8, "fontSize": 12, "color": _DEADLINE}
-        words |= {"align": "right" if late else "left", "dx": -6 if late else 6}
-        layers += [{"data": {"values": [{}]}, "mark": mark, "encoding": at} for mark in (rule, words)]
+        label = {"type": "text", "text": text, "y": 8, "fontSize": 12, "color": _DEADLINE}
+        label |= {"align": "right" if late else "left", "dx": -6 if late else 6}
+        layers += [{"data": {"values": [{}]}, "mark": mark, "encoding": at} for mark in (rule, label)]
     return {"title": {"text": "Losses of both runs"}, "height": 220, "layer": layers}
 
 

@@ -44,7 +44,7 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
     Args:
         timeline: What to show.
         width: Columns of the terminal.
-        colours: Whether spans are told apart by colour. Without, by letters.
+        colours: Whether spans are distinguished by colour. Without, by letters.
     """
     names = {lane: _shortened(one_line(lane), max(width // 3, _NARROWEST)) for lane in timeline.lanes}
     labels = max(map(len, names.values()), default=0)
@@ -88,7 +88,7 @@ def _scale(first: float, last: float, columns: int) -> str:
 
 
 def _shortened(text: str, limit: int) -> str:
-    """Returns the text, without its middle if it is too long: the end of a pod's name tells it from others."""
+    """Returns the text, without its middle if it is too long: the end of a pod's name distinguishes it from others."""
     if len(text) <= limit:
         return text
     begin = (limit - 1) // 2

@@ -1,10 +1,9 @@
 """Saves and restores train states: parallel sharded saves in Orbax's layout, atomic commit, recovery, restore.
 
-The public names are below. A ``Session`` uses ``engine``, which is not public. The packages,
-from the outermost to the innermost: ``handlers`` (leaves by type), ``checkpointers``, ``loading``, ``saving``,
-``reading``, ``steps``, ``transfer``, ``writing``, ``planning``, ``format``, ``storage`` and ``memory``.
-``make imports`` checks that each package imports only packages after it. docs/checkpoint.md explains the use.
-docs/checkpoint-format.md says what is guaranteed about files.
+The public names are below. A ``Session`` uses ``engine``, which is not public. The packages, from the outermost to the
+innermost: ``restoring``, ``saving``, ``reading``, ``steps``, ``writing``, ``planning``, ``format`` and ``storage``; all
+of them may use ``memory``. ``make imports`` checks that each package imports only packages after it. docs/checkpoint.md
+explains the use. docs/checkpoint-format.md says what is guaranteed about files.
 
 Each name is imported when it is first used. So the worker process that writes saves can import packages below this one
 without JAX.

@@ -1,9 +1,9 @@
-"""Saves checkpoints to paths of their own, in the background. The interface is that of Orbax's ``AsyncCheckpointer``.
+"""Saves checkpoints to separate paths, in the background. The interface is that of Orbax's ``AsyncCheckpointer``.
 
-One thread owns an ``AsyncCheckpointer`` and makes all calls. They are collective: all processes that save make the same
-calls in the same order. A checkpointer uses the threads of ``saving.executor``. The thread that runs a save (for
-``save_and_wait``, the caller's) also calls ``post_finalization_callback``, and deletes the replaced checkpoint. When
-the interpreter ends, it waits for the save under way.
+One thread owns an ``AsyncCheckpointer``, with its ``PathSaves``, and makes all calls. They are collective: all
+processes that save make the same calls in the same order. The thread that runs a save is one of ``saving.executor``
+(for ``save_and_wait``, the caller's). It also calls ``after_commit``, which calls ``post_finalization_callback`` and
+deletes the replaced checkpoint. When the interpreter ends, it waits for the save in progress.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ABANDON_S = 10.0
 class AsyncCheckpointer:
     """Saves to paths and restores from them. Every call except ``metadata`` is collective.
 
-    Works in a single process, in any initialised JAX cluster, and beside an open session. Several checkpointers may be
+    Works in a single process, in any initialised JAX cluster, and next to an open session. Several checkpointers may be
     alive at the same time, if every process creates them in the same order.
     """
 
@@ -83,7 +83,8 @@ class AsyncCheckpointer:
             active_processes: ``jax.process_index()`` of the processes that save. Only they make the calls, and they
                 must hold all values that are saved. None: all processes.
             barrier_sync_fn: Barrier at which the processes meet in the background. The primary process then commits,
-                between two calls of it. A process that fails cannot tell the others, which wait for the whole timeout.
+                between two calls of it. A process that fails cannot notify the others, which wait for the whole
+                timeout.
                 None: the built-in barrier, at which the last process to arrive commits. One process calls neither.
             post_finalization_callback: Called after each commit, before the save counts as finished in any process.
                 ``timeout_s`` also applies to it. None: nothing is called.
@@ -118,7 +119,7 @@ class AsyncCheckpointer:
             timeout_s,
             primary_host,
             "all" if active_processes is None else sorted(active_processes),
-            "of its own" if barrier_sync_fn is not None else "built in",
+            "barrier_sync_fn" if barrier_sync_fn is not None else "built in",
         )
         self._timeout_s = timeout_s
         self._primary_host = primary_host
@@ -155,7 +156,7 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         self._check_open()
-        self.wait_until_finished()  # the save under way uses memory that a tree of another form may need
+        self.wait_until_finished()  # the save in progress uses memory that a tree of another form may need
         _, executor = self._join()
         executor.planner.prepare(tree, in_background=True, save_args=save_args)
 
@@ -169,7 +170,7 @@ class AsyncCheckpointer:
         custom_metadata: Mapping[str, Any] | None = None,
         args: Any = None,
     ) -> None:
-        """Copies ``tree`` to host memory, and writes it while the caller goes on.
+        """Copies ``tree`` to host memory, and writes it while the caller continues.
 
         Waits for the previous save first. When this returns, the tree may be donated. The path does not exist before
         the save is committed. One rename makes the whole checkpoint visible.
@@ -282,7 +283,7 @@ class AsyncCheckpointer:
     def metadata(self, path: UserPath) -> TreeMetadata:
         """Returns what is saved at ``path``, without reading any array. Not collective.
 
-        Waits for the save under way.
+        Waits for the save in progress.
 
         Raises:
             SaveFailed: The save before this call failed, or hangs.
@@ -304,7 +305,7 @@ class AsyncCheckpointer:
             self._executor.check_for_errors()
 
     def wait_until_finished(self) -> None:
-        """Waits for the background save under way. After ``close`` there is none.
+        """Waits for the background save in progress. After ``close`` there is none.
 
         Raises:
             SaveFailed: The save failed, or did not end within a few seconds after its timeout.
@@ -428,4 +429,4 @@ class AsyncCheckpointer:
                 self._retired += 1
                 joined.gang.retire(f"checkpoint/{joined.attempt}/save/{self._retired}")
         except BarrierError as error:
-            logger.warning("the keys of an earlier save are not removed: %s", error)
+            logger.warning("could not remove the keys of an earlier save: %s", error)

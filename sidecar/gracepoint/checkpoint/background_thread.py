@@ -57,7 +57,7 @@ class BackgroundThread:
     def __del__(self) -> None:
         # May run in the thread of the function, which holds a reference to this object until it ends.
         if self._error is not None:
-            logger.error("%s failed, and nobody waited for it or asked: %s", self._failed, self._error)
+            logger.error("%s failed, and the caller never waited for it: %s", self._failed, self._error)
 
     @property
     def busy(self) -> bool:

@@ -3,7 +3,7 @@
 A ``CheckpointManager`` uses a ``StepCheckpointer``, as sessions do, and brings the processes together itself. One
 thread owns a manager and makes all calls. All processes make the same calls in the same order. Any thread may call
 ``all_steps``, ``latest_step`` and ``metadata``. The manager's threads are those of ``StepCheckpointer``. When the
-interpreter ends, it waits for the save under way.
+interpreter ends, it waits for the save in progress.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class CheckpointManager:
     ) -> bool:
         """Saves the tree if the step is due (``should_save``) or ``force`` is set.
 
-        Copies the tree to host memory, and writes it while the caller goes on. Waits for the previous save first. When
-        this returns, the tree may be donated.
+        Copies the tree to host memory, and writes it while the caller continues. Waits for the previous save first.
+        When this returns, the tree may be donated.
 
         Args:
             step: The step that the tree is at.
@@ -290,7 +290,7 @@ class CheckpointManager:
             CheckpointCorrupt: The step is damaged. Without ``step``: all steps are.
             CheckpointMismatch: The step does not fit ``like``.
             BarrierError: Other processes did not take part in time.
-            SaveFailed: The background save under way did not end in time.
+            SaveFailed: The background save in progress did not end in time.
         """
         step = None if step is None else step_number("restore(step)", step)
         check_kind("restore(options=...)", options, RestoreOptions)

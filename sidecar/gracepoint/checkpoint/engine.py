@@ -488,4 +488,4 @@ class StepCheckpointer:
             self.due_saves.retire(asked)
             self._committed.retire(save.temporary.ordinal)
         except GracepointError as error:
-            logger.warning("keys of earlier saves were not removed from the coordination service: %s", error)
+            logger.warning("could not remove the keys of earlier saves from the coordination service: %s", error)

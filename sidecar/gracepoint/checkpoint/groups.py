@@ -1,17 +1,14 @@
-"""Creates process groups for checkpointers without a session, from the processes of any initialised JAX cluster.
+"""What checkpointers without a session need of other processes: a process group, barriers, callbacks, and an end.
 
-Of the modules of ``checkpoint``, only this one uses the coordination service. All others use a ``ProcessGroup``.
+``GroupFactory`` creates process groups from the processes of any initialised JAX cluster. Of the modules of
+``checkpoint``, only this one uses the coordination service. All others use a ``ProcessGroup``. Checkpointers are
+numbered in the order of their creation, separately for each set of processes. So the keys of checkpointers that are
+alive at the same time differ, if every process creates those of one set in the same order.
 
-Checkpointers are numbered in the order of their creation, separately for each set of processes. So the keys of
-checkpointers that are alive at the same time differ, if every process creates those of one set in the same order.
-
-Commits a save with a barrier that the caller passed in.
-
-Such a barrier neither knows which process comes last nor learns of failures.
-
-Calls the user's callback after the commit, before the save counts as finished in any process.
-
-Waits for a save under way when the interpreter ends. Otherwise its thread would be killed without a message.
+``SyncFnBarrier`` commits a save with a barrier that the caller passed in; such a barrier neither knows which process
+comes last nor learns of failures. ``call_back`` calls the user's callback after the commit, before the save counts as
+finished in any process. ``AtExit`` waits for a save in progress when the interpreter ends; otherwise its thread would
+be killed without a message. There are no threads here.
 """
 
 from __future__ import annotations
@@ -199,7 +196,7 @@ class Closable(Protocol):
     """An object that ``AtExit`` closes."""
 
     def close(self) -> None:
-        """Waits for the save under way. In a forked child, which inherits the call, it does nothing."""
+        """Waits for the save in progress. In a forked child, which inherits the call, it does nothing."""
 
 
 class AtExit:

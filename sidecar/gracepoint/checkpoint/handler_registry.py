@@ -58,7 +58,7 @@ class TypeHandler(Protocol):
     def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
     ) -> Sequence[Future[None]]:
-        """Copies ``values`` as far as needed, and writes them while the caller goes on.
+        """Copies ``values`` as far as needed, and writes them while the caller continues.
 
         After this returns, the caller may change the values.
 
@@ -81,7 +81,7 @@ class TypeHandler(Protocol):
 
 
 class ItemHandler(Protocol):
-    """Saves and restores one item of a step: a folder beside the train state. Orbax's ``CheckpointHandler`` is one.
+    """Saves and restores one item of a step: a folder next to the train state. Orbax's ``CheckpointHandler`` is one.
 
     If it also has ``finalize(directory)``, one process calls that once all processes have saved.
     """

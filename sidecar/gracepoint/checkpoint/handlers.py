@@ -1,25 +1,13 @@
-"""The type handler of ``jax.Array``, and the registry of all handlers that Gracepoint has.
+"""Type handlers: they save and restore leaves by type, with Orbax's interface, for code with its own tree and commit.
 
-Type handlers of numpy arrays and numbers: they save and restore leaves by type, without a tree or a commit.
+There are handlers of JAX arrays (also for arrays that one replica reads for all replicas), numpy arrays, numbers and
+strings; all strings of a folder are in one file, in Orbax's format. They use the same chunk grid, plan, copies, writer
+and reader as the checkpointers, without a commit and without a manifest.
 
-They are for code that has its own tree and its own commit. They use the same chunk grid, plan, transfer, writer and
-reader as the checkpointers.
-
-Type handler of strings. All strings of a folder are in one file, in Orbax's format.
-
-Type handler of arrays that one replica reads for all replicas.
-
-Dispatchers run a handler's work on arrays, in this process or in the processes that have the devices.
-
-In single-controller JAX the devices of an array belong to other processes than the one that calls. Work must then run
-in those processes, and a dispatcher for remote arrays sends it there. The dispatcher of this module runs it in a thread
-of this process. The thread ends with the work. It is a daemon: storage that hangs keeps no process from ending.
-
-Checks of the arguments of a handler's methods.
-
-Type handlers: they save and restore leaves by type, with Orbax's interface.
-
-Users call it. It calls the same packages as the checkpointers do, without a commit and without a manifest.
+In single-controller JAX the devices of an array belong to other processes than the one that calls. Work on arrays must
+then run in those processes, and a ``Dispatcher`` for remote arrays sends it there. The dispatcher of this module runs
+it in a thread of this process. The thread ends with the work. It is a daemon: storage that hangs keeps no process from
+ending.
 """
 
 from __future__ import annotations
@@ -166,7 +154,7 @@ def check_primary_host(primary_host: int | None) -> None:
     if primary_host is not None and not 0 <= primary_host < jax.process_count():
         raise SettingsError(
             f"primary_host is {shown(primary_host)}; expected one of the process indices 0 to "
-            f"{jax.process_count() - 1}, or None where every process has storage of its own"
+            f"{jax.process_count() - 1}, or None where every process has separate storage"
         )
 
 
@@ -230,7 +218,7 @@ class NumpyHandler:
     def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
     ) -> list[Future[None]]:
-        """Copies values to host memory as the options say, and writes them while the caller goes on.
+        """Copies values to host memory as the options say, and writes them while the caller continues.
 
         Args:
             values: The values of the leaves. The caller may donate or change them after this returns.
@@ -410,7 +398,7 @@ class NumpyHandler:
         return make_plan(leaves, 0, 1)
 
     def _small_files(self, leaves: Sequence[pytree.Leaf]) -> dict[str, bytes]:
-        """Returns the contents of the files that are written beside the arrays, by path."""
+        """Returns the contents of the files that are written next to the arrays, by path."""
         return {}
 
     def _open(self, infos: Sequence[ParamInfo], deadline: Deadline) -> StoredTree:
@@ -442,7 +430,7 @@ class StringHandler:
     def serialize(
         self, values: Sequence[str], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
     ) -> list[Future[None]]:
-        """Writes strings while the caller goes on. All strings of a folder must be passed in one call.
+        """Writes strings while the caller continues. All strings of a folder must be passed in one call.
 
         Raises:
             CheckpointRefused: ``args`` ask for a type or for chunks, which strings do not have.

@@ -1,43 +1,29 @@
-"""Checks that snapshots fit into the memory of the machine and into the limits of containers.
+"""Host memory: aligned allocations, parallel copies, bounds on how much is in use, and checksums.
 
-Linux kills a container that exceeds its memory limit without notice. So the available memory is checked before any is
-reserved. The page cache counts as used memory in a container, but Linux reclaims it on demand, so it counts as
-available here. Processes of the job that share a machine or a container share its memory, so they check it together.
+This is the lowest module of the checkpoint engine. It handles arrays and bytes, and knows nothing of checkpoints. All
+packages of the engine may call it. It calls none of them, but modules of the library that several packages use, and the
+shared memory of ``async_calls``.
 
-The bytes of an array as they are stored, in C order and in the stored type, without a copy of the whole array.
-
-Arrays with a transposed device layout are strided views, whose memory is in another order. ``SaveArgs`` may ask for
-another type. Such values are copied in parts. Each part is as large as the memory that the caller provides.
-
-Copies host memory in several threads, as one thread alone does not reach the bandwidth of the memory.
-
-The caller adds copies to a queue, and takes part in the copying at the end of the context. Additional threads start
-once there is enough to copy for them, and end with the context. If the system does not allow more threads, those that
-have started do the work. Each thread takes the next copy from the queue. The threads only access memory, so the wait
-for them needs no timeout. If a signal handler's exception leaves the context, threads may still copy: ``end`` ends
-them, before the memory is used again. The GIL is released while bytes are copied.
-
-A bound on the bytes that are in flight at once.
-
-A thread takes bytes before it starts an operation. Any thread may give them back when the operation has ended. An
-operation that is larger than the bound runs alone.
-
-Allocates host memory with a given alignment.
-
-Arrays in one piece of shared memory, which another process can map without a copy.
-
-One thread reserves the arrays. The memory lives as long as an array in it, or the arena.
-
-Host memory: aligned allocations, parallel copies, and bounds on how much is in use.
-
-This is the lowest package of the checkpoint engine. It handles arrays and bytes, and knows nothing of checkpoints.
-Every package of the engine may call it. It calls none of them, but modules of the library that several packages use,
-and the shared memory of ``async_calls``.
-
-The checksum of everything that is written and read: CRC-32, as in zlib, gzip and PNG.
-
-Intel's ISA-L computes it at the speed of memory, and releases the GIL. The extra ``gracepoint[jax]`` installs it. On a
-platform without ISA-L, zlib is used, which is a fifth as fast.
+* ``check_fits``: Linux kills a container that exceeds its memory limit without notice. So the available memory is
+  checked before any is reserved. The page cache counts as used memory in a container, but Linux reclaims it on demand,
+  so it counts as available here. Processes of the job that share a machine or a container share its memory, so they
+  check it together.
+* ``ArrayBytes``: the bytes of an array as they are stored, in C order and in the stored type, without a copy of the
+  whole array. Arrays with a transposed device layout are strided views, whose memory is in another order, and
+  ``SaveArgs`` may ask for another type. Such values are copied in parts, as large as the memory that the caller has.
+* ``Copies`` copies in several threads, as one thread alone does not reach the bandwidth of the memory. The caller adds
+  copies to a queue, and takes part in the copying at the end of the context. Additional threads start once there is
+  enough to copy for them, take the next copy from the queue, and end with the context. If the system does not allow
+  more threads, those that have started do the work. The threads only access memory, so the wait for them needs no
+  timeout. If a signal handler's exception leaves the context, threads may still copy: ``end`` ends them, before the
+  memory is used again. The GIL is released while bytes are copied.
+* ``ByteLimiter``: a bound on the bytes that are in flight at once. A thread takes bytes before it starts an operation.
+  Any thread may give them back when the operation has ended. An operation that is larger than the bound runs alone.
+* ``SharedArena``: arrays in one piece of shared memory, which another process can map without a copy. One thread
+  reserves the arrays. The memory lives as long as an array in it, or the arena.
+* The checksum of everything that is written and read is CRC-32, as in zlib, gzip and PNG. Intel's ISA-L computes it at
+  the speed of memory, and releases the GIL. The extra ``gracepoint[jax]`` installs it. On a platform without ISA-L,
+  zlib is used, which is a fifth as fast.
 """
 
 from __future__ import annotations
@@ -83,7 +69,7 @@ def telling(gang: ProcessGroup, key: str) -> Iterator[None]:
         try:
             gang.fail(key, error)
         except GracepointError as unreachable:
-            logger.warning("the other processes could not be told of an error: %s", unreachable)
+            logger.warning("could not notify the other processes of an error: %s", unreachable)
         raise
 
 
@@ -122,9 +108,9 @@ def check_fits(
         )
 
 
-def _problems(words: list[str]) -> str:
+def _problems(needs_of_all: list[str]) -> str:
     """Returns the first processes whose snapshots do not fit, each with its need and the reason, as JSON."""
-    needs = [json.loads(word) for word in words]
+    needs = [json.loads(text) for text in needs_of_all]
     pools: dict[str, dict[int, int]] = {}  # by pool: the available bytes that each process has seen
     for process, (_, _, left) in enumerate(needs):
         for pool, left_bytes in left.items():
@@ -141,8 +127,8 @@ def _problems(words: list[str]) -> str:
         alone = f"this process can still have {left_bytes}"
         shared = f"processes {others} share a machine or container, need {together_bytes} and can have {left_bytes}"
         problems |= dict.fromkeys(seen, alone if len(seen) == 1 else shared)
-    told = [[process, needs[process][0], problems[process]] for process in sorted(problems)]
-    return json.dumps(told[:_SHOWN])
+    shortages = [[process, needs[process][0], problems[process]] for process in sorted(problems)]
+    return json.dumps(shortages[:_SHOWN])
 
 
 #: More threads would only compete for the memory bandwidth.

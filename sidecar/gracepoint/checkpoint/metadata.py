@@ -33,7 +33,7 @@ class LeafMetadata:
         shape: Shape of the array; of typed PRNG keys, in keys. None if the leaf is not an array.
         dtype: numpy's type; for typed PRNG keys, JAX's. None if the leaf is not an array.
         sharding: Sharding that the array was saved with. None if it is not recorded, or its devices do not exist here.
-        sharding_text: The sharding in words. Empty if it is not recorded.
+        sharding_text: The sharding as text. Empty if it is not recorded.
         chunk_shape: Shape of a chunk, which is read as a whole. None if the leaf is not an array.
         write_shape: Shape of what one process wrote of a shard. None if it is not recorded, as for all leaves that are
             not a ``jax.Array``.

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 _EVENTS = "/jax/checkpoint/write/async"
 _WRITE = "/jax/orbax/write"
 _READ = "/jax/orbax/read"
-_STORAGE = "other"  # Orbax's word for file systems
+_STORAGE = "other"  # Orbax's value for file systems
 #: Gracepoint's own events: bytes per second of one read in this process; seconds that the primary replica read; seconds
 #: of the broadcast of its values to the other replicas.
 READ_EVENT = "/gracepoint/checkpoint/read/bytes_per_s"

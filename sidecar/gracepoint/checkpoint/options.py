@@ -303,7 +303,7 @@ class RestoreOptions:
     transforms_default_to_original: bool = True
 
     def with_handlers(self, handlers: HandlerRegistry | None) -> RestoreOptions:
-        """Returns the options with the handlers of a checkpointer, if they have none of their own."""
+        """Returns the options with the handlers of a checkpointer, if they have none."""
         return self if self.handlers is not None else dataclasses.replace(self, handlers=handlers)
 
 

@@ -1,13 +1,9 @@
-"""Converts calls in Orbax's form, such as ``save(..., args=StandardSave(tree))``, to Gracepoint's form.
+"""Converts calls and objects of Orbax, as in ``save(..., args=StandardSave(tree))``, to Gracepoint's, or refuses them.
 
-A call that asks for something unsupported is refused with an error. Orbax is not imported: a class is recognized by its
-name and its package. ``StandardSave``, ``PyTreeSave``, ``StandardRestore`` and ``PyTreeRestore`` stand for the state.
-In a ``Composite``, one item is the state. The arguments of the other items are passed to their handlers unchanged.
-
-Converts Orbax's own objects, which code written for Orbax passes in, to Gracepoint's, or refuses them.
-
-Orbax is not imported: a class is recognized by its name and its package. An option that Orbax's class has, and
-Gracepoint's lacks, is refused with an error that names it. It is never ignored.
+Orbax is not imported: a class is recognized by its name and its package. ``StandardSave``, ``PyTreeSave``,
+``StandardRestore`` and ``PyTreeRestore`` stand for the state. In a ``Composite``, one item is the state. The arguments
+of the other items are passed to their handlers unchanged. A call or an option that Gracepoint does not support is
+refused with an error that names it. It is never ignored.
 """
 
 from __future__ import annotations
@@ -150,7 +146,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "enable_replica_parallel_separate_folder": (
         (None, False),
-        "replicas have no folder of their own; leave it out (a checkpoint that Orbax wrote with it is read)",
+        "replicas have no separate folder; leave it out (a checkpoint that Orbax wrote with it is read)",
     ),
 }
 
@@ -342,7 +338,7 @@ def _parts(args: Any, item_name: str | None, accepted: tuple[str, ...]) -> tuple
         return args, {}
     if item_name is None:
         raise CheckpointRefused(
-            "args: a Composite has items, and a checkpoint with a path of its own has none: use a CheckpointManager, "
+            "args: a Composite has items, and a checkpoint with its own path has none: use a CheckpointManager, "
             f"or give the {names} alone"
         )
     found = dict(args)

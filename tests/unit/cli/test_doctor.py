@@ -246,7 +246,7 @@ TPU = machine(status={"capacity": {"cpu": "96", "google.com/tpu": "4"}})
     [
         pytest.param([STAYS, STAYS], CheckState.OK, "machines that stay", id="both stay"),
         pytest.param([STAYS, SPOT], CheckState.OK, "karpenter.sh/capacity-type=spot", id="one stays"),
-        pytest.param([SPOT, SPOT], CheckState.WARNING, "no job is told", id="both are spot"),
+        pytest.param([SPOT, SPOT], CheckState.WARNING, "no job is notified", id="both are spot"),
         pytest.param([PREEMPTIBLE, TAINTED], CheckState.WARNING, "nvidia.com/gpu", id="spot and a tainted GPU"),
         pytest.param([TPU, SPOT], CheckState.WARNING, "google.com/tpu", id="an accelerator and spot"),
         pytest.param([SPOT], CheckState.WARNING, "pod-0 on node-0", id="the only one is spot"),

@@ -25,7 +25,7 @@ from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, HostStateLos
 from gracepoint.jax_isolation import isolated, setting, to_numpy
 
 _TAG = "__gracepoint__"
-#: Kinds of numpy values beside numbers that come back as they were: strings, bytes, dates and durations.
+#: Kinds of numpy values other than numbers that come back as they were: strings, bytes, dates and durations.
 _MORE_KINDS = "USMm"
 _EXPECTED = (
     "expected None, bool, int, float, complex, str, bytes, numpy arrays and numbers, JAX arrays and keys of one "

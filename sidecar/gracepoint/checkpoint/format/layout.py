@@ -1,6 +1,6 @@
 """Names and paths of everything in a folder of checkpoints.
 
-Checkpoints of steps, in a root of their own:
+Checkpoints of steps, below a separate root:
 
 <root>/
   <step>/                                    a committed checkpoint
@@ -29,16 +29,14 @@ Checkpoints of steps, in a root of their own:
   .gracepoint-*                              probes and marks of readers, which are short-lived
 
 In a store that cannot rename, the objects of a save lie below ``<step>/`` from the beginning, unless another save
-stands there. The step is committed when ``_GRACEPOINT`` is a manifest and not a claim (``steps.object_store``). The
+stands there. The step is committed when ``_GRACEPOINT`` is a manifest and not a claim (``steps.object_layout``). The
 done-records stay in the folder of the save, ``<step>.gracepoint-tmp.<attempt>.<ordinal>/``.
 
-A checkpoint that has a path of its own is the train state alone, without items. Its folder holds the contents of
+A checkpoint that has its own path is the train state alone, without items. Its folder holds the contents of
 ``default/`` above, and also the marks, the manifest and the done-records. Its temporary folders are its siblings:
 ``<name>.gracepoint-tmp.<attempt>.<ordinal>`` and so on.
 
-The claim of a save or a deletion on a step, in a store that cannot rename.
-
-JSON objects that name their format and carry a checksum of their own bytes.
+Claims, manifests and the other JSON files name their format, and carry a checksum of their own bytes (``seal``).
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ TREE_METADATA = "_METADATA"
 SHARDING = "_sharding"
 STRINGS = "_strings.json"
 
-#: Names of files beside the leaves' folders. The first part of a leaf's name must not be one of them.
+#: Names of files next to the leaves' folders. The first part of a leaf's name must not be one of them.
 _RESERVED = frozenset(
     {
         *(TREE_METADATA, SHARDING, "array_metadatas", COMMIT_SUCCESS, "manifest.ocdbt", STRINGS),
@@ -103,7 +101,7 @@ class Temporary:
     Attributes:
         path: Location of the folder.
         target: Location of the checkpoint once it is committed.
-        step: The step that is saved. None if the checkpoint has a path of its own.
+        step: The step that is saved. None if the checkpoint has its own path.
         attempt: The attempt of the job that saves.
         ordinal: Number of the save within the attempt.
     """
@@ -126,7 +124,7 @@ class Temporary:
 
 
 class Layout:
-    """The paths of the checkpoints below one folder: those of steps, or a single checkpoint with a path of its own.
+    """The paths of the checkpoints below one folder: those of steps, or a single checkpoint with its own path.
 
     Attributes:
         root: The folder that contains checkpoints and temporary folders.
@@ -145,8 +143,8 @@ class Layout:
         """Makes the layout of the steps below ``root``, with the train state in their item ``item``.
 
         With ``name``, makes the layout of the checkpoint ``root/name``, which has no items. ``listing`` is a listing of
-        the root. None: the root is listed anew each time. ``names`` has the folders of steps of another run whose names
-        are not their numbers; such a layout is only read.
+        the root. None: the root is listed again each time. ``names`` has the folders of steps of another run whose
+        names are not their numbers; such a layout is only read.
         """
         self.root = root
         self.item = item if name is None else NO_ITEM
@@ -279,7 +277,7 @@ def checked_attempt(attempt: str) -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """True if a leaf's folder must not have ``name``, because a file beside it may have that name."""
+    """True if a leaf's folder must not have ``name``, because a file next to it may have that name."""
     return name in _RESERVED or _OF_A_PROCESS.fullmatch(name) is not None
 
 
@@ -403,7 +401,7 @@ class Claim:
         ordinal: Number of the save within the attempt. In the claim of a deletion: 0.
         begun_ns: When the save or the deletion began, in nanoseconds since the epoch by the store's clock.
         trash: Name of the trash of a step that is deleted. None in the claim of a save.
-        nonce: Makes the contents unique, as some stores tell versions apart by their contents.
+        nonce: Makes the contents unique, as some stores distinguish versions by their contents.
         swept_ns: When the process that deletes the objects last renewed the claim, in nanoseconds since the epoch by
             the store's clock. 0 if no process deletes them yet.
     """

@@ -5,7 +5,7 @@ done-records of all its processes exist**: together they hold all that is needed
 them, and is written when the save is committed. Both are JSON, and carry a checksum of their own bytes.
 
 If a state has many chunks, the manifest is **in parts**: each process writes the sizes and checksums of its own chunks
-to a file of its own, a ``ManifestPart``, before its done-record. A table names the process that wrote each chunk.
+to a separate file, a ``ManifestPart``, before its done-record. A table names the process that wrote each chunk.
 Records and manifest then hold only what is not a chunk, so that a commit and a listing read little.
 """
 
@@ -39,7 +39,7 @@ class DoneRecord:
     """``done.process_N.json``: process N has made ``files`` durable.
 
     Attributes:
-        step: The step that is saved. None for a checkpoint that has a path of its own.
+        step: The step that is saved. None for a checkpoint that has its own path.
         item: Name of the train state's folder below the checkpoint's folder. ``layout.NO_ITEM`` if they are the same
             folder. Only a checkpoint with items has host state.
         attempt: The attempt of the job that saved. ``attempt`` and ``ordinal`` together identify the save.
@@ -208,7 +208,7 @@ def merge(records: Sequence[DoneRecord]) -> Manifest:
 
 
 def _leaf_at(path: str, first: DoneRecord) -> str:
-    """Returns in words the leaf that has its values, or some of them, at ``path``."""
+    """Returns as text the leaf that has its values, or some of them, at ``path``."""
     in_item = path.removeprefix(layout.in_item(first.item, ""))
     if in_item == layout.STRINGS:
         return "a leaf of type str"

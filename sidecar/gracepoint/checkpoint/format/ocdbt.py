@@ -1,6 +1,6 @@
 """Checkpoints in OCDBT, TensorStore's B+tree format: one tree for each process, merged before the commit.
 
-A process writes its chunks into ``ocdbt.process_<N>/`` below the item's folder. Merging writes another tree beside
+A process writes its chunks into ``ocdbt.process_<N>/`` below the item's folder. Merging writes another tree next to
 these. The merged tree refers to their data files, so no values are copied. Readers open the merged tree.
 
 The manifest of the merged tree is made in memory. It is written last, and appears as a whole by a rename. A merge that
@@ -10,7 +10,7 @@ finds that the folder was renamed meanwhile, another process was faster. The slo
 the old name behind, which a later start deletes.
 
 In a store that cannot rename, a process writes several small trees, each into a folder ``ocdbt.process_<N>.<hex>/``.
-``merged_apart`` merges them, and ``steps.object_store`` writes the result.
+``merged_apart`` merges them, and ``steps.manifest_commit`` writes the result.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def _check_names(leaves: Sequence[Leaf]) -> None:
     names: set[str] = set()
     for leaf in leaves:
         if not leaf.keys:
-            continue  # the state is one leaf, whose files are beside its metadata, as in Orbax
+            continue  # the state is one leaf, whose files are next to its metadata, as in Orbax
         parts = leaf.name.split("/")
         if leaf.name in names:
             raise CheckpointRefused(f"two leaves of the state are named {leaf.name!r}: rename one of them")

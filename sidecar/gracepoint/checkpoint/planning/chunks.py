@@ -1,27 +1,19 @@
-"""The chunks, the shards and the plan of one process's part of a save. Loads no JAX: a worker process needs them.
+"""Which process writes which chunk, and the part of that plan which this process writes.
 
-The shards of an array that this process holds.
-
-JAX makes the list of an array's shards when a shard is asked for the first time. If several threads ask at once, the
-list can lack shards, or have some of them twice, and the array keeps it. This was seen with JAX 0.10.2, and
-``tests/unit/checkpoint/planning/test_local_shards.py`` shows it without the lock. So all threads of the checkpoint
-engine ask here, one after the other.
-
-Which process writes each chunk of a state, in closed form.
-
-The chunks of all leaves are assigned with arrays of numpy, leaf by leaf. A chunk that only one process holds is written
-by that process. The other chunks are assigned after these, leaves with the largest chunks first. The holders of a group
-of shards share out the chunks of the group: each next chunk goes to the holder with the fewest bytes. How many chunks
-each holder gets is computed at once, not chunk by chunk.
-
-Which process writes which chunk.
-
-Every process computes the same plan from the shardings alone, without communication; see ``chunk_owners``. Only its own
-part becomes objects: the whole plan may have millions of chunks.
+Every process computes the same plan from the shardings alone, without communication, with arrays of numpy, leaf by
+leaf. A chunk that only one process holds is written by that process. The other chunks are assigned after these, leaves
+with the largest chunks first: the holders of a group of shards share out the chunks of the group, and each next chunk
+goes to the holder with the fewest bytes. How many chunks each holder gets is computed at once, not chunk by chunk. Only
+a process's own part becomes objects: the whole plan may have millions of chunks.
 
 A leaf that is local to each process (a numpy array, a number, an array on local devices) counts as replicated. Each of
 its chunks is written by one process. The others record the checksum of their copy. If copies differ, the save fails, so
 no value is lost silently.
+
+Loads no JAX: a worker process needs the plan. The only state is a lock: JAX makes the list of an array's shards when a
+shard is asked for the first time. If several threads ask at once, the list can lack shards, or have some of them twice,
+and the array keeps it. This was seen with JAX 0.10.2, and ``tests/unit/checkpoint/planning/test_local_shards.py`` shows
+it without the lock. So all threads of the checkpoint engine ask ``local_shards``, one after the other.
 """
 
 from __future__ import annotations
@@ -259,7 +251,7 @@ def _share_out(leaf: LeafOwners, group: HolderGroups, load: Numbers, max_replica
     if max_replicas is None or max_replicas >= group.holders.shape[1]:
         _assign(leaf, group.shards, group.holders, load, size)
         return
-    for column in range(group.shards.shape[1]):  # each shard has writers of its own
+    for column in range(group.shards.shape[1]):  # each shard has separate writers
         least = np.argsort(load[group.holders], axis=1, kind="stable")[:, :max_replicas]
         writers = np.sort(np.take_along_axis(group.holders, least, axis=1), axis=1)
         _assign(leaf, group.shards[:, column : column + 1], writers, load, size)

@@ -1,4 +1,4 @@
-"""How each leaf is stored: its type, its format, and the grid of chunks that its shards are divided into.
+"""How each leaf of a state is stored: its type, its format, and the grid of chunks that its shards are divided into.
 
 The chunk grid of zarr is regular. So the chunk shape must divide the shard shape, which is the same for all shards of
 an array. A shard is divided twice: into slices, which the processes that hold it share out (replica-parallel), and
@@ -6,13 +6,12 @@ each slice into chunks of bounded size. If several axes are equally suitable, th
 contiguous, and are written without a copy. The result depends only on shardings and options, so it is the same in all
 processes.
 
-Which processes hold which shards of a leaf, as arrays of numpy.
+Which processes hold which shards is also in arrays of numpy (``holders_of``): an array over thousands of processes has
+thousands of shards, and a state has hundreds of such arrays. So no shard is looked at alone: the shards of a
+``NamedSharding`` follow from the axes of its mesh, and shards that the same processes hold form a group. The result for
+a sharding is kept for other arrays with that sharding.
 
-An array over thousands of processes has thousands of shards, and a state has hundreds of such arrays. So no shard is
-looked at alone: the shards of a ``NamedSharding`` follow from the axes of its mesh, and shards that the same processes
-hold form a group. What was found for a sharding is kept for other arrays with that sharding.
-
-The form of a state. Two states of the same form can be saved with the same plan. It holds no data.
+Two states of the same form (``TreeSignature``) can be saved with the same plan.
 """
 
 from __future__ import annotations
@@ -485,7 +484,7 @@ class TreeSignature:
     def _by_leaves(self, state: Any) -> list[Leaf] | None:
         """As ``leaves_of``, for a tree whose nodes differ at least in static fields, which are not saved.
 
-        These may have no equality at all, as numpy arrays, or differ each time, as functions that are made anew.
+        These may have no equality at all, as numpy arrays, or differ each time, as functions that are made again.
         """
         leaves = pytree.flatten(state, self._handlers)
         same = len(leaves) == len(self._leaves) and all(

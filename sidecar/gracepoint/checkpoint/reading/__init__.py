@@ -1,5 +1,5 @@
 """Opens stored checkpoints, and reads their values in parallel.
 
-``handlers``, ``loading``, ``metadata``, ``verification`` and the session call it. It calls ``format``, ``planning``,
+``restoring``, ``handlers``, ``metadata``, ``verification`` and the session call it. It calls ``format``, ``planning``,
 ``steps`` and ``storage``. It does not know where the caller places the values.
 """

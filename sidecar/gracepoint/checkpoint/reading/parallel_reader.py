@@ -1,27 +1,18 @@
 """Reads regions of arrays in parallel, with a bound on the bytes in flight.
 
-The calling thread hands out groups of regions. It takes back complete groups and delivers them. It alone makes JAX
-arrays, as several threads that do so would only wait for each other. A group's bytes count from the hand-out until the
-delivered values have arrived on their devices. The thread hands out no more than the bound allows.
+The calling thread hands out groups of regions (``ReadGroup``). It takes back complete groups and delivers them. It
+alone makes JAX arrays, as several threads that do so would only wait for each other. A group's bytes count from the
+hand-out until the delivered values have arrived on their devices. The thread hands out no more than the bound allows.
 
-Reading threads live as long as the call. Each reads pieces and checks them. After an error no more reads are started.
-The threads are daemons: if storage hangs, the call still raises in time, and the process can still exit. If the system
-allows no thread at all, the calling thread reads each piece when it hands it out.
+Reading threads live as long as the call. Several may read a group at once, each its own pieces, and check them; the
+thread that reads the last piece of a group returns it. After an error no more reads are started. The threads are
+daemons: if storage hangs, the call still raises in time, and the process can still exit. If the system allows no thread
+at all, the calling thread reads each piece when it hands it out.
 
-Requests for regions of an array, and groups of regions that are read together: their memory and their pieces.
-
-Several threads read a group at once, each its own pieces. No thread owns the group. ``read`` returns True to the
-thread that reads the last piece. All other methods are for one thread, before the first piece is read or after the
-last.
-
-Has the operating system read the newest step into the page cache before the step is restored.
-
-A save bypasses the page cache, so a restore finds none of its files there. A process needs again what it wrote, unless
-the shardings or the number of processes have changed. If they have, reading ahead is useless and does no harm. Object
-stores have no page cache. There, listing the steps makes the credentials and a connection ready, and nothing more is
-read.
-
-This module has no threads and no state.
+``read_ahead`` has the operating system read the newest step into the page cache before the step is restored: a save
+bypasses the page cache. A process needs again what it wrote, unless the shardings or the number of processes have
+changed; then reading ahead is useless and does no harm. Object stores have no page cache. There, listing the steps
+makes the credentials and a connection ready, and nothing more is read.
 """
 
 from __future__ import annotations
@@ -101,8 +92,8 @@ class ReadGroup:
                 regions_of.setdefault(piece, []).append(region)
         self._regions_of = regions_of
         self.own_bytes = sum(bytes_of(region, request.dtype) for region in pieces_of)
-        beside = [source.extra_bytes(request.name, piece) + self._copied_bytes(piece) for piece in regions_of]
-        self.bytes = self.own_bytes + sum(sorted(beside)[-readers:])
+        extra_bytes = [source.extra_bytes(request.name, piece) + self._copied_bytes(piece) for piece in regions_of]
+        self.bytes = self.own_bytes + sum(sorted(extra_bytes)[-readers:])
         self._values: Values = {}
         self._left = len(regions_of)
         self._lock = threading.Lock()  # protects _left
@@ -444,7 +435,7 @@ class _Threads:
         return group
 
     def end(self) -> None:
-        """Starts no more reads, and waits for those under way until the deadline."""
+        """Starts no more reads, and waits for those in progress until the deadline."""
         self._stopped = True
         for _ in self._threads:
             self._jobs.put(None)

@@ -1,16 +1,13 @@
-"""Opens the arrays of a checkpoint of Gracepoint or Orbax: their specs, and the source of their values.
+"""The arrays of a checkpoint of Gracepoint or Orbax: their specs, and the sources of their values.
 
 For a checkpoint with a manifest, the manifest has the specs and the checksums. Otherwise the specs are read from zarr's
-metadata and from what Orbax records beside it, and there are no checksums.
+metadata and from what Orbax records next to it, and there are no checksums. A source is either chunk files that hold
+the values unencoded, or anything that TensorStore reads.
 
-Sources of array values: chunk files that hold them unencoded, or anything that TensorStore reads.
-
-All sources are read in pieces. Any number of threads may read at once. Each piece is read once, by one thread.
-
-Sizes and checksums of chunks from a manifest in parts. Each part is read when a chunk in it is first asked for.
-
-Any thread may ask. Each part is read once, by the first thread that needs it. Other threads wait only if they need the
-same part. What was read is kept in arrays of numpy, because a process that restores much reads many parts.
+Sources are read in pieces. Any number of threads may read at once. Each piece is read once, by one thread. If a
+manifest is in parts, a part is read when a chunk in it is first asked for, by the first thread that needs it
+(``ManifestParts``); other threads wait only if they need the same part. Parts are kept in arrays of numpy, because a
+process that restores much reads many of them.
 """
 
 from __future__ import annotations

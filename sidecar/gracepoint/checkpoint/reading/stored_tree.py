@@ -1,8 +1,7 @@
 """Opens the train state of a checkpoint of Gracepoint or Orbax: its tree, its arrays' types, and their values' source.
 
-Opening reads metadata only. Data that has a checksum in the manifest is checked when it is read.
-
-Opens leaves that handlers stored in a folder without tree metadata. The format is detected from the files.
+Opening reads metadata only. Data that has a checksum in the manifest is checked when it is read. ``open_leaves`` opens
+leaves that handlers stored in a folder without tree metadata; the format is detected from the files.
 """
 
 from __future__ import annotations
@@ -112,14 +111,14 @@ class StoredTree:
         try:
             return _checked(self.folder, layout.NOTE, self.manifest, self.ahead).decode()
         except CheckpointCorrupt as error:  # the state does not depend on it
-            logger.warning("the note of the step cannot be read, and the step is restored without it: %s", error)
+            logger.warning("cannot read the note of the step, restoring without it: %s", error)
             return None
 
 
 def open_tree(
     folder: StoragePath, deadline: Deadline, *, preferred: str = layout.STATE_ITEM, also: Sequence[str] = ()
 ) -> StoredTree:
-    """Opens the checkpoint of a step, or a checkpoint that has a path of its own.
+    """Opens the checkpoint of a step, or a checkpoint that has its own path.
 
     In a store that is far, each file takes a round trip. There the small files are read in parallel, by the names that
     they usually have.

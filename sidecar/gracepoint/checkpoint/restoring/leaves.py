@@ -1,8 +1,7 @@
 """How one leaf is restored: what is read for it, and how the leaf is built from that.
 
-The shape and the type must be the stored ones, unless an argument asks for others.
-
-How one leaf must be restored: as its ``RestoreArgs`` say, else as the leaf of ``like``, else as it was saved.
+A leaf is restored as its ``RestoreArgs`` say, else as the leaf of ``like``, else as it was saved. The shape and the
+type must be the stored ones, unless an argument asks for others.
 """
 
 from __future__ import annotations
@@ -274,7 +273,7 @@ def _layout_of(like: Any) -> Any:
     if isinstance(like, jax.ShapeDtypeStruct):
         return like.format.layout if like.sharding is not None else None
     if like.is_deleted():
-        return None  # a deleted array does not tell its layout
+        return None  # a deleted array does not have its layout
     layout = like.format.layout
     return layout if layout is not None and tuple(layout.major_to_minor) != tuple(range(like.ndim)) else None
 
@@ -282,7 +281,7 @@ def _layout_of(like: Any) -> Any:
 def key_impl_of(like: Any) -> str:
     """Returns the name of the implementation of typed PRNG keys, concrete or abstract."""
     impls: list[str] = []
-    # JAX tells the implementation only for a concrete or traced key. Tracing computes nothing.
+    # JAX gives the implementation only for a concrete or traced key. Tracing computes nothing.
     with isolated():
         jax.eval_shape(lambda key: impls.append(str(jax.random.key_impl(key))), like)
     return impls[0]

@@ -1,15 +1,14 @@
-"""One replica reads arrays, and sends them to the other replicas over the network of the devices.
+"""Where the values of a restored array are placed: the regions that this process reads, and the array built from them.
 
-This is for arrays that are replicated along an axis of the mesh. Only the processes of the primary replica, which is
-one index of that axis, read from storage. Arrays may have different primary replicas. The devices of the other replicas
-hold zeros. A sum over the replicas then gives all of them the values of the primary replica. The bits of the values are
-summed as unsigned integers, so that no value changes.
+Arrays that are replicated along an axis of the mesh can be read by one replica, which sends them to the others over the
+network of the devices (``OnOneReplica``). Only the processes of the primary replica, which is one index of that axis,
+read from storage. Arrays may have different primary replicas. The devices of the other replicas hold zeros. A sum over
+the replicas then gives all of them the values of the primary replica. The bits of the values are summed as unsigned
+integers, so that no value changes.
 
-Every process makes the same call. Before a collective operation on the devices, all processes report whether they have
-read their part of these arrays (``together``). Other arrays are read meanwhile. If the processes have agreed on their
-memory before they read, the sums are compiled while they read.
-
-Where the values of a restored array go: the regions that this process reads, and the array built from them.
+For such arrays every process makes the same call (``hand_to_all``). Before a collective operation on the devices, all
+processes report whether they have read their part (``replicas``). Other arrays are read meanwhile. If the processes
+have agreed on their memory before they read, the sums are compiled while they read.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Which process reads an array that several processes need: one replica reads it for all, and the replicas take turns.
 
 Without this, each process reads all that its devices hold. If a state is replicated over n replicas, n times its bytes
-come from the store. Here each array is read by the processes of one replica (``single_replica``), and the replicas read
-about equally many bytes. This is done for arrays that are replicated over processes, in object stores or if
-``RestoreOptions.read_once`` is True. It pays only if many bytes are saved, because the processes then meet twice, and a
-program is compiled.
+come from the store. Here each array is read by the processes of one replica (``placement.OnOneReplica``), and the
+replicas read about equally many bytes. This is done for arrays that are replicated over processes, in object stores or
+if ``RestoreOptions.read_once`` is True. It pays only if many bytes are saved, because the processes then meet twice,
+and a program is compiled. All processes come to the same result, as all of it depends on the shardings and the stored
+tree alone.
 
-All processes come to the same result, as all of it depends on the shardings and the stored tree alone.
-
-Tells all processes whether each of them could read, so that all of them go on in the same way.
+``damage_in_any`` exchanges whether each process could read, so that all of them continue in the same way.
 """
 
 from __future__ import annotations
@@ -190,9 +189,9 @@ def damage_in_any(subject: str, failure: Exception | None, *, gang: ProcessGroup
     failures = json.loads(
         gang.reduce(key, message, functools.partial(_merged, subject), timeout_s=deadline.remaining_s())
     )
-    damage = [text for word in _DAMAGE for text in failures.pop(word, ())]
-    for word in sorted(failures, key=_RAISED_FIRST.index):
-        raise from_word(word)(f"{subject} cannot be restored: {'; '.join(failures[word])}") from failure
+    damage = [text for kind in _DAMAGE for text in failures.pop(kind, ())]
+    for kind in sorted(failures, key=_RAISED_FIRST.index):
+        raise from_word(kind)(f"{subject} cannot be restored: {'; '.join(failures[kind])}") from failure
     return "; ".join(damage)
 
 
@@ -201,9 +200,9 @@ def _merged(subject: str, answers: list[str]) -> str:
     failures: dict[str, list[str]] = {}
     for process, answer in enumerate(map(json.loads, answers)):
         if answer:
-            word, text = answer
+            kind, text = answer
             sender = "" if len(answers) == 1 else f"process {process}: "
-            failures.setdefault(word, []).append(sender + text.removeprefix(f"{subject}: "))  # the error names it once
+            failures.setdefault(kind, []).append(sender + text.removeprefix(f"{subject}: "))  # the error names it once
     for texts in failures.values():
         if len(texts) > _SHOWN:
             texts[_SHOWN:] = [f"and {len(texts) - _SHOWN} more processes"]

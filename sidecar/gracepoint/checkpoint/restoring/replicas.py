@@ -1,16 +1,14 @@
-"""How the processes agree, in a restore in which one replica reads for all, that reading succeeded everywhere.
+"""Agreement and programs for a restore in which one replica reads for all.
 
 If a process failed before a collective operation, the others would wait in that operation forever. So each process
-first reports, with a timeout, whether it has read its part. A process that fails earlier reports that at once.
+first reports, with a timeout, whether it has read its part (``ReplicaAgreement``). A process that fails earlier reports
+that at once.
 
-The programs that give the values of primary replicas to all replicas, as a sum over them (``single_replica``).
-
-``compile`` lowers the programs in the caller's thread, because settings that JAX lowers by, such as x64, may hold for
-that thread alone. Another thread ("gracepoint: compiling", a daemon) then compiles them while the caller reads. Until
-``wait`` returns, only that thread uses the compiled programs. A compilation cannot be ended: if it takes too long, its
-thread outlives the call.
-
-The bits of values as unsigned integers, and back. A sum of integers changes no value, unlike one of the values.
+``Sums`` are the programs that give the values of primary replicas to all replicas, as a sum over the bits of the values
+as unsigned integers: unlike a sum of the values, that changes none. ``compile`` lowers the programs in the caller's
+thread, because settings that JAX lowers by, such as x64, may hold for that thread alone. Another thread ("gracepoint:
+compiling", a daemon) then compiles them while the caller reads. Until ``wait`` returns, only that thread uses the
+compiled programs. A compilation cannot be ended: if it takes too long, its thread outlives the call.
 """
 
 from __future__ import annotations
@@ -95,8 +93,8 @@ class ReplicaAgreement:
         """
         key, self._meeting = self._meeting, None
         assert key is not None
-        word, text = (None, "") if failure is None else (to_word(failure), str(failure) or repr(failure))
-        message = json.dumps([limit_bytes, word, text])
+        kind, text = (None, "") if failure is None else (to_word(failure), str(failure) or repr(failure))
+        message = json.dumps([limit_bytes, kind, text])
         answers = self.gang.gather(key, message, timeout_s=deadline.remaining_s())
         return [ReplicaAnswer(*json.loads(answer)) for answer in answers]
 
@@ -117,8 +115,8 @@ def raise_failure_in(answers: Sequence[ReplicaAnswer]) -> None:
     failed = [(process, answer) for process, answer in enumerate(answers) if answer.word is not None]
     if failed:
         text = "; ".join(f"process {process} could not read its part: {answer.failure}" for process, answer in failed)
-        words = {answer.word for _, answer in failed}
-        raise from_word(str(words.pop()) if len(words) == 1 else "error")(text)
+        kinds = {answer.word for _, answer in failed}
+        raise from_word(str(kinds.pop()) if len(kinds) == 1 else "error")(text)
 
 
 def asks_one_replica(restore_args: Any) -> bool:
@@ -196,7 +194,7 @@ class Sums:
         self._thread: threading.Thread | None = None
 
     def batches(self, limit_bytes: int) -> Iterator[tuple[int, int]]:
-        """Yields ranges of arrays that fit into the limit together. An array that is larger is in a range of its own.
+        """Yields ranges of arrays that fit into the limit together. An array that is larger is in a separate range.
 
         ``limit_bytes`` is for each device's part.
         """

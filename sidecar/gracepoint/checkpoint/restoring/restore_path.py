@@ -1,4 +1,4 @@
-"""Checkpoints that have a path to themselves: checks before a save, the folder that a path names, and the restore.
+"""Checkpoints that have their own path: checks before a save, the folder that a path names, and the restore.
 
 A path may also name a step's folder, or one of its items.
 """
@@ -78,7 +78,7 @@ def check_target(
     except (OSError, SaveFailed) as error:
         gang.fail(key, error)
         raise
-    answers = [json.loads(word) for word in gang.gather(key, json.dumps([str(target), problem]), timeout_s=timeout_s)]
+    answers = [json.loads(text) for text in gang.gather(key, json.dumps([str(target), problem]), timeout_s=timeout_s)]
     (other_path, problem), *_ = answers
     if other_path != str(target):
         raise CheckpointError(f"the processes save to different paths: {other_path} in the first, {target} in this one")

@@ -1,19 +1,17 @@
 """Restores the newest step that all processes can read. All processes restore the same step.
 
-Process 0 salvages and lists the steps, and tells the other processes. Then every process reads its part of a step and
-reports how that went, beginning with the newest step. If a process finds damage, all processes go back to the step
+Process 0 salvages and lists the steps, and sends the list to the others. Then every process reads its part of a step
+and reports how that went, beginning with the newest step. If a process finds damage, all processes go back to the step
 before, and a log line names the path. If another checkpoint has replaced the step meanwhile, they read the step once
 more. If a process finds a mismatch, the state has changed, and an older step would not help: all processes raise. Each
-collective call gets the rest of the timeout.
+collective call gets the rest of the timeout. Everything runs in the calling thread.
 
-Restores the state of another run: its directory is only read, and its step numbers have no meaning in this run.
+A step has more than the train state: the host state, which is restored also if another number of processes saved it,
+and items, which are read by the handlers of the user.
 
-Nothing is locked, salvaged, marked or deleted in that directory. It may be read-only, and its own job may be saving
-into it.
-
-Reads what a process saved beside the train state, also if another number of processes saved it.
-
-Restores the items that handlers of the user's wrote beside the state of a step. The handlers read them.
+``restore_base`` restores the state of another run. That run's directory is only read, and its step numbers have no
+meaning in this run. Nothing is locked, salvaged, marked or deleted in it: it may be read-only, and its own job may be
+saving into it.
 """
 
 from __future__ import annotations
@@ -117,7 +115,7 @@ def _checked(values: dict[str, Any], required: Collection[str], owner: str, stor
         if name in required and isinstance(value, HostStateLost):
             raise HostStateLost(
                 f"{stored.folder} was saved in an emergency without host_state {name!r} of {owner}: {value}. The train "
-                f"state is there. To go on with it, register host_state({name!r}, get, set, missing=...): that "
+                f"state is there. To continue with it, register host_state({name!r}, get, set, missing=...): that "
                 f"function gets the step, and puts in order what set cannot. Or do not register {name!r}; or move "
                 f"{stored.folder} away, and an older step is restored"
             )
@@ -183,7 +181,7 @@ class Restored:
         by_orbax: Whether Orbax wrote the step, which then has no host state.
         passed_over: Newer steps that are damaged, each with what is wrong.
         items: The items that were asked for, by name.
-        changed: What is different from the gang that saved the step, in words: processes, devices, mesh.
+        changed: What is different from the gang that saved the step, as text: processes, devices, mesh.
         note: The text that the step was saved with. None if there is none, if the host state was not read, and in all
             processes except process 0.
         passed_over_standing: Identifiers (``Commit.standing``) of the steps in ``passed_over`` that Gracepoint wrote.
@@ -234,7 +232,7 @@ def restore_newest(
         reshard: Functions that convert host state values to another number of processes, by the value's name.
         required: Names of host state values that must not be lost; see ``own_host_state``.
         only: The only step that may be restored. None: the newest that can be.
-        items: The items to restore beside the state.
+        items: The items to restore next to the state.
         holds_lease: Whether this process holds the lease of the directory. See ``listing.settle``.
         base: Where the state comes from if there is no step. It may be in the directory. None: from nowhere.
         same_devices: Whether a step that accelerators saved is refused where JAX has fallen back to the CPU.
@@ -405,7 +403,7 @@ def read_together(
     try:
         with trace.span(f"read {subject}"):
             result = read()
-    except Exception as error:  # noqa: BLE001 - told to the others, then raised
+    except Exception as error:  # noqa: BLE001 - sent to the others, then raised
         failure = error
     with trace.span("wait for all to have read"):
         damage = damage_in_any(subject, failure, gang=gang, key=key, deadline=deadline)
@@ -446,10 +444,10 @@ def read_step(
         if with_host_state:
             own = own_host_state(stored, index, together.gang.process_count, reshard, required)
             note = stored.note() if index == 0 else None
-        beside = restore_items(stored, items, deadline)
+        restored_items = restore_items(stored, items, deadline)
         state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
     changed = form_of_stored(stored).changes(form_of_state(state, together.gang.process_count))
-    return Restored(state, step, own, stored.manifest is None, items=beside, changed=changed, note=note)
+    return Restored(state, step, own, stored.manifest is None, items=restored_items, changed=changed, note=note)
 
 
 _STEP = re.compile(r"0|[1-9]\d*", re.ASCII)

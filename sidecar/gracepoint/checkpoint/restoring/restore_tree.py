@@ -4,11 +4,10 @@ This module does not choose a step. The calling thread decides how each leaf is 
 (``parallel_reader``), and builds the leaves. Every process does this for its own devices. The processes meet only for
 arrays that one replica reads for all (``replicas``).
 
-Compares what a job was saved on, or was given, with what it runs on: processes, devices, mesh. Reads no file.
+Leaves that type handlers saved are restored by these handlers, in a thread that ends with their work. It is a daemon:
+storage that hangs keeps no process from ending.
 
-Restores the leaves of one checkpoint that type handlers saved.
-
-The handlers run in a thread that ends with their work. It is a daemon: storage that hangs keeps no process from ending.
+``Form`` compares what a job was saved on, or was given, with what it runs on: processes, devices, mesh.
 """
 
 from __future__ import annotations
@@ -414,7 +413,7 @@ class Form:
         return _devices(self.mesh) if self.mesh is not None else self.processes or 1
 
     def changes(self, now: Form) -> tuple[str, ...]:
-        """Returns what is different now, in words. Parts that are not known are left out."""
+        """Returns what is different now, as text. Parts that are not known are left out."""
         changes = []
         if self.processes is not None and now.processes is not None and self.processes != now.processes:
             changes.append(f"processes: {self.processes} -> {now.processes}")
@@ -448,10 +447,10 @@ def form_of_state(state: Any, processes: int) -> Form:
 
 
 def check_devices(stored: StoredTree) -> None:
-    """To be called before a job goes on from a checkpoint of its own.
+    """To be called before a job continues from its own checkpoint.
 
     Raises:
-        CheckpointRefused: It was saved on accelerators, and JAX has taken the CPU here without being told to.
+        CheckpointRefused: It was saved on accelerators, and JAX has taken the CPU here though nothing asks for that.
     """
     before = form_of_stored(stored)
     if before.platform in (None, "cpu") or not cpu_by_fallback():
@@ -468,7 +467,7 @@ def check_accelerators_of_container(environ: Mapping[str, str]) -> None:
     Only what the device plugins of Kubernetes set counts: images set ``NVIDIA_VISIBLE_DEVICES=all`` without any device.
 
     Raises:
-        SettingsError: The container was given accelerators, and JAX has taken the CPU without being told to.
+        SettingsError: The container was given accelerators, and JAX has taken the CPU though nothing asks for that.
     """
     limits = {name: value for name in _GIVEN if _GIVEN[name].match(value := environ.get(name, ""))}
     if limits and cpu_by_fallback():
@@ -485,12 +484,12 @@ _GIVEN = {
 FALLBACK = (
     "The driver is not ready, or JAX's package for these devices is missing; JAX then takes the CPU without an error. "
     "Start again when jax.devices() shows the devices: with JAX_PLATFORMS=cuda (or tpu), JAX itself raises until then. "
-    "If training is to go on on the CPU, set JAX_PLATFORMS=cpu"
+    "If training is to continue on the CPU, set JAX_PLATFORMS=cpu"
 )
 
 
 def cpu_by_fallback() -> bool:
-    """Returns whether JAX computes on the CPU though nobody has told it to (``JAX_PLATFORMS``, ``jax_platforms``)."""
+    """Returns whether JAX computes on the CPU though nothing asks for that (``JAX_PLATFORMS``, ``jax_platforms``)."""
     chosen = setting("jax_platforms") or getattr(jax.config, "jax_platform_name", None)
     return jax.default_backend() == "cpu" and not chosen
 

@@ -149,7 +149,7 @@ def form_of(init: Callable[[], Any]) -> Any:
         fixed = next((path for path, leaf in leaves if isinstance(leaf, str) or pytree.is_code(leaf)), None)
         advice = _WHAT_TO_GIVE if fixed is None else f"Give {_LIKE}, as {fixed} is nothing that jax.jit can return"
         raise SettingsError(
-            f"restore(init=...): there are {jax.device_count()} devices, and init does not tell the sharding of "
+            f"restore(init=...): there are {jax.device_count()} devices, and init does not give the sharding of "
             f"{unknown[0]}{more}. {advice}{_or()}"
         )
     return form
@@ -282,7 +282,7 @@ def _in_words(request: LeafRequest) -> str:
 
 
 def _other_node(actual: Any, expected: Any) -> str:
-    """Returns which nodes of two trees are of different types, in words. Empty if none are."""
+    """Returns which nodes of two trees are of different types, as text. Empty if none are."""
     nodes = [tree.node_data() for tree in (actual, expected)]
     kinds = [None if node is None else node[0] for node in nodes]
     if kinds[0] != kinds[1]:

@@ -1,20 +1,14 @@
-"""Transformations on restore: which stored leaf each leaf of ``like`` comes from, and what is computed from it.
+"""What a restore does to ``like``: which stored leaf each leaf comes from, what is computed, and whose memory is freed.
 
-A leaf is named by its keys, joined by slashes, as in Orbax's ``transforms``. A function gets the whole leaf in host
-memory, in every process.
+**Transformations.** A leaf is named by its keys, joined by slashes, as in Orbax's ``transforms``. A function gets the
+whole leaf in host memory, in every process.
 
-Donation of the arrays of ``like``: their memory is freed for the restored arrays.
-
-A state fills most of its devices' memory, so a second one does not fit beside it. With ``RestoreOptions.donate`` the
-arrays of ``like`` are therefore deleted. This happens after the checkpoint was found to fit ``like``, and before
+**Donation.** A state fills most of its devices' memory, so a second one does not fit. With ``RestoreOptions.donate``
+the arrays of ``like`` are therefore deleted. This happens after the checkpoint was found to fit ``like``, and before
 anything is read. The shapes, types, shardings and layouts of the arrays are recorded first, so that an older step can
-be restored if a newer one is damaged.
-
-JAX raises an error when a deleted array is used, also through other references to it. So a restore that fails after
-this point leaves nothing that looks like a state.
-
-``FormByCall`` is for a ``like`` that ``init`` makes. Its arrays are not deleted but dropped: ``init`` may have returned
-arrays that other code holds.
+be restored if a newer one is damaged. JAX raises an error when a deleted array is used, also through other references
+to it. So a restore that fails after this point leaves nothing that looks like a state. ``FormByCall`` is for a ``like``
+that ``init`` makes. Its arrays are not deleted but dropped: ``init`` may have returned arrays that other code holds.
 """
 
 from __future__ import annotations
@@ -198,7 +192,7 @@ logger = logging.getLogger(__name__)
 
 _NOTE = (
     "The arrays of the state that was given to restore (like=) are deleted by now, as restore takes their memory over: "
-    "make the state anew before it is used."
+    "make the state again before it is used."
 )
 
 

@@ -1,8 +1,7 @@
-"""Writes one process's files of a save, in parallel and durably.
+"""The writer of one process's files of a save, in parallel and durably.
 
-``file_writer`` writes chunks whose files hold exactly the bytes of their values. ``tensorstore_writer`` writes chunks
-that are compressed or kept in OCDBT, and ``encoded_writer`` does so in object stores. The modules describe their
-threads. Each file has one writer, so no file is locked.
+``files`` writes chunks whose files hold exactly the bytes of their values. ``tensorstore_writer`` writes chunks that
+are compressed or kept in OCDBT. The modules describe their threads. Each file has one writer, so no file is locked.
 """
 
 from __future__ import annotations

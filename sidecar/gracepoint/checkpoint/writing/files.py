@@ -14,7 +14,7 @@ its buffer, and is waited for only until the deadline.
 Files have their final names at once: the folder belongs to this save alone, and nothing in it counts before the
 done-record exists.
 
-The input and the result of every writer of a save's files.
+``WriteJob`` and ``WrittenFiles`` are the input and the result of every writer of a save's files.
 """
 
 from __future__ import annotations

@@ -1,40 +1,29 @@
-"""The threads that write the files of one save.
+"""The threads that write the files of one save, how many there are, and how they give way to the training.
 
-Writers take calls from a queue, each with a buffer of its own. After its last write, a file must be synced, and then
+Writers take calls from a queue, each with its own buffer. After its last write, a file must be synced, and then
 reported (``Finish``). Syncers do both, so that no writer waits for a sync. A sync takes about as long as the writes of
 a chunk, and the disk syncs several files in the time of one. Without syncers, the writers spend half of their time in
-syncs, and the disk often has nothing to write.
+syncs, and the disk often has nothing to write. Every file is synced by its own ``fsync``, and a save waits for all of
+them. At most ``_MOST_UNSYNCED`` files are open and wait for a sync. If there are more, the writers sync. For stores
+that do not sync there are no syncers.
 
-Every file is synced by its own ``fsync``, and a save waits for all of them.
+A worker process writes with more threads than there are idle cores. If a thread of a training step wakes up and no core
+is idle, the kernel has it wait until a writer has used up its time slice, whatever the niceness of the writer is. So
+the writers of a save that nobody waits for run as ``SCHED_IDLE`` (``IdlePriority``, ``size_beside_training``). The
+kernel counts a core with only such threads as idle, and other threads of the same container take it at once. If other
+threads keep all cores busy, a thread of ``SCHED_IDLE`` gets next to nothing: the kernel weighs it as 3, and a thread of
+niceness 0 as 1024. So threads stop giving way in two cases: the save is urgent, or the threads are starved
+(``Starvation``). A thread cannot leave ``SCHED_IDLE`` without a privilege. So new threads take the work over, as many
+as write fastest. The old ones end, and a file that one of them was writing is written again.
 
-At most ``_MOST_UNSYNCED`` files are open and wait for a sync. If there are more, the writers sync. For stores that do
-not sync there are no syncers.
+Threads:
 
-The threads of a save to a file system may give way to the training (``IdlePriority``). Then their number depends on the
-cores (``size_beside_training``). When they must not give way any more, new threads take over, as many as write fastest.
-The old ones end, and a file that one of them was writing is written again.
-
-The thread that makes the pool calls ``begin``, ``add``, ``wait``, ``close`` and ``join``. All threads end after
-``close``, or with the first error.
-
-How many threads a ``WritePool`` has, and what they are given to do. This module has no state.
-
-Threads of a save that leave the CPU to the training, and when they stop doing so.
-
-A worker process writes beside the training with more threads than there are idle cores. If a thread of a training step
-wakes up and no core is idle, the kernel has it wait until a writer has used up its time slice, whatever the niceness of
-the writer is. So the writers of a save that nobody waits for run as ``SCHED_IDLE``. The kernel counts a core with only
-such threads as idle, and other threads of the same container take it at once.
-
-If other threads keep all cores busy, a thread of ``SCHED_IDLE`` gets next to nothing: the kernel weighs it as 3, and a
-thread of niceness 0 as 1024. So threads stop giving way in two cases: the save is urgent, or the threads are starved
-(``Starvation``). A thread cannot leave ``SCHED_IDLE`` without a privilege. So new threads take the work over, and the
-old ones end.
-
-* The thread that makes a ``WritePool`` calls ``begin`` and ``end``.
+* The thread that makes the pool calls ``begin``, ``add``, ``wait``, ``close`` and ``join``, and ``begin`` and ``end``
+  of an ``IdlePriority``.
+* The threads that write and sync call ``run`` and ``must_end`` of the ``IdlePriority``. All of them end after
+  ``close``, or with the first error.
 * One daemon thread ("gracepoint: watches writers") watches whether one of the two cases has come. It ends when it has
   started the new threads, or with ``end``.
-* The threads that write and sync call ``run`` and ``must_end``.
 """
 
 from __future__ import annotations
@@ -68,7 +57,7 @@ class PoolSize:
     """How many threads a pool has.
 
     Attributes:
-        writers: Each has a buffer of its own.
+        writers: Each has a separate buffer.
         syncers: 0 if the store does not sync.
     """
 

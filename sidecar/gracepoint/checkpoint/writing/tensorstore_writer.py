@@ -1,21 +1,16 @@
 """Writes a save's files with TensorStore: compressed chunks, chunks in OCDBT, and all chunks if the options say so.
 
-TensorStore's own threads write and sync the files, and report each complete chunk. Meanwhile the calling thread brings
-chunks to host memory and computes checksums. Each file has one writer, so no file is locked.
+In file systems (``TensorStoreWriter``), TensorStore's own threads write and sync the files, and report each complete
+chunk. Meanwhile the calling thread brings chunks to host memory and computes checksums. Each file has one writer, so no
+file is locked. Several jobs may write below one folder at once: the processes of a save, and calls of type handlers. So
+a job reads only files that it wrote itself. It knows their names, except in OCDBT, where TensorStore chooses them. In
+OCDBT each job makes a separate folder for its tree, and lists that folder after all its writes have ended.
 
-Several jobs may write below one folder at once: the processes of a save, and calls of type handlers. So a job reads
-only files that it wrote itself. It knows their names, except in OCDBT, where TensorStore chooses them. In OCDBT each
-job makes a folder of its own for its tree, and lists that folder after all its writes have ended.
-
-Writes compressed chunks, and chunks in OCDBT, to stores that cannot rename.
-
-TensorStore encodes them in this process's memory. The results are then written like every other file of the save, with
-conditions and with checksums. TensorStore's own writes to such stores have no conditions and no deadline.
-
-In OCDBT, a process collects chunks up to ``_TREE_BYTES``, and makes a small tree of them. Each tree has a folder of its
-own, so nothing in it is ever overwritten. The commit merges the trees of all processes.
-
-The threads are those of a ``WritePool``. Each encodes and writes one tree or chunk at a time.
+To stores that cannot rename (``EncodedWriter``), TensorStore does not write: its writes there have no conditions and no
+deadline. It encodes chunks in this process's memory, and the results are written like every other file of the save. In
+OCDBT, a process collects chunks up to ``_TREE_BYTES``, and makes a small tree of them. Each tree has a separate folder,
+so nothing in it is ever overwritten. The commit merges the trees of all processes. The threads are those of a
+``WritePool``. Each encodes and writes one tree or chunk at a time.
 """
 
 from __future__ import annotations
@@ -127,7 +122,7 @@ class TensorStoreWriter:
 
 
 class _Store:
-    """The store of one job's chunks: its item's folder, or a B+tree of its own. The first write makes the tree."""
+    """The store of one job's chunks: its item's folder, or a separate B+tree. The first write makes the tree."""
 
     def __init__(
         self,
@@ -186,7 +181,7 @@ class _Store:
         if spec.name not in self._arrays:
             opening = {
                 **spec.opening(self._spec(folder_of_leaf(spec.name))),
-                # Otherwise a chunk of zeros would not be stored, and could not be told from a lost one.
+                # Otherwise a chunk of zeros would not be stored, and could not be distinguished from a lost one.
                 "store_data_equal_to_fill_value": True,
             }
             opened = ts.open(opening, context=self._context).result(timeout=self._deadline.remaining_s())
@@ -250,7 +245,7 @@ class _InFlight:
     def settle(self) -> None:
         """After an error: waits until TensorStore writes nothing any more, for some seconds at most.
 
-        Nothing is cancelled: a future that is cancelled has ended, and its write may go on.
+        Nothing is cancelled: a future that is cancelled has ended, and its write may continue.
         """
         with self._lock:
             self._changed.wait_for(lambda: self._ended == self._added, min(FAILED_ENDS_S, self._deadline.remaining_s()))

@@ -66,7 +66,7 @@ def test_an_error_after_like_was_given_up_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointCorrupt) as caught:
         restore(tmp_path / "a", like, options=DONATE)
     assert all(array.is_deleted() for array in arrays(like))
-    assert "make the state anew" in caught.value.__notes__[0]
+    assert "make the state again" in caught.value.__notes__[0]
 
 
 def test_a_kept_leaf_whose_array_is_gone_is_refused_by_name() -> None:
