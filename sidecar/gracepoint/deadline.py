@@ -1,19 +1,18 @@
-"""The point in time after which work must stop, as an object that is handed down to whatever does the work.
+"""The time that is left: deadlines, pauses before another attempt, and what to save before a preemption's deadline.
 
-A deadline may move to an earlier time: a preemption's does when a nearer notice comes, and any thread may cancel a
-deadline. So work asks ``remaining_s`` again and again instead of keeping a number of seconds, and a wait for a
-condition goes through ``wait_for``, which checks the deadline every ``_LOOK_EVERY_S``. A deadline never moves to a
-later time: when a preemption is over, its ``left_s`` becomes infinite, and other threads may still work for it then.
+A ``Deadline`` is handed down to whatever does the work. It may move to an earlier time: a preemption's does when a
+nearer notice comes, and any thread may cancel a deadline. So work asks ``remaining_s`` repeatedly instead of keeping a
+number of seconds, and a wait for a condition goes through ``wait_for``, which checks the deadline every
+``_LOOK_EVERY_S``. A deadline never moves to a later time: when a preemption is over, its ``left_s`` becomes infinite,
+and other threads may still work for it then.
 
-``Backoff`` is how long whoever tries again waits in between, in the whole library.
+``Backoff`` is how long the library waits between attempts, everywhere.
 
-Chooses what to save in the time that is left once all processes are at the agreed sync point. Pure.
-
-Every process sends the others its ``Situation``. ``merged`` combines them, taking the worst of each figure, and
-``plan`` chooses by the result. All processes have the same input, so they make the same choice. docs/deadline.md has
-the rules and a table.
-
-Predictions are for all processes together. A save *fits* if its predicted duration times the margin is left.
+``plan`` chooses what to save in the time that is left once all processes are at the agreed sync point. Every process
+sends the others its ``Situation``. ``merged`` combines them, taking the worst of each figure, and ``plan`` chooses by
+the result. All processes have the same input, so they make the same choice. docs/deadline.md has the rules and a table.
+Predictions are for all processes together. A save *fits* if its predicted duration times the margin is left. All of
+this is pure.
 """
 
 from __future__ import annotations

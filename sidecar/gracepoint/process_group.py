@@ -1,21 +1,17 @@
-"""What the library needs from the other processes, as a protocol.
+"""What the library needs from the other processes, as a protocol, and decisions that it makes with nothing else.
 
 The checkpoint engine and the session see the other processes only through ``ProcessGroup``. ``gracepoint.multihost``
 implements it on the JAX coordination service, and ``SingleProcess`` for a job of one process.
 
-Decisions of process 0 that all processes learn before they need them, without a barrier.
+``PlansAhead``: decisions of process 0 that all processes learn before they need them, without a barrier. All processes
+count the same events, for example their steps, and divide them into **blocks** of the same length. When process 0
+enters a block, it publishes the plan of the *next* block. When another process enters a block, it reads the plan of
+that block, which is published by then: it waits only if it is a whole block ahead of process 0. So the cost is one read
+in each block. Plans that all processes have read are removed, ``_SHELF`` blocks at a time, which are called a
+**shelf**: a process that enters the first block of a shelf reports that it is done with the shelf before. One thread
+calls all methods; there are no threads here.
 
-All processes count the same events, for example their steps, and divide them into **blocks** of the same length. When
-process 0 enters a block, it publishes the plan of the *next* block. When another process enters a block, it reads the
-plan of that block, which is published by then: it waits only if it is a whole block ahead of process 0. So the cost is
-one read in each block.
-
-Plans that all processes have read are removed. This is done for ``_SHELF`` blocks at a time, which are called a
-**shelf**. When a process enters the first block of a shelf, it reports that it is done with the shelf before.
-
-One thread calls all methods. This module has no threads.
-
-How far a save in the background is, for those who watch it.
+``SaveProgress``: how far a save in the background is, for those who watch it.
 """
 
 from __future__ import annotations

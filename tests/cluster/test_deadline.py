@@ -68,7 +68,7 @@ def test_running_save_is_promoted_when_the_current_step_does_not_fit(
         status = run.wait_for_phase(Phase.PROMOTED)["status"]
         assert (status["choice"], status["step"]) == (Choice.PROMOTE, SAVED_STEP)
         assert status["stepsLost"] > 0
-        assert f"the save of step {SAVED_STEP} under way another" in status["choiceReason"]
+        assert f"the save of step {SAVED_STEP}, in progress, needs another" in status["choiceReason"]
         assert "s are left" in status["choiceReason"]
         assert f"step {SAVED_STEP}" in status["message"]
         record = run.wait_for_record("that it was restored", lambda status: status.get("restoredStep") is not None)

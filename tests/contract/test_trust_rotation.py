@@ -79,7 +79,7 @@ def test_an_older_library_is_sent_no_frame_it_does_not_know(
         until(lambda: pod.told == [NAME], "the notice")
     finally:
         pod.subscriber.close()
-    assert "cannot be read" not in caplog.text
+    assert "cannot read" not in caplog.text
 
 
 def test_pods_that_connect_during_the_overlap_are_told(

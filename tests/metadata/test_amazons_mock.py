@@ -57,7 +57,7 @@ def test_a_spot_interruption_and_no_rebalance_recommendation_is_told(
         (post,) = heard.wait_for_posts()
     assert (post.cause, "spot/instance-action terminate" in post.signal) == ("SpotTermination", True)
     assert 60 < post.remaining_s <= 121
-    assert "training goes on signal=aws events/recommendations/rebalance" in caplog.text
+    assert "training continues signal=aws events/recommendations/rebalance" in caplog.text
 
 
 @pytest.mark.parametrize("code", ["instance-stop", "system-reboot", "instance-retirement"])

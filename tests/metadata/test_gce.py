@@ -81,7 +81,7 @@ def test_a_live_migration_stops_nobody(
     server.set(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")
     server.wait_for_requests(MAINTENANCE)  # it was seen
     assert heard.posts == []
-    assert "training goes on signal=gce instance/maintenance-event MIGRATE_ON_HOST_MAINTENANCE" in caplog.text
+    assert "training continues signal=gce instance/maintenance-event MIGRATE_ON_HOST_MAINTENANCE" in caplog.text
 
 
 def test_planned_maintenance_uses_server_time_and_follows_its_window(
@@ -119,4 +119,4 @@ def test_a_maintenance_that_was_there_before_this_process_does_not_stop_it(
     watch("gce", server.url)
     server.wait_until_held(MAINTENANCE)
     assert heard.posts == []
-    assert "it was there before this process" in caplog.text
+    assert "ignored an event that is older than this process" in caplog.text

@@ -31,7 +31,7 @@ def said(result: Result, word: str) -> list[Any]:
 
 
 def warnings(result: Result) -> list[str]:
-    return [line for line in result.output.splitlines() if "goes on in another form" in line]
+    return [line for line in result.output.splitlines() if "continues in another form" in line]
 
 
 def test_each_record_is_used_once_whatever_the_number_of_processes(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_notice_for_another_session_or_pod_is_ignored(start: Start, operator: 
     stream = operator.wait_for_stream(process_index=0)
     stream.send_frame(notice(stream, session="the session before"))
     stream.send_frame(notice(stream, pod_uid="pod-uid-1"))
-    processes[0].wait_for_line("ignored what is not for this session")
+    processes[0].wait_for_line("ignored a message for another session")
     assert [r.code for r in processes.wait(timeout_s=60)] == [0, 0], processes.output()
     assert operator.messages(Acknowledgement) == []
     assert operator.messages(Report) == []

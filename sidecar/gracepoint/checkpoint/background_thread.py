@@ -1,4 +1,4 @@
-"""Runs functions in the background, one at a time, each on a thread of its own.
+"""Runs functions in the background, one at a time, each on a separate thread.
 
 One thread owns this object and starts functions. The thread of a function ends with the function, and says so itself
 (``DaemonThread``): an exception that leaves the owner's ``start`` or ``wait`` changes nothing about what ``busy`` says.

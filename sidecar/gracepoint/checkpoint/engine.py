@@ -55,7 +55,7 @@ class StepCheckpointer:
     Attributes:
         access: Checks that all processes share the directory, and claims it for this job.
         due_saves: Decides for all processes whether a periodic save begins.
-        executor: Runs the saves, and knows which one is under way.
+        executor: Runs the saves, and knows which one is in progress.
         save_interval: Says when a periodic save is due.
         throughput: How fast saves have been.
     """
@@ -170,7 +170,7 @@ class StepCheckpointer:
                 deadline = Deadline.after(_HASTEN_TIMEOUT_S, self._clock)
                 with ended_by(deadline.check):  # also the store's requests, which have a minute otherwise
                     self.executor.warm(self._paths, timeout_s=_HASTEN_TIMEOUT_S)
-            except Exception as error:  # noqa: BLE001 - training goes on, and the save itself will raise the error
+            except Exception as error:  # noqa: BLE001 - training continues, and the save itself will raise the error
                 logger.error("the directory cannot be written to, and a disruption may be near: %s", error)
         self.save_interval.hasten()
 
@@ -219,7 +219,7 @@ class StepCheckpointer:
         timeout_s: float = BACKGROUND_TIMEOUT_S,
         anew: bool = False,
     ) -> None:
-        """Copies the state to host memory and writes it while training goes on.
+        """Copies the state to host memory and writes it while training continues.
 
         Waits for the previous save. When this returns, the state may be donated and the host state changed.
 
@@ -229,7 +229,7 @@ class StepCheckpointer:
             host_state: This process's values by name, or what returns them. If it raises, the save fails in all
                 processes.
             save_args: ``SaveArgs`` for all leaves, or a tree of them. None: the defaults.
-            extras: What is saved beside the state.
+            extras: What is saved next to the state.
             timeout_s: Seconds for the part in the background.
             anew: Whether to save the step even if this gang has already committed or restored it.
 
@@ -279,9 +279,9 @@ class StepCheckpointer:
     ) -> Saved:
         """Saves now, and returns when the step is committed.
 
-        If a background save is under way and was not stopped by ``stop``, this waits for it first, until the deadline.
-        If the background save has not ended by then, this save fails in all processes. If the background save failed,
-        its error is logged, and this save is tried nevertheless. A step that this gang has already committed or
+        If a background save is in progress and was not stopped by ``stop``, this waits for it first, until the
+        deadline. If the background save has not ended by then, this save fails in all processes. If the background save
+        failed, its error is logged, and this save is tried nevertheless. A step that this gang has already committed or
         restored is not saved again. Chunks go from the devices to the disk without a snapshot, unless a worker process
         writes them.
 
@@ -317,7 +317,7 @@ class StepCheckpointer:
     def promote(self, *, deadline: Deadline, on_stage: Callable[[str], None]) -> Saved:
         """Commits the newest snapshot in host memory in place of the current state, for which there is no time.
 
-        If the background save of the snapshot is under way, this waits for it. If that save failed, the snapshot is
+        If the background save of the snapshot is in progress, this waits for it. If that save failed, the snapshot is
         written once more.
 
         Args:
@@ -365,7 +365,7 @@ class StepCheckpointer:
             options: See ``RestoreOptions``.
             reshard: See ``restore_newest``.
             required: See ``restore_newest``.
-            items: The items to restore beside the state.
+            items: The items to restore next to the state.
             tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
                 may use the directory.
             base: Where the state comes from if there is no step; see ``restore_base``. None: from nowhere.
@@ -383,7 +383,7 @@ class StepCheckpointer:
                 processes.
             CheckpointError: The newest step cannot be read for another reason.
             BarrierError: Other processes did not take part in time.
-            SaveFailed: The background save under way did not end within ``timeout_s``.
+            SaveFailed: The background save in progress did not end within ``timeout_s``.
         """
         check_not_forked(self._pid, "this checkpointer")  # it commits and deletes, too
         deadline = Deadline.after(timeout_s, self._clock)
@@ -457,7 +457,7 @@ class StepCheckpointer:
             SaveFailed: The save failed, or was not committed within ``timeout_s``.
         """
         if is_forked(self._pid):
-            return  # a forked child: the save under way, the lease and the trash are its parent's
+            return  # a forked child: the save in progress, the lease and the trash are its parent's
         deadline = Deadline.after(timeout_s, self._clock)
         try:
             self.executor.wait_until_finished(timeout_s)

@@ -53,7 +53,7 @@ _UNCAUGHT_CODE = 1
 
 @dataclasses.dataclass(frozen=True)
 class ActiveNotice:
-    """A preemption that this process has been told of.
+    """A preemption that this process has been notified of.
 
     Attributes:
         cause: Why, such as ``SpotTermination``.
@@ -149,7 +149,7 @@ class Coordinator:
         reports = StallReports(settings, self.reporter, self._exit, board, self._current_step)
         self._stall_watch = reports.watch(executor, me, self.activities, clock)
 
-        # Last, what this process itself is told: all that it may set off is there.
+        # Last, what this process itself is notified: all that it may set off is there.
         publisher = NoticePublisher(mailbox, self._agreement, me, clock)
         mailbox.listen(publisher.posted, publisher.retracted)
         try:
@@ -175,7 +175,7 @@ class Coordinator:
         self._caught = True
         self._handed.hold()
 
-    # What is going on.
+    # What is in progress.
 
     @property
     def notice(self) -> ActiveNotice | None:
@@ -192,7 +192,7 @@ class Coordinator:
 
     @property
     def in_epoch(self) -> bool:
-        """True from the freeze on, until training goes on."""
+        """True from the freeze on, until training continues."""
         return self._agreement.in_epoch
 
     @property
@@ -215,7 +215,7 @@ class Coordinator:
         return self._budget.time_left_s()
 
     def time_to_spare_s(self) -> float:
-        """Returns the seconds that are left beside what the save is predicted to take; of little time, a half."""
+        """Returns the seconds that are left next to what the save is predicted to take; of little time, a half."""
         left_s, figures = max(0.0, self._budget.time_left_s()), self.forecaster.figures()
         needed_s = left_s if figures is None else self.forecaster.margin * figures.save_s
         return max(left_s - needed_s, left_s / 2)

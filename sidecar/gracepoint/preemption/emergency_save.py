@@ -1,8 +1,8 @@
 """The agreed sync point: all processes meet, choose what to save, save it, and report. Runs in the training thread.
 
-If a snapshot could be saved in place of the current step, the processes meet: each tells what it knows, and all choose
-alike by that (``deadline_plan``). Otherwise there is nothing to choose, and each begins to save on its own. Every
-wait for other processes ends at the deadline, even if the deadline moves to an earlier time meanwhile:
+If a snapshot could be saved in place of the current step, the processes meet: each sends its ``Situation``, and all
+choose alike by that (``deadline.plan``). Otherwise there is nothing to choose, and each begins to save separately.
+Every wait for other processes ends at the deadline, even if the deadline moves to an earlier time meanwhile:
 ``EpochProgress.waits_at`` names the barrier, and ``PreemptionObserver.looked`` cancels it.
 """
 
@@ -43,7 +43,7 @@ _STAGES_OF = 32
 
 
 class EmergencySave:
-    """See the module.
+    """Saves at the agreed sync point, and reports.
 
     Args:
         shared: What the parts of a preemption share.
@@ -107,7 +107,7 @@ class EmergencySave:
         return self._committed(step, saved.step, saved.bytes, why)
 
     def meet(self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "") -> str | None:
-        """Waits for the other processes, and returns what the last of them merged from the words of all.
+        """Waits for the other processes, and returns what the last of them merged from the texts of all.
 
         Returns None at once if the processes need not meet.
 
@@ -201,7 +201,7 @@ class EmergencySave:
         return Preempted(self._code, saved=True, step=step, reason=reason, steps_lost=steps_lost)
 
     def _gathered(self) -> tuple[dict[str, Any], str]:
-        """Returns the stages over some processes, and what their parts lack, in words.
+        """Returns the stages over some processes, and what their parts lack, as text.
 
         Of this process alone if a peer is gone: the save is committed.
         """
@@ -248,7 +248,7 @@ class EmergencySave:
 
 
 def _lost(values: Mapping[str, Any]) -> str:
-    """Returns which values of the host state are lost, in words. Empty if none is."""
+    """Returns which values of the host state are lost, as text. Empty if none is."""
     lost = [f"{name!r} ({value})" for name, value in values.items() if isinstance(value, HostStateLost)]
     return f"WITHOUT host_state {', '.join(lost)}" if lost else ""
 

@@ -10,10 +10,10 @@ minutes if one is dead. So after a preemption no process exits regularly:
 * A **watchdog** thread ("gracepoint-watchdog", daemon) does the same if the main thread does not get there:
   shortly before the deadline, or ``LINGER_S`` after the exit code was decided. User code may hang in a ``finally``,
   swallow the ``SystemExit``, or be stuck in a step. ``stop`` ends the watchdog.
-* When the watchdog ends the process, it has its last log lines and reports written by a thread of their own
-  ("gracepoint-last-words", daemon), which may hang. It waits a second for that thread, which ends with the process.
+* When the watchdog ends the process, a separate thread ("gracepoint-last-words", daemon), which may hang, writes the
+  last log lines and reports. The watchdog waits a second for that thread, which ends with the process.
 
-A process that fails by an error of its own does exit regularly. It would wait in JAX's shutdown for peers that are
+A process that fails by its own error does exit regularly. It would wait in JAX's shutdown for peers that are
 stuck in a step without it, for minutes, while the JobSet could be started again. So the watchdog ends it after
 ``FAILED_S`` (``hurry``). The watchdog is started with the session, as an interpreter that exits starts no threads any
 more. It times nothing before ``watch``, ``decide`` or ``hurry`` is called.
@@ -53,7 +53,7 @@ _LAST_WORDS_S = 1.0
 
 
 class ProcessExit:
-    """See the module.
+    """Ends this process with an exit code, and in time.
 
     Args:
         store: The key-value store that all processes share.
@@ -106,7 +106,7 @@ class ProcessExit:
         Args:
             left_s: Returns the seconds that are left. It is not a ``Deadline``, as a notice may also give more time.
             code: The exit code.
-            on_overdue: Called by the watchdog, in a thread of its own, before it ends the process. The watchdog waits
+            on_overdue: Called by the watchdog, in a separate thread, before it ends the process. The watchdog waits
                 for it for a second at most. It may decide another exit code.
         """
         with self._lock:
@@ -192,7 +192,7 @@ class ProcessExit:
             flush_output()
             trace.write()  # last, as its storage may hang
 
-        # In a thread of its own: a thread that is stuck may hold the lock of a stream or of a log handler.
+        # In a separate thread: a thread that is stuck may hold the lock of a stream or of a log handler.
         speaker = threading.Thread(target=last_words, name="gracepoint-last-words", daemon=True)
         with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
             speaker.start()

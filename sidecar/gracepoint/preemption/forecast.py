@@ -4,7 +4,7 @@
 
 The deadline is the time at which the pod is killed. A **reserve** before it is kept for exiting with the right code. So
 every wait is bounded by ``time_left_s``, which is zero two reserves before the deadline: one reserve for the report of
-a failure, one for the exit. If the deadline is very near or has passed, the save is tried all the same, for
+a failure, one for the exit. If the deadline is very near or has passed, the save is still tried, for
 ``_LEAST_S``: operators round, and clouds are late.
 
 The freeze begins as late as possible: when the time that is left is what drain and save are predicted to take in the
@@ -132,7 +132,7 @@ class TrainingPace:
         return self._longest_s
 
     def stalled_s(self, now_s: float) -> float | None:
-        """Returns the seconds since the newest step was passed if training stalls. None if it goes on, or is new."""
+        """Returns the seconds since the newest step was passed if training stalls. None if it continues, or is new."""
         last_s, step_s = self._last_s, max(self.step_s, self._longest_s)
         if last_s is None or step_s == 0.0:
             return None
@@ -211,7 +211,7 @@ class Forecaster:
         self._pace.passed(self._clock(), steps)
 
     def stalled_s(self) -> float | None:
-        """Returns the seconds since the newest step was passed if training stalls. None if it goes on, or is new."""
+        """Returns the seconds since the newest step was passed if training stalls. None if it continues, or is new."""
         return self._pace.stalled_s(self._clock())
 
     def figures(self) -> Figures | None:
@@ -306,7 +306,7 @@ class TimeBudget:
         self.reserve_s = min(_RESERVE_S, _RESERVE_PART * self.until_deadline_s())
 
     def end(self) -> None:
-        """Notes that the epoch has ended and training goes on."""
+        """Notes that the epoch has ended and training continues."""
         self._floor_s = math.inf
 
     def until_deadline_s(self) -> float:

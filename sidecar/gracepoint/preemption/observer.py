@@ -1,17 +1,14 @@
-"""What a process does when it hears of notices and epochs. Runs in the agreement's two background threads.
+"""What a process does with notices and epochs that arrive: between its mailbox and the bell, and in the agreement.
 
-The reading thread calls ``heard``: it starts the watchdog and reports Frozen, Agreed and Retracted. The timing thread
-asks when the freeze must begin (``start_in_s``), and checks while an epoch is open whether the time will be enough
-(``looked``).
+The bell is the log of notices that all processes read in the same order. ``NoticePublisher`` writes on it what a
+receiver posts or retracts, in the receiver's thread. ``NoticeReader`` keeps the mailbox in line with what the bell
+says, in the agreement's reading thread, so all mailboxes agree. The name of a preemption means the same in all
+processes. A notice without a name (SIGTERM, the cloud's metadata) is about one pod: on the bell its origin has the
+process index in front, so that one pod's SIGTERM does not replace another's.
 
-Between this process's mailbox and the bell, the log of notices that all processes read in the same order.
-
-``NoticePublisher`` writes on the bell what a receiver posts or retracts, in the receiver's thread. ``NoticeReader``
-keeps the mailbox in line with what the bell says, in the agreement's reading thread, so all mailboxes agree.
-
-The name of a preemption means the same in all processes. A notice without a name (SIGTERM, the cloud's metadata) is
-about one pod: on the bell its origin has the process index in front, so that one pod's SIGTERM does not replace
-another's.
+``PreemptionObserver`` runs in the agreement's two background threads. The reading thread calls ``heard``: it starts the
+watchdog and reports Frozen, Agreed and Retracted. The timing thread asks when the freeze must begin (``start_in_s``),
+and checks while an epoch is open whether the time will be enough (``looked``).
 """
 
 from __future__ import annotations
@@ -73,7 +70,7 @@ class NoticePublisher:
                 revision=disruption.revision,
             )
         except GracepointError as error:
-            logger.error("the other processes could not be told of the notice error=%s", error)
+            logger.error("could not notify the other processes of the notice error=%s", error)
 
     def retracted(self, origin: str, reason: str) -> None:
         """Called when the signal of a notice went away."""
@@ -82,7 +79,7 @@ class NoticePublisher:
         try:
             self._agreement.take_back(self._own + origin if unnamed else origin, reason)
         except GracepointError as error:
-            logger.error("the other processes could not be told of the retraction error=%s", error)
+            logger.error("could not notify the other processes of the retraction error=%s", error)
 
 
 class NoticeReader:
@@ -163,7 +160,7 @@ class PreemptionObserver:
                 self._opened(epoch)
             case Settled(epoch):
                 progress = self._outcome.epoch
-                if not progress.stages.has("agreed"):  # else it is decided anew, as a process broke off
+                if not progress.stages.has("agreed"):  # else it is decided again, as a process broke off
                     progress.stages.mark("frozen")
                     progress.report(Phase.FROZEN)
                 progress.stages.mark("agreed")

@@ -5,9 +5,9 @@ that one is broken (``fail``). The training thread reports that a step was not s
 ``overdue`` if neither comes to an end in time. They share the mailbox, the time budget and ``epoch``, which is
 replaced when the next epoch opens. The first reported outcome wins.
 
-A background save that was under way goes on meanwhile. If the current step is not saved in the end, and that save was
-committed after the freeze began, all processes exit with its step (``_committed_instead``). A separate thread asks the
-other processes about that; it ends with their answer, or with the process.
+A background save that was in progress continues meanwhile. If the current step is not saved in the end, and that save
+was committed after the freeze began, all processes exit with its step (``_committed_instead``). A separate thread asks
+the other processes about that; it ends with their answer, or with the process.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Outcome:
         known = self._committed_step()
         found = "" if known is None or known == self._committed_before else str(known)
         key = f"epoch/{self.epoch.number}/instead"
-        # In a thread of its own: a coordination service that is stopped neither answers nor fails, and little time is
+        # In a separate thread: a coordination service that is stopped neither answers nor fails, and little time is
         # left. If nobody can be asked, this process's knowledge counts.
         with contextlib.suppress(GracepointError, RuntimeError, TimeoutError):
             found = ask_in_thread(functools.partial(self._group.decide, key, found), "gracepoint-asks", _ASK_S)

@@ -1,9 +1,8 @@
 """Reports to the operator, by one process for all, and to the log of every process.
 
 Any thread may call everything here: it builds a message and puts it into the sender's queue. Without an operator (on a
-laptop) only the log is written.
-
-How far the open epoch is: when each stage ended, in this process and over all of them, and what was reported.
+laptop) only the log is written. ``EpochProgress`` is how far the open epoch is: when each stage ended, in this process
+and over all of them, and what was reported.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _MESSAGE_CHARACTERS = 2000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a report says beside its phase; see ``wire.messages.Report``. None if it is not known yet."""
+    """What a report says next to its phase; see ``wire.messages.Report``. None if it is not known yet."""
 
     ordinal: int | None = None
     step: int | None = None
@@ -190,7 +189,7 @@ class Reporter:
 
         Args:
             about: The notice for which it is saved. None if there is none.
-            leaves: True if training ends here, False if it goes on.
+            leaves: True if training ends here, False if it continues.
         """
         spent = self.time_spent.spent()
         return SavedFor(
@@ -201,7 +200,7 @@ class Reporter:
         ).to_json()
 
     def resumption(self, restored_step: int | None, *, training: bool, note: str | None = None) -> None:
-        """Reports that the state is restored, or that training goes on from it.
+        """Reports that the state is restored, or that training continues from it.
 
         Args:
             restored_step: The step that was restored. None: there was no checkpoint.
@@ -250,7 +249,7 @@ class Reporter:
         """Reports that the processes make no progress, by whichever process finds that out.
 
         Args:
-            stage: What this process does, in words.
+            stage: What this process does, as text.
             step: The step that this process has reached.
             for_s: Seconds for which it has made no progress.
             suspects: The processes that hold up the others.
@@ -332,7 +331,7 @@ class Reporter:
             return
         wait_s = timeout_s if self._spoke else min(timeout_s, _RECEIPT_S)
         if not self._sender.flush(wait_s) and self._spoke:
-            logger.warning("the operator was not told everything waited_s=%g", wait_s)
+            logger.warning("could not send everything to the operator waited_s=%g", wait_s)
 
 
 #: In the order in which they come.
@@ -352,7 +351,7 @@ class Stages:
         clock: Returns monotonic seconds.
 
     Attributes:
-        without: What is not saved of this process's part though the save goes on, in words. Empty if nothing lacks.
+        without: What is not saved of this process's part though the save continues, as text. Empty if nothing lacks.
     """
 
     def __init__(self, since_s: float, clock: Callable[[], float]) -> None:
@@ -407,7 +406,7 @@ def summary(all_stages: Iterable[str]) -> dict[str, StageTiming]:
 
 
 def lacking(all_stages: Sequence[str], processes: Sequence[int]) -> str:
-    """Returns what the parts of these processes lack, in words. Empty if nothing lacks."""
+    """Returns what the parts of these processes lack, as text. Empty if nothing lacks."""
     found = {process: json.loads(text).get("without") for process, text in zip(processes, all_stages, strict=True)}
     texts = [f"process {process} {text}" if len(found) > 1 else text for process, text in found.items() if text]
     more = f"; and {len(texts) - _SHOWN} more processes" if len(texts) > _SHOWN else ""
@@ -432,7 +431,7 @@ class EpochProgress:
         number: As given.
         drill: As given.
         stages: As given.
-        progress: What reports say beside the phase, as far as it is known.
+        progress: What reports say next to the phase, as far as it is known.
         doubt: Why the save will probably not be done in time. Empty if nothing says so.
         waits_at: Key of the barrier at which training waits for the other processes. None while it does not wait.
         plan: What all processes chose to do at the agreed sync point. None before they have chosen.

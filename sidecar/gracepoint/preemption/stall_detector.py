@@ -1,20 +1,15 @@
-"""Decides when a part of this process makes no progress. Pure: the times are given to it.
+"""Decides when a part of this process makes no progress, and says what this and other processes do.
 
 A part, such as the training thread, shows ``marks`` that change with every progress. If they have not changed for the
 limit, the part is stalled. Two things are no stall: a stage that computes by itself, such as a restore or a
 compilation, as long as the process uses processor time; and a time in which the whole process was stopped.
+``StallDetector`` is pure: the times are given to it. The training thread sets the stage in ``Activities``, and the
+stall thread calls it. All other functions have no state, and any thread may call them.
 
-What the parts of this process do, for the stall watch.
-
-The training thread sets the stage; the stall thread calls the object.
-
-What another process does, as the kernel and py-spy say. There is no state here; any thread may call everything.
-
-py-spy can read the stack of a process that is stopped or hangs in C code. It is not a dependency. It is used if it is
-installed in the image, and if the kernel lets this process trace the other one (``ptrace(2)``). If it does not end in
-time, it is killed, and a daemon thread ("gracepoint-py-spy") waits for its end.
-
-What the threads of this process do. There is no state here; any thread may call everything.
+What another process does is what the kernel and py-spy say. py-spy can read the stack of a process that is stopped or
+hangs in C code. It is not a dependency. It is used if it is installed in the image, and if the kernel lets this process
+trace the other one (``ptrace(2)``). If it does not end in time, it is killed, and a daemon thread
+("gracepoint-py-spy") waits for its end.
 """
 
 from __future__ import annotations
@@ -51,10 +46,10 @@ class Activity:
 
     Attributes:
         part: The part's name.
-        stage: What it does, in words.
+        stage: What it does, as text.
         marks: Values that change with every progress.
         order: How far the part is, as numbers that can be compared with those of other processes: less is further back.
-        reached: The same in words.
+        reached: The same as text.
         thread_id: The thread that does it. None if it is not known.
         computes: True if the stage uses processor time as long as it makes progress.
     """
@@ -104,7 +99,7 @@ def look_every_s(*limits_s: float) -> float:
 
 
 class StallDetector:
-    """See the module.
+    """Decides which parts of this process are stalled.
 
     Args:
         limit_s: Seconds without progress after which a part is stalled.
@@ -208,11 +203,11 @@ _IN_WORDS = {"written": "all written but not durable", "durable": "its part dura
 
 
 class Activities:
-    """See the module. Made in the training thread.
+    """What the parts of this process do now, for the stall watch. Made in the training thread.
 
     Args:
         place: Returns the number of the latest sync point, the step, and whether an epoch is open.
-        saving: Returns how far the background save is. None if none is under way.
+        saving: Returns how far the background save is. None if none is in progress.
         written: Returns how many bytes are written of the save that the training thread makes itself.
     """
 
@@ -233,7 +228,7 @@ class Activities:
         """Names what the training thread does within the block.
 
         Args:
-            stage: In words.
+            stage: As text.
             computes: True if the process reads and computes by itself for as long as that takes, without a sync point.
             saves: True if the thread saves, or waits for the background save. Each byte that is written is progress.
         """
@@ -323,7 +318,7 @@ class SeenProcess:
     """What was seen of a process.
 
     Attributes:
-        does: What it does, in words. Empty if it cannot be seen.
+        does: What it does, as text. Empty if it cannot be seen.
         stack: Its stack, as lines of a traceback. Empty if it could not be read.
         why_not: Why there is no stack. Empty if there is one.
     """

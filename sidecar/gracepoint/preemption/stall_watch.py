@@ -5,7 +5,7 @@ end asks, too (``StragglerSearch``). One detector decides what a stall is (``sta
 
 * The **stall thread** ("gracepoint-stalls", daemon) looks every few seconds. It owns the detectors. That of ``attach``
   ends with ``attach``, that of the session with ``stop``.
-* ``StallWatch`` tells each stall in a thread of its own ("gracepoint-stall", daemon): it waits for the other processes,
+* ``StallWatch`` tells each stall in a separate thread ("gracepoint-stall", daemon): it waits for the other processes,
   while the stall thread looks on. They end within half a minute.
 * Each asks the store in one more thread ("gracepoint-stall-store"), as the store may not answer: process 0, which hosts
   it, may be the one that is stopped. One that gets no answer is left behind.
@@ -160,7 +160,7 @@ class AttachWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._told = False  # attach has failed, so the operator is not told that it goes on
+            self._told = False  # attach has failed, so the operator is not told that it continues
         if self._thread is not None:
             self._thread.stop()
 
@@ -214,14 +214,14 @@ class AttachWatch:
                 pods = pods_of(awaited or [], self._pods)
                 self._report(lambda reporter: reporter.stall(stage, 0, stalled.for_s, awaited or [], why, stack, pods))
             except GracepointError as error:
-                logger.warning("the operator could not be told error=%s", error)
+                logger.warning("could not reach the operator error=%s", error)
         if self._settings.stall_action == STALL_RESTART:
             logger.error("this process exits, so that the job starts again reason=no progress in %s", stage)
             flush_output()
             self._leave(self._settings.unsaved_exit_code)
 
     def _whom(self) -> tuple[list[int] | None, str]:
-        """Returns for which processes this one waits, and that in words. None if it is not known."""
+        """Returns for which processes this one waits, and that as text. None if it is not known."""
         gang = self._gang
         if gang is None:
             return None, "this process does not know the others yet"
@@ -344,14 +344,14 @@ class StallWatch:
             self._thread.stopped.wait(self._others_s)
             return self._board.suspicion(now.part) if tells else None
         except GracepointError as error:
-            logger.warning("the other processes could not be asked about a stall error=%s", error)
+            logger.warning("could not ask the other processes about a stall error=%s", error)
             return self._board.silent(f"cannot be reached: {error}")
 
     def _end(self, part: str) -> None:
         try:
             self._board.take_down(part)
         except GracepointError as error:
-            logger.warning("could not tell the other processes that a stall is over error=%s", error)
+            logger.warning("could not notify the other processes that a stall is over error=%s", error)
         if part in self._told:
             self._told.discard(part)
             self._reports.over(part)
@@ -423,7 +423,7 @@ class StallReports:
         self._reporter.stall_over(part, self._step())
 
     def limit(self, why: str) -> None:
-        """Ends the process if the settings say so. Called in every process when the operator was told.
+        """Ends the process if the settings say so. Called in every process when the operator was notified.
 
         Within a preemption the deadline is the limit, and the watchdog ends the process: the save may still succeed.
         """
@@ -459,7 +459,7 @@ class StragglerSearch:
     def ask(self, epoch: int, most_s: float = _ANSWER_S) -> Callable[[], str]:
         """Begins to find out, without a wait. Returns a function that waits for the answer.
 
-        The answer is the process, its pod and where it is, in words. It is empty in processes that do not report, and
+        The answer is the process, its pod and where it is, as text. It is empty in processes that do not report, and
         if no process is suspected.
 
         Args:

@@ -61,7 +61,7 @@ class _Question:
 
 
 class Substitute:
-    """See the module.
+    """Finds out whether process 0 runs, and reports in its place if it does not.
 
     Args:
         store: The key-value store that all processes share.

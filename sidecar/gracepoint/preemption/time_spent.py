@@ -1,4 +1,4 @@
-"""What the time of this process goes into: joining, restoring, compiling, training, saving. The operator is told.
+"""What the time of this process goes into: joining, restoring, compiling, training, saving. The operator gets reports.
 
 The training thread calls ``restored``, ``trains``, ``stops``, ``passed`` and ``committed``. A thread that ends an epoch
 may call ``goes_on`` and ``left``. Any thread may call ``spent``. Between two saves nothing is called, so that a step
@@ -39,7 +39,9 @@ class ProcessStart:
 
 
 class TimeSpent:
-    """See the module. To be made when all processes have joined, as it notes that time.
+    """The totals of what the time of this process went into.
+
+    To be made when all processes have joined, as it notes that time.
 
     Args:
         clock: Returns monotonic seconds.
@@ -95,7 +97,7 @@ class TimeSpent:
             self._pass(step, self._stopped_s)
 
     def goes_on(self, *, periodic: bool = False) -> None:
-        """Notes that training goes on after a save.
+        """Notes that training continues after a save.
 
         Args:
             periodic: True after a periodic save that was begun.
@@ -124,7 +126,7 @@ class TimeSpent:
             self._left_s = self._clock()
 
     def spent(self) -> Spent:
-        """Returns what the operator is told."""
+        """Returns what is reported to the operator."""
         now_s, start = self._clock(), self._start
         stopped_s, saving_s = self._stopped_s, self._saving_s
         if stopped_s is not None:

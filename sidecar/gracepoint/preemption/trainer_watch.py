@@ -1,17 +1,16 @@
 """Looks at the training process from its worker process, which may be in the keeper's container.
 
-A training process that is stopped, or hangs in C code that holds the interpreter lock, cannot say so. The other
-processes of the gang name it, but they do not see what it does. Its worker process sees that, and says so in its log
+A training process that is stopped, or hangs in C code that holds the interpreter lock, cannot report that. The other
+processes of the gang name it, but they do not see what it does. Its worker process sees that, and writes it to its log
 and to the operator.
 
 ``watched`` is called in the training process, and ``begin`` in each of its workers. There, one daemon thread
 ("gracepoint-beside") looks every few seconds for progress of the heartbeat. It ends with the worker. A worker whose
-trainer has died says nothing.
+trainer has died reports nothing.
 
-A page of shared memory in which the training process says that it runs. Its worker process reads that.
-
-In the training process, the stall thread alone writes. In the worker, the main thread once writes the worker's process
-ID, so that the training process can allow the worker to read its stack, and the thread "gracepoint-beside" reads.
+``SharedHeartbeat`` is a page of shared memory. In the training process, the stall thread alone writes. In the worker,
+the main thread once writes the worker's process ID, so that the training process can allow the worker to read its
+stack, and the thread "gracepoint-beside" reads.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 class SharedHeartbeat:
-    """See the module.
+    """A page of shared memory in which the training process shows that it runs.
 
     Args:
         block: The memory. None: it is made.
@@ -72,7 +71,7 @@ class SharedHeartbeat:
     # The training process.
 
     def beat(self, stage: str) -> None:
-        """Says that the process runs, and what the training does, in words."""
+        """Says that the process runs, and what the training does, as text."""
         text = stage.encode()[:_MOST_TEXT]
         self._beats += 1
         memory, watcher = self.block.memory, self._read()[2]
@@ -185,12 +184,12 @@ def _operator(settings: Settings) -> Operator | None:
 
 
 class TrainerWatch:
-    """See the module.
+    """Looks at the training process, and reports when it makes no progress.
 
     Args:
         heartbeat: Where the training process says that it runs.
         who: The training process.
-        operator: Returns whom to tell. It returns None if there is nobody.
+        operator: Returns where to report. It returns None if there is nobody.
         clock: Returns monotonic seconds.
     """
 
@@ -275,4 +274,4 @@ class TrainerWatch:
             if self._operator is not None:
                 self._operator.sender.send(stall, within_s=_TELL_WITHIN_S)
         except GracepointError as error:
-            logger.warning("the operator could not be told error=%s", error)
+            logger.warning("could not reach the operator error=%s", error)

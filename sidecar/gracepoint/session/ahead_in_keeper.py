@@ -4,13 +4,13 @@
 
 The kubelet starts the keeper before the training container, and the keeper starts this process, with the variables and
 volumes of the training container. So it knows the directory and the place of the pod's process. It has the system read
-what that process wrote of the newest step, as ``preloading`` does in the trainer after its imports, and ends.
+what that process wrote of the newest step, as ``attach`` does in the trainer after its imports, and ends.
 
 The page cache is charged to the container that fills it. So this fills at most ``_PART`` of what the keeper's memory
 limit leaves. If the keeper's workers need that memory, the kernel drops the pages. Of an object store nothing is read:
 its bytes would have to be handed over in memory, which the keeper does not have.
 
-One thread. What fails here is only said: the trainer reads the files itself.
+One thread. What fails here is only logged: the trainer reads the files itself.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def attach(
         keep_every_steps: Multiples of this number of steps are kept, too. 0, the default: none for that reason.
         keep_for_s: Steps that are younger than this are kept, too. 0, the default: none for that reason.
         tolerate_failures_s: Seconds for which periodic saves may fail, one after the other, before ``step`` raises
-            ``SaveFailed`` in all processes. Until then training goes on, and each failure is logged and reported. An
+            ``SaveFailed`` in all processes. Until then training continues, and each failure is logged and reported. An
             emergency save is tried whatever failed before. 0: the first failure ends training. Default: 900.
         saved_exit_code: Exit code of the process after an emergency save. Default: 77.
         unsaved_exit_code: Exit code if that save failed. Default: 78.
@@ -178,7 +178,7 @@ def attach(
         metadata: Clouds whose metadata server is watched for notices: ``gce``, ``aws`` and ``azure``, separated by
             commas, or ``auto``. Default: none.
         gce_notice_s: Seconds of ``preemptionNoticeDuration``, if the instances of Google Compute Engine have one. The
-            metadata server does not tell it. 0, the default: they have none.
+            metadata server does not say it. 0, the default: they have none.
         host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. Default: all that
             is free.
         writer: Who writes saves: ``thread``, the default, a thread of this process; ``worker``, a process that finishes
@@ -189,7 +189,7 @@ def attach(
         stall_action: What follows from a stall. ``report``, the default: an error in the log, and to the operator.
             ``restart``: all processes also exit with ``unsaved_exit_code``, so that the job starts again.
         compilation_cache: Whether compiled programs are kept, so that the next start does not compile them again.
-            JAX keeps them in its persistent cache. ``on``: beside the checkpoints, if these are on a file system. Or a
+            JAX keeps them in its persistent cache. ``on``: next to the checkpoints, if these are on a file system. Or a
             path or URI of a directory for them, which several jobs may share. Both yield to
             ``JAX_COMPILATION_CACHE_DIR``, which a policy sets. ``off``: none are kept. Default: what JAX's own settings
             say. JAX runs what is in the directory, so only those who may run code in these processes may write to it.

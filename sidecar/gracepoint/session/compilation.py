@@ -1,6 +1,4 @@
-"""How the programs of a training loop are compiled: in the background, counted, and kept for the next start.
-
-``Compilations`` compiles functions beside the restore:
+"""Functions that are compiled in the background during the restore, and counts of what JAX compiles.
 
 * The training thread traces a function, in ``Compilations.begin``. To trace it is to run the user's Python code, which
   may depend on what is set for the thread: a mesh, a precision, a library's rules for axes.
@@ -9,14 +7,12 @@
   started again for the next one. ``Compilations.close`` waits for it: an interpreter must not end while it compiles.
 
 The result is in JAX's own memory, where the call of the jitted function finds it. Otherwise that is an ordinary call:
-other arguments are compiled anew, and static arguments and donation are those of ``jax.jit``. The queue is guarded by
+other arguments are compiled again, and static arguments and donation are those of ``jax.jit``. The queue is guarded by
 ``_changed``. Each ``_Job`` is written by the compiling thread before its ``done`` is set, and read afterwards.
 
-``ProgramWatch`` counts the programs that JAX compiles, and those that it takes from its persistent cache instead. JAX
-reports them by its monitoring (``jax.monitoring``). The threads that compile call the listeners. The counts are guarded
-by a lock. ``ProgramWatch.close`` ends the listening.
-
-``keep_programs`` switches JAX's persistent cache on, in the thread that calls ``attach``.
+``ProgramWatch`` counts the programs that JAX compiles, and those that it takes from a cache instead, as
+``jax.monitoring`` reports them. The threads that compile call its listeners; a lock guards the counts. ``close`` ends
+the listening.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from gracepoint.threads import DaemonThread
 from gracepoint.wire.names import COMPILATION_CACHE_OFF, COMPILATION_CACHE_ON, PROGRAMS_FOLDER
 
 _PREFIX = "/jax/core/compile/"
-#: The end of JAX's name of an event -> the word for it in the trace. The last event makes the program, or loads it.
+#: The end of JAX's name of an event -> its name in the trace. The last event makes the program, or loads it.
 _MAKES = "backend_compile_duration"
 _WORDS = {"jaxpr_trace_duration": "trace", "jaxpr_to_mlir_module_duration": "lower", _MAKES: "compile or load"}
 _FOUND = "/jax/compilation_cache/cache_hits"
@@ -67,7 +63,7 @@ class ProgramCounts:
 
 
 class ProgramWatch:
-    """See the module. Begins to count when it is made."""
+    """Counts the programs that JAX compiles, and those that it takes from a cache. Begins to count when it is made."""
 
     def __init__(self) -> None:
         import jax.monitoring
@@ -119,7 +115,7 @@ class ProgramWatch:
 
 logger = logging.getLogger(__name__)
 
-#: The interpreter's end waits so long for a compilation that is still under way.
+#: The interpreter's end waits so long for a compilation that is still in progress.
 _AT_EXIT_S = 60.0
 #: After so many seconds, and again and again, the log says that a call waits for its compilation.
 _SAID_EVERY_S = 60.0
@@ -202,7 +198,7 @@ class CompiledFunction:
         if given is not None and self._watch.count(job.name) > before:
             differs = _difference(given, (args, kwargs))  # deleted arrays still have shape and dtype
             logger.warning(
-                "compiled again, as it was called in another way than compile() was told function=%s: %s",
+                "compiled again, as the call differs from the one that was given to compile() function=%s: %s",
                 job.name,
                 differs or "a mesh, a precision or the like is set in another way at the call",
             )
@@ -210,7 +206,7 @@ class CompiledFunction:
 
 
 class Compilations:
-    """See the module.
+    """The functions that are compiled in the background.
 
     Args:
         stage: Names what the training thread does within a block.
@@ -255,7 +251,7 @@ class Compilations:
             jitted = jax.jit(function, **jit_options)
         elif jit_options:
             raise SettingsError(
-                f"compile(): expected a plain function beside {', '.join(sorted(jit_options))}, found one that jax.jit "
+                f"compile(): expected a plain function with {', '.join(sorted(jit_options))}, found one that jax.jit "
                 f"returned: give these arguments to jax.jit, or give compile() the function itself"
             )
         args = tuple(_form(argument) for argument in like)
@@ -283,7 +279,7 @@ class Compilations:
         if thread is None:
             return
         if not thread.wait(timeout_s):
-            logger.warning("a compilation is still under way waited_s=%g", timeout_s)
+            logger.warning("a compilation is still in progress waited_s=%g", timeout_s)
             atexit.register(thread.wait, _AT_EXIT_S)
 
     def _add(self, job: _Job) -> None:
@@ -339,7 +335,7 @@ def _is_set_as_in_a_new_thread() -> bool:
 
 
 def _context() -> Any:
-    """Returns what is set for this thread and JAX compiles by. None if this version of JAX does not tell."""
+    """Returns what is set for this thread and JAX compiles by. None if this version of JAX does not say."""
     try:
         from jax._src import config
 
@@ -382,7 +378,7 @@ def _difference(expected: tuple[Any, Any], found: tuple[Any, Any]) -> str:
 
 
 def _kind(leaf: Any) -> str:
-    """Returns in words what of an argument decides which program is used."""
+    """Returns as text what of an argument decides which program is used."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         return type(leaf).__name__
     words = f"{leaf.dtype}{list(leaf.shape)}"
@@ -406,7 +402,7 @@ def keep_programs(setting: str | None, directory: str) -> None:
     sets them.
 
     Args:
-        setting: ``on``: beside the checkpoints, if these are on a file system. Or the path or URI of a directory.
+        setting: ``on``: next to the checkpoints, if these are on a file system. Or the path or URI of a directory.
             ``off``: keep none. None: what JAX's own settings say.
         directory: The directory of the checkpoints.
     """
@@ -471,7 +467,7 @@ def _keep_in_this_process() -> None:
             return
         try:
             put(key, name, executable, backend, int(seconds))
-        except Exception as error:  # noqa: BLE001 - the program is compiled, and the training goes on
+        except Exception as error:  # noqa: BLE001 - the program is compiled, and the training continues
             logger.warning("a compiled program cannot be written program=%s: %s", name, error)
 
     setattr(compiler, "_cache_write", cache_write)  # noqa: B010 - JAX types it by its own function

@@ -1,6 +1,6 @@
 """Per-process state that is not in the train state, such as a data iterator or a host's RNG.
 
-Belongs to the training thread. In an emergency each value is asked for in a thread of its own ("gracepoint: host_state
+Belongs to the training thread. In an emergency each value is asked for in a separate thread ("gracepoint: host_state
 NAME", daemon), so that one that hangs does not cost the train state. The thread ends with the user's function; if that
 comes too late, nobody waits for it any more. A function that raises there is asked again in the training thread: some
 libraries' objects belong to the thread that made them.
@@ -191,13 +191,13 @@ class HostStates:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What is different for the data since the checkpoint, in words. Empty if the data is no ``ElasticData``."""
+        """What is different for the data since the checkpoint, as text. Empty if the data is no ``ElasticData``."""
         said = self._iterator.changed if isinstance(self._iterator, ElasticData) else ""
         return (said,) if said else ()
 
     @property
     def required(self) -> frozenset[str]:
-        """The names without which training does not go on."""
+        """The names without which training does not continue."""
         return frozenset(name for name, value in self._values.items() if value.missing is None)
 
     @property

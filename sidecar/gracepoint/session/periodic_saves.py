@@ -45,7 +45,7 @@ class _Failing:
         saves: How many they are.
         tried_s: When the newest was due.
         error: What the newest failed with.
-        told: Whether training was ended for it, and goes on nevertheless, as the loop caught the error.
+        told: Whether training was ended for it, and continues nevertheless, as the loop caught the error.
     """
 
     since_s: float
@@ -62,7 +62,7 @@ class PeriodicSaves:
 
     Args:
         checkpointer: The checkpoint engine.
-        coordinator: Says whether a preemption is under way, and how much time is left.
+        coordinator: Says whether a preemption is in progress, and how much time is left.
         tolerate_s: Seconds for which saves may fail. 0: the first failure ends training.
         clock: Returns monotonic seconds.
 
@@ -109,7 +109,7 @@ class PeriodicSaves:
             raise CheckpointError(
                 f"step({step}): {paths.root} has a complete step {newest}, and restore() was not called. The next "
                 f"start would restore that one, and not what is trained now: call session.restore(like=state) before "
-                f"the first step, or give this run a directory of its own"
+                f"the first step, or give this run a separate directory"
             )
 
     def begins(self, step: int) -> bool:
@@ -135,7 +135,7 @@ class PeriodicSaves:
         return begun
 
     def save(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
-        """Begins the save for which ``begins`` has stopped the training. Then training goes on, even if this fails.
+        """Begins the save for which ``begins`` has stopped the training. Then training continues, even if this fails.
 
         Raises:
             CheckpointError: Another job has taken the directory over.
@@ -223,7 +223,7 @@ class PeriodicSaves:
         failing.tried_s, failing.error, failing.told = self._due_s, error, False
         for_s, said = self._clock() - failing.since_s, self._said(failing)
         left_s = max(0.0, self._tolerate_s - for_s)
-        logger.error("%s; training goes on, and ends if none succeeds within %.0f s", said, left_s, exc_info=error)
+        logger.error("%s; training continues, and ends if none succeeds within %.0f s", said, left_s, exc_info=error)
         self._coordinator.reporter.trouble(TroubleKind.SAVES, said, for_s=for_s, times=failing.saves, left_s=left_s)
 
     def _ends(self) -> str:
@@ -246,7 +246,7 @@ class PeriodicSaves:
         """Waits for the previous save, as host memory has room for one snapshot.
 
         Once the freeze has begun, the other processes wait at the next sync point. If there is time to save the current
-        step, the save under way is stopped. Otherwise it goes on, as nothing newer can be committed in time.
+        step, the save in progress is stopped. Otherwise it continues, as nothing newer can be committed in time.
 
         Returns:
             False if the save has not ended and a preemption leaves no more time.
@@ -254,7 +254,7 @@ class PeriodicSaves:
         executor, stopped = self._checkpointer.executor, False
         while executor.is_busy(_LOOK_EVERY_S):
             if executor.hangs:
-                # The next save raises that, and so ends training unless a preemption is under way.
+                # The next save raises that, and so ends training unless a preemption is in progress.
                 return not self._coordinator.noticed
             if not self._coordinator.in_epoch:
                 continue

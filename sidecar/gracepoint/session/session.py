@@ -1,8 +1,8 @@
-"""What a training loop holds.
+"""The session: what a training loop holds.
 
 All methods of ``Session`` belong to the training thread and are collective: every process makes the same calls in the
 same order. The ``Coordinator`` and its threads do everything about preemptions. ``close`` ends all threads. If the
-process exits without ``close``, an exit handler ends them, and tells the other processes that this one broke off.
+process exits without ``close``, an exit handler ends them, and notifies the other processes that this one broke off.
 
 The sync points are ``step``, ``poll`` and ``reached_preemption``. A loop may pass them at every step or at every k-th,
 as long as all processes do so alike. A preemption is acted upon at the next sync point and not before.
@@ -402,7 +402,7 @@ class Session:
     def saved(self, step: int) -> None:
         """Notes that the caller has saved the step at which ``reached_preemption`` returned True. Ends the process.
 
-        After a drill it returns, and training goes on. If a process exits without this call, it reports that nothing
+        After a drill it returns, and training continues. If a process exits without this call, it reports that nothing
         was saved, and exits with the exit code for that.
 
         Raises:
@@ -413,10 +413,10 @@ class Session:
         self._points.saved(step)
 
     def close(self) -> None:
-        """Passes the last sync point: training has finished. Waits for the save under way. Safe to repeat.
+        """Passes the last sync point: training has finished. Waits for the save in progress. Safe to repeat.
 
         After a SIGTERM, and in a ``finally`` or ``except`` block during a preemption, the loop may have ended because
-        its data did. So the newest step is saved then, and the next start goes on from it.
+        its data did. So the newest step is saved then, and the next start continues from it.
 
         Raises:
             CheckpointError: The newest periodic save failed.
@@ -472,10 +472,10 @@ class Session:
 
     @property
     def notice(self) -> ActiveNotice | None:
-        """The preemption that this process has been told of. None if there is none.
+        """The preemption that this process has been notified of. None if there is none.
 
         An evaluation or an upload can look here and be brief. Processes are told at different moments: act alike in all
-        processes only at a sync point. Drills are not told of.
+        processes only at a sync point. Drills are not mentioned.
         """
         return self._coordinator.notice
 
@@ -569,7 +569,7 @@ class Session:
     def _break_off(self, reason: str, because_of: BaseException | None = None) -> None:
         """Ends the session because of an error. Never raises.
 
-        Waits for the save under way, and in a preemption for the save of what was handed last.
+        Waits for the save in progress, and in a preemption for the save of what was handed last.
         """
         if not self.is_of_this_process:
             return
@@ -618,7 +618,7 @@ class Session:
             return
         trace.moment("the interpreter ends")
         self._break_off(*_how_it_ended())
-        # Without the release, a job elsewhere waits until the lease has expired. A save under way still needs it.
+        # Without the release, a job elsewhere waits until the lease has expired. A save in progress still needs it.
         if self._checkpointer.executor.progress is None:
             self._checkpointer.access.release()
         self._checkpointer.throughput.finish(_THROUGHPUT_S)

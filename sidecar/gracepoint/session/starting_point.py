@@ -27,7 +27,7 @@ class RestoredFrom:
         directory: The directory that it is in.
         step: Its step there.
         own: True if this job saved it. False if it came from ``from_``.
-        changed: What is different from the run that saved it, in words: number of processes, devices, mesh, batch.
+        changed: What is different from the run that saved it, as text: number of processes, devices, mesh, batch.
             Empty if nothing is.
     """
 
@@ -43,7 +43,7 @@ class Start:
 
     Attributes:
         state: The train state.
-        step: The step of this job that was restored. None if this job begins anew.
+        step: The step of this job that was restored. None if this job begins again.
         restored: Where the state came from. None if it is a new state.
         note: The text that the step was saved with, in process 0. None: there is none.
     """
@@ -81,7 +81,7 @@ def start_from(
             logger.info("restored step=%d", restored.step)
             changed = (*restored.changed, *values.changed)
             if changed and checkpointer.is_primary:
-                logger.warning("the job goes on in another form step=%d %s", restored.step, ", ".join(changed))
+                logger.warning("the job continues in another form step=%d %s", restored.step, ", ".join(changed))
             origin = RestoredFrom(checkpointer.directory, restored.step, own=True, changed=changed)
             return Start(restored.state, restored.step, origin, restored.note)
         if base is not None:

@@ -1,29 +1,26 @@
 """The sync points of a session: where the training thread takes part in a preemption.
 
-All of this belongs to the training thread. At the agreed sync point either the session saves, or the training loop does
-(``asked``). Both raise ``Preempted`` then, or let training go on after a drill.
+All of this belongs to the training thread, except ``hold`` and ``lost`` of ``LastState``, which the agreement's threads
+call; it replaces ``_kept`` as a whole. At the agreed sync point either the session saves, or the training loop does
+(``asked``). Both raise ``Preempted`` then, or let training continue after a drill.
 
-Keeps the host from running far ahead of its devices.
-
-JAX dispatches steps asynchronously. Without a limit the host may be dozens of steps ahead when a notice comes, and the
-devices must finish all of them before anything can be saved. So before the host goes on to a new step, an earlier step
-must be done: the one ``LIMIT`` before it, or the one just before it if steps are long. Two steps in flight keep the
-devices busy while the host works between steps. If a step takes a second or more, one step in flight is enough for
-that, and there is one step less to finish.
+**RunAhead** keeps the host from running far ahead of its devices. JAX dispatches steps asynchronously. Without a limit
+the host may be dozens of steps ahead when a notice comes, and the devices must finish all of them before anything can
+be saved. So before the host continues with a new step, an earlier step must be done: the one ``LIMIT`` before it, or
+the one just before it if steps are long. Two steps in flight keep the devices busy while the host works between steps.
+If a step takes a second or more, one step in flight is enough for that, and there is one step less to finish.
 
 The state itself cannot be waited for: it is donated to the next step, which deletes it. Instead, a tiny program copies
 one element of the smallest array, on one device of this process. The copy is done when the step is, as the element is
 one of the step's outputs. The program is compiled at the first step. The smallest array is looked up once, and then
-found by its path: going through a thousand leaves at every step would take milliseconds.
+found by its path: going through a thousand leaves at every step would take milliseconds. A node whose children cannot
+be looked up is flattened for that, by a function of its author, which may take as long. Then an array is waited for at
+every n-th step alone, so that all this takes a two-hundredth of the steps' time. It takes more if flattening takes more
+than half a millisecond, as no more than a tenth of a second goes unseen.
 
-A node whose children cannot be looked up is flattened for that, by a function of its author, which may take as long.
-Then an array is waited for at every n-th step alone, so that all this takes a two-hundredth of the steps' time.
-It takes more if flattening takes more than half a millisecond, as no more than a tenth of a second goes unseen.
-
-What the training loop handed to its last sync point, for a save after the loop broke off.
-
-A SIGTERM to a whole process group ends the workers that load data. The loop then raises at the next batch, before the
-next sync point. What can be saved is what it handed to the last one, if it is still there:
+**LastState** is what the training loop handed to its last sync point, for a save after the loop broke off. A SIGTERM to
+a whole process group ends the workers that load data. The loop then raises at the next batch, before the next sync
+point. What can be saved is what it handed to the last one, if it is still there:
 
 * **Arrays of JAX** never change, but the next step may have donated them. They are held by weak references, so that no
   device keeps a state for this that the loop has dropped. Once the process will soon be ended, they are held.
@@ -33,9 +30,6 @@ next sync point. What can be saved is what it handed to the last one, if it is s
 
 Keeping takes a tenth of a microsecond for each array. Where it takes more than a two-hundredth of the time between two
 sync points, as with slow host state, nothing is kept until the process will soon be ended.
-
-The training thread makes all calls but ``hold`` and ``lost``, which are for the agreement's threads. It replaces
-``_kept`` as a whole.
 """
 
 from __future__ import annotations
@@ -66,7 +60,7 @@ _LEAST_S = 1e-3
 
 
 class SyncPoints:
-    """See the module.
+    """Where the training thread takes part in a preemption.
 
     Args:
         coordinator: Says where all processes stop, and saves there.
@@ -75,7 +69,7 @@ class SyncPoints:
         clock: Returns monotonic seconds.
 
     Attributes:
-        asked: The step at which the training loop was told to save and has not called ``saved``. None otherwise.
+        asked: The step at which the training loop was asked to save and has not called ``saved``. None otherwise.
         closed: True once there are no sync points any more.
         preempted: What was raised because the process is to exit. Raised again if the training loop swallowed it.
     """
@@ -175,7 +169,7 @@ class SyncPoints:
 
         Raises:
             Preempted: Unless it is a drill.
-            SettingsError: The training loop was not told to save this step.
+            SettingsError: The training loop was not asked to save this step.
         """
         if self.asked is None or self.asked != step_number("saved(step)", step):
             found = "nowhere" if self.asked is None else f"at step {self.asked}"
@@ -187,7 +181,7 @@ class SyncPoints:
         self._leave(self._coordinator.saved())
 
     def settle(self, what: str) -> None:
-        """Ends an epoch in which the training loop did not call ``saved``. Does nothing if it was not told to save.
+        """Ends an epoch in which the training loop did not call ``saved``. Does nothing if it was not asked to save.
 
         Raises:
             Preempted: Unless it is a drill.
@@ -392,7 +386,7 @@ class HandedState:
 
 
 class LastState(Handed):
-    """See the module.
+    """What the training loop handed to its last sync point.
 
     Args:
         host_state: Returns the per-process state that is not in the train state, as a copy that does not change.
@@ -420,7 +414,7 @@ class LastState(Handed):
         self._held: Sequence[Any] | None = None  # keeps the arrays of ``_kept``; None while nothing presses
         self._took_s = self._took_before_s = 0.0  # the last two times
         self._at_s = -math.inf
-        self._begun: tuple[int, int, Any] | None = None  # the sync point under way
+        self._begun: tuple[int, int, Any] | None = None  # the sync point in progress
         self._skipped, self._skips = 0, 1
         self.saves_at: int | None = None
         self.handed_in: threading.Thread | None = None
@@ -467,7 +461,7 @@ class LastState(Handed):
                 return _Kept(ordinal, step, (), None, {}, why)
             held = [weakref.ref(leaf) if type(leaf) in arrays else _constant(leaf) for leaf in leaves]
             return _Kept(ordinal, step, held, form, self._host_state())
-        except Exception as error:  # noqa: BLE001 - training goes on; a save by itself says what is wrong
+        except Exception as error:  # noqa: BLE001 - training continues; a save by itself says what is wrong
             return _Kept(ordinal, step, (), None, {}, f"{type(error).__name__}: {error}")
 
     def has(self, point: int) -> bool:

@@ -127,7 +127,7 @@ def test_a_keeper_that_has_no_room_for_a_worker_goes_on(socket_path: Path, tmp_p
             caller.schedule_async_call(AsyncRequest(functions.write, (str(tmp_path / "a"),), [], {"text": "late"}))
             assert keeper.stderr is not None
             said = next(line for line in keeper.stderr if "keeper listens" not in line)
-            assert "no worker process for a trainer" in said, said
+            assert "could not start a worker process for a trainer" in said, said
             resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, before)
             assert caller.is_current_async_call_done(blocking=True)
             caller.close()

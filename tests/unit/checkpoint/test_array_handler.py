@@ -359,7 +359,7 @@ def test_unknown_primary_host_is_refused_and_nothing_is_saved(tmp_path: Path, ha
             {"array_metadata_store": object()}, "array_metadatas is written in Orbax's form", id="array_metadata_store"
         ),
         pytest.param(
-            {"enable_replica_parallel_separate_folder": True}, "replicas have no folder", id="replicas' folder"
+            {"enable_replica_parallel_separate_folder": True}, "replicas have no separate folder", id="replicas' folder"
         ),
         pytest.param({"options": "mine"}, "expected WriteOptions, found 'mine'", id="metadata_key by position"),
         pytest.param({"nonsense": 1}, "unknown argument 'nonsense'; expected one of", id="unknown"),

@@ -219,6 +219,6 @@ def test_unreachable_bell_is_logged_and_local_notices_still_count(
     gang.reachable = False
     gang.mailboxes[0].post(notice())
     gang.mailboxes[0].retract("gpt-1")
-    assert "could not be told of the notice" in caplog.text
-    assert "could not be told of the retraction" in caplog.text
+    assert "could not notify the other processes of the notice" in caplog.text
+    assert "could not notify the other processes of the retraction" in caplog.text
     assert gang.mailboxes[0].remaining_s() == 30

@@ -128,7 +128,7 @@ def test_what_is_not_for_this_session_is_neither_posted_nor_acknowledged(
     stream.send_frame(Retraction(preemption="gpt-1", pod_uid=WHO.pod_uid, session=WHO.session, reason="taint removed"))
     stream.send_frame(notice(stream, preemption="gpt-2"))  # the one that is
     assert [p.preemption for p in listener.heard.wait_for_posts()] == ["gpt-2"]
-    assert caplog.text.count("ignored what is not for this session") == 2
+    assert caplog.text.count("ignored a message for another session") == 2
 
 
 def test_a_drill_is_posted_as_one_and_a_retraction_is_handed_on(listener: Listener, server: OperatorServer) -> None:
@@ -309,7 +309,7 @@ def test_a_full_queue_never_blocks_training(
     for number in range(300):
         sender.send(_resumption(number), within_s=60)
     assert time.monotonic() - began < 5
-    assert "dropped, as too many wait" in caplog.text
+    assert "dropped a message, as too many wait" in caplog.text
     assert not sender.flush(0.0)
 
 

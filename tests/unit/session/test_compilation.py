@@ -139,7 +139,7 @@ def test_a_call_as_not_announced_is_compiled_again_and_said(
     step = compilations.begin(fresh_step(), (form(), BATCH), {}, {})
     assert int(step(state(), np.ones((5,), np.float32))["count"]) == 1
     assert compiled["jit(train_step)"] == 2
-    assert "compiled again, as it was called in another way than compile() was told" in caplog.text
+    assert "compiled again, as the call differs from the one that was given to compile()" in caplog.text
     assert "argument [1]: expected float32[4], found float32[5]" in caplog.text
 
 
@@ -221,7 +221,7 @@ def test_closing_waits_for_what_is_being_compiled(
     dropped = compilations.begin(fresh_step(), (form(), BATCH), {}, {})
     assert begun.wait(WAIT_S)
     compilations.close(0.01)
-    assert "a compilation is still under way" in caplog.text
+    assert "a compilation is still in progress" in caplog.text
     goes_on.set()
     compilations.close(WAIT_S)
     assert step.done

@@ -240,7 +240,7 @@ def test_on_one_device_both_starts_give_what_init_gives(on_one_device: dict[str,
 def test_several_devices_need_shardings_and_the_leaf_is_named(tmp_path: Path) -> None:
     with gracepoint.attach(tmp_path) as session, pytest.raises(SettingsError) as caught:
         session.restore(init=arrays)
-    assert "does not tell the sharding of state['key'] (and of 3 more leaves)" in str(caught.value)
+    assert "does not give the sharding of state['key'] (and of 3 more leaves)" in str(caught.value)
     assert "jax.jit(init, out_shardings=...)" in str(caught.value)
 
 

@@ -361,4 +361,4 @@ def test_each_failure_is_logged_with_since_when_and_how_long_it_may_last(
     for step in (1, 2):
         training.step(step, host_state=raising(OSError("the mount is gone")), takes_s=30.0)
     assert "2 periodic saves in a row failed; the first was that of step 1, 30 s ago: the mount is gone" in caplog.text
-    assert "training goes on, and ends if none succeeds within 70 s" in caplog.text
+    assert "training continues, and ends if none succeeds within 70 s" in caplog.text

@@ -7,28 +7,20 @@ memory as its values until it is copied.
 
 JAX keeps the host copy of an array as long as the array lives. So the state's own arrays are never copied to the host
 themselves. A slice, a copy in pinned memory, or another array of the same buffer is copied instead, and is released
-together with its values.
+together with its values. Arrays on CPU devices whose memory layout is not the usual row-major one are read as numpy
+views (``as_it_lies``): JAX would copy such an array as a whole into row-major order, and keep the copy.
 
-Up to ``_COMPILING_THREADS`` threads ("gracepoint-compiles") run ``compile_slices`` beside its caller, which waits for
-them. They share no state, and have ended when it returns or raises. A compilation under way cannot be interrupted.
+Several copies from one device are in progress at once, and their values are taken in order. Threads:
 
-The transfers from one device. Several are under way at once, and their values are taken in order.
-
-Also groups shards by device, and says how many bytes may be under way. This module has no threads.
-
-Runs one thread for each device, so that the values of all devices are on their way to the host at once.
-
-Each thread advances one iterator. The calling thread yields the values of all of them, in the order in which they come.
-The threads start when the first value is asked for. They end with their iterators, with the first error of one of them,
-when the caller stops, or when the deadline passes. A thread that waits for a device cannot be interrupted. If a signal
-handler's exception leaves the calling thread's wait, threads may still run. So whoever lends them memory hears of them
-before they start (``lend``), and asks them whether they have ended.
-
-If there is only one iterator, the calling thread advances it.
-
-Numpy views of JAX arrays on CPU devices whose memory layout is not the usual row-major one.
-
-JAX itself would copy such an array as a whole into row-major order, and keep the copy as long as the array lives.
+* One for each device, so that the values of all devices are on their way to the host at once. Each advances one
+  iterator, and the calling thread yields the values of all of them, in the order in which they come. If there is only
+  one iterator, the calling thread advances it. The threads start when the first value is asked for. They end with their
+  iterators, with the first error of one of them, when the caller stops, or when the deadline passes. A thread that
+  waits for a device cannot be interrupted. If a signal handler's exception leaves the calling thread's wait, threads
+  may still run. So whoever lends them memory hears of them before they start (``lend``), and asks them whether they
+  have ended.
+* Up to ``_COMPILING_THREADS`` ("gracepoint-compiles") run ``compile_slices`` together with its caller, which waits for
+  them. They share no state, and have ended when it returns or raises. A compilation in progress cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -280,7 +272,7 @@ def transfers(
 ) -> Iterator[tuple[Pull, Any]]:
     """Yields the transfers of ``shards`` in order. As many are started ahead as ``has_room`` allows.
 
-    ``has_room`` may wait only if no other transfer of these shards is under way. Otherwise it could wait for the room
+    ``has_room`` may wait only if no other transfer of these shards is in progress. Otherwise it could wait for the room
     of a transfer that is not yielded yet.
     """
     waiting = collections.deque(shards)
@@ -307,7 +299,7 @@ class Devices:
         self._known: dict[Any, Any] = {}  # device by sharding and position: there are few of them, and many leaves
 
     def split(self, shards: Sequence[Shard]) -> list[list[Shard]]:
-        """Returns the shards by device. Shards in host memory are a group of their own."""
+        """Returns the shards by device. Shards in host memory are a separate group."""
         groups: dict[Any, list[Shard]] = {}
         for shard in shards:
             groups.setdefault(self._device_of(shard), []).append(shard)
@@ -369,7 +361,7 @@ def merged(
         merging.stop()
         if lend is not None:
             # A deadline here would let a thread write to memory that is used again. Each thread ends with the transfer
-            # under way. If the device hangs, only the end of the process ends the wait.
+            # in progress. If the device hangs, only the end of the process ends the wait.
             merging.end(None)
 
 
@@ -447,4 +439,4 @@ class _Merging(Generic[T]):
             del value
 
     def stop(self) -> None:
-        self.deadline.cancel("the save goes on without them, or has failed")
+        self.deadline.cancel("the save continues without them, or has failed")

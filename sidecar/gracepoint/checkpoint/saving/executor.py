@@ -1,7 +1,7 @@
-"""Runs the saves of one gang, one at a time. The one place that knows which save is under way, and how to stop it.
+"""Runs the saves of one gang, one at a time. The one place that knows which save is in progress, and how to stop it.
 
 One thread owns a ``SaveExecutor``: the training thread, or the one that owns the checkpointer. A background save runs
-in a thread of its own (``BackgroundThread``), which ends with the save. That thread reads the snapshot. The owner fills
+in a separate thread (``BackgroundThread``), which ends with the save. That thread reads the snapshot. The owner fills
 the snapshot only while no background save runs, and while nothing uses it that an interrupted save has left behind. The
 writers' threads end with each save. Every wait for another process has a timeout.
 
@@ -69,7 +69,7 @@ class NotBegun(SaveFailed):
 
 
 class SaveExecutor:
-    """Saves states, and knows which save is under way.
+    """Saves states, and knows which save is in progress.
 
     ``begin``, ``in_background``, ``now`` and ``promote`` are collective: all processes make these calls in the same
     order.
@@ -163,7 +163,7 @@ class SaveExecutor:
             step: The step that is saved. None for a checkpoint that has a path to itself.
             replace: Whether the save replaces a checkpoint that already exists at its final name.
             barrier: Where the processes meet to commit. None: the gang's own barrier.
-            extras: What is saved beside the state.
+            extras: What is saved next to the state.
 
         Raises:
             ForkedChild: This process was forked from the one that made this object.
@@ -193,10 +193,10 @@ class SaveExecutor:
         then: Callable[[], None],
         save_args: Any = None,
     ) -> None:
-        """Copies the state to host memory, and writes it while the caller goes on.
+        """Copies the state to host memory, and writes it while the caller continues.
 
         Args:
-            save: What ``begin`` returned. No other save is under way.
+            save: What ``begin`` returned. No other save is in progress.
             state: The state. The caller may donate it after this returns.
             host_state: This process's values by name, or what returns them. The caller may change them after this
                 returns.
@@ -265,7 +265,7 @@ class SaveExecutor:
         Chunks go from the devices to the disk without a snapshot, unless a worker process writes them.
 
         Args:
-            save: What ``begin`` returned. No other save is under way.
+            save: What ``begin`` returned. No other save is in progress.
             state: The state. The caller must not donate it before this returns.
             host_state: This process's values by name.
             deadline: When the whole call must have ended.
@@ -337,7 +337,7 @@ class SaveExecutor:
             self._failed.popleft().give_up()
 
     def close(self) -> None:
-        """Ends the worker process, if there is one, after the save under way. Does not wait for it."""
+        """Ends the worker process, if there is one, after the save in progress. Does not wait for it."""
         if self._worker is not None:
             self._worker.close()
 
@@ -371,7 +371,7 @@ class SaveExecutor:
 
     @property
     def progress(self) -> SaveProgress | None:
-        """How far the background save is. None if no background save of a step is under way. Any thread may ask."""
+        """How far the background save is. None if no background save of a step is in progress. Any thread may ask."""
         newest = self.newest
         step = None if newest is None else newest.save.temporary.step
         if newest is None or step is None or not self.busy:
@@ -394,7 +394,7 @@ class SaveExecutor:
         return self.busy
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for the background save. ``take_error`` then tells how it ended.
+        """Waits for the background save. ``take_error`` then says how it ended.
 
         Raises:
             SaveFailed: It still ran after ``timeout_s``.
@@ -439,8 +439,8 @@ class SaveExecutor:
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a background save has failed; each failure once. Does not wait.
 
-        A save that was stopped, here or in another process, has not failed, however late it ended: training may go on,
-        for example after a drill.
+        A save that was stopped, here or in another process, has not failed, however late it ended: training may
+        continue, for example after a drill.
 
         Raises:
             SaveFailed: A background save has failed.
@@ -472,7 +472,7 @@ class SaveExecutor:
         try:
             self._thread.wait(_STOPPED_ENDS_S)
         except SaveFailed as error:
-            logger.warning("a save was told to stop, and is left behind: %s", error)
+            logger.warning("a stopped save does not end, and is left behind: %s", error)
         else:
             self.check_for_errors()
 

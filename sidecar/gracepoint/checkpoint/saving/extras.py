@@ -1,9 +1,9 @@
-"""What a checkpoint holds beside the state: custom metadata, a note, and items that handlers of the user's write.
+"""What a checkpoint holds next to the state: custom metadata, a note, and items that handlers of the user's write.
 
 An item is a folder below the step's folder. Its handler has the interface of Orbax's ``CheckpointHandler``, so that
 Orbax's own handlers, and those of other libraries for Orbax, can be used.
 
-All that handlers of the user's write in one save: leaves of the state, and items beside it.
+All that handlers of the user's write in one save: leaves of the state, and items next to it.
 
 The caller's thread has them copied or written. The save's thread waits until that is done in all processes. After
 that, no process writes these files any more, and process 0 records them in its done-record.
@@ -40,7 +40,7 @@ from gracepoint.process_group import ProcessGroup
 
 @dataclasses.dataclass(frozen=True)
 class SaveExtras:
-    """What one save has beside its state. Equal in all processes, except for the arguments of items.
+    """What one save has next to its state. Equal in all processes, except for the arguments of items.
 
     Attributes:
         custom_metadata: JSON values of the user's, by name.

@@ -4,7 +4,7 @@ Each save has one ``Transfer``. The training thread makes it. In doing so it cop
 ``HostSnapshot`` what must be in host memory before training continues. The thread that writes consumes the transfer.
 The remaining values (in a save that streams, all of them) are copied from the devices when the writer asks for them.
 
-The values of each accelerator are copied by a thread of its own (``device_threads``), through pinned memory where the
+The values of each accelerator are copied by a separate thread (``device_threads``), through pinned memory where the
 device has it. So all devices are copied from at once. The values of CPU devices are in host memory already. Several
 threads copy them into the snapshot (``parallel_copy``), or the writer reads them in place.
 

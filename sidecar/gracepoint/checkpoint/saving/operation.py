@@ -2,7 +2,7 @@
 
 Background saves and emergency saves differ only in where the chunks come from, and in who waits for them.
 
-What a process writes of a save beside the values of arrays: metadata and host state.
+What a process writes of a save besides the values of arrays: metadata and host state.
 
 Ends a save whose processes did not meet at the barrier: commits it if it is durable in all of them.
 """
@@ -58,7 +58,7 @@ def small_files(
         temporary: The save.
         gang: The processes that save together.
         prepared: The plan.
-        extras: What is saved beside the state.
+        extras: What is saved next to the state.
         values: The host state of this process.
 
     Raises:
@@ -75,7 +75,7 @@ def small_files(
 
 
 def _of_items(temporary: Temporary, item: str, gang: ProcessGroup, values: Mapping[str, Any]) -> dict[str, bytes]:
-    """Returns the files that a checkpoint with items has beside the train state, by path."""
+    """Returns the files that a checkpoint with items has next to the train state, by path."""
     files = {layout.host_state_file(gang.process_index): host_state.encode(values)}
     if gang.process_index == 0:
         success = f"Checkpoint commit was successful to {temporary.target / item}"
@@ -143,7 +143,7 @@ class _Apart:
                 decided += self._late()
             raise SaveFailed(f"{what} is not committed: {decided}") from error
         try:
-            # The others need not do what one has done. If it failed, each reports the outcome of a try of its own.
+            # The others need not do what one has done. If it failed, each reports the outcome of its own attempt.
             if self._in_turn(f"{self._key}/commit", self._tried) != _COMMITTED:
                 self._finalize()
         except (GracepointError, OSError) as reason:
@@ -211,7 +211,7 @@ class SaveStages:
 class SaveOperation:
     """One save in this process. The caller calls ``describe``, then ``run``, each once.
 
-    If it fails in this process, it fails in all processes. The others are told, even if they do not wait yet.
+    If it fails in this process, it fails in all processes. The others are notified, even if they do not wait yet.
 
     Attributes:
         paths: Where the checkpoint goes.
@@ -239,7 +239,7 @@ class SaveOperation:
             writer: Writes the chunks.
             replace: Whether to replace a checkpoint that has the final name at the commit.
             barrier: Where the processes meet to commit. None: the gang's own barrier.
-            extras: What is saved beside the state.
+            extras: What is saved next to the state.
             give_up_failed: Deletes what earlier saves of this attempt have left that failed or were stopped.
         """
         self._give_up_failed = give_up_failed
@@ -274,7 +274,7 @@ class SaveOperation:
                 self._gang.fail(self._handled_key, error)
             self._gang.fail(self.key, error)
         except GracepointError as unreachable:
-            logger.warning("the other processes could not be told that a save failed: %s", unreachable)
+            logger.warning("could not notify the other processes that a save failed: %s", unreachable)
 
     def cancel(self, reason: str) -> None:
         """Ends the wait of all processes. The save is committed only if it is already durable in all of them.
@@ -286,7 +286,7 @@ class SaveOperation:
                 self._gang.cancel(self._handled_key, reason)
             self._gang.cancel(self.key, reason)
         except GracepointError as unreachable:
-            logger.warning("the other processes could not be told that a save is given up: %s", unreachable)
+            logger.warning("could not notify the other processes that a save is given up: %s", unreachable)
 
     def again(self, temporary: Temporary) -> SaveOperation:
         """Returns a save of the same state to another folder. ``describe`` need not be called again."""

@@ -232,7 +232,7 @@ def write_manifest_part(
 def clear_tree(part: SavePart) -> None:
     """Deletes the OCDBT tree of a writer that has died, so that its part can be written again.
 
-    Other files are written over. In object stores there is nothing to delete: each writer's tree has a name of its own.
+    Other files are written over. In object stores there is nothing to delete: each writer's tree has a separate name.
     """
     (part.temporary.path / part.paths.item / ocdbt.process_folder(part.process_index)).delete_folder()
 

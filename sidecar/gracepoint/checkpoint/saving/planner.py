@@ -51,7 +51,7 @@ _SHOWN = 5
 _SHOWN_CHARACTERS = 80
 
 _WHAT_TO_DO = (
-    "What each process has of its own belongs into host_state, whose names are those of all processes; the rest must "
+    "What differs between processes belongs into host_state, whose names are those of all processes; the rest must "
     "be made alike, as by the same seed and code in all processes"
 )
 
@@ -314,7 +314,7 @@ class SavePlanner:
             known = self._prepared.form.leaves_of(state) if self._prepared.save_args == save_args else None
             if known is not None:
                 return known, self._prepared
-            logger.info("the state has another form than before: planning its saves anew")
+            logger.info("the state has another form than before: planning its saves again")
         leaves = pytree.flatten(state, self._handlers)
         if code := [leaf.name for leaf in leaves if leaf.is_code]:
             logger.info(

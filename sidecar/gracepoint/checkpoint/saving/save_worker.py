@@ -132,7 +132,7 @@ class SaveBoard:
 
     @property
     def outcome(self) -> dict[str, Any] | Exception | None:
-        """How the save ended: what ``end`` was told, or the error. None: the worker has not said it.
+        """How the save ended: what ``end`` was given, or the error. None: the worker has not said it.
 
         A ``CheckpointError`` keeps its class, and so does an ``OSError`` of Python's own classes, which also keeps its
         number. Any other ``OSError`` becomes a plain one with its text, and any other error a ``CheckpointError``.
@@ -271,7 +271,7 @@ class _Staged:
 ORPHAN_LIMIT_S = 600.0
 # The wait for the worker looks at its progress and at the deadline this often.
 _LOOK_EVERY_S = 0.02
-# Seconds for the worker to stop once it is told to. It looks before each block of bytes.
+# Seconds for the worker to stop once it is asked to. It looks before each block of bytes.
 _STOPS_S = 1.0
 # Seconds for the worker process to end when it is closed without a save.
 _ENDS_S = 30.0
@@ -312,7 +312,7 @@ class HandedOver:
             raise
 
     def end(self, timeout_s: float) -> bool:
-        """As ``MemoryUser``: tells the worker to stop, and asks whether it has ended the call.
+        """As ``MemoryUser``: asks the worker to stop, and asks whether it has ended the call.
 
         Only the worker knows when it has, as what it reports on the board. An answer that did not come says nothing of
         a process in another container.
@@ -342,7 +342,7 @@ class HandedOver:
         """Waits until the part is durable.
 
         Args:
-            deadline: When the wait ends. Then the worker is told to stop, and killed if it does not.
+            deadline: When the wait ends. Then the worker is asked to stop, and killed if it does not.
             on_stage: Called with "written" and "durable".
 
         Raises:

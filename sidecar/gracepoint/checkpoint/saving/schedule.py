@@ -20,7 +20,7 @@ the call.
 
 The interval in seconds may be changed while training runs (``follow``). The next plan is made with the new one.
 
-The training thread calls all methods but ``follow``. This module has no threads of its own.
+The training thread calls all methods but ``follow``. This module has no threads.
 
 When a periodic save is due, decides for all processes whether it begins, and checks that all are at the same step.
 
@@ -32,13 +32,13 @@ The steps that this gang knows to be committed, and what a commit leaves to remo
 The owner of the checkpointer and the thread of the background save call the methods, never both at a time: the owner
 waits for that save before it saves, restores or closes. The owner may read ``newest`` at any time.
 
-The speed of saves to one directory, kept in a file beside the checkpoints from one start to the next.
+The speed of saves to one directory, kept in a file next to the checkpoints from one start to the next.
 
 There are two ways to save, and each has its own figures. An emergency save is *streamed*, while training is stopped. A
-background save is written from a *snapshot*, while training goes on. The median of the latest saves counts.
+background save is written from a *snapshot*, while training continues. The median of the latest saves counts.
 
 Every process reads the file when it starts. Process 0 writes it after each committed save, as a whole and by a rename.
-After a background save, the thread of the save writes it. After an emergency save, a thread of its own writes it, so
+After a background save, the thread of the save writes it. After an emergency save, a separate thread writes it, so
 that no caller waits for the storage once the step is committed. That thread ends when the file is written; a process
 that exits waits for it for half a second. If the file cannot be read or written, or the system has no thread, the log
 says so, and no save fails. If more processes made the figures, they are scaled down to the number of processes that
@@ -238,7 +238,7 @@ class DueSave:
         sync_point: Number of the sync point at which it is due.
         begins: Whether the save begins. False: it is skipped.
         saves: How many saves that process has begun. Barriers are named by this count, so all take it over.
-        ends: Why training ends here, as saves have failed for too long. Empty: it goes on.
+        ends: Why training ends here, as saves have failed for too long. Empty: it continues.
     """
 
     process: int
@@ -429,7 +429,7 @@ class Throughput:
             return
         except (OSError, ValueError) as error:
             logger.warning(
-                "what saves took before is not known: %s cannot be read (%s); the next save writes it anew",
+                "what saves took before is not known: %s cannot be read (%s); the next save writes it again",
                 self._file,
                 error,
             )

@@ -21,7 +21,8 @@ from gracepoint.checkpoint.writing.files import SaveSource
 from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState
 from gracepoint.errors import BarrierCancelled, SaveFailed
 
-#: Seconds after its deadline in which a save must end. It tells the other processes, and checks whether all finished.
+#: Seconds after its deadline in which a save must end. It notifies the other processes, and checks whether all
+#: finished.
 _LATE_ENDS_S = 5.0
 
 _Chunks = Sequence[tuple[Chunk, npt.NDArray[Any]]]

@@ -51,7 +51,7 @@ class User(Protocol):
 
 
 class Wire:
-    """See the module.
+    """A socket to a server, whose sends and reads another thread can end.
 
     Attributes:
         user: The exchange that uses it now.
