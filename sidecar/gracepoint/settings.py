@@ -251,13 +251,13 @@ class Settings:
         Raises:
             SettingsError: A ``GRACEPOINT_`` name is unknown, or a value cannot be read.
         """
-        known = sorted(VARIABLES.values())
-        unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in known)
+        known_names = sorted(VARIABLES.values())
+        unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in known_names)
         if unknown:
-            meant = "".join(f"Did you mean {n}? " for n in difflib.get_close_matches(unknown[0], known, 1))
+            meant = "".join(f"Did you mean {n}? " for n in difflib.get_close_matches(unknown[0], known_names, 1))
             raise SettingsError(
                 f"{unknown[0]}: this version of gracepoint does not know this setting. {meant}Correct its spelling, "
-                f"remove it, or install the operator's version in the image. Known: {', '.join(known)}"
+                f"remove it, or install the operator's version in the image. Known: {', '.join(known_names)}"
             )
         # The downward API writes an empty text for a label that the pod does not have: empty means not set.
         texts = {field: environ.get(name, "") for field, name in VARIABLES.items()}

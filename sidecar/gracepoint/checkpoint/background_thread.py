@@ -46,9 +46,9 @@ class BackgroundThread:
             except Exception as error:  # noqa: BLE001 - kept for the training thread
                 self._error, self._failed = error, name
             except BaseException as error:  # noqa: BLE001 - a callback that calls sys.exit() must not count as success
-                ended = SaveFailed(f"{name} was ended by {error!r}")
-                ended.__cause__ = error
-                self._error, self._failed = ended, name
+                failure = SaveFailed(f"{name} was ended by {error!r}")
+                failure.__cause__ = error
+                self._error, self._failed = failure, name
 
         thread = DaemonThread(run, f"gracepoint: {name}")
         self._name, self._thread = name, thread

@@ -297,14 +297,14 @@ class CheckpointManager:
         call = orbax.restore_call(
             like, args, restore_args=restore_args, options=options, items=items, item_name=self._item_name
         )
-        wanted = ItemsRequest(call.items, self._item_handlers)
-        check_items(wanted.args, wanted.handlers)
+        request = ItemsRequest(call.items, self._item_handlers)
+        check_items(request.args, request.handlers)
         restored = self._open().restore(
             call.like,
             step=step,
             restore_args=call.restore_args,
             options=call.options,
-            items=wanted,
+            items=request,
             timeout_s=self._timeout_s,
             tidy=self._claimed,  # another job may train here, and its own retention applies to its steps
         )

@@ -253,14 +253,14 @@ class StepCheckpointer:
             self.access.check_lease()
 
         # Not in ``then``: by then the next save may be due, and other processes may not have read that decision yet.
-        asked = self.due_saves.asked
+        number_asked = self.due_saves.asked
 
         def then() -> None:
             self._committed.add(step)
             self._learn(Way.SNAPSHOT)
             self.executor.give_up_failed()
             self._committed.tidy(step, save.temporary.ordinal)
-            self._retire(save, asked)
+            self._retire(save, number_asked)
 
         self.executor.in_background(
             save, state, host_state, timeout_s=timeout_s, began_s=began_s, then=then, save_args=save_args
@@ -479,13 +479,13 @@ class StepCheckpointer:
         self.access.release()
 
     def _learn(self, way: Way) -> None:
-        if (last := self.executor.last_save) is not None:
-            self.throughput.learn(way, last.bytes, last.committed_s)
+        if (last_save := self.executor.last_save) is not None:
+            self.throughput.learn(way, last_save.bytes, last_save.committed_s)
 
-    def _retire(self, save: SaveOperation, asked: int) -> None:
+    def _retire(self, save: SaveOperation, number_asked: int) -> None:
         """Removes keys of earlier saves from the store, after all processes have committed this save."""
         try:
-            self.due_saves.retire(asked)
+            self.due_saves.retire(number_asked)
             self._committed.retire(save.temporary.ordinal)
         except GracepointError as error:
             logger.warning("could not remove the keys of earlier saves from the coordination service: %s", error)

@@ -103,14 +103,14 @@ class GroupFactory:
         gang, processes = self._gang, self._processes
         if gang is None:
             gang, processes = self._gang_of(range(jax.process_count()) if processes is None else processes)
-        mine = f"local-{secrets.token_hex(4)}" if gang.process_index == 0 else None
-        attempt = gang.broadcast(f"checkpointer/{self._number}/attempt", mine, timeout_s=timeout_s)
+        name = f"local-{secrets.token_hex(4)}" if gang.process_index == 0 else None
+        attempt = gang.broadcast(f"checkpointer/{self._number}/attempt", name, timeout_s=timeout_s)
         job = machine.environment().get(Env.JOBSET_UID) or attempt
         self._joined = JoinedGroup(gang, attempt, processes or tuple(range(gang.process_count)), job)
         return self._joined
 
-    def _gang_of(self, wanted: Collection[int]) -> tuple[ProcessGroup, tuple[int, ...]]:
-        processes, here, count = tuple(wanted), jax.process_index(), jax.process_count()
+    def _gang_of(self, members: Collection[int]) -> tuple[ProcessGroup, tuple[int, ...]]:
+        processes, here, count = tuple(members), jax.process_index(), jax.process_count()
         if here not in processes or not 0 <= processes[0] <= processes[-1] < count:
             raise SettingsError(
                 f"active_processes: expected some of the process indices 0 to {count - 1} with {here}, which is this "
@@ -202,8 +202,8 @@ class Closable(Protocol):
 class AtExit:
     """Closes ``what`` when the interpreter ends, unless it no longer exists or ``forget`` was called."""
 
-    def __init__(self, what: Closable) -> None:
-        self._what = weakref.ref(what)
+    def __init__(self, closable: Closable) -> None:
+        self._what = weakref.ref(closable)
         atexit.register(self._close)
 
     def forget(self) -> None:
@@ -211,10 +211,10 @@ class AtExit:
         atexit.unregister(self._close)
 
     def _close(self) -> None:
-        what = self._what()
-        if what is None:
+        closable = self._what()
+        if closable is None:
             return
         try:
-            what.close()
+            closable.close()
         except GracepointError as error:
             logger.error("the last save failed: %s", error)

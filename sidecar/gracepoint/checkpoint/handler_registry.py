@@ -121,9 +121,9 @@ class HandlerRegistry:
         Raises:
             SettingsError: ``leaf_type`` already has a handler, and ``override`` is False.
         """
-        entry = (leaf_type, matches or (lambda found: issubclass(found, leaf_type)), handler)
-        for position, (taken, _, _) in enumerate(self._entries):
-            if taken is leaf_type:
+        entry = (leaf_type, matches or (lambda other: issubclass(other, leaf_type)), handler)
+        for position, (other_type, _, _) in enumerate(self._entries):
+            if other_type is leaf_type:
                 if not override:
                     raise SettingsError(
                         f"{leaf_type.__qualname__} has a handler already; pass override=True to replace"
@@ -142,8 +142,8 @@ class HandlerRegistry:
             if handler.typestr == leaf_type if isinstance(leaf_type, str) else matches(leaf_type):
                 return handler
         name = leaf_type if isinstance(leaf_type, str) else leaf_type.__qualname__
-        known = ", ".join(sorted({handler.typestr for _, _, handler in self._entries}))
-        raise SettingsError(f"leaves of type {name} have no handler; there are some for {known}")
+        names = ", ".join(sorted({handler.typestr for _, _, handler in self._entries}))
+        raise SettingsError(f"leaves of type {name} have no handler; there are some for {names}")
 
     def has(self, leaf_type: type | str) -> bool:
         """Returns whether a type, or a type's name in Orbax, has a handler."""

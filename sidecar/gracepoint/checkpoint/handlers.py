@@ -240,15 +240,15 @@ class NumpyHandler:
             write = self._write(values, infos, args, in_snapshot=True)  # returns after all necessary copies
             return [InProcessDispatcher().dispatch(name, lambda _: write(), [])]
         positions = [position for position, value in enumerate(values) if isinstance(value, jax.Array)]
-        given = self._on_host([values[i] for i in positions], [infos[i] for i in positions], self._dispatcher)
+        on_host = self._on_host([values[i] for i in positions], [infos[i] for i in positions], self._dispatcher)
         others = [value if isinstance(value, jax.Array) else copy.deepcopy(value) for value in values]
 
         def write_there(arrays: Sequence[Any]) -> None:
             there = dict(zip(positions, arrays, strict=True))
-            found = [there.get(position, value) for position, value in enumerate(others)]
-            self._write(found, infos, args, in_snapshot=False)()
+            values_there = [there.get(position, value) for position, value in enumerate(others)]
+            self._write(values_there, infos, args, in_snapshot=False)()
 
-        return [self._dispatcher.dispatch(name, write_there, given)]
+        return [self._dispatcher.dispatch(name, write_there, on_host)]
 
     def _on_host(self, arrays: Sequence[Any], infos: Sequence[ParamInfo], dispatcher: Dispatcher) -> Sequence[Any]:
         """Returns ``arrays``. Those that must be copied before ``serialize`` returns are replaced by copies on host."""
@@ -318,14 +318,15 @@ class NumpyHandler:
             CheckpointError: A leaf was not read in time, or cannot be restored as asked.
         """
         folder = folder_of(infos, args)
-        asked = leaf_args(infos, args)
+        args_of_leaves = leaf_args(infos, args)
         deadline = Deadline.after(self._timeout_s, self._clock)
 
         def read(_: Sequence[Any]) -> list[Any]:
             with in_time(folder, deadline):
                 stored = self._open(infos, deadline)
                 targets = [
-                    target_of(stored.leaves[info.name], None, arg) for info, arg in zip(infos, asked, strict=True)
+                    target_of(stored.leaves[info.name], None, arg)
+                    for info, arg in zip(infos, args_of_leaves, strict=True)
                 ]
                 return read_leaves(stored, targets, RestoreOptions(limit_bytes=self._read_limit_bytes), deadline)
 
@@ -595,8 +596,8 @@ class SingleReplicaArrayHandler(ArrayHandler):
             BarrierTimeout: Another process did not report in time whether it has read its part.
         """
         folder = folder_of(infos, args)
-        asked = leaf_args(infos, args)
-        for info, arg in zip(infos, asked, strict=True):
+        args_of_leaves = leaf_args(infos, args)
+        for info, arg in zip(infos, args_of_leaves, strict=True):
             if not isinstance(arg, SingleReplicaArrayRestoreArgs):
                 raise CheckpointRefused(
                     f"leaf {info.name!r}: expected SingleReplicaArrayRestoreArgs, found {type(arg).__name__}"
@@ -611,7 +612,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
                 stored = self._open(infos, deadline)
                 targets = [
                     target_of(stored.leaves[info.name], None, arg, replica)
-                    for info, arg in zip(infos, asked, strict=True)
+                    for info, arg in zip(infos, args_of_leaves, strict=True)
                 ]
                 return read_leaves(stored, targets, options, deadline, together)
 

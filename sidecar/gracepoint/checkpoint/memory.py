@@ -79,7 +79,7 @@ def check_fits(
     *,
     gang: ProcessGroup,
     key: str,
-    left: Callable[[], Mapping[str, int]],
+    free_memory: Callable[[], Mapping[str, int]],
 ) -> None:
     """Checks that the snapshots of all processes fit into memory. The result is the same in all processes. Collective.
 
@@ -88,7 +88,7 @@ def check_fits(
         limit_bytes: The setting ``host_memory_limit_bytes`` of this process. None: no limit.
         gang: The processes of the job.
         key: Prefix of the keys under which the processes exchange values.
-        left: Returns the available bytes of each memory pool, by a name that processes sharing the pool have in
+        free_memory: Returns the available bytes of each memory pool, by a name that processes sharing the pool have in
             common. It is called after all processes have released the memory that they held.
 
     Raises:
@@ -97,10 +97,10 @@ def check_fits(
     """
     here = gang.process_index
     gang.barrier(f"{key}/needed", timeout_s=_MEETING_TIMEOUT_S)  # all have released what they held
-    mine = json.dumps([needed_bytes, limit_bytes, dict(left())])
-    problems = json.loads(gang.reduce(f"{key}/left", mine, _problems, timeout_s=_MEETING_TIMEOUT_S))
+    message = json.dumps([needed_bytes, limit_bytes, dict(free_memory())])
+    problems = json.loads(gang.reduce(f"{key}/left", message, _problems, timeout_s=_MEETING_TIMEOUT_S))
     if problems:
-        process, size_bytes, problem = next((found for found in problems if found[0] == here), problems[0])
+        process, size_bytes, problem = next((entry for entry in problems if entry[0] == here), problems[0])
         where = "this process" if process == here else f"process {process}"
         raise CheckpointError(
             f"a save in the background needs {size_bytes} bytes of host memory in {where} for a snapshot of "
@@ -112,21 +112,21 @@ def _problems(needs_of_all: list[str]) -> str:
     """Returns the first processes whose snapshots do not fit, each with its need and the reason, as JSON."""
     needs = [json.loads(text) for text in needs_of_all]
     pools: dict[str, dict[int, int]] = {}  # by pool: the available bytes that each process has seen
-    for process, (_, _, left) in enumerate(needs):
-        for pool, left_bytes in left.items():
+    for process, (_, _, free) in enumerate(needs):
+        for pool, left_bytes in free.items():
             pools.setdefault(pool, {})[process] = left_bytes
     problems: dict[int, str] = {}
     for process, (size_bytes, most_bytes, _) in enumerate(needs):
         if most_bytes is not None and size_bytes > most_bytes:
             problems[process] = f"host_memory_limit_bytes allows {most_bytes}"
-    for seen in pools.values():
-        together_bytes, left_bytes = sum(needs[process][0] for process in seen), min(seen.values())
+    for users in pools.values():
+        together_bytes, left_bytes = sum(needs[process][0] for process in users), min(users.values())
         if together_bytes <= left_bytes:
             continue
-        others = ", ".join(map(str, seen))
+        others = ", ".join(map(str, users))
         alone = f"this process can still have {left_bytes}"
         shared = f"processes {others} share a machine or container, need {together_bytes} and can have {left_bytes}"
-        problems |= dict.fromkeys(seen, alone if len(seen) == 1 else shared)
+        problems |= dict.fromkeys(users, alone if len(users) == 1 else shared)
     shortages = [[process, needs[process][0], problems[process]] for process in sorted(problems)]
     return json.dumps(shortages[:_SHOWN])
 
@@ -147,12 +147,12 @@ _Job = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 GENERATION = np.dtype(np.int64)
 
 
-def check_generation(expected: int, found: int) -> None:
+def check_generation(expected: int, actual: int) -> None:
     """Raises SaveFailed if a save finds another generation in the memory than the one whose values it writes."""
-    if found != expected:
+    if actual != expected:
         raise SaveFailed(
-            f"the snapshot's memory has generation {found}, and this save writes generation {expected}: the memory was "
-            "filled again meanwhile, and what was written may be of both. It is not committed. This is a defect of "
+            f"the snapshot's memory has generation {actual}, and this save writes generation {expected}: the memory "
+            "was filled again meanwhile, and what was written may be of both. It is not committed. This is a defect of "
             "Gracepoint: please report it"
         )
 
@@ -223,9 +223,9 @@ class Copies:
             thread.start()
         except RuntimeError as error:  # a limit on threads, or no memory for their stacks
             self._threads.pop()
-            begun = len(self._threads)
-            logger.warning("values are copied in %d threads and not %d: %s", begun + 1, self._helpers + 1, error)
-            self._helpers = begun
+            started = len(self._threads)
+            logger.warning("values are copied in %d threads and not %d: %s", started + 1, self._helpers + 1, error)
+            self._helpers = started
 
     def __exit__(self, *error: object) -> None:
         for _ in range(len(self._threads) + 1):
@@ -306,17 +306,17 @@ def _copy(values: npt.NDArray[Any], start: int, into: npt.NDArray[Any]) -> None:
     if values.ndim < 2:
         copy(values.reshape(-1)[start : start + into.size], into)
         return
-    row_size, done = math.prod(values.shape[1:]), 0
-    while done < into.size:
-        row, begun = divmod(start + done, row_size)
-        rows = 0 if begun else (into.size - done) // row_size
+    row_size, copied = math.prod(values.shape[1:]), 0
+    while copied < into.size:
+        row, skipped = divmod(start + copied, row_size)
+        rows = 0 if skipped else (into.size - copied) // row_size
         if rows:
             size = rows * row_size
-            copy(values[row : row + rows], into[done : done + size].reshape(rows, *values.shape[1:]))
+            copy(values[row : row + rows], into[copied : copied + size].reshape(rows, *values.shape[1:]))
         else:
-            size = min(row_size - begun, into.size - done)
-            _copy(values[row], begun, into[done : done + size])
-        done += size
+            size = min(row_size - skipped, into.size - copied)
+            _copy(values[row], skipped, into[copied : copied + size])
+        copied += size
 
 
 class ByteLimiter:

@@ -99,13 +99,13 @@ def metadata_of(
 
 def _custom_metadata(stored: StoredTree) -> dict[str, Any]:
     """Returns the custom metadata of the tree. If Orbax wrote the checkpoint, also that of the step or path."""
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     if stored.manifest is None:  # otherwise both are the same
         for folder in (stored.item.parent, stored.item):
             path = folder / layout.STEP_METADATA
             if path.is_value():
-                found |= json_object(path.read_bytes(), path).get("custom_metadata") or {}
-    return found | dict(stored.custom_metadata)
+                merged |= json_object(path.read_bytes(), path).get("custom_metadata") or {}
+    return merged | dict(stored.custom_metadata)
 
 
 @isolated()

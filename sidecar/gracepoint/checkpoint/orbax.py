@@ -30,31 +30,31 @@ from gracepoint.errors import CheckpointRefused, SettingsError
 _RESTORE_ARGS = (SingleReplicaArrayRestoreArgs, ArrayRestoreArgs, RestoreArgs)
 
 
-def restore_args_of(given: Any, where: str) -> RestoreArgs:
-    """Returns ``given`` as ``RestoreArgs`` of Gracepoint.
+def restore_args_of(args: Any, where: str) -> RestoreArgs:
+    """Returns ``args`` as ``RestoreArgs`` of Gracepoint.
 
     Raises:
-        CheckpointRefused: ``given`` is of neither Gracepoint nor Orbax, or asks for something that is not supported.
+        CheckpointRefused: ``args`` is of neither Gracepoint nor Orbax, or asks for something that is not supported.
     """
-    if isinstance(given, RestoreArgs):
-        return given
-    for ours in _RESTORE_ARGS:
-        if is_orbax(given, ours.__name__):
-            return ours(**_fields(given, ours, where))
-    raise CheckpointRefused(f"{where}: expected RestoreArgs, found a {type(given).__qualname__}")
+    if isinstance(args, RestoreArgs):
+        return args
+    for own_class in _RESTORE_ARGS:
+        if is_orbax(args, own_class.__name__):
+            return own_class(**_fields(args, own_class, where))
+    raise CheckpointRefused(f"{where}: expected RestoreArgs, found a {type(args).__qualname__}")
 
 
-def save_args_of(given: Any, where: str) -> SaveArgs:
-    """Returns ``given`` as ``SaveArgs`` of Gracepoint.
+def save_args_of(args: Any, where: str) -> SaveArgs:
+    """Returns ``args`` as ``SaveArgs`` of Gracepoint.
 
     Raises:
-        CheckpointRefused: ``given`` is of neither Gracepoint nor Orbax, or asks for something that is not supported.
+        CheckpointRefused: ``args`` is of neither Gracepoint nor Orbax, or asks for something that is not supported.
     """
-    if isinstance(given, SaveArgs):
-        return given
-    if is_orbax(given, SaveArgs.__name__):
-        return SaveArgs(**_fields(given, SaveArgs, where))
-    raise CheckpointRefused(f"{where} is {shown(given)}; expected a SaveArgs")
+    if isinstance(args, SaveArgs):
+        return args
+    if is_orbax(args, SaveArgs.__name__):
+        return SaveArgs(**_fields(args, SaveArgs, where))
+    raise CheckpointRefused(f"{where} is {shown(args)}; expected a SaveArgs")
 
 
 def priority_of(answer: Any, name: str) -> TransferPriority:
@@ -72,29 +72,29 @@ def priority_of(answer: Any, name: str) -> TransferPriority:
     )
 
 
-def sharding_of(given: Any, where: str) -> Any:
-    """Returns ``given``. Orbax's ``ShardingMetadata`` is converted to a JAX sharding.
+def sharding_of(value: Any, where: str) -> Any:
+    """Returns ``value``. Orbax's ``ShardingMetadata`` is converted to a JAX sharding.
 
     Raises:
         CheckpointRefused: The devices of the sharding do not exist here.
     """
-    if not is_orbax(given, "ShardingMetadata"):
-        return given
+    if not is_orbax(value, "ShardingMetadata"):
+        return value
     try:
-        found = given.to_jax_sharding()
+        sharding = value.to_jax_sharding()
     except Exception as error:
-        raise CheckpointRefused(f"{where}: {given} is no sharding over the devices that are here: {error}") from error
-    if found is None:
-        raise CheckpointRefused(f"{where}: {given} is no sharding over the devices that are here: give another one")
-    return found
+        raise CheckpointRefused(f"{where}: {value} is no sharding over the devices that are here: {error}") from error
+    if sharding is None:
+        raise CheckpointRefused(f"{where}: {value} is no sharding over the devices that are here: give another one")
+    return sharding
 
 
-def write_options(options: WriteOptions | None, given: dict[str, Any]) -> WriteOptions | None:
+def write_options(options: WriteOptions | None, arguments: dict[str, Any]) -> WriteOptions | None:
     """Returns ``options``, changed by the arguments of Orbax's ``ArrayHandler``.
 
     Args:
         options: The options to change. None: the defaults.
-        given: The arguments, by Orbax's names. None and Orbax's defaults change nothing.
+        arguments: The arguments, by Orbax's names. None and Orbax's defaults change nothing.
 
     Raises:
         SettingsError: An argument is unknown, or asks for something that is not supported.
@@ -102,16 +102,16 @@ def write_options(options: WriteOptions | None, given: dict[str, Any]) -> WriteO
     if options is not None and not isinstance(options, WriteOptions):
         raise SettingsError(f"options: expected WriteOptions, found {shown(options)} (metadata_key is a keyword)")
     changed: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name == "array_metadata_store":
             changed["store_array_metadata"] = _is_stored(value)
         elif name in _REFUSED:
-            accepted, why = _REFUSED[name]
+            accepted, reason = _REFUSED[name]
             if value not in accepted:
-                raise SettingsError(f"{name}={shown(value)}: {why}")
+                raise SettingsError(f"{name}={shown(value)}: {reason}")
         elif name not in _OPTIONS:
-            known = sorted([*_OPTIONS, *_REFUSED, "array_metadata_store"])
-            raise SettingsError(f"unknown argument {name!r}; expected one of {', '.join(known)}")
+            names = sorted([*_OPTIONS, *_REFUSED, "array_metadata_store"])
+            raise SettingsError(f"unknown argument {name!r}; expected one of {', '.join(names)}")
         elif value is not None:
             changed[_OPTIONS[name]] = value
     return dataclasses.replace(options or WriteOptions(), **changed) if changed else options
@@ -156,14 +156,14 @@ def is_orbax(value: Any, name: str) -> bool:
     return any(base.__name__ == name and base.__module__.partition(".")[0] == "orbax" for base in type(value).__mro__)
 
 
-def _fields(given: Any, ours: type, where: str) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(ours)}
-    found = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
-    if more := [name for name in found if name not in names and found[name]]:
+def _fields(args: Any, own_class: type, where: str) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(own_class)}
+    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+    if more := [name for name in fields if name not in names and fields[name]]:
         raise CheckpointRefused(
-            f"{where}: {type(given).__qualname__}.{more[0]} is {found[more[0]]!r}, and is not supported: leave it out"
+            f"{where}: {type(args).__qualname__}.{more[0]} is {fields[more[0]]!r}, and is not supported: leave it out"
         )
-    return {name: value for name, value in found.items() if name in names}
+    return {name: value for name, value in fields.items() if name in names}
 
 
 _SAVES = ("StandardSaveArgs", "PyTreeSaveArgs")
@@ -244,12 +244,13 @@ def save_call(
         return SaveCall(tree, save_args, {} if custom_metadata is None else custom_metadata, dict(items or {}))
     state, others = _parts(args, item_name, _SAVES)
     items = _one_of(items, others, "items")
-    theirs = getattr(state, "ocdbt_target_data_file_size", None)
-    ours = None if options is None else options.ocdbt_target_data_file_bytes
-    if theirs is not None and theirs != ours:
+    other_bytes = getattr(state, "ocdbt_target_data_file_size", None)
+    own_bytes = None if options is None else options.ocdbt_target_data_file_bytes
+    if other_bytes is not None and other_bytes != own_bytes:
         raise CheckpointRefused(
-            f"ocdbt_target_data_file_size is {theirs}, and the checkpointer's is {ours}: it is the same for all saves. "
-            f"Leave it out, and make the checkpointer with options=WriteOptions(ocdbt_target_data_file_bytes={theirs})"
+            f"ocdbt_target_data_file_size is {other_bytes}, and the checkpointer's is {own_bytes}: it is the "
+            "same for all saves. Leave it out, and make the checkpointer with "
+            f"options=WriteOptions(ocdbt_target_data_file_bytes={other_bytes})"
         )
     return SaveCall(
         state.item,
@@ -341,15 +342,15 @@ def _parts(args: Any, item_name: str | None, accepted: tuple[str, ...]) -> tuple
             "args: a Composite has items, and a checkpoint with its own path has none: use a CheckpointManager, "
             f"or give the {names} alone"
         )
-    found = dict(args)
-    if item_name not in found:
-        others = [name for name, one in found.items() if any(is_orbax(one, kind) for kind in accepted)]
+    items = dict(args)
+    if item_name not in items:
+        others = [name for name, one in items.items() if any(is_orbax(one, kind) for kind in accepted)]
         hint = f": make the CheckpointManager with item_name={others[0]!r}" if others else f": add it, a {names}"
-        raise CheckpointRefused(f"args: expected the state in item {item_name!r}, found {', '.join(found)}{hint}")
-    state = found.pop(item_name)
+        raise CheckpointRefused(f"args: expected the state in item {item_name!r}, found {', '.join(items)}{hint}")
+    state = items.pop(item_name)
     if not any(is_orbax(state, name) for name in accepted):
         raise CheckpointRefused(f"args: item {item_name!r}: expected {names}, found a {type(state).__qualname__}")
-    return state, found
+    return state, items
 
 
 def _one_of(first: Any, second: Any, name: str) -> Any:

@@ -117,8 +117,8 @@ def verify(path: UserPath | StoragePath) -> VerificationReport:
     except CheckpointCorrupt:
         files = dict(manifest.files)  # the damaged part of the manifest is one of them
     total_bytes = sum(file.bytes for file in files.values())
-    wanted = 1 + max(total_bytes // _THREAD_BYTES, len(files) // _THREAD_FILES)
-    with ThreadPoolExecutor(min(wanted, _MAX_THREADS), "gracepoint-verify") as threads:
+    thread_count = 1 + max(total_bytes // _THREAD_BYTES, len(files) // _THREAD_FILES)
+    with ThreadPoolExecutor(min(thread_count, _MAX_THREADS), "gracepoint-verify") as threads:
         damage = _damaged_files(folder, manifest, files, threads)
         if any(spec.format.ocdbt for spec in manifest.arrays):
             damage += _damaged_chunks(folder, manifest, threads)
@@ -152,7 +152,7 @@ def _damaged_files(
             return Damage(name, next((arrays[path] for path in above if path in arrays), None), str(error))
         return None
 
-    return [found for found in threads.map(look, files, files.values()) if found]
+    return [damage for damage in threads.map(look, files, files.values()) if damage]
 
 
 def _damaged_chunks(folder: StoragePath, manifest: Manifest, threads: Executor) -> list[Damage]:
@@ -177,4 +177,4 @@ def _damaged_chunks(folder: StoragePath, manifest: Manifest, threads: Executor) 
         return None
 
     chunks = [(spec, index) for spec in manifest.arrays for index in grid(spec)]
-    return [found for found in threads.map(look, chunks) if found]
+    return [damage for damage in threads.map(look, chunks) if damage]

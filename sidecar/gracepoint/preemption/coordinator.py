@@ -180,10 +180,10 @@ class Coordinator:
     @property
     def notice(self) -> ActiveNotice | None:
         """The most urgent notice that this process knows of. None if there is none, or only drills."""
-        found = self._mailbox.current
-        if found is None:
+        disruption = self._mailbox.current
+        if disruption is None:
             return None
-        return ActiveNotice(found.cause, found.signal, max(0.0, self._mailbox.remaining_s()))
+        return ActiveNotice(disruption.cause, disruption.signal, max(0.0, self._mailbox.remaining_s()))
 
     @property
     def noticed(self) -> bool:

@@ -72,7 +72,7 @@ class EmergencySave:
         self._forecaster = forecaster
 
     def save(
-        self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]], why: str = ""
+        self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]], reason: str = ""
     ) -> Preempted | None:
         """Saves what there is time for. Never raises.
 
@@ -81,7 +81,7 @@ class EmergencySave:
             state: The train state of that step. The devices may still be computing it.
             host_state: Returns the per-process state that is not in ``state``. A ``HostStateLost`` stands for a value
                 that cannot be had: the step is saved without it, and the report says so.
-            why: Why this step is saved, for the report. Empty if all processes had agreed on it.
+            reason: Why this step is saved, for the report. Empty if all processes had agreed on it.
 
         Returns:
             What to raise. None after a drill.
@@ -104,7 +104,7 @@ class EmergencySave:
                     saved = checkpointer.save(step, state, values, deadline=deadline, on_stage=on_stage, note=note)
         except Exception as error:  # noqa: BLE001 - the process exits whatever the error is, and reports it
             return self._outcome.failed(step, error)
-        return self._committed(step, saved.step, saved.bytes, why)
+        return self._committed(step, saved.step, saved.bytes, reason)
 
     def meet(self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "") -> str | None:
         """Waits for the other processes, and returns what the last of them merged from the texts of all.
@@ -125,9 +125,9 @@ class EmergencySave:
         together = self.meet(step, own.to_json(), _merged)
         if together is not None:
             everywhere = Situation.from_json(together)
-            chosen, known = plan(everywhere), everywhere.snapshot
+            chosen, newest = plan(everywhere), everywhere.snapshot
             # That save has failed in another process, and this one may still write its part of it.
-            stops = known is not None and known.state is SnapshotState.GONE and must_choose(snapshot)
+            stops = newest is not None and newest.state is SnapshotState.GONE and must_choose(snapshot)
         else:
             # All save the current step. A save that was begun after the freeze began is stopped first, in all of them.
             chosen, stops = plan(dataclasses.replace(own, snapshot=None)), must_choose(snapshot)
@@ -166,7 +166,7 @@ class EmergencySave:
             self._checkpointer.refuse(step, error)
             raise
 
-    def _committed(self, current: int, step: int, written_bytes: int | None, why: str = "") -> Preempted | None:
+    def _committed(self, current: int, step: int, written_bytes: int | None, cause: str = "") -> Preempted | None:
         epoch = self._outcome.epoch
         epoch.succeeded()
         self._outcome.exit_with(self._code)
@@ -175,8 +175,8 @@ class EmergencySave:
         reason = f"{'drill: ' if epoch.drill else ''}step {step} is committed, {when}"
         if steps_lost > 0 and epoch.plan is not None:
             reason = f"{reason}, in place of step {current}: {epoch.plan.reason}"
-        if why:
-            reason = f"{reason}; {why}"
+        if cause:
+            reason = f"{reason}; {cause}"
         if spare_s < 0:
             reason = epoch.with_doubt(reason)
         # The commit proves that the step is written and durable in all processes. Until then each knew only of itself.
@@ -212,11 +212,11 @@ class EmergencySave:
             return own.own(), own.without
         wait_s = min(_GATHER_S, self._budget.deadline().remaining_s())
         try:
-            found = self._group.gather(self._key("stages"), own.to_json(), timeout_s=wait_s, processes=some)
+            answers = self._group.gather(self._key("stages"), own.to_json(), timeout_s=wait_s, processes=some)
         except BarrierError as error:
             logger.warning("stages of this process only error=%s", error)
             return own.own(), own.without
-        return summary(found), lacking(found, some)
+        return summary(answers), lacking(answers, some)
 
     @contextlib.contextmanager
     def _waiting_at(self, key: str) -> Iterator[Deadline]:
@@ -243,8 +243,8 @@ class EmergencySave:
         finally:
             epoch.waits_at = None
 
-    def _key(self, what: str) -> str:
-        return f"epoch/{self._outcome.epoch.number}/{what}"
+    def _key(self, stage: str) -> str:
+        return f"epoch/{self._outcome.epoch.number}/{stage}"
 
 
 def _lost(values: Mapping[str, Any]) -> str:

@@ -231,13 +231,13 @@ class Forecaster:
             left_s: Seconds until everything must be done.
             snapshot: The newest snapshot in host memory. None if there is none.
         """
-        known = self.figures()
+        forecast = self.figures()
         return Situation(
             step=step,
             left_s=left_s,
             state_bytes=self._state_bytes,
             process_count=self._process_count,
-            drain_s=0.0 if known is None else known.drain_s,
+            drain_s=0.0 if forecast is None else forecast.drain_s,
             streamed_bytes_per_s=self._throughput.streamed_bytes_per_s,
             snapshot_bytes_per_s=self._throughput.snapshot_bytes_per_s,
             snapshot=snapshot,
@@ -255,9 +255,9 @@ class Forecaster:
         if self._told and last_save is self._last_save:
             return None
         self._last_save = last_save
-        found = self.figures()
-        self._told = found is not None
-        return found
+        forecast = self.figures()
+        self._told = forecast is not None
+        return forecast
 
 
 class TimeBudget:
@@ -334,8 +334,8 @@ class TimeBudget:
         needed_s = figures.save_s if drained else figures.needed_s
         if needed_s <= left_s:
             return ""
-        what = "the save is" if drained else f"a step takes {figures.step_s:.1f} s, drain and save are"
+        subject = "the save is" if drained else f"a step takes {figures.step_s:.1f} s, drain and save are"
         return (
-            f"the deadline cannot be met by what is known: {what} predicted to take {needed_s:.1f} s, and "
+            f"the deadline cannot be met by what is known: {subject} predicted to take {needed_s:.1f} s, and "
             f"{max(left_s, 0.0):.1f} s are left"
         )

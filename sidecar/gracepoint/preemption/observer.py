@@ -74,8 +74,8 @@ class NoticePublisher:
 
     def retracted(self, origin: str, reason: str) -> None:
         """Called when the signal of a notice went away."""
-        found = self._mailbox.find(origin)
-        unnamed = found is not None and not found.preemption
+        disruption = self._mailbox.find(origin)
+        unnamed = disruption is not None and not disruption.preemption
         try:
             self._agreement.take_back(self._own + origin if unnamed else origin, reason)
         except GracepointError as error:

@@ -171,8 +171,8 @@ class Outcome:
         if self._substitute is not None:
             self._substitute.ask(self.epoch.number)
         answer = None if self.stragglers is None else self.stragglers.ask(self.epoch.number, most_s)
-        last = self.epoch.stages.last or "noticed"
-        step, reason = self._current_step(), f"not saved: the time was over; the last stage reached was {last}"
+        last_stage = self.epoch.stages.last or "noticed"
+        step, reason = self._current_step(), f"not saved: the time was over; the last stage reached was {last_stage}"
         instead = self._committed_instead()
         if answer is not None and (held_up := answer()):
             reason = f"{reason}; {held_up}"
@@ -190,7 +190,7 @@ class Outcome:
 
     # Any of these threads.
 
-    def fail(self, reason: str, error: Exception | None = None, **known: int | None) -> None:
+    def fail(self, reason: str, error: Exception | None = None, **details: int | None) -> None:
         """Reports a failure at once and decides the exit code, unless an outcome was reported before.
 
         Args:
@@ -201,25 +201,25 @@ class Outcome:
         if not self.epoch.fail_first():
             return
         committed = self._committed_step()
-        if known.get("steps_lost") is None and committed is not None:
-            known["steps_lost"] = self._current_step() - committed
+        if details.get("steps_lost") is None and committed is not None:
+            details["steps_lost"] = self._current_step() - committed
         logger.error("preempted saved=False drill=%s reason=%s", self.epoch.drill, reason, exc_info=error)
         self.exit_with(self._settings.unsaved_exit_code)
-        self.epoch.report(Phase.FAILED, message=f"drill: {reason}" if self.epoch.drill else reason, **known)
+        self.epoch.report(Phase.FAILED, message=f"drill: {reason}" if self.epoch.drill else reason, **details)
 
     def _committed_instead(self) -> int | None:
         """Returns the step that a background save has committed since the freeze began. None if there is none.
 
         All processes get the same answer: what the first process that asks knows.
         """
-        known = self._committed_step()
-        found = "" if known is None or known == self._committed_before else str(known)
+        committed = self._committed_step()
+        answer = "" if committed is None or committed == self._committed_before else str(committed)
         key = f"epoch/{self.epoch.number}/instead"
         # In a separate thread: a coordination service that is stopped neither answers nor fails, and little time is
         # left. If nobody can be asked, this process's knowledge counts.
         with contextlib.suppress(GracepointError, RuntimeError, TimeoutError):
-            found = ask_in_thread(functools.partial(self._group.decide, key, found), "gracepoint-asks", _ASK_S)
-        return int(found) if found else None
+            answer = ask_in_thread(functools.partial(self._group.decide, key, answer), "gracepoint-asks", _ASK_S)
+        return int(answer) if answer else None
 
     def _exit_with_older_step(self, instead: int, step: int, reason: str) -> str:
         """Ends the epoch with a committed step that is older than the one that was to be saved; returns the reason."""

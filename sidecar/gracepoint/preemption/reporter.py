@@ -113,7 +113,7 @@ class Reporter:
         """
         preemption, cause = (about.preemption, about.cause) if about else ("", "")
         trace.moment(f"preemption: {phase}", step=progress.step)
-        known = {
+        fields = {
             "preemption": preemption,
             "cause": cause,
             "choice": progress.choice,
@@ -123,8 +123,8 @@ class Reporter:
             "seconds_to_spare": progress.seconds_to_spare,
             "message": progress.message,
         }
-        told = " ".join(f"{name}={value}" for name, value in known.items() if value not in (None, ""))
-        logger.info("preemption phase=%s %s", phase, told)
+        text = " ".join(f"{name}={value}" for name, value in fields.items() if value not in (None, ""))
+        logger.info("preemption phase=%s %s", phase, text)
         if self._sender is None or not (self._is_primary or alone):
             return
         self._spoke = True
@@ -285,7 +285,7 @@ class Reporter:
         over: bool = False,
     ) -> None:
         if self._sender is not None:
-            told = Stall(
+            stall = Stall(
                 pod_uid=self._settings.pod_uid or "",
                 session=self.session,
                 workload_uid=self._settings.jobset_uid or "",
@@ -298,7 +298,7 @@ class Reporter:
                 stack=stack[-_STACK_CHARACTERS:],
                 pods=list(pods),
             )
-            self._sender.send(told, within_s=_UNHURRIED_S)
+            self._sender.send(stall, within_s=_UNHURRIED_S)
 
     def trouble(
         self,
@@ -312,7 +312,7 @@ class Reporter:
     ) -> None:
         """Reports what goes wrong without ending the training; see ``wire.messages.Trouble``. The caller logs it."""
         if self._sender is not None and self._is_primary:
-            told = Trouble(
+            trouble = Trouble(
                 pod_uid=self._settings.pod_uid or "",
                 session=self.session,
                 workload_uid=self._settings.jobset_uid or "",
@@ -323,7 +323,7 @@ class Reporter:
                 left_s=left_s,
                 message=message[:_MESSAGE_CHARACTERS],
             )
-            self._sender.send(told, within_s=_UNHURRIED_S)
+            self._sender.send(trouble, within_s=_UNHURRIED_S)
 
     def flush(self, timeout_s: float) -> None:
         """Waits until the operator has all messages, for ``timeout_s`` at most."""
@@ -401,14 +401,14 @@ def summary(all_stages: Iterable[str]) -> dict[str, StageTiming]:
             max_s=round(max(times), 4),
         )
         for stage in STAGES
-        if len(times := [found[stage] for found in read if stage in found]) == len(read)
+        if len(times := [stages[stage] for stages in read if stage in stages]) == len(read)
     }
 
 
 def lacking(all_stages: Sequence[str], processes: Sequence[int]) -> str:
     """Returns what the parts of these processes lack, as text. Empty if nothing lacks."""
-    found = {process: json.loads(text).get("without") for process, text in zip(processes, all_stages, strict=True)}
-    texts = [f"process {process} {text}" if len(found) > 1 else text for process, text in found.items() if text]
+    lacks = {process: json.loads(text).get("without") for process, text in zip(processes, all_stages, strict=True)}
+    texts = [f"process {process} {text}" if len(lacks) > 1 else text for process, text in lacks.items() if text]
     more = f"; and {len(texts) - _SHOWN} more processes" if len(texts) > _SHOWN else ""
     return "; ".join(texts[:_SHOWN]) + more
 
@@ -466,20 +466,20 @@ class EpochProgress:
 
         After the end, which another thread may have reported meanwhile, nothing is reported.
         """
-        known = {"stages": self.stages.own(), "message": self.doubt, **changes}
+        fields = {"stages": self.stages.own(), "message": self.doubt, **changes}
         about = self._mailbox.current_drill if self.drill else self._mailbox.current
         with self._ending:
             if self._told:
                 return
             self._told = phase.ended
-            self.progress = reached = dataclasses.replace(self.progress, **known)
+            self.progress = reached = dataclasses.replace(self.progress, **fields)
             self._phase = phase
             self._account(phase)
             self._reporter.report(phase, reached, about)
 
         def report_alone(reason: str) -> None:
-            told = dataclasses.replace(reached, message=f"{reached.message}; {reason}")
-            self._reporter.report(phase, told, about, alone=True)
+            message = dataclasses.replace(reached, message=f"{reached.message}; {reason}")
+            self._reporter.report(phase, message, about, alone=True)
 
         if self._substitute is not None and phase.ended:
             self._substitute.ended(self.number)

@@ -261,13 +261,13 @@ class Activities:
 
 def _background_save(saving: SaveProgress) -> Activity:
     # Processes have parts of different sizes, so only the stages can be compared.
-    done = f"{saving.done_bytes:,} of {saving.total_bytes:,} bytes written"
+    progress = f"{saving.done_bytes:,} of {saving.total_bytes:,} bytes written"
     return Activity(
         "background save",
         f"background save of step {saving.step}",
         (saving.step, saving.stage, saving.done_bytes),
         (saving.step, _STAGES.index(saving.stage)),
-        f"step {saving.step}, {_IN_WORDS.get(saving.stage, done)}",
+        f"step {saving.step}, {_IN_WORDS.get(saving.stage, progress)}",
         saving.thread_id,
     )
 
@@ -336,8 +336,8 @@ def look(at: ProcessAt, py_spy_s: float = _PY_SPY_S) -> SeenProcess:
         py_spy_s: How many seconds py-spy may take for the stack.
     """
     if not at.visible:
-        why = "it is in another container, and the pod has no shareProcessNamespace"
-        return SeenProcess("", why_not=why)
+        problem = "it is in another container, and the pod has no shareProcessNamespace"
+        return SeenProcess("", why_not=problem)
     stack, why_not = _stack(at, py_spy_s)
     return SeenProcess(_state(at), stack, why_not)
 
@@ -377,8 +377,11 @@ def _stack(at: ProcessAt, within_s: float) -> tuple[str, str]:
         threading.Thread(target=spy.communicate, name="gracepoint-py-spy", daemon=True).start()
         return "", f"{_PY_SPY} did not end within {within_s:g} s"
     if spy.returncode != 0:
-        said = " ".join(errors.split())[-_ERROR_CHARACTERS:]
-        return "", f"{_PY_SPY} could not read it, which takes the right to trace it (docs: troubleshooting): {said}"
+        complaint = " ".join(errors.split())[-_ERROR_CHARACTERS:]
+        return (
+            "",
+            f"{_PY_SPY} could not read it, which takes the right to trace it (docs: troubleshooting): {complaint}",
+        )
     return _as_traceback(dumped, at.thread_id)
 
 

@@ -414,21 +414,21 @@ class StallReports:
             stalled: The stalled part of this process.
             suspicion: Who is suspected.
         """
-        stage, why, suspects = stalled.activity.stage, suspicion.why, suspicion.processes
+        stage, reason, suspects = stalled.activity.stage, suspicion.why, suspicion.processes
         pods = pods_of(suspects, self._board.pods)
-        self._reporter.stall(stage, self._step(), stalled.for_s, suspects, why, suspicion.stack, pods)
+        self._reporter.stall(stage, self._step(), stalled.for_s, suspects, reason, suspicion.stack, pods)
 
     def over(self, part: str) -> None:
         """Tells the operator that a part makes progress again. Called in the process that told of the stall."""
         self._reporter.stall_over(part, self._step())
 
-    def limit(self, why: str) -> None:
+    def limit(self, reason: str) -> None:
         """Ends the process if the settings say so. Called in every process when the operator was notified.
 
         Within a preemption the deadline is the limit, and the watchdog ends the process: the save may still succeed.
         """
         if self._settings.stall_action == STALL_RESTART and not self._exit.decided and not self._exit.watches:
-            logger.error("this process exits, so that the job starts again reason=%s", why)
+            logger.error("this process exits, so that the job starts again reason=%s", reason)
             self._exit.decide(self._settings.unsaved_exit_code)
 
 
@@ -506,12 +506,12 @@ class StragglerSearch:
             return ""  # one process reads what all have said: if a thousand did, the store would be too slow
         return _in_words(self._board.suspicion(f"preemption {epoch}"))
 
-    def _without_answer(self, why: str) -> str:
+    def _without_answer(self, reason: str) -> str:
         if self._board.is_host:
             return ""  # this process is not stopped, whatever keeps its store from answering
-        return self._board.silent(why).why
+        return self._board.silent(reason).why
 
 
-def _in_words(found: Suspicion) -> str:
-    at = " ".join([line.strip() for line in found.stack.splitlines() if line.strip()][-_LINES:])
-    return f"{found.why}; it is at: {at[:_CHARACTERS]}" if at else found.why
+def _in_words(suspicion: Suspicion) -> str:
+    at = " ".join([line.strip() for line in suspicion.stack.splitlines() if line.strip()][-_LINES:])
+    return f"{suspicion.why}; it is at: {at[:_CHARACTERS]}" if at else suspicion.why

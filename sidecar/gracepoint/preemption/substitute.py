@@ -75,14 +75,14 @@ class Substitute:
     """
 
     def __init__(
-        self, store: KeyValueStore, process_index: int, process_count: int, pods: Pods, left: TimeBudget
+        self, store: KeyValueStore, process_index: int, process_count: int, pods: Pods, time_left: TimeBudget
     ) -> None:
         self.is_primary = process_index == 0
         self._asks = process_index in range(1, process_count, max(1, -(-(process_count - 1) // _MOST_ASK)))
         self._store = store
         self._me = process_index
         self._pods = pods
-        self._left = left
+        self._left = time_left
         self._lock = threading.Lock()
         self._question: _Question | None = None
         self._answering: tuple[threading.Thread, threading.Event, str] | None = None
@@ -208,12 +208,12 @@ class Substitute:
                 self._store.set(f"{folder}/reporter", str(self._me))
             except KeyExists:
                 return ""  # another process was faster
-            why = "it has ended, is stopped, or hangs in code that holds Python's interpreter lock"
-            return self._in_words(f"{question.asked} does not answer: {why}")
+            reason = "it has ended, is stopped, or hangs in code that holds Python's interpreter lock"
+            return self._in_words(f"{question.asked} does not answer: {reason}")
         return ""
 
-    def _in_words(self, why: str) -> str:
-        return f"{why}; process {self._me} reports in its place"
+    def _in_words(self, reason: str) -> str:
+        return f"{reason}; process {self._me} reports in its place"
 
     # All processes.
 

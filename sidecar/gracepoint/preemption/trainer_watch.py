@@ -165,12 +165,12 @@ def watched(
     return heartbeat
 
 
-def begin(block: Block, who: Watched) -> None:
+def begin(block: Block, trainer: Watched) -> None:
     """Begins to look, in a worker process."""
     heartbeat = SharedHeartbeat(block)
-    if who.at.visible:
+    if trainer.at.visible:
         heartbeat.watch(os.getpid())
-    watch = TrainerWatch(heartbeat, who, lambda: _operator(who.settings))
+    watch = TrainerWatch(heartbeat, trainer, lambda: _operator(trainer.settings))
     threading.Thread(target=watch.run, name="gracepoint-beside", daemon=True).start()
 
 
@@ -196,17 +196,17 @@ class TrainerWatch:
     def __init__(
         self,
         heartbeat: SharedHeartbeat,
-        who: Watched,
+        trainer: Watched,
         operator: Callable[[], Operator | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._heartbeat = heartbeat
-        self._who = who
+        self._who = trainer
         self._find_operator = operator
         self._clock = clock
         self._operator: Operator | None = None
         self._own_s = 0.0  # seconds that the looks themselves took: they are no stop of this process
-        limit_s = who.settings.stall_after_s
+        limit_s = trainer.settings.stall_after_s
         self._look_every_s = look_every_s(limit_s)
         self._detector = StallDetector(limit_s, self._look_every_s)
 
@@ -239,15 +239,15 @@ class TrainerWatch:
                 self._stalled(stalled)
 
     def _stalled(self, stalled: Stalled) -> None:
-        seen, pod = look(self._who.at), self._who.settings.pod_name
+        state, pod = look(self._who.at), self._who.settings.pod_name
         name = f"process {self._who.index}{f' ({pod})' if pod else ''}"
-        if seen.does:
-            message = f"{name} does not run: as its worker process sees, it {seen.does}"
-            message += f"; its stack is not known: {seen.why_not}" if seen.why_not else ""
+        if state.does:
+            message = f"{name} does not run: as its worker process sees, it {state.does}"
+            message += f"; its stack is not known: {state.why_not}" if state.why_not else ""
         else:
-            message = f"{name} does not run, and its worker process cannot see it: {seen.why_not}"
-        log_stall(stalled, seen.stack, message)
-        self._tell(self._stall(message, stalled.activity.stage, stalled.for_s, seen.stack))
+            message = f"{name} does not run, and its worker process cannot see it: {state.why_not}"
+        log_stall(stalled, state.stack, message)
+        self._tell(self._stall(message, stalled.activity.stage, stalled.for_s, state.stack))
 
     def _stall(
         self, message: str, stage: str = _PART, for_s: float = 0.0, stack: str = "", *, over: bool = False

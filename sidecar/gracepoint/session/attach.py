@@ -310,10 +310,10 @@ def _begin_trace(settings: Settings, age_s: float | None) -> None:
         tracing.ended("before attach: Python, imports", age_s)
 
 
-def _options(settings: Settings, given: WriteOptions | None) -> WriteOptions:
+def _options(settings: Settings, chosen: WriteOptions | None) -> WriteOptions:
     from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 
-    options = DEFAULT_OPTIONS if given is None else given
+    options = DEFAULT_OPTIONS if chosen is None else chosen
     if not isinstance(options, WriteOptions):
         raise SettingsError(
             f"attach(write_options=...): expected gracepoint.checkpoint.WriteOptions(...), found {shown(options)}"

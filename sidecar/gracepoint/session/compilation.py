@@ -142,13 +142,13 @@ class CompiledFunction:
         self,
         jitted: Callable[..., Any],
         job: _Job,
-        given: tuple[Any, Any],
+        first_call: tuple[Any, Any],
         stage: _Stage,
         watch: ProgramWatch,
     ) -> None:
         self._jitted = jitted
         self._job: _Job | None = job  # None after the first call that succeeded
-        self._given: tuple[Any, Any] | None = given
+        self._given: tuple[Any, Any] | None = first_call
         self._stage = stage
         self._watch = watch
         self.__name__ = job.name
@@ -194,9 +194,9 @@ class CompiledFunction:
         self._wait(job)
         before = self._watch.count(job.name)
         result = self._jitted(*args, **kwargs)
-        given, self._given, self._job = self._given, None, None
-        if given is not None and self._watch.count(job.name) > before:
-            differs = _difference(given, (args, kwargs))  # deleted arrays still have shape and dtype
+        first_call, self._given, self._job = self._given, None, None
+        if first_call is not None and self._watch.count(job.name) > before:
+            differs = _difference(first_call, (args, kwargs))  # deleted arrays still have shape and dtype
             logger.warning(
                 "compiled again, as the call differs from the one that was given to compile() function=%s: %s",
                 job.name,
@@ -322,16 +322,16 @@ def _nothing() -> None:
 
 def _is_set_as_in_a_new_thread() -> bool:
     """Returns whether nothing that JAX compiles by, such as a mesh or a precision, is set for this thread alone."""
-    found: list[Any] = []
+    contexts: list[Any] = []
 
     def look() -> None:
-        found.append(_context())
+        contexts.append(_context())
 
     look()
     looking = threading.Thread(target=look, name="gracepoint-compile-looks", daemon=True)
     looking.start()
     looking.join()
-    return found[0] is not None and found[0] == found[1]
+    return contexts[0] is not None and contexts[0] == contexts[1]
 
 
 def _context() -> Any:
@@ -360,16 +360,18 @@ def _form(argument: Any) -> Any:
     return jax.tree.map(form, argument)
 
 
-def _difference(expected: tuple[Any, Any], found: tuple[Any, Any]) -> str:
+def _difference(expected: tuple[Any, Any], actual: tuple[Any, Any]) -> str:
     """Says in what the arguments of a call differ from those that were announced. Empty if nothing is seen."""
     import jax
 
-    wanted: Any
-    given: Any
-    wanted, given = (jax.tree_util.tree_flatten_with_path(arguments) for arguments in (expected, found))
-    if wanted[1] != given[1]:
-        return f"expected arguments of the tree {wanted[1]}, found {given[1]}"
-    for (path, form), (_, value) in zip(wanted[0], given[0], strict=True):
+    expected_leaves: Any
+    actual_leaves: Any
+    expected_leaves, actual_leaves = (
+        jax.tree_util.tree_flatten_with_path(arguments) for arguments in (expected, actual)
+    )
+    if expected_leaves[1] != actual_leaves[1]:
+        return f"expected arguments of the tree {expected_leaves[1]}, found {actual_leaves[1]}"
+    for (path, form), (_, value) in zip(expected_leaves[0], actual_leaves[0], strict=True):
         one, other = _kind(form), _kind(value)
         if one != other:
             which = "keyword argument" if path[0].idx else "argument"

@@ -79,9 +79,9 @@ class HostStates:
                 f"host_state({name!r}): expected functions that get and set the value, found {shown(get)} and "
                 f"{shown(set)}"
             )
-        for what, function in (("reshard", reshard), ("missing", missing)):
+        for option, function in (("reshard", reshard), ("missing", missing)):
             if function is not None and not callable(function):
-                raise SettingsError(f"host_state({name!r}, {what}=...): expected a function, found {shown(function)}")
+                raise SettingsError(f"host_state({name!r}, {option}=...): expected a function, found {shown(function)}")
         self._values[name] = _Value(get, set, reshard, missing)
 
     def register_iterator(self, iterator: DataIterator) -> None:
@@ -108,15 +108,15 @@ class HostStates:
 
     def get_first(self) -> dict[str, Any]:
         """As ``get``, at the first step. Warns of functions that are slow: a preemption does not wait long."""
-        found = {}
+        values = {}
         for name, value in self._values.items():
             began_s = time.monotonic()
-            found[name] = self._get(name, value.get)
+            values[name] = self._get(name, value.get)
             if (took_s := time.monotonic() - began_s) > _SLOW_S:
                 logger.warning(
                     "host_state is slow, and training waits for it at each save name=%s s=%.1f", name, took_s
                 )
-        return found
+        return values
 
     def get_in_time(self, limit_s: float) -> dict[str, Any]:
         """Returns the current values in an emergency, encoded. Never raises.
@@ -127,13 +127,13 @@ class HostStates:
         Returns:
             The values by name. In place of one that cannot be had or saved, a ``HostStateLost`` that says why.
         """
-        until_s, found = time.monotonic() + limit_s, dict[str, Any]()
+        until_s, values = time.monotonic() + limit_s, dict[str, Any]()
         for place, (name, value) in enumerate(self._values.items()):
             left_s = max(0.0, until_s - time.monotonic()) / (1 if place == len(self._values) - 1 else 2)
-            found[name] = answer = _asked(name, value.get, left_s)
+            values[name] = answer = _asked(name, value.get, left_s)
             if isinstance(answer, HostStateLost):
                 logger.error("the step is saved without a host_state name=%s reason=%s", name, answer)
-        return found
+        return values
 
     def get_now(self, limit_s: float | None = None) -> dict[str, Any]:
         """Returns the current values, encoded, so that they stay as they are. Never raises.
@@ -148,13 +148,13 @@ class HostStates:
             return {name: _asked(name, value.get, limit_s) for name, value in self._values.items()}
         from gracepoint.checkpoint.format import host_state
 
-        found = dict[str, Any]()
+        values = dict[str, Any]()
         for name, value in self._values.items():
             try:
-                found[name] = host_state.encoded(name, value.get())
+                values[name] = host_state.encoded(name, value.get())
             except (Exception, SystemExit) as error:  # noqa: BLE001 - whoever saves it says so
-                found[name] = HostStateLost(f"{type(error).__name__}: {error}")
-        return found
+                values[name] = HostStateLost(f"{type(error).__name__}: {error}")
+        return values
 
     @staticmethod
     def _get(name: str, get: Callable[[], Any]) -> Any:
@@ -192,8 +192,8 @@ class HostStates:
     @property
     def changed(self) -> tuple[str, ...]:
         """What is different for the data since the checkpoint, as text. Empty if the data is no ``ElasticData``."""
-        said = self._iterator.changed if isinstance(self._iterator, ElasticData) else ""
-        return (said,) if said else ()
+        change = self._iterator.changed if isinstance(self._iterator, ElasticData) else ""
+        return (change,) if change else ()
 
     @property
     def required(self) -> frozenset[str]:

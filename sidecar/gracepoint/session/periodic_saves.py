@@ -102,9 +102,9 @@ class PeriodicSaves:
         paths = Layout(storage_path(self._checkpointer.directory))
         newest = max(listing.complete_steps(paths), default=None)
         if newest is None:
-            found = [each for each in listing.look_alikes(paths) if each.step is not None and each.step >= step]
-            if found:
-                raise listing.refusal(paths.root, found)
+            newer = [each for each in listing.look_alikes(paths) if each.step is not None and each.step >= step]
+            if newer:
+                raise listing.refusal(paths.root, newer)
         if newest is not None and newest >= step:
             raise CheckpointError(
                 f"step({step}): {paths.root} has a complete step {newest}, and restore() was not called. The next "
@@ -125,14 +125,14 @@ class PeriodicSaves:
         self._look()
         if not self._checkpointer.save_interval.is_due(step):
             return False
-        time_spent, begun = self._coordinator.reporter.time_spent, False
+        time_spent, started = self._coordinator.reporter.time_spent, False
         time_spent.stops(step)
         try:
-            begun = self._begins(step)
+            started = self._begins(step)
         finally:
-            if not begun:
+            if not started:
                 time_spent.goes_on()
-        return begun
+        return started
 
     def save(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
         """Begins the save for which ``begins`` has stopped the training. Then training continues, even if this fails.
@@ -163,13 +163,13 @@ class PeriodicSaves:
 
     @contextlib.contextmanager
     def _stopped(self) -> Iterator[None]:
-        begun = False
+        started = False
         try:
             with self._coordinator.activities.at("periodic save"):
                 yield
-            begun = True
+            started = True
         finally:
-            self._coordinator.reporter.time_spent.goes_on(periodic=begun)
+            self._coordinator.reporter.time_spent.goes_on(periodic=started)
 
     def _begins(self, step: int) -> bool:
         over = self._is_the_save_before_over()
@@ -221,10 +221,10 @@ class PeriodicSaves:
         failing = self._failing
         failing.saves += 1
         failing.tried_s, failing.error, failing.told = self._due_s, error, False
-        for_s, said = self._clock() - failing.since_s, self._said(failing)
+        for_s, text = self._clock() - failing.since_s, self._said(failing)
         left_s = max(0.0, self._tolerate_s - for_s)
-        logger.error("%s; training continues, and ends if none succeeds within %.0f s", said, left_s, exc_info=error)
-        self._coordinator.reporter.trouble(TroubleKind.SAVES, said, for_s=for_s, times=failing.saves, left_s=left_s)
+        logger.error("%s; training continues, and ends if none succeeds within %.0f s", text, left_s, exc_info=error)
+        self._coordinator.reporter.trouble(TroubleKind.SAVES, text, for_s=for_s, times=failing.saves, left_s=left_s)
 
     def _ends(self) -> str:
         """Returns why this process would end training now. Empty: it would not."""
@@ -267,8 +267,14 @@ class PeriodicSaves:
 
     def steps_at_risk(self) -> int | None:
         """Returns the steps since the last committed one. None if no step is known to be committed."""
-        last = self._checkpointer.executor.last_save
-        saved = last.step if last is not None else self.own_step if self.own_step is not None else self.restored_step
+        last_save = self._checkpointer.executor.last_save
+        saved = (
+            last_save.step
+            if last_save is not None
+            else self.own_step
+            if self.own_step is not None
+            else self.restored_step
+        )
         return None if saved is None else self._coordinator.step - saved
 
     def saved_by_the_loop(self, step: int, took_s: float, figures: Figures | None) -> None:

@@ -273,19 +273,21 @@ class Session:
         if data is not None:
             self._values.register_iterator(data)
         self._began = True
-        asked = start_state.asked(like, init, single_replica, donate=donate, restore_args=restore_args, options=options)
-        with self._coordinator.activities.at("restore", computes=True), asked.telling():
+        request = start_state.asked(
+            like, init, single_replica, donate=donate, restore_args=restore_args, options=options
+        )
+        with self._coordinator.activities.at("restore", computes=True), request.telling():
             restored = self._checkpointer.restore(
-                asked.like,
+                request.like,
                 timeout_s=RESTORE_TIMEOUT_S,
-                restore_args=asked.restore_args,
-                options=asked.options,
+                restore_args=request.restore_args,
+                options=request.options,
                 reshard=self._values.reshard,
                 required=self._values.required,
                 base=from_,
                 same_devices=True,
             )
-        start = start_from(restored, self._checkpointer, asked, from_, self._values)
+        start = start_from(restored, self._checkpointer, request, from_, self._values)
         self.restored = start.restored
         if start.step is not None:
             self._coordinator.step = self._saves.restored_step = start.step
@@ -333,8 +335,8 @@ class Session:
             self._checkpointer.hasten()
         if self._saves.begins(number):
             self._saves.save(number, state, self._values.get)
-        if (figures := self._forecaster.news(last := self._checkpointer.executor.last_save)) is not None:
-            self._coordinator.report_forecast(figures, None if last is None else last.step)
+        if (figures := self._forecaster.news(last_save := self._checkpointer.executor.last_save)) is not None:
+            self._coordinator.report_forecast(figures, None if last_save is None else last_save.step)
 
     def poll(self, state: Any) -> None:
         """Passes a sync point that is no step, such as in an evaluation loop. Saves as the last step if it is time.
@@ -586,8 +588,8 @@ class Session:
 
     def _tell_undeleted(self, stays: Sequence[str]) -> None:
         """Reports what cannot be deleted. Any thread may call it."""
-        said = f"{len(stays)} cannot be deleted. {stays[0]}" if stays else "all that could not be deleted is gone"
-        self._coordinator.reporter.trouble(TroubleKind.DELETIONS, said, over=not stays, times=len(stays))
+        message = f"{len(stays)} cannot be deleted. {stays[0]}" if stays else "all that could not be deleted is gone"
+        self._coordinator.reporter.trouble(TroubleKind.DELETIONS, message, over=not stays, times=len(stays))
 
     def _end_threads(self, *, well: bool) -> None:
         global _open

@@ -57,7 +57,7 @@ class Start:
 def start_from(
     restored: Restored | None,
     checkpointer: StepCheckpointer,
-    asked: Asked,
+    request: Asked,
     base: UserPath | None,
     values: HostStates,
 ) -> Start:
@@ -68,14 +68,14 @@ def start_from(
     Args:
         restored: The newest step of this job. None if there is none.
         checkpointer: The checkpoint engine of this job.
-        asked: The arguments of ``Session.restore``.
+        request: The arguments of ``Session.restore``.
         base: The directory of the other run. None: there is none.
         values: The host states, which are set if a step of this job was restored.
 
     Raises:
         As ``Session.restore``.
     """
-    with asked.telling():
+    with request.telling():
         if restored is not None:
             values.set(restored.host_state, restored.step)
             logger.info("restored step=%d", restored.step)
@@ -85,14 +85,16 @@ def start_from(
             origin = RestoredFrom(checkpointer.directory, restored.step, own=True, changed=changed)
             return Start(restored.state, restored.step, origin, restored.note)
         if base is not None:
-            found = checkpointer.restore_base(
+            base_state = checkpointer.restore_base(
                 base,
-                asked.like,
+                request.like,
                 timeout_s=RESTORE_TIMEOUT_S,
-                restore_args=asked.restore_args,
-                options=asked.options,
+                restore_args=request.restore_args,
+                options=request.options,
             )
-            logger.warning("training begins at step 0 with the state of another run from=%s step=%d", base, found.step)
-            return Start(found.state, None, RestoredFrom(str(base), found.step, own=False))
+            logger.warning(
+                "training begins at step 0 with the state of another run from=%s step=%d", base, base_state.step
+            )
+            return Start(base_state.state, None, RestoredFrom(str(base), base_state.step, own=False))
     logger.warning("no checkpoint was restored, training begins at step 0")
-    return Start(asked.first_state(), None, None)
+    return Start(request.first_state(), None, None)

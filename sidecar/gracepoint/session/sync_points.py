@@ -172,23 +172,23 @@ class SyncPoints:
             SettingsError: The training loop was not asked to save this step.
         """
         if self.asked is None or self.asked != step_number("saved(step)", step):
-            found = "nowhere" if self.asked is None else f"at step {self.asked}"
+            place = "nowhere" if self.asked is None else f"at step {self.asked}"
             raise SettingsError(
-                f"saved({shown(step)}): expected the step at which reached_preemption() is True, found that {found}"
+                f"saved({shown(step)}): expected the step at which reached_preemption() is True, found that {place}"
             )
         self._on_own_save(max(self._clock() - self._asked_at_s, _LEAST_S), self.asked)
         self.asked = None
         self._leave(self._coordinator.saved())
 
-    def settle(self, what: str) -> None:
+    def settle(self, event: str) -> None:
         """Ends an epoch in which the training loop did not call ``saved``. Does nothing if it was not asked to save.
 
         Raises:
             Preempted: Unless it is a drill.
         """
         if self.asked is not None:
-            asked, self.asked = self.asked, None
-            self.not_saved(AgreementError(f"{what} without saved({asked}), which reached_preemption() had asked for"))
+            step, self.asked = self.asked, None
+            self.not_saved(AgreementError(f"{event} without saved({step}), which reached_preemption() had asked for"))
 
     def not_saved(self, error: Exception) -> None:
         """Ends the epoch, or a preemption before its epoch, without a save.
@@ -274,9 +274,9 @@ class RunAhead:
         elif least_s <= max(_MOST_S, _MOST_PART * step_s):
             self._every = 1
         else:
-            wanted = min(least_s / _MOST_PART, _UNSEEN_S) / step_s
+            steps = min(least_s / _MOST_PART, _UNSEEN_S) / step_s
             # Not at once: what a step takes is known only where one was waited for.
-            self._every = max(1, math.ceil(min(wanted, 2 * self._every)))
+            self._every = max(1, math.ceil(min(steps, 2 * self._every)))
 
     def forget(self) -> None:
         """Drops the copies: arrays must not outlive the session."""
@@ -291,7 +291,7 @@ def _smallest(state: Any) -> tuple[Any, Path | None]:
     arrays = [(keys, leaf) for keys, leaf in leaves if _is_held_here(leaf)]
     if not arrays:
         return None, None
-    keys, array = min(arrays, key=lambda found: int(found[1].size))
+    keys, array = min(arrays, key=lambda entry: int(entry[1].size))
     path, node = [], state
     for key in keys:
         children, _ = jax.tree_util.default_registry.flatten_one_level_with_keys(node)
@@ -425,8 +425,8 @@ class LastState(Handed):
 
     def interrupted(self) -> tuple[int, int, Any] | None:
         """Returns the arguments of ``begin`` if that sync point was not passed. Then it is over."""
-        begun, self._begun = self._begun, None
-        return begun
+        point, self._begun = self._begun, None
+        return point
 
     def keep(self, ordinal: int, step: int, state: Any) -> None:
         """Keeps what was handed to a sync point in place of what was handed to the one before."""
@@ -457,8 +457,8 @@ class LastState(Handed):
             arrays = {kind for kind, leaf in kinds.items() if isinstance(leaf, jax.Array)}
             numpy = {kind for kind, leaf in kinds.items() if isinstance(leaf, np.ndarray)}
             if numpy and (size := sum(leaf.nbytes for leaf in leaves if type(leaf) in numpy)) > _MOST_BYTES:
-                why = f"it has {size >> 20} MiB in arrays of numpy, and no more than {_MOST_BYTES >> 20} are copied"
-                return _Kept(ordinal, step, (), None, {}, why)
+                problem = f"it has {size >> 20} MiB in arrays of numpy, and no more than {_MOST_BYTES >> 20} are copied"
+                return _Kept(ordinal, step, (), None, {}, problem)
             held = [weakref.ref(leaf) if type(leaf) in arrays else _constant(leaf) for leaf in leaves]
             return _Kept(ordinal, step, held, form, self._host_state())
         except Exception as error:  # noqa: BLE001 - training continues; a save by itself says what is wrong
@@ -499,9 +499,9 @@ class LastState(Handed):
         Raises:
             AgreementError: It is not there. The message says why.
         """
-        why, kept = self.lost(point), self._kept
-        if why or kept is None or kept.ordinal != point:
-            raise AgreementError(why or f"no state was handed to sync point {point}")
+        problem, kept = self.lost(point), self._kept
+        if problem or kept is None or kept.ordinal != point:
+            raise AgreementError(problem or f"no state was handed to sync point {point}")
         state = kept.form.unflatten([leaf() for leaf in kept.leaves])
         return HandedState(kept.step, state, kept.host_state)
 

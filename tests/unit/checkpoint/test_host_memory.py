@@ -97,7 +97,7 @@ def test_without_a_group_the_machine_s_memory_counts(tmp_path: Path) -> None:
 
 def test_what_nothing_tells_of_is_not_known_and_not_zero(tmp_path: Path) -> None:
     assert machine.left_by_pool(tmp_path) == {}
-    memory.check_fits(1 << 60, None, gang=SingleProcess(), key="k", left=dict)
+    memory.check_fits(1 << 60, None, gang=SingleProcess(), key="k", free_memory=dict)
 
 
 def test_a_snapshot_that_may_not_be_taken_is_refused_before_training_starts(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def refused(left: Sequence[dict[str, int]], needed: Sequence[int]) -> list[Any]:
     def run(gang: ProcessGroup) -> Any:
         here = gang.process_index
         try:
-            memory.check_fits(needed[here], None, gang=gang, key="k", left=lambda: left[here])
+            memory.check_fits(needed[here], None, gang=gang, key="k", free_memory=lambda: left[here])
         except CheckpointError as error:
             return re.findall(r"needs (.*) for a snapshot of its part of the state, and (.*): give", str(error)).pop()
         return ""

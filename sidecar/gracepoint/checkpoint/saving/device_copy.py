@@ -198,19 +198,19 @@ def compile_slices(leaves: Sequence[Leaf], plan: WritePlan, options: WriteOption
         plan: The plan of the save.
         options: The options of the save.
     """
-    wanted: dict[Any, tuple[Pull, Any]] = {}  # by everything that a program depends on
+    programs: dict[Any, tuple[Pull, Any]] = {}  # by everything that a program depends on
     for shard in plan.shards:
         data = leaves[shard.leaf].data
         for pull in pulls_of(shard, data, options):
             if pull.region == shard.index:
                 break
             values = local_shard(data, shard.position)
-            wanted.setdefault((values.sharding, values.shape, values.dtype, _shape(pull.region)), (pull, data))
-    if wanted:
+            programs.setdefault((values.sharding, values.shape, values.dtype, _shape(pull.region)), (pull, data))
+    if programs:
         started_s = time.monotonic()
         with ThreadPoolExecutor(min(_COMPILING_THREADS, machine.all_cores()), "gracepoint-compiles") as threads:
-            list(threads.map(lambda one: jax.block_until_ready(start(one[0], one[1], options)), wanted.values()))
-        logger.info("%d slices of shards were compiled in %.3f s", len(wanted), time.monotonic() - started_s)
+            list(threads.map(lambda one: jax.block_until_ready(start(one[0], one[1], options)), programs.values()))
+        logger.info("%d slices of shards were compiled in %.3f s", len(programs), time.monotonic() - started_s)
 
 
 def has_pinned_memory(device: jax.Device) -> bool:
@@ -352,11 +352,11 @@ def merged(
     if lend is not None:
         lend(merging)
     try:
-        begun = merging.begin()
-        if begun < len(makes):
-            for make in makes[begun:]:
+        started = merging.begin()
+        if started < len(makes):
+            for make in makes[started:]:
                 yield from make(merging.deadline)
-        yield from merging.values(begun)
+        yield from merging.values(started)
     finally:
         merging.stop()
         if lend is not None:
@@ -391,8 +391,8 @@ class _Merging(Generic[T]):
             try:
                 thread.start()
             except RuntimeError as error:  # a limit on threads, or no memory for their stacks
-                left = len(self._threads) - number
-                logger.warning("values of %d devices are copied by one thread: %s", left, error)
+                missing = len(self._threads) - number
+                logger.warning("values of %d devices are copied by one thread: %s", missing, error)
                 return number
         return len(self._threads)
 
@@ -430,8 +430,8 @@ class _Merging(Generic[T]):
                 if self._error is not None:
                     raise self._error
                 if not in_time:
-                    left = threads - self._ended
-                    raise SaveFailed(f"the values of {left} devices were not copied {self._callers.ended}")
+                    missing = threads - self._ended
+                    raise SaveFailed(f"the values of {missing} devices were not copied {self._callers.ended}")
                 if not self._values:
                     return
                 value = self._values.popleft()

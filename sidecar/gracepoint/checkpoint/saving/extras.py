@@ -130,7 +130,7 @@ class HandledItems:
         Raises:
             SaveFailed: A handler wrote nothing.
         """
-        found: dict[str, StoredFile] = {}
+        files_of_all: dict[str, StoredFile] = {}
         for name in self._extras.items:
             place = self._folder / name
             if finalize := getattr(self._extras.handlers[name], "finalize", None):
@@ -138,8 +138,8 @@ class HandledItems:
             files = {path: StoredFile(size, checksum) for path, size, checksum in record_files(place, self._folder)}
             if not files:
                 raise SaveFailed(f"item {name!r}: its handler wrote nothing to {place}")
-            found |= files
-        return found
+            files_of_all |= files
+        return files_of_all
 
 
 _LOOK_EVERY_S = 0.1
@@ -202,7 +202,7 @@ class HandledLeaves:
         Raises:
             SaveFailed: A handler wrote nothing for a leaf.
         """
-        found: dict[str, StoredFile] = {}
+        files_of_all: dict[str, StoredFile] = {}
         for handler, leaves in self._by_handler.values():
             handler.finalize(self._folder.local())
             for leaf in leaves:
@@ -212,8 +212,8 @@ class HandledLeaves:
                         f"leaf {leaf.name!r}: the handler of {handler.typestr!r} wrote nothing to ParamInfo.path, "
                         f"{self._folder / leaf.name}; what it writes elsewhere is not part of the checkpoint"
                     )
-                found |= files
-        return found
+                files_of_all |= files
+        return files_of_all
 
     def _files_of(self, leaf: Leaf) -> Mapping[str, StoredFile]:
         top = self._folder

@@ -180,10 +180,10 @@ def _alignment_of(chunk: Chunk) -> int:
 
 def by_priority(plan: WritePlan, priorities: Priorities) -> dict[TransferPriority, list[Shard]]:
     """Returns the shards of a plan by the priority of their leaves."""
-    found: dict[TransferPriority, list[Shard]] = {priority: [] for priority in TransferPriority}
+    groups: dict[TransferPriority, list[Shard]] = {priority: [] for priority in TransferPriority}
     for shard in plan.shards:
-        found[priorities.get(shard.leaf, TransferPriority.SYNCHRONOUS)].append(shard)
-    return found
+        groups[priorities.get(shard.leaf, TransferPriority.SYNCHRONOUS)].append(shard)
+    return groups
 
 
 logger = logging.getLogger(__name__)
@@ -256,21 +256,21 @@ class Transfer:
         shards_of = by_priority(plan, snapshot.priorities)
         self._copy(shards_of[TransferPriority.SYNCHRONOUS], snapshot, ByteLimiter(ahead_bytes), deadline)
         self._left = [shards_of[priority] for priority in LATER if shards_of[priority]]
-        left = {shard.leaf for shards in self._left for shard in shards}
+        needed = {shard.leaf for shards in self._left for shard in shards}
         # JAX makes the list of an array's shards at the first request, and two threads must not make it at once
         # (``local_shards``). Here the training waits. Later its threads may ask for shards of these arrays, too.
-        for index in left:
+        for index in needed:
             if not isinstance(self._data[index], np.ndarray):
                 local_shard(self._data[index], 0)
         if options.device_host_max_bytes is not None:
             logger.info(
                 "%d of %d leaves are copied from their devices in the background, at most %d bytes of them at once, "
                 "which may make the save slower",
-                len(left),
+                len(needed),
                 len({shard.leaf for shard in plan.shards}),
                 options.device_host_max_bytes,
             )
-        self._data = [data if index in left else None for index, data in enumerate(self._data)]  # frees the others
+        self._data = [data if index in needed else None for index, data in enumerate(self._data)]  # frees the others
 
     @property
     def copied(self) -> Sequence[tuple[Chunk, npt.NDArray[Any]]] | None:
@@ -305,8 +305,8 @@ class Transfer:
         self._tell_only_elsewhere()
 
     def written_elsewhere(self) -> None:
-        for index, left in self._to_write.items():
-            if left > 0:
+        for index, unwritten in self._to_write.items():
+            if unwritten > 0:
                 self._callback.on_write_end(self._paths[index])
         self._to_write.clear()
         self._tell_only_elsewhere()
@@ -332,16 +332,16 @@ class Transfer:
     def written(self, chunk: Chunk) -> None:
         """Reports that the chunk's values are no longer needed. May be called from any thread."""
         with self._lock:
-            taken = self._taken.pop(chunk.file, None)
-            if taken is not None:
-                taken.unwritten -= 1
+            transfer = self._taken.pop(chunk.file, None)
+            if transfer is not None:
+                transfer.unwritten -= 1
             if chunk.mine:
                 self._to_write[chunk.leaf] -= 1
             is_leaf_written = chunk.mine and self._to_write[chunk.leaf] == 0
         if is_leaf_written:
             self._callback.on_write_end(self._paths[chunk.leaf])
-        if taken is not None and taken.unwritten == 0:
-            self._limit.give_back(taken.bytes)  # last, as this lets the next transfer start
+        if transfer is not None and transfer.unwritten == 0:
+            self._limit.give_back(transfer.bytes)  # last, as this lets the next transfer start
 
     def _take(self, pull: Pull, deadline: Deadline | None) -> bool:
         """Counts ``pull`` against the limit; returns False if there is no room. With a deadline, waits for room."""
@@ -355,9 +355,9 @@ class Transfer:
                 f"{pull.chunks[0].file} was not copied from its device {deadline.ended}: "
                 f"device_host_max_bytes ({self._limit.max_bytes}) leaves no room until what was copied is written"
             )
-        taken = _Taken(pull.bytes, len(pull.chunks))
+        transfer = _Taken(pull.bytes, len(pull.chunks))
         with self._lock:
-            self._taken.update((chunk.file, taken) for chunk in pull.chunks)
+            self._taken.update((chunk.file, transfer) for chunk in pull.chunks)
         return True
 
     def _copy(

@@ -133,22 +133,22 @@ class _Apart:
         self._error = error
 
     def commit(self) -> None:
-        what, error = self._temporary.what, self._error
+        subject, error = self._temporary.what, self._error
         try:
             decided = self._in_turn(self._key, self._durable)
         except (GracepointError, OSError) as reason:
-            raise SaveFailed(f"{what} is not committed: {reason} (after: {error})") from error
+            raise SaveFailed(f"{subject} is not committed: {reason} (after: {error})") from error
         if decided != _DURABLE:
             with contextlib.suppress(GracepointError, OSError):
                 decided += self._late()
-            raise SaveFailed(f"{what} is not committed: {decided}") from error
+            raise SaveFailed(f"{subject} is not committed: {decided}") from error
         try:
             # The others need not do what one has done. If it failed, each reports the outcome of its own attempt.
             if self._in_turn(f"{self._key}/commit", self._tried) != _COMMITTED:
                 self._finalize()
         except (GracepointError, OSError) as reason:
-            raise SaveFailed(f"{what} is durable and not committed: {reason} (after: {error})") from error
-        logger.warning("%s is committed, though the processes did not meet: %s", what, error)
+            raise SaveFailed(f"{subject} is durable and not committed: {reason} (after: {error})") from error
+        logger.warning("%s is committed, though the processes did not meet: %s", subject, error)
 
     def _in_turn(self, key: str, find: Callable[[], str]) -> str:
         try:
@@ -418,27 +418,27 @@ class SaveOperation:
             if isinstance(error, SaveFailed):
                 raise
             where = self.temporary.path
-            why = checks.explained(error, where, self.total_bytes)
-            raise SaveFailed(f"{self.temporary.what} was not written to {where}: {why}") from error
+            reason = checks.explained(error, where, self.total_bytes)
+            raise SaveFailed(f"{self.temporary.what} was not written to {where}: {reason}") from error
 
     def _make_room(self) -> None:
         """Deletes what nobody needs if the file system seems too full for the save. Process 0 does it for all."""
         if self._gang.process_index != 0 or self.temporary.step is None:
             return
-        found = checks.at(self.temporary.path)
-        if found is None or found.free_bytes >= self.total_bytes:
+        space = checks.at(self.temporary.path)
+        if space is None or space.free_bytes >= self.total_bytes:
             return
         self._give_up_failed()
         retention.make_room(self.paths, self.temporary.attempt)
-        found = checks.at(self.temporary.path) or found
-        if found.free_bytes < self.total_bytes:
+        space = checks.at(self.temporary.path) or space
+        if space.free_bytes < self.total_bytes:
             # It is tried nevertheless: file systems and formats that compress need less.
             logger.warning(
                 "%s may not fit: it has %d bytes, and %d of %d are free on the file system of %s",
                 self.temporary.what,
                 self.total_bytes,
-                found.free_bytes,
-                found.total_bytes,
+                space.free_bytes,
+                space.total_bytes,
                 self.paths.root,
             )
 
@@ -448,10 +448,10 @@ class SaveOperation:
             return error
         try:
             self._gang.barrier(self.key, timeout_s=_FIRST_ERROR_S)  # does not wait: one process has failed it
-        except GracepointError as told:
-            if str(error) not in str(told):  # this process was not the first
-                first = SaveFailed(f"{self.temporary.what} is not committed: {told}")
-                first.__cause__ = told
+        except GracepointError as first_error:
+            if str(error) not in str(first_error):  # this process was not the first
+                first = SaveFailed(f"{self.temporary.what} is not committed: {first_error}")
+                first.__cause__ = first_error
                 return first
         return error
 
@@ -513,6 +513,6 @@ class SaveOperation:
 
     def _finalize(self, deadline: Deadline) -> None:
         with ended_by(deadline.check):
-            done = commit.of(self.paths).finalize(self.temporary, replace=self._replace, go_on=deadline.check)
-        if not done:
+            finished = commit.of(self.paths).finalize(self.temporary, replace=self._replace, go_on=deadline.check)
+        if not finished:
             raise SaveFailed(f"{self.temporary.path} is not durable, or {self.temporary.target} already exists")

@@ -216,13 +216,13 @@ def write_manifest_part(
         copied: Leaves of which other processes have copies.
         written: What the process has written.
     """
-    mine = {layout.in_item(item, chunk.file): chunk.leaf for chunk in chunks if chunk.mine}
-    manifest = ManifestPart({path: file for path, file in written.files.items() if path in mine}, written.values)
+    own_files = {layout.in_item(item, chunk.file): chunk.leaf for chunk in chunks if chunk.mine}
+    manifest = ManifestPart({path: file for path, file in written.files.items() if path in own_files}, written.values)
     data, name = manifest.to_bytes(), layout.manifest_part(process_index)
     (folder / name).put(data)
-    files = {path: file for path, file in written.files.items() if path not in mine}
+    files = {path: file for path, file in written.files.items() if path not in own_files}
     # Other processes have copies of these chunks, which the commit compares.
-    compared = [path for path, leaf in mine.items() if leaf in copied]
+    compared = [path for path, leaf in own_files.items() if leaf in copied]
     values = {
         path: manifest.values[path] if path in manifest.values else manifest.files[path].crc32 for path in compared
     }

@@ -78,7 +78,7 @@ class Said:
     def differing(self, other: Said) -> tuple[str, str]:
         """Returns the first field in which this description differs from ``other``, from both."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return next((mine, theirs) for mine, theirs in pairs if mine != theirs)
+        return next((own, others) for own, others in pairs if own != others)
 
 
 def describe(
@@ -92,18 +92,18 @@ def describe(
         plan: The part of a save that this process does.
         host_state: The names of this process's host state. Their values are its own, the names are those of all.
     """
-    found = {
+    descriptions = {
         leaf.name: _said(leaf, spec, plan.owners.get(position, 0))
         for position, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
     }
-    return found | {f"host_state({name!r})": Said("registered", "", "") for name in sorted(host_state)}
+    return descriptions | {f"host_state({name!r})": Said("registered", "", "") for name in sorted(host_state)}
 
 
-def check(mine: Mapping[str, Said], *, gang: ProcessGroup, key: str) -> None:
+def check(own: Mapping[str, Said], *, gang: ProcessGroup, key: str) -> None:
     """Checks that all processes save the same state. Collective.
 
     Args:
-        mine: What ``describe`` returned in this process.
+        own: What ``describe`` returned in this process.
         gang: The processes that save together.
         key: Prefix of the keys that they use.
 
@@ -114,7 +114,7 @@ def check(mine: Mapping[str, Said], *, gang: ProcessGroup, key: str) -> None:
     """
     if gang.process_count == 1:
         return
-    word = json.dumps([[name, *dataclasses.astuple(said)] for name, said in mine.items()])
+    word = json.dumps([[name, *dataclasses.astuple(description)] for name, description in own.items()])
     digest = hashlib.sha256(word.encode()).hexdigest()[:32]
     digests = gang.gather(meeting_of(key), digest, timeout_s=_MEETING_TIMEOUT_S)
     if len(set(digests)) == 1:
@@ -122,11 +122,11 @@ def check(mine: Mapping[str, Said], *, gang: ProcessGroup, key: str) -> None:
     first = gang.broadcast(
         f"{meeting_of(key)}/first", word if gang.process_index == 0 else None, timeout_s=_MEETING_TIMEOUT_S
     )
-    theirs = {name: Said(*said) for name, *said in json.loads(first)}
-    differences = list(_differences(mine, theirs))
+    other = {name: Said(*description) for name, *description in json.loads(first)}
+    differences = list(_differences(own, other))
     mine_of_all = json.dumps(differences[:_SHOWN])
-    told = gang.reduce(f"{meeting_of(key)}/differences", mine_of_all, _told, timeout_s=_MEETING_TIMEOUT_S)
-    raise CheckpointError(told)
+    message = gang.reduce(f"{meeting_of(key)}/differences", mine_of_all, _told, timeout_s=_MEETING_TIMEOUT_S)
+    raise CheckpointError(message)
 
 
 def _said(leaf: pytree.Leaf, spec: ArraySpec | None, owners: int) -> Said:
@@ -152,15 +152,15 @@ def _value(data: Any) -> str:
     return " ".join(filter(None, [shown, f"values with checksum {crc32(as_bytes(values)):08x}"]))
 
 
-def _differences(mine: Mapping[str, Said], theirs: Mapping[str, Said]) -> Iterable[tuple[str, str, str]]:
+def _differences(own: Mapping[str, Said], other: Mapping[str, Said]) -> Iterable[tuple[str, str, str]]:
     """Yields the name of each leaf that differs, with the descriptions of this process and of process 0."""
-    for name in sorted({*mine, *theirs}):
-        if name not in mine:
-            yield name, "nothing", theirs[name].form
-        elif name not in theirs:
-            yield name, mine[name].form, "nothing"
-        elif mine[name] != theirs[name]:
-            here, there = mine[name].differing(theirs[name])
+    for name in sorted({*own, *other}):
+        if name not in own:
+            yield name, "nothing", other[name].form
+        elif name not in other:
+            yield name, own[name].form, "nothing"
+        elif own[name] != other[name]:
+            here, there = own[name].differing(other[name])
             yield name, here[:_SHOWN_CHARACTERS], there[:_SHOWN_CHARACTERS]
 
 
@@ -170,14 +170,14 @@ def _told(answers: Sequence[str]) -> str:
     for process, differences in enumerate(answers):
         for difference in json.loads(differences):
             processes_of.setdefault(tuple(difference), []).append(process)
-    found = [
+    parts = [
         f"leaf {name!r}: {there} in process 0, {here} in process {_ranges(processes)}"
         for (name, here, there), processes in processes_of.items()
     ]
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    if not found:
-        found = ["the same leaves come in another order"]
-    shown = "; ".join(found[:_SHOWN]) + more
+    more = f"; and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
+    if not parts:
+        parts = ["the same leaves come in another order"]
+    shown = "; ".join(parts[:_SHOWN]) + more
     return f"the state is not the same in all processes, and cannot be saved: {shown}. {_WHAT_TO_DO}"
 
 
@@ -296,8 +296,8 @@ class SavePlanner:
             values = host_state()
             encode(values)  # so that what cannot be saved is not found in an emergency
             several = self._gang.process_count > 1
-            mine = describe(leaves, prepared.specs, prepared.plan, values) if several else {}
-        check(mine, gang=self._gang, key=key)
+            description = describe(leaves, prepared.specs, prepared.plan, values) if several else {}
+        check(description, gang=self._gang, key=key)
         if in_background or self._options.writer not in IN_THREADS:  # a worker needs a snapshot in emergencies, too
             priorities = ask_priorities(leaves, prepared.plan, self._options)
             self._check_fits(self._needed_bytes(prepared, priorities), self._gang, key)
@@ -311,9 +311,9 @@ class SavePlanner:
             CheckpointError: A leaf cannot be saved; names it.
         """
         if self._prepared is not None:
-            known = self._prepared.form.leaves_of(state) if self._prepared.save_args == save_args else None
-            if known is not None:
-                return known, self._prepared
+            leaves_there = self._prepared.form.leaves_of(state) if self._prepared.save_args == save_args else None
+            if leaves_there is not None:
+                return leaves_there, self._prepared
             logger.info("the state has another form than before: planning its saves again")
         leaves = pytree.flatten(state, self._handlers)
         if code := [leaf.name for leaf in leaves if leaf.is_code]:
@@ -356,7 +356,7 @@ class SavePlanner:
         return prepared.snapshot
 
     def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:
-        memory.check_fits(needed_bytes, self._memory_limit_bytes, gang=gang, key=key, left=self._left)
+        memory.check_fits(needed_bytes, self._memory_limit_bytes, gang=gang, key=key, free_memory=self._left)
 
     def _prepare(self, leaves: Sequence[pytree.Leaf], form: TreeSignature, save_args: Any) -> PreparedSave:
         index, count = self._gang.process_index, self._gang.process_count

@@ -112,18 +112,18 @@ class SaveBoard:
 
     def fail(self, error: Exception) -> None:
         """Says with which error the save ended. A very long text is cut."""
-        told: dict[str, Any] = {"error": to_word(error), "text": str(error) or repr(error)}
+        report: dict[str, Any] = {"error": to_word(error), "text": str(error) or repr(error)}
         if not isinstance(error, CheckpointError):
             name = type(error).__name__
             if not isinstance(error, OSError):
-                told["text"] = f"{name}: {error}"
+                report["text"] = f"{name}: {error}"
             elif getattr(builtins, name, None) is type(error):
-                told["text"] = told["text"].removeprefix(f"[Errno {error.errno}] ")
-                told |= {"class": name, "errno": error.errno}
+                report["text"] = report["text"].removeprefix(f"[Errno {error.errno}] ")
+                report |= {"class": name, "errno": error.errno}
             else:  # its number may not be one of the system's, as in ``ssl.SSLError``
-                told |= {"class": "OSError", "errno": None}
-        told["text"] = told["text"][:_MOST_TEXT]
-        self._put(told)
+                report |= {"class": "OSError", "errno": None}
+        report["text"] = report["text"][:_MOST_TEXT]
+        self._put(report)
 
     def _put(self, outcome: dict[str, Any]) -> None:
         data = json.dumps(outcome).encode()
@@ -140,13 +140,13 @@ class SaveBoard:
         size = int(self._words[_ENDED])
         if not size:
             return None
-        told: dict[str, Any] = json.loads(self.block.memory[_TEXT_AT : _TEXT_AT + size])
-        if "error" not in told:
-            return told
-        if "class" not in told:
-            return from_word(told["error"])(told["text"])
-        kind: type[OSError] = getattr(builtins, told["class"])
-        return kind(told["text"]) if told["errno"] is None else kind(told["errno"], told["text"])
+        report: dict[str, Any] = json.loads(self.block.memory[_TEXT_AT : _TEXT_AT + size])
+        if "error" not in report:
+            return report
+        if "class" not in report:
+            return from_word(report["error"])(report["text"])
+        kind: type[OSError] = getattr(builtins, report["class"])
+        return kind(report["text"]) if report["errno"] is None else kind(report["errno"], report["text"])
 
 
 logger = logging.getLogger(__name__)
@@ -198,31 +198,31 @@ def write_handed(
         options: How chunks are written.
         timeout_s: Seconds after which the worker gives up. The trainer cancels the save earlier.
     """
-    told = SaveBoard(board)
-    what = part.temporary.what
-    if not _is_urgent(told):
+    progress = SaveBoard(board)
+    subject = part.temporary.what
+    if not _is_urgent(progress):
         worker.relax()
     try:
         staged: StagedForm = pickle.loads(form)
         chunks = [chunk for chunk, _ in staged.chunks]
         part = dataclasses.replace(part, specs=staged.specs, arrays=staged.arrays, chunks=chunks, copied=staged.copied)
-        deadline = Deadline(timeout_s, time.monotonic, lambda: 0.0 if told.cancelled else timeout_s)
-        with begun(part, _Staged(staged, memory, generation, told), deadline, told.reach) as writing:
-            job = dataclasses.replace(writing.job(), is_urgent=lambda: _is_urgent(told))
+        deadline = Deadline(timeout_s, time.monotonic, lambda: 0.0 if progress.cancelled else timeout_s)
+        with begun(part, _Staged(staged, memory, generation, progress), deadline, progress.reach) as writing:
+            job = dataclasses.replace(writing.job(), is_urgent=lambda: _is_urgent(progress))
             written = _writer(options).write(job, deadline)
             stages = writing.make_durable(written)
     except Exception as error:  # noqa: BLE001 - the trainer raises it
-        logger.warning("%s was not written by the worker: %s", what, error)
-        told.fail(error)
+        logger.warning("%s was not written by the worker: %s", subject, error)
+        progress.fail(error)
         return
     when_orphaned("commit", functools.partial(_commit, part.paths, part.temporary))
-    told.end(dataclasses.asdict(stages))
+    progress.end(dataclasses.asdict(stages))
 
 
-def _is_urgent(told: SaveBoard) -> bool:
+def _is_urgent(progress: SaveBoard) -> bool:
     """Returns whether the save is urgent. If it is, this process stops leaving the CPU to the training."""
     # Once the trainer has died, no training is left, and the pod may have little time.
-    if not told.urgent and not trainer_has_died():
+    if not progress.urgent and not trainer_has_died():
         return False
     worker.hurry()
     return True
@@ -291,9 +291,9 @@ class HandedOver:
         in_keeper: Whether the worker may be in a keeper's container, where nobody here sees its end.
     """
 
-    def __init__(self, board: SaveBoard, what: str, kill: Callable[[], None], *, in_keeper: bool) -> None:
+    def __init__(self, board: SaveBoard, subject: str, kill: Callable[[], None], *, in_keeper: bool) -> None:
         self._board = board
-        self._what = what
+        self._what = subject
         self._kill = kill
         self._in_keeper = in_keeper
         self._ended: Future[None] = Future()  # the call, once it was sent
@@ -350,13 +350,13 @@ class HandedOver:
             OSError, CheckpointError: The worker could not write.
             WriterDied: The worker process died.
         """
-        told = 0
+        passed = 0
         while True:
-            ended = self._ended.done()  # before the stages are read, so that none is missed once the call has ended
-            for stage in self._board.reached[told:]:
+            has_ended = self._ended.done()  # before the stages are read, so that none is missed once the call has ended
+            for stage in self._board.reached[passed:]:
                 on_stage(stage)
-                told += 1
-            if ended:
+                passed += 1
+            if has_ended:
                 return self._outcome()
             if deadline.passed():
                 self._stop()
@@ -445,13 +445,13 @@ class SaveWorker:
             The part in the worker. None: the system has no process or no memory for it, or the worker does not take
             it. This is logged.
         """
-        what = part.temporary.what
+        subject = part.temporary.what
         try:
             handed = self._handed_over(part, chunks, filled, deadline, urgent=urgent)
         except (OSError, CallFailed) as error:
-            logger.warning("the worker process does not take the save of %s, a thread writes it: %s", what, error)
+            logger.warning("the worker process does not take the save of %s, a thread writes it: %s", subject, error)
             return None
-        logger.info("%s is handed over to the worker process", what)
+        logger.info("%s is handed over to the worker process", subject)
         return handed
 
     def close(self) -> None:

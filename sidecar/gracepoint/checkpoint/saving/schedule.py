@@ -286,13 +286,13 @@ class DueSaves:
             BarrierError: The other processes cannot be reached.
         """
         self._asked += 1
-        mine = DueSave(self._gang.process_index, step, sync_point, ready and not ends, saves, ends)
-        text = self._gang.decide(f"{self._key}/{self._asked}", json.dumps(dataclasses.astuple(mine)))
+        proposal = DueSave(self._gang.process_index, step, sync_point, ready and not ends, saves, ends)
+        text = self._gang.decide(f"{self._key}/{self._asked}", json.dumps(dataclasses.astuple(proposal)))
         first = DueSave(*json.loads(text))
         if (first.step, first.sync_point) != (step, sync_point):
             error = AgreementError(
                 f"periodic save {self._asked} is due in process {first.process} with step {first.step} at sync point "
-                f"{first.sync_point}, and in process {mine.process} with step {step} at sync point {sync_point}: "
+                f"{first.sync_point}, and in process {proposal.process} with step {step} at sync point {sync_point}: "
                 f"every process must call step() once for each step, with the same number"
             )
             if first.begins:
@@ -305,17 +305,17 @@ class DueSaves:
         """Number of saves that were due so far."""
         return self._asked
 
-    def retire(self, asked: int) -> None:
-        """Removes the first ``asked`` decisions, which all processes have read.
+    def retire(self, number_asked: int) -> None:
+        """Removes the first ``number_asked`` decisions, which all processes have read.
 
         All processes make these calls in the same order.
 
         Raises:
             BarrierError: The store cannot be reached.
         """
-        for number in range(self._retired + 1, asked + 1):
+        for number in range(self._retired + 1, number_asked + 1):
             self._gang.retire(f"{self._key}/{number}")
-        self._retired = max(self._retired, asked)
+        self._retired = max(self._retired, number_asked)
 
 
 logger = logging.getLogger(__name__)
@@ -466,8 +466,8 @@ class Throughput:
     def _write(self, file: StoragePath) -> None:
         try:
             with self._writing:
-                known = {"version": _VERSION, "processes": self._process_count, "bytes_per_s": self._rates}
-                file.put(json.dumps(known).encode())
+                fields = {"version": _VERSION, "processes": self._process_count, "bytes_per_s": self._rates}
+                file.put(json.dumps(fields).encode())
         except OSError as error:
             logger.warning("what a save took is not remembered: %s cannot be written (%s)", file, error)
 
@@ -487,16 +487,16 @@ class Throughput:
 
 
 def _rates_of(data: bytes, process_count: int) -> dict[Way, tuple[float, ...]]:
-    found = json.loads(data)
-    if not isinstance(found, dict) or found.get("version") != _VERSION:
+    fields = json.loads(data)
+    if not isinstance(fields, dict) or fields.get("version") != _VERSION:
         raise ValueError(f"expected an object of version {_VERSION}, found {data[:80]!r}")
-    rates = found.get("bytes_per_s")
+    rates = fields.get("bytes_per_s")
     if not isinstance(rates, dict) or set(rates) != set(Way):
         raise ValueError(f"bytes_per_s: expected {[str(way) for way in Way]}, found {rates!r:.80}")
     for way, values in rates.items():
         if not isinstance(values, list) or not all(type(value) in (int, float) and value > 0 for value in values):
             raise ValueError(f"bytes_per_s.{way}: expected positive numbers, found {values!r:.80}")
-    processes = found.get("processes", process_count)
+    processes = fields.get("processes", process_count)
     if type(processes) is not int or processes < 1:
         raise ValueError(f"processes: expected how many saved, found {processes!r:.80}")
     # Whether the processes or the storage limit the speed is not known. So fewer processes count as slower, and more
