@@ -158,7 +158,7 @@ def test_an_error_of_the_function_comes_at_once(compilations: Compilations) -> N
 
 
 def test_options_of_a_jitted_function_are_refused(compilations: Compilations) -> None:
-    with pytest.raises(SettingsError, match=r"beside donate_argnums, found one that jax\.jit returned"):
+    with pytest.raises(SettingsError, match=r"with donate_argnums, found one that jax\.jit returned"):
         compilations.begin(jax.jit(fresh_step()), (form(), BATCH), {}, {"donate_argnums": 0})
 
 
