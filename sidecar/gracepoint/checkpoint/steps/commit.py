@@ -77,7 +77,7 @@ class Commit(Protocol):
             SaveFailed: The step has objects that Gracepoint did not write.
         """
 
-    def record(self, temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) -> None:
+    def record(self, temporary: Temporary, done_record: DoneRecord, go_on: Callable[[], None]) -> None:
         """Makes the done-record of a process durable. ``go_on``: as in ``finalize``."""
 
     def finalize(self, temporary: Temporary, *, replace: bool, go_on: Callable[[], None] | None = None) -> bool:
@@ -102,14 +102,14 @@ class Commit(Protocol):
                 save has claimed it.
         """
 
-    def finish(self, temporary: Temporary, done: Sequence[DoneRecord]) -> bool:
+    def finish(self, temporary: Temporary, all_done: Sequence[DoneRecord]) -> bool:
         """Commits a durable save whose processes may have died. Returns whether it is committed.
 
         It takes the place of another checkpoint only if that one is damaged, or is the one that it was to replace.
 
         Args:
             temporary: The save.
-            done: All its done-records.
+            all_done: All its done-records.
 
         Raises:
             CheckpointCorrupt: A file of the save is missing or has another size.
@@ -154,7 +154,7 @@ class Commit(Protocol):
     def seen(self) -> Layout | None:
         """Returns the layout to list the directory with. None if there is no directory."""
 
-    def is_settled(self, seen: Layout) -> bool:
+    def is_settled(self, listed: Layout) -> bool:
         """Returns whether a layout from ``seen`` shows that nothing is being saved or was left unfinished."""
 
     def interrupted(self) -> Iterator[tuple[StoragePath, Callable[[], None]]]:
@@ -190,17 +190,17 @@ class RenameCommit:
         with temporary.path.staying() as stayed:
             yield Writing(temporary.path, stayed, begun_ns, {})
 
-    def record(self, temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) -> None:
-        (temporary.path / layout.done_record(done.process_index)).put(done.to_bytes())
+    def record(self, temporary: Temporary, done_record: DoneRecord, go_on: Callable[[], None]) -> None:
+        (temporary.path / layout.done_record(done_record.process_index)).put(done_record.to_bytes())
 
     def finalize(self, temporary: Temporary, *, replace: bool, go_on: Callable[[], None] | None = None) -> bool:
         target = temporary.target
         try:
-            done = done_records(temporary.path)
-            if done is None:
+            committed = done_records(temporary.path)
+            if committed is None:
                 return self.is_committed(temporary)
             _check_no_file(temporary, target)
-            _complete(temporary.path, merge(done), target)
+            _complete(temporary.path, merge(committed), target)
             if replace:
                 self._make_way(temporary, target)
             temporary.path.publish(target)  # last: what the folder holds must be durable when it has its final name
@@ -214,15 +214,15 @@ class RenameCommit:
             return self.is_committed(temporary)  # a folder that is not empty is never replaced
         return True
 
-    def finish(self, temporary: Temporary, done: Sequence[DoneRecord]) -> bool:
+    def finish(self, temporary: Temporary, all_done: Sequence[DoneRecord]) -> bool:
         try:
-            _check_sizes(temporary.path, records.all_files(temporary.path, merge(done)))
+            _check_sizes(temporary.path, records.all_files(temporary.path, merge(all_done)))
         except CheckpointCorrupt:
             # Another process may have committed the save meanwhile. Then its files are no longer in this folder.
             if self.is_committed(temporary):
                 return True
             raise
-        return self.finalize(temporary, replace=False) or self._take_its_place(temporary, done[0].replaces)
+        return self.finalize(temporary, replace=False) or self._take_its_place(temporary, all_done[0].replaces)
 
     def is_committed(self, temporary: Temporary) -> bool:
         return records.is_of(temporary.target, temporary)
@@ -262,7 +262,7 @@ class RenameCommit:
         # It is listed each time, as a folder that is renamed during a listing may be missing in it under both names.
         return self._paths if self._paths.root.is_folder() else None
 
-    def is_settled(self, seen: Layout) -> bool:
+    def is_settled(self, listed: Layout) -> bool:
         return False  # for the same reason
 
     def interrupted(self) -> Iterator[tuple[StoragePath, Callable[[], None]]]:
@@ -385,12 +385,12 @@ def _put_back(aside: Temporary) -> None:
 def _check_sizes(folder: StoragePath, files: Iterator[tuple[str, StoredFile]]) -> None:
     """Raises CheckpointCorrupt if a file is missing or has another size. Several threads look at many files."""
 
-    def check(found: tuple[str, StoredFile]) -> None:
-        path, file = found
+    def check(item: tuple[str, StoredFile]) -> None:
+        path, file = item
         check_size(folder / path, file.bytes)
 
-    for found in itertools.islice(files, _FEW_FILES):
-        check(found)
+    for entry in itertools.islice(files, _FEW_FILES):
+        check(entry)
     with contextlib.ExitStack() as until_checked:
         threads: ThreadPoolExecutor | None = None
         while batch := list(itertools.islice(files, _FILES_AT_ONCE)):
@@ -431,12 +431,12 @@ def give_up_old(
             restore would choose such a save.
         hidden_older_than_s: Seconds without a change after which hidden files are deleted. None: ``older_than_s``.
     """
-    if (seen := of(paths).seen()) is None:
+    if (listed := of(paths).seen()) is None:
         return
-    commit = of(seen)
-    left, probes = [t for t in seen.temporaries() if t.attempt != attempt], seen.hidden()
-    commit.find_condemned(after_crash=bool(left or probes))
-    if not left and not probes:
+    commit = of(listed)
+    others, probes = [t for t in listed.temporaries() if t.attempt != attempt], listed.hidden()
+    commit.find_condemned(after_crash=bool(others or probes))
+    if not others and not probes:
         return
     now_s = paths.root.now_s()
     for probe in probes:
@@ -446,8 +446,8 @@ def give_up_old(
             else:
                 with posix.telling(probe):
                     probe.delete()
-    changed_s = look_at(paths.root, left, commit.last_change_s)
-    for temporary in left:
+    changed_s = look_at(paths.root, others, commit.last_change_s)
+    for temporary in others:
         overtaken = temporary.step is not None and newest_good is not None and temporary.step < newest_good
         kept_s = overtaken_for_s if overtaken else older_than_s
         if (ahead_s := changed_s[temporary] - now_s) > older_than_s:

@@ -102,9 +102,9 @@ UNNAMED = Holder("", "", "", "")
 class Lease:
     """A held lease. ``claim`` creates it."""
 
-    def __init__(self, path: StoragePath, mine: Holder, start: str | None = None) -> None:
+    def __init__(self, path: StoragePath, holder: Holder, start: str | None = None) -> None:
         self._path = path
-        self._mine = mine
+        self._mine = holder
         self._start = start
         self._ended = threading.Event()
         self._is_released = False
@@ -142,24 +142,24 @@ class Lease:
     def _delete(self) -> None:
         # CheckpointError: somebody wrote something else there.
         with contextlib.suppress(CheckpointError), posix.telling(self._path):
-            found = _read(self._path)
-            if found is None or found[0] != self._mine:
+            current = _read(self._path)
+            if current is None or current[0] != self._mine:
                 return
             # Only this version: a request can reach the store twice, the second time when another process holds the
             # lease.
-            self._path.backend.delete_version(self._path.key, found[1])
+            self._path.backend.delete_version(self._path.key, current[1])
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
             try:
-                found = _read(self._path)
-                if found is not None and found[0] != self._mine:
-                    self._lost_to(found[0])
+                current = _read(self._path)
+                if current is not None and current[0] != self._mine:
+                    self._lost_to(current[0])
                     return
                 if self._ended.is_set():  # ``release`` has deleted it meanwhile
                     return
                 # Conditional: if another process has written the lease meanwhile, the next beat reads its name.
-                _written(self._path, self._mine, None if found is None else found[1])
+                _written(self._path, self._mine, None if current is None else current[1])
             except (OSError, CheckpointError) as error:
                 logger.warning("the lease of %s was not renewed: %s", self._path.parent, error)
 
@@ -195,12 +195,12 @@ def claim(
         CheckpointError: Another job, or another cluster of the same start, still holds the lease at ``deadline``.
         OSError: The directory cannot be written to.
     """
-    path, mine = paths.lease(), Holder.here(job, attempt)
-    found = wait_until_free(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
-    if not _written(path, mine, found):
+    path, holder = paths.lease(), Holder.here(job, attempt)
+    current = wait_until_free(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
+    if not _written(path, holder, current):
         # Another process has written the lease meanwhile.
         return claim(paths, job, attempt, deadline=deadline, sleep=sleep, start=start)
-    return Lease(path, mine, start)
+    return Lease(path, holder, start)
 
 
 def wait_until_free(
@@ -216,42 +216,42 @@ def wait_until_free(
 
     Arguments and errors are those of ``claim``. Only reads.
     """
-    path, mine = paths.lease(), Holder.here(job, attempt)
-    told = False
-    while (found := _read(path)) is not None and not _may_be_taken(paths, path, found[0], mine, start):
+    path, holder = paths.lease(), Holder.here(job, attempt)
+    logged = False
+    while (current := _read(path)) is not None and not _may_be_taken(paths, path, current[0], holder, start):
         if deadline.passed():
-            raise CheckpointError(_in_use(paths.root, found[0], mine, "uses it"))
-        if not told:
-            told = True
-            logger.warning("%s; waiting for it to end", _in_use(paths.root, found[0], mine, "uses it"))
+            raise CheckpointError(_in_use(paths.root, current[0], holder, "uses it"))
+        if not logged:
+            logged = True
+            logger.warning("%s; waiting for it to end", _in_use(paths.root, current[0], holder, "uses it"))
         sleep(max(_LOOK_EVERY_S, paths.root.backend.look_every_s))
-    return None if found is None else found[1]
+    return None if current is None else current[1]
 
 
 def _is_of_start(holder: Holder, start: str | None) -> bool:
     return start is not None and holder.attempt.rpartition("-")[0] == start
 
 
-def _may_be_taken(paths: Layout, path: StoragePath, found: Holder, mine: Holder, start: str | None) -> bool:
-    if (found.host, found.process) == (mine.host, mine.process) or found.is_gone():
+def _may_be_taken(paths: Layout, path: StoragePath, current: Holder, holder: Holder, start: str | None) -> bool:
+    if (current.host, current.process) == (holder.host, holder.process) or current.is_gone():
         return True
-    if found.job == mine.job and (not _is_of_start(found, start) or found.was_before(mine)):
+    if current.job == holder.job and (not _is_of_start(current, start) or current.was_before(holder)):
         return True
     entry = path.entry()
     return entry is None or paths.root.now_s() - entry.changed_s > EXPIRES_S
 
 
-def _in_use(root: StoragePath, by: Holder, mine: Holder, how: str) -> str:
+def _in_use(root: StoragePath, by: Holder, holder: Holder, how: str) -> str:
     if by == UNNAMED:
         return (
             f"{root}: another job has just begun to use it, or died while it did: its lease is empty. It is free when "
             f"it has not changed for {EXPIRES_S:.0f} s"
         )
-    if by.job == mine.job:
+    if by.job == holder.job:
         return (
             f"{root}: another cluster of this same start of the job {how}: attempt {by.attempt}, on {by.host}; this "
-            f"one is attempt {mine.attempt}, on {mine.host}. The job's processes were split into clusters that would "
-            f"overwrite each other's steps: have all pods join one, with the same coordinator address and "
+            f"one is attempt {holder.attempt}, on {holder.host}. The job's processes were split into clusters that "
+            f"would overwrite each other's steps: have all pods join one, with the same coordinator address and "
             f"the number of all processes, as attach() does where jax.distributed is not initialised before it"
         )
     return (
@@ -263,32 +263,32 @@ def _in_use(root: StoragePath, by: Holder, mine: Holder, how: str) -> str:
 def _read(path: StoragePath) -> tuple[Holder, Generation] | None:
     """Returns the holder of the lease, and the generation of the file. None if there is no lease."""
     try:
-        found = path.read()
+        value = path.read()
     except FileNotFoundError:
         return None
-    if not found.data:
-        return UNNAMED, found.generation
+    if not value.data:
+        return UNNAMED, value.generation
     try:
-        return Holder(**json.loads(found.data)), found.generation
+        return Holder(**json.loads(value.data)), value.generation
     except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a lease of Gracepoint's: {error}; delete it if no job runs here"
         ) from error
 
 
-def _written(path: StoragePath, mine: Holder, found: Generation | None) -> bool:
-    """Writes the lease, unless another process has written it since ``found``. Returns whether it was written.
+def _written(path: StoragePath, holder: Holder, generation: Generation | None) -> bool:
+    """Writes the lease, unless another process has written it since ``generation``. Returns whether it was written.
 
-    ``found`` is None if there was no lease. The file is not synced, as a lease has no use after a crash of the machine.
+    ``generation`` is None if there was no lease. The file is not synced, as a lease is of no use after a crash.
     """
     # White space that differs each time: in some stores the generation is a digest of the contents.
     unique = "".join(secrets.choice(" \t\r\n") for _ in range(_UNIQUE))
-    data = (json.dumps(dataclasses.asdict(mine)) + unique).encode()
+    data = (json.dumps(dataclasses.asdict(holder)) + unique).encode()
     try:
-        if found is None:
+        if generation is None:
             path.create(data)
         else:
-            path.replace(data, found)
+            path.replace(data, generation)
     except (FileExistsError, StaleGeneration):
         return False
     return True
@@ -430,8 +430,8 @@ class DirectoryAccess:
             if isinstance(error, CheckpointError):
                 raise
             is_file = isinstance(error, FileExistsError)
-            found = "expected a folder, found a file" if is_file else checks.explained(error, self._paths.root)
-            raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {found}") from error
+            problem = "expected a folder, found a file" if is_file else checks.explained(error, self._paths.root)
+            raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {problem}") from error
 
 
 def check_nothing_newer(paths: Layout, gang: ProcessGroup, *, key: str, step: int, deadline: Deadline) -> None:

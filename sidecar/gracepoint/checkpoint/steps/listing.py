@@ -99,19 +99,19 @@ def refuse_aggregated(item: StoragePath, names: Sequence[str]) -> None:
 
 def look_alikes(paths: Layout) -> list[LookAlike]:
     """Returns what looks like a checkpoint or like steps in the root, and is no step. Changes nothing."""
-    found = look_at(paths.root, paths.foreign(), functools.partial(_look_alike, paths.root))
-    return [each for each in found.values() if each is not None]
+    by_path = look_at(paths.root, paths.foreign(), functools.partial(_look_alike, paths.root))
+    return [each for each in by_path.values() if each is not None]
 
 
 def named_like_newer(paths: Layout, step: int) -> list[str]:
     """Returns what is no step of the root, and whose name says a newer step than ``step``. Looks at names only."""
-    found = [paths.root / child.name for child in paths.foreign()]
-    return [str(path) for path in found if (number_of(path) or 0) > step]
+    paths_there = [paths.root / child.name for child in paths.foreign()]
+    return [str(path) for path in paths_there if (number_of(path) or 0) > step]
 
 
-def refusal(root: StoragePath, found: list[LookAlike]) -> CheckpointRefused:
-    """Returns the error for a start at step 0 beside ``found``."""
-    shown = "; ".join(map(str, found[:_SHOWN])) + ("; ..." if len(found) > _SHOWN else "")
+def refusal(root: StoragePath, look_alikes: list[LookAlike]) -> CheckpointRefused:
+    """Returns the error for a start at step 0 beside ``look_alikes``."""
+    shown = "; ".join(map(str, look_alikes[:_SHOWN])) + ("; ..." if len(look_alikes) > _SHOWN else "")
     return CheckpointRefused(
         f"{root} has no step that can be restored, and training from the start would leave out what looks like "
         f"checkpoints there: {shown}. A step is a folder named by its number alone, as {root / '100'}. If training is "
@@ -123,8 +123,8 @@ def refusal(root: StoragePath, found: list[LookAlike]) -> CheckpointRefused:
 @functools.cache
 def warn_once(root: StoragePath) -> None:
     """Says once that a directory without steps has what looks like checkpoints."""
-    if found := look_alikes(Layout(root)):
-        logger.warning("%s", refusal(root, found))
+    if others := look_alikes(Layout(root)):
+        logger.warning("%s", refusal(root, others))
 
 
 def checkpoint_around(root: StoragePath) -> StoragePath | None:
@@ -146,19 +146,19 @@ def number_of(path: StoragePath) -> int | None:
 def _look_alike(root: StoragePath, child: Child) -> LookAlike | None:
     path = root / child.name
     step = number_of(path)
-    what: str | None = None
+    problem: str | None = None
     if UNFINISHED in child.name:
-        what = "is a save that Orbax has not finished: delete it"
+        problem = "is a save that Orbax has not finished: delete it"
     elif child.is_link:
         if step is not None or _holds_checkpoint(path):
-            what = "is a symbolic link, and links are not followed: move the folder itself here"
+            problem = "is a symbolic link, and links are not followed: move the folder itself here"
     elif step is not None:
-        what = f"is not named by a number alone: rename it to {step} if it is step {step}"
+        problem = f"is not named by a number alone: rename it to {step} if it is step {step}"
         if not child.is_folder:
-            what = f"is a file: expected the folder of a checkpoint. {_MSGPACK}"
+            problem = f"is a file: expected the folder of a checkpoint. {_MSGPACK}"
     elif child.is_folder:
         return _look_into(path)
-    return None if what is None else LookAlike(str(path), step, what)
+    return None if problem is None else LookAlike(str(path), step, problem)
 
 
 def _look_into(path: StoragePath) -> LookAlike | None:
@@ -217,10 +217,10 @@ class Listing:
 
     @classmethod
     def from_text(cls, text: str) -> Listing:
-        told = json.loads(text)
-        standing = {int(step): identifier for step, identifier in told.pop("standing").items()}
-        look_alikes = tuple(LookAlike(**each) for each in told.pop("look_alikes"))
-        return cls(**{k: tuple(value) for k, value in told.items()}, standing=standing, look_alikes=look_alikes)
+        fields = json.loads(text)
+        standing = {int(step): identifier for step, identifier in fields.pop("standing").items()}
+        look_alikes = tuple(LookAlike(**each) for each in fields.pop("look_alikes"))
+        return cls(**{k: tuple(value) for k, value in fields.items()}, standing=standing, look_alikes=look_alikes)
 
 
 def list_steps(
@@ -241,11 +241,11 @@ def list_steps(
         CheckpointRefused: The directory is the folder of one step.
     """
     way = commit.of(paths)
-    seen = way.seen()
-    if seen is None:
+    layout_seen = way.seen()
+    if layout_seen is None:
         return _no_folder(paths)
     remarks: list[str] = []
-    if not way.is_settled(seen):
+    if not way.is_settled(layout_seen):
         remarks = settle(
             paths,
             attempt=attempt,
@@ -254,12 +254,12 @@ def list_steps(
             sleep=sleep,
             holds_lease=holds_lease,
         )
-        seen = way.seen() or paths
-    listing = _sort_out(seen)
+        layout_seen = way.seen() or paths
+    listing = _sort_out(layout_seen)
     remarks += listing.remarks
-    if names := [child.name for child in seen.foreign()]:
+    if names := [child.name for child in layout_seen.foreign()]:
         remarks.append(f"{paths.root} also has {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}")
-    return dataclasses.replace(listing, remarks=tuple(remarks), look_alikes=_look_alikes(seen, listing))
+    return dataclasses.replace(listing, remarks=tuple(remarks), look_alikes=_look_alikes(layout_seen, listing))
 
 
 def _look_alikes(paths: Layout, listing: Listing) -> tuple[LookAlike, ...]:
@@ -280,15 +280,15 @@ def _look_alikes(paths: Layout, listing: Listing) -> tuple[LookAlike, ...]:
     if listing.refused:
         return ()
     if (checkpoint := checkpoint_around(paths.root)) is not None:
-        what = "is the folder of one step" if checkpoint == paths.root else "is in the folder of one step"
-        raise CheckpointRefused(f"{paths.root} {what}; give the directory of the steps, {checkpoint.parent}")
+        problem = "is the folder of one step" if checkpoint == paths.root else "is in the folder of one step"
+        raise CheckpointRefused(f"{paths.root} {problem}; give the directory of the steps, {checkpoint.parent}")
     return tuple(look_alikes(paths))
 
 
 def complete_listing(paths: Layout) -> Listing:
     """Lists the steps of a directory that may only be read. Nothing is salvaged, and no save is waited for."""
-    seen = commit.of(paths).seen()
-    return _no_folder(paths) if seen is None else _sort_out(seen)
+    layout_seen = commit.of(paths).seen()
+    return _no_folder(paths) if layout_seen is None else _sort_out(layout_seen)
 
 
 def _no_folder(paths: Layout) -> Listing:

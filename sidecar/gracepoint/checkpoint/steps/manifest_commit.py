@@ -87,15 +87,15 @@ class ManifestCommit:
         folder, placement = _begin(temporary, begun_ns, marks=process_index == 0)
         yield Writing(folder, lambda: True, begun_ns, placement.generations)
 
-    def record(self, temporary: Temporary, done: DoneRecord, go_on: Callable[[], None]) -> None:
-        _put(temporary.path / layout.done_record(done.process_index), done.to_bytes(), go_on)
+    def record(self, temporary: Temporary, done_record: DoneRecord, go_on: Callable[[], None]) -> None:
+        _put(temporary.path / layout.done_record(done_record.process_index), done_record.to_bytes(), go_on)
 
     def finalize(self, temporary: Temporary, *, replace: bool, go_on: Callable[[], None] | None = None) -> bool:
         return self._finalize(temporary, lambda: replace and _may_be_replaced(temporary.target), go_on)
 
-    def finish(self, temporary: Temporary, done: Sequence[DoneRecord]) -> bool:
+    def finish(self, temporary: Temporary, all_done: Sequence[DoneRecord]) -> bool:
         return self._finalize(
-            temporary, lambda: gives_way(temporary.target, done[0].replaces, self.standing), go_on=None
+            temporary, lambda: gives_way(temporary.target, all_done[0].replaces, self.standing), go_on=None
         )
 
     def _finalize(
@@ -127,11 +127,11 @@ class ManifestCommit:
         trash = self._trash(temporary)
         place = temporary.target / layout.MANIFEST
         try:
-            found = place.read()
-            if is_claim(found.data):
-                other = Claim.from_bytes(found.data, str(place))
+            marker = place.read()
+            if is_claim(marker.data):
+                other = Claim.from_bytes(marker.data, str(place))
                 if (other.attempt, other.ordinal) == (temporary.attempt, temporary.ordinal):
-                    condemn(temporary.target, trash, found.generation)
+                    condemn(temporary.target, trash, marker.generation)
         except FileNotFoundError:
             if names := [entry.key for entry in temporary.target.entries()]:
                 try:
@@ -151,12 +151,12 @@ class ManifestCommit:
         delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
         place = temporary.target / layout.MANIFEST
         with contextlib.suppress(FileNotFoundError):
-            found = place.read()
-            if is_claim(found.data):
-                claim = Claim.from_bytes(found.data, str(place))
+            marker = place.read()
+            if is_claim(marker.data):
+                claim = Claim.from_bytes(marker.data, str(place))
                 if (claim.attempt, claim.ordinal) == (temporary.attempt, temporary.ordinal):
                     trash = self._trash(temporary)
-                    condemn(temporary.target, trash, found.generation)
+                    condemn(temporary.target, trash, marker.generation)
                     self._empty(trash)
 
     def is_unfinished(self, folder: StoragePath) -> bool:
@@ -172,16 +172,16 @@ class ManifestCommit:
         """Marks a step as deleted. ``empty_trash`` deletes its objects later."""
         place = folder / layout.MANIFEST
         try:
-            found = place.read()
+            marker = place.read()
         except FileNotFoundError:
             return
-        if is_claim(found.data):
+        if is_claim(marker.data):
             return
-        save = _save_of(found.data, place)
+        save = _save_of(marker.data, place)
         if only is not None and (save is None or f"{save.attempt}.{save.ordinal}" != only):
             return
-        without_note = {} if save is None else copied(folder, Manifest.from_bytes(found.data, str(place)))
-        condemn(folder, trash, found.generation, save, without_note)
+        without_note = {} if save is None else copied(folder, Manifest.from_bytes(marker.data, str(place)))
+        condemn(folder, trash, marker.generation, save, without_note)
 
     def seen(self) -> Layout | None:
         try:
@@ -189,8 +189,8 @@ class ManifestCommit:
         except FileNotFoundError:
             return None
 
-    def is_settled(self, seen: Layout) -> bool:
-        return not seen.temporaries()
+    def is_settled(self, listed: Layout) -> bool:
+        return not listed.temporaries()
 
     def interrupted(self) -> Iterator[tuple[StoragePath, Callable[[], None]]]:
         return iter(())  # salvage goes on with a replacement, as the new save is durable
@@ -290,7 +290,7 @@ def _finish(
 ) -> bool:
     manifest = merge(records)
     claim = Claim(temporary.attempt, temporary.ordinal, records[0].begun_ns)
-    in_place = {path: Generation(found) for record in records for path, found in record.generations.items()}
+    in_place = {path: Generation(generation) for record in records for path, generation in record.generations.items()}
     if staged := {path: file for path, file in manifest.files.items() if path not in in_place}:
         if not _take_over(temporary, claim, manifest, may_replace, go_on):
             return _is_committed(temporary)
@@ -356,10 +356,10 @@ def _take_over(
     for _ in range(_TRIES):
         marked = success.entry()
         with contextlib.suppress(FileNotFoundError):
-            found = place.read()
-            if not is_claim(found.data):
-                save = _save_of(found.data, place)
-                standing = None if save is None else Manifest.from_bytes(found.data, str(place))
+            marker = place.read()
+            if not is_claim(marker.data):
+                save = _save_of(marker.data, place)
+                standing = None if save is None else Manifest.from_bytes(marker.data, str(place))
                 without_note = {} if standing is None else copied(temporary.target, standing)
                 # When a copied save began was told by another clock.
                 if save is not None and save.is_later(claim) and not without_note:
@@ -370,12 +370,12 @@ def _take_over(
                     return False
                 logger.warning("%s is saved again: it is replaced", temporary.what)
                 if without_note:
-                    condemn(temporary.target, temporary.trash, found.generation, save, without_note)
+                    condemn(temporary.target, temporary.trash, marker.generation, save, without_note)
                     continue
                 with contextlib.suppress(StaleGeneration):
-                    place.replace(claim.to_bytes(), found.generation)
+                    place.replace(claim.to_bytes(), marker.generation)
                 continue
-            other = Claim.from_bytes(found.data, str(place))
+            other = Claim.from_bytes(marker.data, str(place))
             if other.trash is not None:
                 finish(temporary.target, other.trash, go_on)
                 continue
@@ -391,21 +391,21 @@ def _take_over(
     return False
 
 
-def _refuse_foreign_beside(target: StoragePath, known: Collection[str]) -> None:
+def _refuse_foreign_beside(target: StoragePath, known_files: Collection[str]) -> None:
     """Raises SaveFailed if a step has objects that Gracepoint did not write.
 
-    Those that are ``known``, and those that the step has by its manifest, need no look.
+    Those that are ``known_files``, and those that the step has by its manifest, need no look.
     """
     item: str | None = None
     with contextlib.suppress(CheckpointCorrupt):
         if (manifest := read_manifest(target)) is not None:
-            known, item = dict(all_files(target, manifest)), manifest.item
+            known_files, item = dict(all_files(target, manifest)), manifest.item
     refuse_foreign(
         target,
         [
             entry.key
             for entry in target.entries()
-            if entry.key not in known and (item is None or not layout.is_beside_manifest(entry.key, item))
+            if entry.key not in known_files and (item is None or not layout.is_beside_manifest(entry.key, item))
         ],
     )
 
@@ -430,13 +430,13 @@ def _publish(temporary: Temporary, claim: Claim, manifest: Manifest, in_place: M
             if layout.MANIFEST not in listed:
                 place.create(manifest.to_bytes())
             else:
-                found = place.read()
-                if not is_claim(found.data):
+                marker = place.read()
+                if not is_claim(marker.data):
                     return _is_committed(temporary)
-                other = Claim.from_bytes(found.data, str(place))
+                other = Claim.from_bytes(marker.data, str(place))
                 if other.trash is not None or (other.is_later(claim) and not other.is_same(claim)):
                     return False
-                place.replace(manifest.to_bytes(), found.generation)
+                place.replace(manifest.to_bytes(), marker.generation)
         except (FileExistsError, FileNotFoundError, StaleGeneration):
             continue
         try:
@@ -478,13 +478,13 @@ def _save_of(manifest: bytes, where: StoragePath) -> Claim | None:
 
 def _put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
     """Writes a small object in place of any that is there. ``go_on`` may end it by an error."""
-    store, found = store_of(where), None
+    store, generation = store_of(where), None
     body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
     for _ in range(_TRIES):
         try:
-            store.write_if(where.key, body, crc32(data), found, "", go_on)
+            store.write_if(where.key, body, crc32(data), generation, "", go_on)
             return
         except (FileExistsError, StaleGeneration):
             noted = store.noted(where.key)
-            found = None if noted is None else noted.generation
+            generation = None if noted is None else noted.generation
     raise SaveFailed(f"{where} keeps changing")

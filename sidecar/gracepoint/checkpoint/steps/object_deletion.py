@@ -109,15 +109,15 @@ def copied(folder: StoragePath, manifest: Manifest) -> dict[str, Generation]:
 
 
 def _samples(manifest: Manifest) -> set[str]:
-    def size(found: tuple[str, StoredFile]) -> int:
-        return found[1].bytes
+    def size(item: tuple[str, StoredFile]) -> int:
+        return item[1].bytes
 
     files = manifest.files.items()
-    found = {min(files, key=size)[0], max(files, key=size)[0]} if files else set()
+    samples = {min(files, key=size)[0], max(files, key=size)[0]} if files else set()
     if manifest.is_in_parts and manifest.arrays and not manifest.arrays[0].format.ocdbt:
         spec = manifest.arrays[0]
-        found.add(layout.in_item(manifest.item, spec.chunk_file(next(iter(grid(spec))))))
-    return found
+        samples.add(layout.in_item(manifest.item, spec.chunk_file(next(iter(grid(spec))))))
+    return samples
 
 
 def _by(folder: StoragePath, name: str) -> Claim | None:
@@ -200,10 +200,10 @@ def sweep(folder: StoragePath, trash: str) -> bool:
     store, place = store_of(folder), folder / layout.MANIFEST
     entries = folder.entries()  # before the claim is read: what a later save writes is not among them
     try:
-        found = place.read()
+        marker = place.read()
     except FileNotFoundError:
         return True  # another process has swept it
-    claim = _condemned(found.data, place)
+    claim = _condemned(marker.data, place)
     if claim is None or claim.trash != trash:
         return True
     if claim.swept_ns and folder.now_s() - claim.swept_ns / 1e9 < FREE_S:
@@ -214,17 +214,17 @@ def sweep(folder: StoragePath, trash: str) -> bool:
     without_note, stays = _listed(folder.parent / trash), list[str]()
     refused: PermissionError | None = None
     try:
-        turn = _Turn(folder, claim, found.generation)
+        turn = _Turn(folder, claim, marker.generation)
         for batch in (success, *(others[start : start + _BATCH] for start in range(0, len(others), _BATCH))):
             turn.renew()
-            ours = list(
+            own_entries = list(
                 _noted(folder, batch, without_note, lambda by: by.begun_ns <= claim.begun_ns + _CLOCKS_DIFFER_NS)
             )
             try:
-                store.delete_all(ours, turn.go_on)
+                store.delete_all(own_entries, turn.go_on)
             except PermissionError as error:
                 refused = refused or error
-            deleted = {entry.key for entry in ours}
+            deleted = {entry.key for entry in own_entries}
             stays += [entry.key for entry in batch if (folder / entry.key).key not in deleted]
         if refused is not None:
             raise refused
@@ -302,9 +302,9 @@ def _noted(
     folder: StoragePath,
     entries: Collection[Entry],
     without_note: Mapping[str, Generation],
-    wanted: Callable[[Claim], bool],
+    is_wanted: Callable[[Claim], bool],
 ) -> Iterator[Entry]:
-    """Yields the entries whose note is ``wanted``, those in ``without_note``, and the mark of a damaged step.
+    """Yields the entries whose note is ``is_wanted``, those in ``without_note``, and the mark of a damaged step.
 
     Their keys are complete.
     """
@@ -316,7 +316,7 @@ def _noted(
         if noted is None or noted.generation != entry.generation:
             return
         by = Claim.noted(noted.note)
-        if wanted(by) if by is not None else without_note.get(entry.key) == entry.generation:
+        if is_wanted(by) if by is not None else without_note.get(entry.key) == entry.generation:
             wanted_keys.add(entry.key)
 
     store.at_once(functools.partial(look, entry) for entry in entries if entry.key not in _WITHOUT_NOTE)

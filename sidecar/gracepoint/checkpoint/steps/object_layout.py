@@ -124,14 +124,14 @@ class Placement:
             SaveFailed: A later save writes the step, or something that is not Gracepoint's is in the way.
         """
         where = self._temporary.target / name
-        found: Generation | None = None
+        generation: Generation | None = None
         for _ in range(_LAYOUT_TRIES):
             try:
-                return self._store.write_if(where.key, data, checksum, found, self._claim.note, go_on)
+                return self._store.write_if(where.key, data, checksum, generation, self._claim.note, go_on)
             except (FileExistsError, StaleGeneration):
                 noted = self._store.noted(where.key)
             if noted is None:
-                found = None  # deleted meanwhile
+                generation = None  # deleted meanwhile
                 continue
             other = Claim.noted(noted.note)
             if other is None:
@@ -142,23 +142,23 @@ class Placement:
                 )
             if not self.own():
                 return None
-            found = noted.generation
+            generation = noted.generation
         raise SaveFailed(f"{where} keeps changing: does another job write to {self._temporary.target}?")
 
     def mark(self, name: str, data: bytes) -> None:
         """Writes a small object of a committed step, unless it is not Gracepoint's."""
         where = self._temporary.target / name
-        found: Generation | None = None
+        generation: Generation | None = None
         body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
         for _ in range(_LAYOUT_TRIES):
             try:
-                self._store.write_if(where.key, body, crc32(data), found, self._claim.note, None)
+                self._store.write_if(where.key, body, crc32(data), generation, self._claim.note, None)
                 return
             except (FileExistsError, StaleGeneration):
                 noted = self._store.noted(where.key)
             if noted is not None and Claim.noted(noted.note) is None:
                 return
-            found = None if noted is None else noted.generation
+            generation = None if noted is None else noted.generation
 
     def own(self) -> bool:
         """Claims the step for this save. Returns False if the step has the manifest of a save, or is being deleted.
@@ -181,23 +181,23 @@ def take(target: StoragePath, claim: Claim) -> Generation | None:
     place = target / layout.MANIFEST
     for _ in range(_LAYOUT_TRIES):
         try:
-            found = place.read()
+            marker = place.read()
         except FileNotFoundError:
             try:
                 return place.create(claim.to_bytes())
             except FileExistsError:
                 continue
-        if not is_claim(found.data):
+        if not is_claim(marker.data):
             return None
-        other = Claim.from_bytes(found.data, str(place))
+        other = Claim.from_bytes(marker.data, str(place))
         if other.trash is not None:
             return None
         if other.is_same(claim):
-            return found.generation
+            return marker.generation
         if other.is_later(claim):
             raise SaveFailed(f"{target} belongs to a later save, by attempt {other.attempt}")
         try:
-            return place.replace(claim.to_bytes(), found.generation)
+            return place.replace(claim.to_bytes(), marker.generation)
         except StaleGeneration:
             continue
     raise SaveFailed(f"{place} keeps changing: does another job write to {target}?")

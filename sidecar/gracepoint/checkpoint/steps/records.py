@@ -63,10 +63,10 @@ def done_records(folder: StoragePath) -> list[DoneRecord] | None:
         return None
     first = DoneRecord.from_bytes(only[0], str(paths[0]))
     paths += [folder / layout.done_record(process) for process in range(1, first.process_count)]
-    found = storage_path.read_all(paths[1:])
-    if found is None:
+    contents = storage_path.read_all(paths[1:])
+    if contents is None:
         return None
-    return [first, *(DoneRecord.from_bytes(data, str(path)) for path, data in zip(paths[1:], found, strict=True))]
+    return [first, *(DoneRecord.from_bytes(data, str(path)) for path, data in zip(paths[1:], contents, strict=True))]
 
 
 def is_of(folder: StoragePath, temporary: Temporary) -> bool:
@@ -157,10 +157,10 @@ def all_files(folder: StoragePath, manifest: Manifest) -> Iterator[tuple[str, St
     for first in range(0, manifest.process_count, _PARTS_AT_ONCE):
         numbers = range(first, min(first + _PARTS_AT_ONCE, manifest.process_count))
         paths = [folder / layout.manifest_part(number) for number in numbers]
-        found = storage_path.read_all(paths)
-        if found is None:
+        contents = storage_path.read_all(paths)
+        if contents is None:
             raise CheckpointCorrupt(f"{folder}: a part of its manifest is missing: {_first_missing(paths)}")
-        for path, data in zip(paths, found, strict=True):
+        for path, data in zip(paths, contents, strict=True):
             yield from ManifestPart.from_bytes(data, str(path)).files.items()
 
 

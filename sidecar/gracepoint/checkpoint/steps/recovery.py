@@ -48,7 +48,7 @@ def salvage(paths: Layout, *, holds_lease: bool = False) -> list[str]:
             durable.append((temporary, records))
     # If several starts saved the same step, the last save counts, so it comes first. The others were to replace the
     # checkpoint that it replaces. When that one is gone, they are left as they are.
-    for temporary, records in sorted(durable, key=lambda found: found[1][0].begun_ns, reverse=True):
+    for temporary, records in sorted(durable, key=lambda item: item[1][0].begun_ns, reverse=True):
         with _remarking(temporary.path, remarks, holds_lease):
             if commit.of(paths).finish(temporary, records):
                 logger.warning("salvaged %s: %s was complete, not committed", temporary.what, temporary.path)

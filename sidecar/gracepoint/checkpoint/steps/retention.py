@@ -94,8 +94,8 @@ class Retention:
     def older(self, steps: Iterable[int], *, newest_good: int, damaged: frozenset[int] = frozenset()) -> list[int]:
         """Returns the steps that are older than the newest ``keep_last`` good ones, newest first."""
         steps = sorted((step for step in steps if step <= newest_good), reverse=True)
-        last = [step for step in steps if step not in damaged or step == newest_good][: self.keep_last]
-        return [step for step in steps if step < last[-1]] if len(last) == self.keep_last else []
+        newest = [step for step in steps if step not in damaged or step == newest_good][: self.keep_last]
+        return [step for step in steps if step < newest[-1]] if len(newest) == self.keep_last else []
 
     def _is_special(self, step: int, age_s: float, damaged: frozenset[int]) -> bool:
         if step in damaged:
@@ -113,7 +113,7 @@ def apply(
     newest_good: int,
     attempt: str,
     ordinal: int,
-    known: dict[int, StepLook] | None = None,
+    looks_before: dict[int, StepLook] | None = None,
 ) -> None:
     """Renames the steps that ``retention`` does not keep to trash.
 
@@ -125,22 +125,22 @@ def apply(
         newest_good: See ``Retention.to_delete``.
         attempt: The current attempt, which is part of the name of the trash.
         ordinal: Ordinal of its newest save, which is part of that name, too.
-        known: What the previous call found out about the older steps that it kept. This call brings it up to date. Such
-            steps are looked at again only before they are deleted. None: all steps are looked at.
+        looks_before: What the previous call found out about the older steps that it kept. This call brings it up to
+            date. Such steps are looked at again only before they are deleted. None: all steps are looked at.
     """
-    known = {} if known is None else known
+    looks_before = {} if looks_before is None else looks_before
     there = paths.steps()
-    looked = look_at(paths.root, (step for step in there if step not in known), functools.partial(_look, paths))
-    found = {step: look for step, look in looked.items() if look is not None}
-    found |= {step: known[step] for step in there if step in known}
+    looked = look_at(paths.root, (step for step in there if step not in looks_before), functools.partial(_look, paths))
+    looks = {step: look for step, look in looked.items() if look is not None}
+    looks |= {step: looks_before[step] for step in there if step in looks_before}
     now_s = paths.root.now_s()
-    ages_s = {step: now_s - look.committed_s for step, look in found.items()}
-    damaged = frozenset(step for step, look in found.items() if look.is_damaged)
+    ages_s = {step: now_s - look.committed_s for step, look in looks.items()}
+    damaged = frozenset(step for step, look in looks.items() if look.is_damaged)
     deleted = retention.to_delete(ages_s, newest_good=newest_good, damaged=damaged)
     older = retention.older(ages_s, newest_good=newest_good, damaged=damaged)
-    changed = {step for step in deleted if step in known and _look(paths, step) != known[step]}
-    known.clear()
-    known.update({step: found[step] for step in older if step not in deleted})
+    changed = {step for step in deleted if step in looks_before and _look(paths, step) != looks_before[step]}
+    looks_before.clear()
+    looks_before.update({step: looks[step] for step in older if step not in deleted})
     for step in deleted:
         if step in changed:
             continue  # the next call looks at it
@@ -149,7 +149,7 @@ def apply(
             continue
         logger.info("deleting step %d: %s", step, retention)
         with posix.telling(paths.step(step)):  # one that stays must not keep the others
-            commit.of(paths).discard(paths.step(step), paths.trash(step, attempt, ordinal), only=found[step].standing)
+            commit.of(paths).discard(paths.step(step), paths.trash(step, attempt, ordinal), only=looks[step].standing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,18 +222,18 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
             logger.info("%s cannot be marked as being read: %s", paths.step(step), error)
 
     marking = threading.Thread(target=touch, name="gracepoint: reading mark", daemon=True)
-    begun = paths.root.backend.is_far
-    if begun:
+    is_marked = paths.root.backend.is_far
+    if is_marked:
         try:
             marking.start()
         except RuntimeError:  # the system has no more threads
-            begun = False
-    if not begun:
+            is_marked = False
+    if not is_marked:
         touch()
     try:
         yield
     finally:
-        if begun:
+        if is_marked:
             marking.join()  # the store's timeout ends it
         if marked:
             with posix.telling(mark):
@@ -360,7 +360,7 @@ class StepCleaner:
                     newest_good=newest_good,
                     attempt=self._attempt,
                     ordinal=ordinal,
-                    known=self._known,
+                    looks_before=self._known,
                 )
             if give_up_old:
                 commit.give_up_old(

@@ -457,7 +457,7 @@ def read_alone(kvstore: dict[str, Any], timeout_s: float) -> bytes:
     import tensorstore as ts
 
     store = ts.KvStore.open(kvstore, context=new_context({})).result(timeout=timeout_s)
-    found = store.read("").result(timeout=timeout_s)
-    if found.state != "value":
+    result = store.read("").result(timeout=timeout_s)
+    if result.state != "value":
         raise ValueError(f"it finds no value at {kvstore}")
-    return bytes(found.value)
+    return bytes(result.value)

@@ -106,8 +106,8 @@ def check_contents(path: StoragePath, size_bytes: int, checksum: int) -> None:
     """
     check_size(path, size_bytes)
     with _staying(path):
-        found = crc32_of(path)
-    if found != checksum:
+        actual = crc32_of(path)
+    if actual != checksum:
         raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")
 
 
@@ -175,14 +175,14 @@ def at(path: StoragePath) -> Room | None:
         return None
     while True:
         try:
-            found = os.statvfs(place)
+            status = os.statvfs(place)
         except FileNotFoundError:
             place = os.path.dirname(place)
         except OSError:
             return None
         else:
-            files = found.f_favail if found.f_files else None
-            return Room(found.f_bavail * found.f_frsize, files, found.f_blocks * found.f_frsize)
+            files = status.f_favail if status.f_files else None
+            return Room(status.f_bavail * status.f_frsize, files, status.f_blocks * status.f_frsize)
 
 
 def is_full(error: BaseException) -> bool:
@@ -206,15 +206,15 @@ def explained(error: BaseException, path: StoragePath, needed_bytes: int | None 
     number = _number(error)
     if number is None:
         return str(error)
-    found = at(path)
-    said = [f"{error}; {_REASONS[number]}. {path}"]
+    room = at(path)
+    sentences = [f"{error}; {_REASONS[number]}. {path}"]
     if needed_bytes is not None:
-        said.append(f"{needed_bytes} bytes are needed for the whole save, before any compression")
-    if found is not None:
-        said.append(f"{found.free_bytes} of {found.total_bytes} bytes are free there")
-        if found.free_files is not None and found.free_files < _FEW_FILES:
-            said.append(f"only {found.free_files} more files can be made")
-    return ", ".join(said) if len(said) == 1 else f"{said[0]}: {', '.join(said[1:])}"
+        sentences.append(f"{needed_bytes} bytes are needed for the whole save, before any compression")
+    if room is not None:
+        sentences.append(f"{room.free_bytes} of {room.total_bytes} bytes are free there")
+        if room.free_files is not None and room.free_files < _FEW_FILES:
+            sentences.append(f"only {room.free_files} more files can be made")
+    return ", ".join(sentences) if len(sentences) == 1 else f"{sentences[0]}: {', '.join(sentences[1:])}"
 
 
 #: Fewer free files than this are worth a word.
@@ -242,7 +242,7 @@ def record_files(where: StoragePath, above: StoragePath) -> Iterator[tuple[str, 
         OSError: A file cannot be read.
     """
     path, top = Path(where), Path(above)  # handlers write to the local file system
-    files = [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
@@ -251,6 +251,6 @@ def record_files(where: StoragePath, above: StoragePath) -> Iterator[tuple[str, 
             os.close(descriptor)
         yield file.relative_to(top).as_posix(), file.stat().st_size, crc32_of(local_path(file))
     above_it = {folder for folder in path.parents if folder == top or top in folder.parents}
-    inside = {path, *(found for found in path.rglob("*") if found.is_dir())} if path.is_dir() else set()
+    inside = {path, *(each for each in path.rglob("*") if each.is_dir())} if path.is_dir() else set()
     folders = above_it | inside
     sync_folders(local_path(folder) for folder in folders)

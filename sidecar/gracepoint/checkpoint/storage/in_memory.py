@@ -69,10 +69,10 @@ class MemoryBackend:
         return written
 
     def read(self, key: str) -> Value:
-        found = self._read(key)
-        if found is None:
+        value = self._read(key)
+        if value is None:
             raise self._missing(key)
-        return found
+        return value
 
     def replace(self, key: str, data: bytes, generation: Generation) -> Generation:
         written = self._write(key, data, if_equal=bytes.fromhex(generation))
@@ -117,8 +117,8 @@ class MemoryBackend:
         yield _ValueReader(self.read(key).data)
 
     def entry(self, key: str) -> Entry | None:
-        found = self._read(key)
-        return None if found is None else self._entry(key, key, found)
+        value = self._read(key)
+        return None if value is None else self._entry(key, key, value)
 
     def check_usable(self, key: str) -> None:
         """Does nothing, as every process may use its own memory."""
@@ -148,20 +148,20 @@ class MemoryBackend:
             name, slash, _ = below.partition("/")
             if name:
                 is_folder[name] = is_folder.get(name, False) or bool(slash)
-        return [Child(name, found) for name, found in is_folder.items()]
+        return [Child(name, is_one) for name, is_one in is_folder.items()]
 
     def entries(self, key: str) -> list[Entry]:
-        found = []
+        entries = []
         for below in self._keys(key):
             value = None if not below or below.endswith("/") else self._read(_join(key, below))
             if value is not None:
-                found.append(self._entry(_join(key, below), below, value))
-        return found
+                entries.append(self._entry(_join(key, below), below, value))
+        return entries
 
     def last_change_s(self, key: str) -> float:
         keys = [key, *(_join(key, below) for below in self._keys(key))]
         return max(
-            (self._entry(found, found, value).changed_s for found in keys if (value := self._read(found))), default=0.0
+            (self._entry(name, name, value).changed_s for name in keys if (value := self._read(name))), default=0.0
         )
 
     def make_folder(self, key: str, *, parents: bool = True, exclusive: bool = False) -> None:
@@ -198,12 +198,12 @@ class MemoryBackend:
         # Every caller that publishes to this target or makes that folder writes the mark.
         writes = [moving.write(f"{target}/", b"", if_equal=mark)]
         for below in keys:
-            found = self._store.read(_join(source, below)).result(timeout=_TIMEOUT_S)
-            if found.state != "value":
+            value = self._store.read(_join(source, below)).result(timeout=_TIMEOUT_S)
+            if value.state != "value":
                 return False
             if below:
-                writes.append(moving.write(_join(target, below), found.value))
-            writes.append(moving.write(_join(source, below), None, if_equal=found.stamp.generation))
+                writes.append(moving.write(_join(target, below), value.value))
+            writes.append(moving.write(_join(source, below), None, if_equal=value.stamp.generation))
         try:
             transaction.commit_async().result(timeout=_TIMEOUT_S)
         except ValueError:  # a condition no longer holds
@@ -234,8 +234,8 @@ class MemoryBackend:
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
 
     def _read(self, key: str) -> Value | None:
-        found = self._store.read(key).result(timeout=_TIMEOUT_S)
-        return Value(found.value, Generation(found.stamp.generation.hex())) if found.state == "value" else None
+        result = self._store.read(key).result(timeout=_TIMEOUT_S)
+        return Value(result.value, Generation(result.stamp.generation.hex())) if result.state == "value" else None
 
     def _write(self, key: str, data: bytes, *, if_equal: bytes | None = None) -> Generation | None:
         """Returns the generation of the written value. None if the condition does not hold."""
@@ -249,16 +249,16 @@ class MemoryBackend:
     def _keys(self, folder: str) -> list[str]:
         """Returns all keys in a folder, relative to it. The folder's own mark is included as an empty key."""
         prefix = f"{folder}/" if folder else ""
-        found = self._store.list(_range(folder), strip_prefix_length=len(prefix.encode())).result(timeout=_TIMEOUT_S)
-        return [key.decode() for key in found]
+        names = self._store.list(_range(folder), strip_prefix_length=len(prefix.encode())).result(timeout=_TIMEOUT_S)
+        return [key.decode() for key in names]
 
     def _entry(self, key: str, name: str, value: Value) -> Entry:
         generation = bytes.fromhex(value.generation)
         with self._lock:
-            seen = self._times.get(key)
-            if seen is None or seen[0] != generation:  # TensorStore's drivers also write values
-                seen = self._times[key] = generation, time.time()
-        return Entry(name, len(value.data), value.generation, seen[1])
+            times = self._times.get(key)
+            if times is None or times[0] != generation:  # TensorStore's drivers also write values
+                times = self._times[key] = generation, time.time()
+        return Entry(name, len(value.data), value.generation, times[1])
 
 
 class _ValueReader:

@@ -45,16 +45,16 @@ _listener: Callable[[list[str]], None] | None = None
 
 def failed(path: str, error: OSError) -> None:
     """Notes that ``path`` could not be deleted."""
-    told = f"{path} cannot be deleted: {error}{_owner(path, error)}"
+    message = f"{path} cannot be deleted: {error}{_owner(path, error)}"
     with _lock:
         is_new = path not in _stays and len(_stays) < _MOST
         is_unsaid = path not in _said and len(_said) < _MOST
         if is_new:
-            _stays[path] = told
+            _stays[path] = message
         if is_unsaid:
             _said.add(path)
     if is_unsaid:
-        logger.warning("%s", told)
+        logger.warning("%s", message)
     if is_new:
         _tell()
 
@@ -116,12 +116,12 @@ def _owner(path: str, error: OSError) -> str:
     named = error.filename if isinstance(error.filename, str) else path
     if not named.startswith("/"):
         return ""
-    said = [
-        f"{what} {_of(found)}"
-        for what, place in (("it belongs to", named), ("its folder to", os.path.dirname(named)))
-        if (found := _stat(place)) is not None
+    owners = [
+        f"{relation} {_of(status)}"
+        for relation, place in (("it belongs to", named), ("its folder to", os.path.dirname(named)))
+        if (status := _stat(place)) is not None
     ]
-    return f" ({', '.join([*said, f'this process is {_user(os.geteuid())}'])})"
+    return f" ({', '.join([*owners, f'this process is {_user(os.geteuid())}'])})"
 
 
 def _stat(path: str) -> os.stat_result | None:
@@ -131,8 +131,8 @@ def _stat(path: str) -> os.stat_result | None:
         return None
 
 
-def _of(found: os.stat_result) -> str:
-    return f"{_user(found.st_uid)}, group {found.st_gid}, mode {stat.S_IMODE(found.st_mode):04o}"
+def _of(status: os.stat_result) -> str:
+    return f"{_user(status.st_uid)}, group {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}"
 
 
 def _user(uid: int) -> str:
@@ -180,7 +180,7 @@ def mounted_at(folder: str) -> tuple[str, str]:
         lines = _MOUNTS.read_text().splitlines()
     except OSError:
         return "", ""
-    found, longest = ("", ""), -1
+    mount, longest = ("", ""), -1
     real = Path(os.path.realpath(folder))
     for line in lines:
         fields, _, rest = line.partition(" - ")
@@ -188,8 +188,8 @@ def mounted_at(folder: str) -> tuple[str, str]:
         point = fields.split()[4].encode().decode("unicode_escape")
         if real.is_relative_to(point) and len(point) >= longest:  # of two at one point, the later hides the other
             kind, source = rest.split()[:2]
-            found, longest = (kind, source), len(point)
-    return found
+            mount, longest = (kind, source), len(point)
+    return mount
 
 
 def _check_renames(folder: Path) -> None:
@@ -283,10 +283,10 @@ class PosixBackend:
             partial.write_bytes(data)
             with _locked(path.parent):
                 try:
-                    found = _generation(os.stat(path))
+                    current = _generation(os.stat(path))
                 except FileNotFoundError:
                     raise StaleGeneration(errno.ESTALE, "the file was deleted meanwhile", key) from None
-                if found != generation:
+                if current != generation:
                     raise StaleGeneration(errno.ESTALE, "another process has replaced the file", key)
                 written = _generation(os.stat(partial))
                 os.replace(partial, path)
@@ -338,10 +338,10 @@ class PosixBackend:
 
     def entry(self, key: str) -> Entry | None:
         try:
-            found = os.stat(key)
+            status = os.stat(key)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return None if stat.S_ISDIR(found.st_mode) else _entry(key, found)
+        return None if stat.S_ISDIR(status.st_mode) else _entry(key, status)
 
     def check_usable(self, key: str) -> None:
         check_mount(key)
@@ -363,16 +363,16 @@ class PosixBackend:
         return os.path.islink(key)
 
     def children(self, key: str) -> list[Child]:
-        found = []
+        children = []
         with _nothing_below_files(key):
             paths = list(Path(key).iterdir())
         for path in paths:
             is_link = path.is_symlink()
-            found.append(Child(path.name, path.is_dir() and not is_link, is_link))
-        return found
+            children.append(Child(path.name, path.is_dir() and not is_link, is_link))
+        return children
 
     def entries(self, key: str) -> list[Entry]:
-        found = []
+        entries = []
         for directory, _, names in os.walk(key):
             for name in names:
                 path = os.path.join(directory, name)
@@ -381,8 +381,8 @@ class PosixBackend:
                 except FileNotFoundError:
                     continue
                 if stat.S_ISREG(status.st_mode):
-                    found.append(_entry(os.path.relpath(path, key), status))
-        return found
+                    entries.append(_entry(os.path.relpath(path, key), status))
+        return entries
 
     def last_change_s(self, key: str) -> float:
         try:
@@ -418,8 +418,8 @@ class PosixBackend:
         """Returns the errors of what stays."""
         stays: list[OSError] = []
 
-        def note(function: object, path: str, found: object) -> None:
-            error = found[1] if isinstance(found, tuple) else found
+        def note(function: object, path: str, failure: object) -> None:
+            error = failure[1] if isinstance(failure, tuple) else failure
             if not isinstance(error, OSError):
                 raise error if isinstance(error, BaseException) else TypeError(f"{path}: {error!r}")
             if not isinstance(error, FileNotFoundError):  # another process deletes it, too
@@ -493,13 +493,13 @@ class _FileReader:
         return os.preadv(self._descriptor, [out], offset)
 
 
-def _generation(found: os.stat_result) -> Generation:
+def _generation(status: os.stat_result) -> Generation:
     # A file that replaces another has another inode number: it was made while the other file still existed.
-    return Generation(f"{found.st_ino}.{found.st_mtime_ns}.{found.st_size}")
+    return Generation(f"{status.st_ino}.{status.st_mtime_ns}.{status.st_size}")
 
 
-def _entry(key: str, found: os.stat_result) -> Entry:
-    return Entry(key, found.st_size, _generation(found), found.st_mtime)
+def _entry(key: str, status: os.stat_result) -> Entry:
+    return Entry(key, status.st_size, _generation(status), status.st_mtime)
 
 
 @contextlib.contextmanager

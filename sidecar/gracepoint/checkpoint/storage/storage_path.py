@@ -237,8 +237,8 @@ def storage_path(path: UserPath | StoragePath) -> StoragePath:
     if not isinstance(text, str) or not text:
         raise SettingsError(f"expected an absolute path, or a URI as gs://bucket/name, found {shown(path)}")
     text = location("checkpoint directory", text)
-    scheme, found, _ = text.partition("://")
-    if not found:
+    scheme, rest, _ = text.partition("://")
+    if not rest:
         local = Path(text)
         if not local.is_absolute():
             raise SettingsError(
@@ -401,10 +401,10 @@ def look_at(root: StoragePath, keys: Iterable[K], look: Callable[[K], V]) -> dic
     In a store that is far, several threads call ``look``. They end with the call.
     """
     keys = list(keys)
-    found: dict[K, V] = {}
+    results: dict[K, V] = {}
 
     def note(key: K) -> None:
-        found[key] = look(key)
+        results[key] = look(key)
 
     root.backend.at_once(functools.partial(note, key) for key in keys)
-    return {key: found[key] for key in keys}
+    return {key: results[key] for key in keys}

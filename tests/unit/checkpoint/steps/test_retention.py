@@ -368,7 +368,7 @@ def test_an_older_step_that_was_replaced_meanwhile_is_looked_at_before_deletion(
         with monkeypatch.context() as patch:
             patch.setattr(StoragePath, "now_s", lambda path: now_s)
             rule = Retention(1, keep_for_s=1000)
-            retention.apply(paths, rule, newest_good=2, attempt="job-9-a", ordinal=9, known=known)
+            retention.apply(paths, rule, newest_good=2, attempt="job-9-a", ordinal=9, looks_before=known)
 
     for step in (1, 2):
         save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())

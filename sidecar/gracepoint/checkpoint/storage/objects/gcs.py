@@ -103,9 +103,9 @@ class GcsApi:
         except FileNotFoundError:
             return None
         with provider.parsing(f"GET {self.url(key)}"):
-            found = json.loads(exchange.read())
-            note = (found.get("metadata") or {}).get(provider.NOTE, "")
-            return Found(int(found["size"]), _generation(found), _seconds(found["updated"]), note)
+            fields = json.loads(exchange.read())
+            note = (fields.get("metadata") or {}).get(provider.NOTE, "")
+            return Found(int(fields["size"]), _generation(fields), _seconds(fields["updated"]), note)
 
     def list(self, exchange: Exchange, prefix: str, *, flat: bool, token: str | None, limit: int) -> Page:
         query = {
@@ -119,12 +119,12 @@ class GcsApi:
             query["pageToken"] = token
         self._send(exchange, "GET", f"{self._objects}?{urlencode(query)}", prefix)
         with provider.parsing(f"LIST {self.url(prefix)}"):
-            found = json.loads(exchange.read())
+            fields = json.loads(exchange.read())
             entries = [
                 Entry(item["name"], int(item["size"]), _generation(item), _seconds(item["updated"]))
-                for item in found.get("items") or ()
+                for item in fields.get("items") or ()
             ]
-            return Page(entries, found.get("prefixes") or (), found.get("nextPageToken") or None)
+            return Page(entries, fields.get("prefixes") or (), fields.get("nextPageToken") or None)
 
     def delete(self, exchange: Exchange, key: str, generation: Generation | None) -> None:
         # With a generation, only that version is deleted. If another one is there now, the store answers 404.
@@ -252,8 +252,8 @@ def _with_scheme(url: str) -> str:
     return url if "://" in url else f"http://{url}"
 
 
-def _generation(found: Mapping[str, Any]) -> Generation:
-    return Generation(str(int(found["generation"])))
+def _generation(fields: Mapping[str, Any]) -> Generation:
+    return Generation(str(int(fields["generation"])))
 
 
 def _seconds(text: str) -> float:

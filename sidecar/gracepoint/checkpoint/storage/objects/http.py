@@ -335,10 +335,10 @@ class Exchange:
         count = 0
         try:
             while count < len(out):
-                got = self._reply.readinto(out[count : count + SOCKET_BLOCK_BYTES])
-                if got == 0:
+                received = self._reply.readinto(out[count : count + SOCKET_BLOCK_BYTES])
+                if received == 0:
                     break
-                count += got
+                count += received
         except (OSError, http.client.HTTPException) as error:
             self._raise(error)
         return count
@@ -362,8 +362,8 @@ class Exchange:
     def _raise(self, error: Exception) -> NoReturn:
         if error is self._ended_by:
             raise error
-        what = str(error) if isinstance(error, TimeoutError) else f"{error!r}"
-        raise Unreachable(f"{self._connections.url}: {what}") from error
+        reason = str(error) if isinstance(error, TimeoutError) else f"{error!r}"
+        raise Unreachable(f"{self._connections.url}: {reason}") from error
 
 
 def _is_closed(error: Exception) -> bool:

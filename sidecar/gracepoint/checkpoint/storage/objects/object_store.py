@@ -59,7 +59,7 @@ def check(store: ObjectBackend, key: str) -> None:
     """
     probe = f"{key}/" * bool(key) + f".gracepoint-probe.{secrets.token_hex(8)}"
     try:
-        made = store.create(probe, b"probe")
+        created = store.create(probe, b"probe")
         if store.read(probe).data != b"probe":
             raise OSError(errno.EIO, f"{store.url(probe)}: was read with other contents than it was written with")
         store.tensorstore_error = _why_tensorstore_cannot_read(store, probe)
@@ -74,13 +74,13 @@ def check(store: ObjectBackend, key: str) -> None:
         with contextlib.suppress(FileExistsError):
             store.create(probe, b"other")
             raise _ignored(store, key, "the condition that an object must not exist")
-        replaced = store.replace(probe, b"replaced", made)
+        replaced = store.replace(probe, b"replaced", created)
         with contextlib.suppress(StaleGeneration):
-            store.replace(probe, b"late", made)
+            store.replace(probe, b"late", created)
             raise _ignored(store, key, "which version of an object a write may replace")
-        store.delete_version(probe, made)
-        found = store.found(probe)
-        if found is None or found.generation != replaced:
+        store.delete_version(probe, created)
+        stored = store.found(probe)
+        if stored is None or stored.generation != replaced:
             logger.warning(
                 "%s: the store ignores which version of an object a deletion is for. Each version is looked at before "
                 "it is deleted, and one process at a time deletes a step. But a deletion that the store carries out "
@@ -103,7 +103,7 @@ def _why_tensorstore_cannot_read(store: ObjectBackend, probe: str) -> str | None
     except ImportError:
         return None
     try:
-        found = read_alone(store.kvstore_spec(probe), _CLEANUP_S)
+        contents = read_alone(store.kvstore_spec(probe), _CLEANUP_S)
     except TimeoutError:  # as the store may be slow now: later saves try it
         logger.warning(
             "%s: TensorStore did not answer within %g s, so it was not checked", store.url(probe), _CLEANUP_S
@@ -111,7 +111,7 @@ def _why_tensorstore_cannot_read(store: ObjectBackend, probe: str) -> str | None
         return None
     except (ValueError, OSError) as error:
         return f"TensorStore cannot read from the store: {str(error).partition(' [source')[0]}"
-    return None if found == b"probe" else f"TensorStore reads {found!r} where {b'probe'!r} was just written"
+    return None if contents == b"probe" else f"TensorStore reads {contents!r} where {b'probe'!r} was just written"
 
 
 def _after(seconds: float) -> Callable[[], None]:
@@ -125,10 +125,10 @@ def _after(seconds: float) -> Callable[[], None]:
     return go_on
 
 
-def _ignored(store: ObjectBackend, key: str, what: str) -> OSError:
+def _ignored(store: ObjectBackend, key: str, condition: str) -> OSError:
     return OSError(
         errno.ENOTSUP,
-        f"{store.url(key)}: the store ignores {what}, so two jobs could overwrite each other's checkpoints. "
+        f"{store.url(key)}: the store ignores {condition}, so two jobs could overwrite each other's checkpoints. "
         "Use a store with conditional writes",
     )
 
@@ -177,8 +177,8 @@ class ObjectBackend:
 
     def read(self, key: str) -> Value:
         def act(exchange: Exchange) -> Value:
-            found = self._api.get(exchange, key, 0, None, None)
-            return Value(exchange.read(), found.generation)
+            stored = self._api.get(exchange, key, 0, None, None)
+            return Value(exchange.read(), stored.generation)
 
         with self._named(key):
             return self._persistence.run(f"GET {self.url(key)}", act, kind="read")
@@ -251,9 +251,9 @@ class ObjectBackend:
                 patient=go_on is not None,
             )
         except ConditionFailed as error:
-            found = self.found(key)
-            if found is not None and found.note == note:
-                return found.generation
+            stored = self.found(key)
+            if stored is not None and stored.note == note:
+                return stored.generation
             if only_if == ABSENT:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key)) from error
             raise StaleGeneration(
@@ -273,8 +273,8 @@ class ObjectBackend:
         return self.write(key, ArrayBody(data), checksum, condition, says=note, go_on=go_on)
 
     def noted(self, key: str) -> Noted | None:
-        found = self.found(key)
-        return None if found is None else Noted(found.generation, found.note)
+        stored = self.found(key)
+        return None if stored is None else Noted(stored.generation, stored.note)
 
     def has_direct_io(self, key: str) -> bool:
         return False
@@ -293,8 +293,8 @@ class ObjectBackend:
             reader.close()
 
     def entry(self, key: str) -> Entry | None:
-        found = self.found(key)
-        return None if found is None else Entry(key, found.bytes, found.generation, found.changed_s)
+        stored = self.found(key)
+        return None if stored is None else Entry(key, stored.bytes, stored.generation, stored.changed_s)
 
     def found(self, key: str) -> Found | None:
         """Returns what the store knows of an object, with its note. None if it does not exist."""
@@ -356,8 +356,8 @@ class ObjectBackend:
         ]
 
     def last_change_s(self, key: str) -> float:
-        found = [] if (entry := self.entry(key)) is None else [entry]
-        return max((entry.changed_s for entry in (*found, *self.entries(key))), default=0.0)
+        entries = [] if (entry := self.entry(key)) is None else [entry]
+        return max((entry.changed_s for entry in (*entries, *self.entries(key))), default=0.0)
 
     def make_folder(self, key: str, *, parents: bool = True, exclusive: bool = False) -> None:
         if exclusive:

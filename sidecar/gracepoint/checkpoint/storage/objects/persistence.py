@@ -195,10 +195,10 @@ class Pace:
     def hedge_after_s(self, size_bytes: int) -> float:
         """Returns after how many seconds a request of ``size_bytes`` is slower than most."""
         with self._lock:
-            known = sorted(self._took) if len(self._took) >= _KNOWN_FROM else None
-        if known is None:
+            durations = sorted(self._took) if len(self._took) >= _KNOWN_FROM else None
+        if durations is None:
             return _HEDGE_FIRST_S + size_bytes / _HEDGE_FIRST_BYTES_PER_S
-        slow_s = known[int(_PERCENTILE * (len(known) - 1))] * _scale(size_bytes)
+        slow_s = durations[int(_PERCENTILE * (len(durations) - 1))] * _scale(size_bytes)
         return max(_HEDGE_SOONEST_S, slow_s * _HEDGE_FACTOR)
 
 
@@ -227,7 +227,7 @@ class Persistence:
 
     def run(
         self,
-        what: str,
+        subject: str,
         act: Callable[[Exchange], T],
         *,
         kind: str,
@@ -239,7 +239,7 @@ class Persistence:
         """Calls ``act`` with a new exchange until it succeeds. Returns its result.
 
         Args:
-            what: What is done, for messages.
+            subject: What is done, for messages.
             act: Makes one request. Any thread may run it, and two threads at once.
             kind: Requests of one kind take about equally long for equally many bytes.
             size_bytes: Bytes that the request sends or gets.
@@ -260,28 +260,29 @@ class Persistence:
         def look() -> None:
             check()
             if not patient and time.monotonic() - began_s > self.patience_s + STALL_S:
-                raise TimeoutError(errno.ETIMEDOUT, f"{what}: not done after {time.monotonic() - began_s:.1f} s")
+                raise TimeoutError(errno.ETIMEDOUT, f"{subject}: not done after {time.monotonic() - began_s:.1f} s")
 
         for tries in itertools.count(1):
             check()
             tried_s = time.monotonic()
             try:
-                found = self._raced(act, pace.hedge_after_s(size_bytes) if self._hedges and hedge else None, look)
+                reply = self._raced(act, pace.hedge_after_s(size_bytes) if self._hedges and hedge else None, look)
             except (Transient, Unreachable) as error:
                 wait_s = max(pauses.next_s(), error.after_s if isinstance(error, Transient) else 0.0)
                 elapsed_s = time.monotonic() - began_s
                 if not patient and elapsed_s + wait_s > self.patience_s:
                     raise TimeoutError(
-                        errno.ETIMEDOUT, f"{what}: {tries} requests in {elapsed_s:.1f} s failed, the last with: {error}"
+                        errno.ETIMEDOUT,
+                        f"{subject}: {tries} requests in {elapsed_s:.1f} s failed, the last with: {error}",
                     ) from error
-                logger.debug("%s: request %d failed, the next in %.2f s: %s", what, tries, wait_s, error)
+                logger.debug("%s: request %d failed, the next in %.2f s: %s", subject, tries, wait_s, error)
                 wait(wait_s, check)
             else:
                 pace.note(size_bytes, time.monotonic() - tried_s)
-                return found
+                return reply
         raise AssertionError
 
-    def keep(self, what: str, act: Callable[[Exchange], Exchange]) -> Exchange:
+    def keep(self, subject: str, act: Callable[[Exchange], Exchange]) -> Exchange:
         """Does as ``run``, but leaves the exchange open, so that the caller can read the reply. There are no hedges.
 
         Raises:
@@ -290,9 +291,9 @@ class Persistence:
         """
         limit = backend.current() or _nothing
 
-        def unclosed(given: Exchange) -> Exchange:
+        def unclosed(race: Exchange) -> Exchange:
             exchange = self._new_exchange()
-            exchange.go_on = given.go_on
+            exchange.go_on = race.go_on
             try:
                 act(exchange)
             except BaseException:
@@ -302,7 +303,7 @@ class Persistence:
             exchange.go_on = limit
             return exchange
 
-        return self.run(what, unclosed, kind="stream", hedge=False)
+        return self.run(subject, unclosed, kind="stream", hedge=False)
 
     def _raced(self, act: Callable[[Exchange], T], hedge_after_s: float | None, go_on: Callable[[], None]) -> T:
         first = self._new_exchange()

@@ -191,39 +191,43 @@ class StoreClock:
             return self._last_s
 
 
-def refused(what: str, exchange: Exchange, code: str, message: str, *, writes: bool) -> OSError:
+def refused(subject: str, exchange: Exchange, code: str, message: str, *, writes: bool) -> OSError:
     """Returns the error for a reply that is not a success.
 
     Args:
-        what: The method and the URI, for the message.
+        subject: The method and the URI, for the message.
         exchange: The exchange, whose head has been received.
         code: The store's own code for the error. Empty if it gave none.
         message: The store's explanation.
         writes: Whether the request was to write or delete.
     """
     status = exchange.status
-    said = f"{what}: {status} {code} {message[:_SHOWN]}".strip()
+    message_shown = f"{subject}: {status} {code} {message[:_SHOWN]}".strip()
     if status == 412:
-        return ConditionFailed(errno.ESTALE, said)
+        return ConditionFailed(errno.ESTALE, message_shown)
     if code == "NoSuchUpload":
-        return ConditionFailed(errno.ESTALE, said)
+        return ConditionFailed(errno.ESTALE, message_shown)
     if code == "NoSuchBucket":
-        return OSError(errno.ENODEV, f"{said}. The bucket does not exist: create it, or correct its name")
+        return OSError(errno.ENODEV, f"{message_shown}. The bucket does not exist: create it, or correct its name")
     if status == 404 and code in _MISSING:
-        return FileNotFoundError(errno.ENOENT, said)
+        return FileNotFoundError(errno.ENOENT, message_shown)
     if code == "RequestTimeTooSkewed":
-        return NotAdmitted(errno.EIO, f"{said}. This machine's clock is wrong: set it, for example with NTP")
+        return NotAdmitted(errno.EIO, f"{message_shown}. This machine's clock is wrong: set it, for example with NTP")
     if code in _QUOTA or status == 507:
-        return OSError(errno.EDQUOT, f"{said}. The quota is used up: raise it, or delete old checkpoints")
+        return OSError(errno.EDQUOT, f"{message_shown}. The quota is used up: raise it, or delete old checkpoints")
     if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
-        return Transient(said, _after_s(exchange))
+        return Transient(message_shown, _after_s(exchange))
     if status in (401, 403, 404) or code in _UNKNOWN:
-        said = f"{said}. Check this process's credentials, and that they may read, create, list and delete"
+        message_shown = (
+            f"{message_shown}. Check this process's credentials, and that they may read, create, list and delete"
+        )
         if status == 403 and writes and code not in _UNKNOWN:
-            said = f"{said}. If the bucket's policy demands encryption, set objectStore.serverSideEncryption"
-            return PermissionError(errno.EACCES, said)
-        return NotAdmitted(errno.EIO, said)
-    return OSError(errno.EIO, said)
+            message_shown = (
+                f"{message_shown}. If the bucket's policy demands encryption, set objectStore.serverSideEncryption"
+            )
+            return PermissionError(errno.EACCES, message_shown)
+        return NotAdmitted(errno.EIO, message_shown)
+    return OSError(errno.EIO, message_shown)
 
 
 #: S3's codes for credentials that were valid before.
@@ -246,12 +250,12 @@ def _after_s(exchange: Exchange) -> float:
 
 
 @contextlib.contextmanager
-def parsing(what: str) -> Iterator[None]:
+def parsing(subject: str) -> Iterator[None]:
     """Raises ``Transient`` if a reply is not what the store sends: a proxy may have answered in its place."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError) as error:
-        raise Transient(f"{what}: the reply is not one of the store: {type(error).__name__}: {error}") from error
+        raise Transient(f"{subject}: the reply is not one of the store: {type(error).__name__}: {error}") from error
 
 
 def total_bytes(exchange: Exchange, first: int) -> int:
@@ -261,14 +265,14 @@ def total_bytes(exchange: Exchange, first: int) -> int:
         ValueError: The reply is of another range.
         KeyError: The reply does not tell the size.
     """
-    unit, _, told = exchange.headers.get("content-range", "").partition(" ")
-    got, _, total = told.partition("/")
+    unit, _, header = exchange.headers.get("content-range", "").partition(" ")
+    span, _, total = header.partition("/")
     if exchange.status != 206:
         if first:
             raise ValueError(f"the whole object, expected it from byte {first}")
         return int(exchange.headers["content-length"])
-    if unit != "bytes" or got.partition("-")[0] != str(first):
-        raise ValueError(f"range {told!r}, expected bytes from {first}")
+    if unit != "bytes" or span.partition("-")[0] != str(first):
+        raise ValueError(f"range {header!r}, expected bytes from {first}")
     return int(total)
 
 

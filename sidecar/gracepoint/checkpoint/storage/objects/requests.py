@@ -159,14 +159,14 @@ class _RangeStream:
 
     def read(self, out: memoryview, offset: int, stop: int | None) -> None:
         """Fills ``out`` with bytes from ``offset``. New requests are for bytes up to ``stop``. None: up to the end."""
-        done, until_s, pauses = 0, time.monotonic() + self._persistence.patience_s, request_backoff()
-        while done < len(out):
-            if self._exchange is None or self._position != offset + done:
-                self.open(offset + done, stop)
+        filled, until_s, pauses = 0, time.monotonic() + self._persistence.patience_s, request_backoff()
+        while filled < len(out):
+            if self._exchange is None or self._position != offset + filled:
+                self.open(offset + filled, stop)
             assert self._exchange is not None
             try:
-                got = self._exchange.read_into(out[done:])
-                if got == 0:
+                received = self._exchange.read_into(out[filled:])
+                if received == 0:
                     raise Unreachable(f"{self._api.url(self._key)}: the reply ended early")
             except (Unreachable, Transient):
                 self.close()
@@ -175,8 +175,8 @@ class _RangeStream:
                     raise
                 wait(wait_s, backend.current() or _nothing)
                 continue
-            done += got
-            self._position += got
+            filled += received
+            self._position += received
 
     def close(self) -> None:
         if self._exchange is not None:
@@ -193,9 +193,9 @@ class _RangeStream:
         self.close()
 
         def act(exchange: Exchange) -> Exchange:
-            found = self._api.get(exchange, self._key, first, stop, self._generation)
+            stored = self._api.get(exchange, self._key, first, stop, self._generation)
             if self._generation is None:
-                self._generation, self.size_bytes = found.generation, found.bytes
+                self._generation, self.size_bytes = stored.generation, stored.bytes
             return exchange
 
         try:
@@ -263,7 +263,7 @@ _ABORTS_EVERY_S = 0.2
 class Run(Protocol):
     """``Persistence.run``, to which ``go_on`` and ``patient`` are given already."""
 
-    def __call__(self, what: str, act: Any, *, kind: str, size_bytes: int = 0, hedge: bool = True) -> Any: ...
+    def __call__(self, subject: str, act: Any, *, kind: str, size_bytes: int = 0, hedge: bool = True) -> Any: ...
 
 
 def part_bytes(size_bytes: int) -> int:
@@ -322,13 +322,13 @@ class _Upload:
         ]
         run(acts, threads=_AT_ONCE)
         parts = [self._parts[number] for number in sorted(self._parts)]
-        found: Generation = self._run(
+        generation: Generation = self._run(
             f"POST {self._url}",
             lambda exchange: self._uploads.complete(exchange, self._key, self._upload, parts, only_if),
             kind="complete",
             hedge=False,
         )
-        return found
+        return generation
 
     def _put(self, number: int, part: ArrayBody) -> None:
         checksum = part.crc32()

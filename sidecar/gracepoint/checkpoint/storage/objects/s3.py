@@ -54,10 +54,10 @@ class S3Uploads:
         headers |= {NOTE_HEADER: note} | self._bucket.encryption
         self._bucket.send(exchange, "POST", key, {"uploads": ""}, headers)
         with provider.parsing(f"POST {self._bucket.url(key)}"):
-            found = _direct_text(ElementTree.fromstring(exchange.read()), "UploadId")
-            if not found:
+            upload_id = _direct_text(ElementTree.fromstring(exchange.read()), "UploadId")
+            if not upload_id:
                 raise ValueError("no UploadId")
-            return found
+            return upload_id
 
     def put(self, exchange: Exchange, key: str, upload: str, number: int, body: Body, crc32: int) -> str:
         headers = {"x-amz-checksum-crc32": _encoded(crc32)}
@@ -80,19 +80,19 @@ class S3Uploads:
             for name, text in (("PartNumber", str(number)), ("ETag", tag), ("ChecksumCRC32", _encoded(crc32))):
                 ElementTree.SubElement(part, name).text = text
         body = Bytes(ElementTree.tostring(root))
-        what = f"POST {self._bucket.url(key)}"
+        subject = f"POST {self._bucket.url(key)}"
         try:
             self._bucket.send(exchange, "POST", key, {"uploadId": upload}, conditions(only_if), body)
         except Transient as error:
             if exchange.status == 409:
                 raise UploadConflict(str(error)) from error
             raise
-        with provider.parsing(what):
-            found = ElementTree.fromstring(exchange.read())
-            tag = _direct_text(found, "ETag").strip('"')
+        with provider.parsing(subject):
+            reply = ElementTree.fromstring(exchange.read())
+            tag = _direct_text(reply, "ETag").strip('"')
             # S3 may send the status 200 before it knows the outcome. Then the body tells the error.
             if not tag:
-                raise Transient(f"{what}: {_direct_text(found, 'Code')} {_direct_text(found, 'Message')}")
+                raise Transient(f"{subject}: {_direct_text(reply, 'Code')} {_direct_text(reply, 'Message')}")
             return Generation(tag)
 
     def abort(self, exchange: Exchange, key: str, upload: str) -> None:
@@ -294,10 +294,10 @@ def _place(session: Any, bucket: str) -> _Place:
         s3["addressing_style"] = "virtual" if in_host == "true" else "path"
     elif in_host:
         raise SettingsError(f"AWS_VIRTUAL_HOSTED_STYLE_REQUEST: expected true or false, found {in_host!r}")
-    asked: list[tuple[str, str, dict[str, Any]]] = []
+    requests: list[tuple[str, str, dict[str, Any]]] = []
 
     def answer(params: Mapping[str, Any], context: Mapping[str, Any], **_: Any) -> Any:
-        asked.append((params["url"], context["auth_type"], context["signing"]))
+        requests.append((params["url"], context["auth_type"], context["signing"]))
         return AWSResponse(params["url"], 200, {}, None), {}
 
     config = Config(s3=s3)
@@ -310,8 +310,8 @@ def _place(session: Any, bucket: str) -> _Place:
             raise SettingsError(f"s3://{bucket}: set AWS_REGION to the region of the bucket")
         client.meta.events.register_first("before-call.s3.HeadBucket", answer)
         client.head_bucket(Bucket=bucket)
-        ((found, kind, signing),) = asked
-        url, authorities = urlsplit(found), session.get_config_variable("ca_bundle")
+        ((endpoint, kind, signing),) = requests
+        url, authorities = urlsplit(endpoint), session.get_config_variable("ca_bundle")
         connections = connections_to(f"{url.scheme}://{url.netloc}", authorities or None)
     except (BotoCoreError, ValueError) as error:
         raise SettingsError(f"s3://{bucket}: the settings of its server cannot be used: {error}") from error
@@ -343,8 +343,8 @@ def _encryption(environ: Mapping[str, str]) -> dict[str, str]:
             "AWS_SSE_KMS_KEY_ID and AWS_SSE_BUCKET_KEY_ENABLED are for AWS_SERVER_SIDE_ENCRYPTION=aws:kms, found "
             f"{algorithm!r}"
         )
-    told = {"": algorithm, "-aws-kms-key-id": key, "-bucket-key-enabled": of_bucket}
-    return {f"x-amz-server-side-encryption{name}": value for name, value in told.items() if value}
+    values = {"": algorithm, "-aws-kms-key-id": key, "-bucket-key-enabled": of_bucket}
+    return {f"x-amz-server-side-encryption{name}": value for name, value in values.items() if value}
 
 
 class _AwsKeys:
@@ -379,10 +379,10 @@ class _AwsKeys:
                 "s3://: no credentials were found. On EKS, give the pod's service account a role (IRSA or pod "
                 "identity); elsewhere set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
-        found = self._found
-        expires = hasattr(found, "refresh_needed")
+        credentials = self._found
+        expires = hasattr(credentials, "refresh_needed")
         return StoreCredentials(
-            found.get_frozen_credentials(), lambda seconds: not (expires and found.refresh_needed(seconds))
+            credentials.get_frozen_credentials(), lambda seconds: not (expires and credentials.refresh_needed(seconds))
         )
 
 

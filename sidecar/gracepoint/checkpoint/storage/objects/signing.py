@@ -76,28 +76,28 @@ class Wire:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def sendall(self, data: bytes | memoryview) -> None:
-        left = memoryview(data).cast("B")
+        unsent = memoryview(data).cast("B")
         since_s = self._begin()
-        while left:
+        while unsent:
             try:
-                sent = self._sock.send(left)
+                sent_bytes = self._sock.send(unsent)
             except TimeoutError:
                 self._look(since_s)
                 continue
-            left, since_s = left[sent:], time.monotonic()
+            unsent, since_s = unsent[sent_bytes:], time.monotonic()
             self._look(None)
 
     def recv_into(self, out: memoryview) -> int:
         since_s = self._begin()
         while True:
             try:
-                got = self._sock.recv_into(out)
+                received = self._sock.recv_into(out)
             except TimeoutError:
                 self._look(since_s)
                 continue
             assert self.user is not None
             self._look(None)
-            return got
+            return received
 
     def makefile(self, mode: str) -> io.BufferedReader:
         with self._lock:
@@ -252,8 +252,8 @@ class Renewed(Generic[T]):
         find: Finds or renews them. It may take minutes. Its argument is whether the server refused the last ones.
     """
 
-    def __init__(self, what: str, find: Callable[[bool], StoreCredentials[T]]) -> None:
-        self._what = what
+    def __init__(self, subject: str, find: Callable[[bool], StoreCredentials[T]]) -> None:
+        self._what = subject
         self._find = find
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -314,19 +314,19 @@ class Renewed(Generic[T]):
             self._renewing, self._error, self._failed_s = None, error, time.monotonic()
 
     def _renew(self) -> None:
-        found: StoreCredentials[T] | None = None
+        renewed: StoreCredentials[T] | None = None
         error: Exception | None = None
         try:
-            found = self._find(self._is_refused)
+            renewed = self._find(self._is_refused)
         except Exception as raised:  # noqa: BLE001 - the clouds' libraries raise many types; ``get`` raises it
             error = raised
             logger.warning("%s: not renewed: %s", self._what, raised)
         with self._lock:
             self._renewing, self._error = None, error
-            if found is None:
+            if renewed is None:
                 self._failed_s = time.monotonic()
             else:
-                self._found, self._found_s, self._is_refused = found, time.monotonic(), False
+                self._found, self._found_s, self._is_refused = renewed, time.monotonic(), False
             self._changed.notify_all()
 
     def _raise(self, error: Exception) -> None:
