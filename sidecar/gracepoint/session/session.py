@@ -160,7 +160,7 @@ class Session:
         Args:
             name: The item's name in the checkpoint.
             get: Returns the current value: JSON values, numpy arrays, bytes, JAX keys, tuples, dicts with any keys,
-                sets. Called at the first step, at each save and, if it is quick, after steps (see ``last_state``). It
+                sets. Called at the first step, at each save and, if it is quick, after steps (see ``LastState``). It
                 must not wait for other processes. If it fails or takes long when a preemption saves, the step is saved
                 without this value.
             set: Takes such a value. Called by ``restore``.

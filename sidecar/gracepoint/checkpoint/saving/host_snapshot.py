@@ -4,25 +4,20 @@ Each save has one ``Transfer``. The training thread makes it. In doing so it cop
 ``HostSnapshot`` what must be in host memory before training continues. The thread that writes consumes the transfer.
 The remaining values (in a save that streams, all of them) are copied from the devices when the writer asks for them.
 
-The values of each accelerator are copied by a separate thread (``device_threads``), through pinned memory where the
+The values of each accelerator are copied by a separate thread (``device_copy``), through pinned memory where the
 device has it. So all devices are copied from at once. The values of CPU devices are in host memory already. Several
-threads copy them into the snapshot (``parallel_copy``), or the writer reads them in place.
+threads copy them into the snapshot (``memory.Copies``), or the writer reads them in place.
 
 Transfers run ahead of the writer up to ``device_host_max_bytes``, or up to ``Devices.ahead_bytes`` if that is not set.
 Bytes count from the start of their transfer until they are written; the writer's threads report this. Values that are
 in host memory anyway count only if ``device_host_max_bytes`` is set. The limit is for all devices together.
 
-``snapshot_memory`` reserves the buffers of the snapshot.
-
-The memory of a snapshot: one buffer for each chunk, in memory of this process or in memory that others can map.
-
-The buffers are reserved and touched once: the first touch of memory is an order of magnitude slower than a copy into
-it. The training thread reserves them.
-
-Whoever uses the memory says by itself when it does not any more: a save's thread, threads that copy, a worker process
-(``MemoryUser``). An exception of a signal handler can leave any of them behind, and the memory is not filled again
-before they have ended. And each filling has a number, the snapshot's **generation**. A save notes the generation whose
-values it writes, and fails if it finds another one when it begins, or when it has written.
+The memory of a snapshot is one buffer for each chunk, in memory of this process or in memory that others can map. The
+training thread reserves and touches the buffers once: the first touch of memory is an order of magnitude slower than a
+copy into it. Whoever uses the memory reports by itself when it does not any more: a save's thread, threads that copy, a
+worker process (``MemoryUser``). An exception of a signal handler can leave any of them behind, and the memory is not
+filled again before they have ended. And each filling has a number, the snapshot's **generation**. A save notes the
+generation whose values it writes, and fails if it finds another one when it begins, or when it has written.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the first of these steps at or after each multiple of the interval.
 An interval in seconds needs communication. Clocks and speeds differ between processes, and a process that saves alone
 waits for the others in vain. So the clock of process 0 decides, and all processes learn the decision before they need
 it, without a barrier at every step. Every process makes the same calls of ``is_due``. The calls are counted, and
-divided into blocks, whose plans process 0 publishes one block ahead (``plans_ahead``). A plan says how many calls the
+divided into blocks, whose plans process 0 publishes one block ahead (``PlansAhead``). A plan says how many calls the
 block has, and which call saves, if any. From its speed in a block, process 0 computes how many calls the next block
 needs to last ``1 / _BLOCKS`` of the interval. The first block has one call, and a block has at most twice as many calls
 as the block before.

@@ -313,7 +313,7 @@ class RenameCommit:
         """Renames the folder at ``target`` to trash, unless it is this save.
 
         A later attempt may commit this save between the check of ``target`` and the rename. So the folder is first
-        renamed to a name of its own and checked again. If it is this save, it gets its name back. If a crash happens in
+        renamed to a separate name and checked again. If it is this save, it gets its name back. If a crash happens in
         between, the next salvage gives the name back, which it would not do for trash.
         """
         aside = self._aside(temporary)

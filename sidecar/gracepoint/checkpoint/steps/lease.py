@@ -3,7 +3,7 @@
 Two jobs that use one directory by mistake would delete and restore each other's steps.
 
 Process 0 of a job keeps a small file in the directory, the **lease**, and rewrites it every ``BEAT_S`` seconds. It does
-so in a thread of its own ("gracepoint-lease", a daemon). The thread ends at ``release``, or when another process has
+so in a separate thread ("gracepoint-lease", a daemon). The thread ends at ``release``, or when another process has
 taken the lease. A lease expires if it has not changed for ``EXPIRES_S`` seconds by the file system's clock. If the
 holder ran on this machine and has ended, the lease expires at once.
 

@@ -1,13 +1,13 @@
 """Lists a checkpoint directory: the steps that can be restored, and the reasons why others cannot.
 
-Also waits for saves that a previous attempt is still writing. Only process 0 lists the directory, and tells the other
+Also waits for saves that a previous attempt is still writing. Only process 0 lists the directory, and sends the other
 processes what it found.
 
 A step is a folder named by its number alone. What else looks like a checkpoint, by its name, its place, as a link or in
-an old format, is never read as one. But training must not begin at step 0 beside it without a warning.
+an old format, is never read as one. But training must not begin at step 0 next to it without a warning.
 
 Flax's ``flax.training.checkpoints`` wrote a checkpoint as one file of msgpack. Orbax before its version 0.4 wrote the
-tree, with the values of small leaves, to a msgpack file ``checkpoint`` beside the arrays, and so did T5X. Neither has
+tree, with the values of small leaves, to a msgpack file ``checkpoint`` next to the arrays, and so did T5X. Neither has
 metadata. Orbax 0.4 wrote the metadata, too, and put values into the file only where ``SaveArgs.aggregate`` asked so.
 """
 
@@ -61,7 +61,7 @@ class LookAlike:
     Attributes:
         path: Where it is.
         step: The step that its name says, or the newest step in it. None: nothing says a number.
-        what: What it is, and what to do, in words.
+        what: What it is, and what to do, as text.
     """
 
     path: str

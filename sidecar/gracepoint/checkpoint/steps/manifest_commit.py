@@ -1,7 +1,7 @@
 """Commits steps in stores that cannot rename: a step is committed when it has a manifest.
 
 The objects of a save lie below the step's final name, where Orbax expects them. Its done-records lie in a folder of the
-save beside it, and hold the generation of each object. ``object_layout`` says who may write which object.
+save next to it, and hold the generation of each object. ``object_layout`` says who may write which object.
 
 To **commit**, a process lists the step once. If each object is of the generation in the records, it creates the
 manifest ``_GRACEPOINT``, or replaces a claim by it. Both are conditional, so one process wins. Orbax's marks follow. If
@@ -10,7 +10,7 @@ may repeat it.
 
 To **replace** a committed step, a save writes its objects into its own folder first. Once the save is durable, a
 process puts the save's claim in the place of the old manifest, removes Orbax's mark, moves the objects into place and
-commits. If the process dies meanwhile, the next salvage goes on, as the save is durable.
+commits. If the process dies meanwhile, the next salvage continues, as the save is durable.
 
 To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step counts as
 deleted. Its objects are deleted later (``object_deletion``), and the claim last. Objects that Gracepoint did not write
@@ -193,7 +193,7 @@ class ManifestCommit:
         return not listed.temporaries()
 
     def interrupted(self) -> Iterator[tuple[StoragePath, Callable[[], None]]]:
-        return iter(())  # salvage goes on with a replacement, as the new save is durable
+        return iter(())  # salvage continues with a replacement, as the new save is durable
 
     def find_condemned(self, *, after_crash: bool) -> None:
         """Writes the tombstones that condemned steps lack, as the deleting process ended before it wrote them."""

@@ -4,8 +4,8 @@ A step is condemned when its manifest is replaced by a claim that names the tras
 at a time **sweeps** such a step. It writes the time into the claim. Before a batch of deletions it writes the time
 again if ``RENEWED_S`` have passed. This renewal is conditional, so a process that has lost the claim notices and ends.
 
-Some stores tell versions apart by their contents. There, the condition of a late deletion would also hold for an object
-of a later save that has the same bytes. Therefore:
+Some stores distinguish versions by their contents. There, the condition of a late deletion would also hold for an
+object of a later save that has the same bytes. Therefore:
 
 * A sweeper makes no request later than ``LAST_REQUEST_S`` after it has renewed the claim.
 * Another process takes the claim over ``FREE_S`` after its renewal at the earliest. The last request has ended by then.

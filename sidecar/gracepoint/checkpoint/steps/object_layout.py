@@ -9,7 +9,7 @@ created and replaced with conditions. It is absent, a **claim**, or a manifest, 
 * A claim is taken over only by a later save. Each object has a note that names the save that wrote it. A save that
   finds an object or a claim of a later save gives up.
 * The note is read before the claim, and the object is replaced only if it is still of the generation that the note
-  had. If each write has a generation of its own (``gs://``), an overwritten object is always older than the claim. So a
+  had. If each write has a separate generation (``gs://``), an overwritten object is always older than the claim. So a
   process that wakes up late changes nothing. On ``s3://`` the generation is a digest of the contents: the process could
   also overwrite an object of a later save that has the bytes of the object that it looked at.
 * A claim that names trash is never taken over. The step is being deleted (``object_deletion``).
@@ -19,7 +19,7 @@ They are moved into the step once the save is durable (``manifest_commit``). One
 memory.
 
 A ``Placement`` is the back end that the writers of one save see. The threads of the writer share it. This module has no
-threads of its own.
+threads.
 """
 
 from __future__ import annotations

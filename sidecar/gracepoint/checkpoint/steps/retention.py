@@ -10,7 +10,7 @@ There are two marks, which are small files:
   count as one of the newest, so that no good step is deleted because of it.
 * **reading**, hidden in the root: a process of this or another job is reading the step, which must not be deleted.
 
-In a store that is far, a thread of its own writes the reading mark. It ends before the mark is deleted.
+In a store that is far, a separate thread writes the reading mark. It ends before the mark is deleted.
 
 Deletes old steps, unfinished saves and trash. Only process 0 does this.
 
@@ -342,7 +342,7 @@ class StepCleaner:
             if tidies:
                 self._due.append(_Due(restored, ordinal, give_up_old))
 
-        # Damage is marked before training goes on: the process may end before a thread has done so.
+        # Damage is marked before training continues: the process may end before a thread has done so.
         if not self._paths.root.backend.is_far or damaged or not tidies or self._sweeps:
             work()
             if tidies:
@@ -463,7 +463,7 @@ def _leftovers(paths: Layout) -> set[StoragePath]:
 
 
 def tidy_beside(temporary: Temporary, paths: Layout) -> None:
-    """Deletes what earlier saves left beside a checkpoint that has its own path. An OSError is logged, not raised."""
+    """Deletes what earlier saves left next to a checkpoint that has its own path. An OSError is logged, not raised."""
     try:
         commit.give_up_old(paths, attempt=temporary.attempt, older_than_s=UNFINISHED_KEPT_S)
         commit.of(paths).empty_trash()

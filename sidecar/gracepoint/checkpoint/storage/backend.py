@@ -3,12 +3,12 @@
 A store keeps **values** under keys, which are names joined by slashes. A **folder** is all values whose keys begin with
 the folder's key and a slash. A file system has real directories for this; an object store has only prefixes.
 
-Implementations have no threads of their own. Every method may be called from any thread, and from any process that
+Implementations have no threads. Every method may be called from any thread, and from any process that
 shares the store. Nobody owns a value: concurrent writers of one value use the conditional methods.
 
 All stores raise the built-in errors ``FileNotFoundError``, ``FileExistsError`` and ``OSError``.
 
-``FlatBackend`` is what stores that cannot rename offer beside ``Backend``: writes with conditions and notes.
+``FlatBackend`` is what stores that cannot rename offer besides ``Backend``: writes with conditions and notes.
 
 ``ended_by`` ends the requests of a block of code when its time is over, without each function passing a deadline on.
 The limit belongs to the thread that sets it. Stores that make requests ask for it in the thread that calls them

@@ -1,6 +1,6 @@
 """Checks what is stored: sizes and checksums of values, whether they have appeared, and whether there is room for more.
 
-How much room is left is known of file systems. Object stores tell only by an error that a quota is used up. Of files
+How much room is left is known of file systems. Object stores show only by an error that a quota is used up. Of files
 that the user's code wrote, ``record_files`` takes sizes and checksums once they are durable. This module has no threads
 and no state.
 """

@@ -1,7 +1,7 @@
 """Checkpoints in a file system. Files appear as a whole by a link or a rename, and are synced with their folders.
 
 Keys are absolute paths. As a commit is one rename of a folder, ``check_mount`` checks that a mounted file system can
-hold checkpoints. Linux tells which file system is mounted where. On other systems only the renames are tried.
+hold checkpoints. Linux says which file system is mounted where. On other systems only the renames are tried.
 
 The module also notes what could not be deleted, in any store. A deletion that fails never fails a save or a start, but
 it fills the storage. So each is logged once in each start, with path, owner and error, and ``listen`` reports all of
@@ -112,7 +112,7 @@ def _tell() -> None:
 
 
 def _owner(path: str, error: OSError) -> str:
-    """Returns who owns what stays, in words, if it is in the local file system."""
+    """Returns who owns what stays, as text, if it is in the local file system."""
     named = error.filename if isinstance(error.filename, str) else path
     if not named.startswith("/"):
         return ""
@@ -175,7 +175,7 @@ def check_mount(folder: str) -> None:
 
 
 def mounted_at(folder: str) -> tuple[str, str]:
-    """Returns the type and the source of the mount that holds ``folder``. Empty where the system does not tell."""
+    """Returns the type and the source of the mount that holds ``folder``. Empty where the system does not say."""
     try:
         lines = _MOUNTS.read_text().splitlines()
     except OSError:

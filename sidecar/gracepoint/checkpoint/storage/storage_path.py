@@ -1,7 +1,7 @@
 """A location in a store: the back end, and the key of a value or folder in it.
 
 All modules of the engine use ``StoragePath`` for locations, and access the store through it. Only ``storage_path``
-makes one from a location that a user gives. Paths are immutable and have no state of their own.
+makes one from a location that a user gives. Paths are immutable and have no state.
 
 The functions at the end look at or read many locations at once, as each may take a round trip and little bandwidth.
 ``look_at`` uses the threads of the store. ``read_all`` and ``read_existing`` read in the calling thread and in
@@ -370,7 +370,7 @@ class _Work:
     """The paths to read, and the results. The threads share it without a lock.
 
     ``found`` has a separate entry for each path. ``missing`` and ``error`` are set and never reset, and end the work.
-    With ``skip_missing``, a missing file has no entry, and the work goes on.
+    With ``skip_missing``, a missing file has no entry, and the work continues.
     """
 
     def __init__(self, paths: Sequence[StoragePath], *, skip_missing: bool) -> None:

@@ -1,7 +1,7 @@
 """Google Cloud Storage, through its JSON API. Generations are the store's own.
 
 Credentials are Google's application default credentials: workload identity on GKE, the metadata server, or the file
-that ``GOOGLE_APPLICATION_CREDENTIALS`` names. ``google-auth`` finds and renews them (``credentials``).
+that ``GOOGLE_APPLICATION_CREDENTIALS`` names. ``google-auth`` finds and renews them (``signing.Renewed``).
 
 ``TENSORSTORE_GCS_HTTP_URL`` names another server, such as an endpoint of Private Service Connect. An access token is
 sent there, too, unless the URL begins with ``http://``. ``STORAGE_EMULATOR_HOST`` names an emulator. An emulator, or a

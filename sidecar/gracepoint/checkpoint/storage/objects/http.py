@@ -1,28 +1,16 @@
-"""HTTP requests, each of which any thread can end.
+"""HTTP requests to object stores, each of which any thread can end, and the connections that are kept for them.
 
 An ``Exchange`` is one request and its reply. It belongs to the thread that made it, which alone sends and reads. Other
-threads may call only ``abort``. It shuts the socket down, so that the owner returns at once with an error.
+threads may call only ``abort``. It shuts the socket down, so that the owner returns at once with an error. A connection
+without any progress for ``STALL_S`` ends. A request that makes slow progress ends when ``go_on`` raises an error.
+``go_on`` is called about every ``LOOK_EVERY_S``, also while the request connects, sends and waits (``signing.Wire``).
 
-A connection without any progress for ``STALL_S`` ends. A request that makes slow progress ends when ``go_on`` raises an
-error. ``go_on`` is called about every ``LOOK_EVERY_S``, also while the request connects, sends and waits (``wire``).
-
-This module has no threads.
-
-The connections to one server that are kept open, with the server's name, its proxy and the authorities it needs.
-
-A ``Connections`` belongs to one server, and any thread uses it. It has no threads.
-
+``Connections`` belong to one server, with its name, its proxy and the authorities it needs, and any thread uses them.
 ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are honoured for HTTPS, which goes through a tunnel.
 Requests by plain HTTP go to the server directly.
 
-What requests send: the bytes of an array, whole or a part of them.
-
-A body can be sent several times, and by several threads at once. This module has no threads and no state.
-
-HTTP requests to object stores: sockets, connections that are kept, credentials, repetition and hedging.
-
-``providers`` and the other modules of ``objects`` call it. It needs the standard library alone for requests. Any thread
-can end a request that another one waits for.
+A ``Body`` can be sent several times, and by several threads at once. There are no threads here; requests need the
+standard library alone.
 """
 
 from __future__ import annotations

@@ -2,19 +2,15 @@
 
 A write is visible and durable as a whole when its reply has arrived. If the reply is lost, the request is made again.
 The store may then answer that the condition does not hold, as the first request has changed the object. So each write
-leaves a note of its own with the object, and a write whose condition failed reads the object's note. If that is its own
+leaves a separate note with the object, and a write whose condition failed reads the object's note. If that is its own
 note, the write has succeeded.
 
 A folder is a prefix of names, so making a folder does nothing, and an empty folder does not exist. ``publish`` and
-``make_folder(exclusive=True)`` are not available: steps are committed by a manifest (``steps.object_store``).
+``make_folder(exclusive=True)`` are not available: steps are committed by a manifest (``steps.manifest_commit``).
 
-Keys are the names of objects in the bucket. Threads are those of ``persistence`` and ``concurrent_requests``.
-
-Opens buckets by their URI's scheme. One bucket with one set of settings is one back end, for the whole process.
-
-Checks at the start of a job that a store does what checkpoints rely on.
-
-This module has no threads and no state.
+Keys are the names of objects in the bucket. ``open_bucket`` opens buckets by their URI's scheme: one bucket with one
+set of settings is one back end, for the whole process. ``check`` looks at the start of a job whether a store does what
+checkpoints rely on. There are no threads here but those of ``persistence`` and ``requests``.
 """
 
 from __future__ import annotations
@@ -135,7 +131,7 @@ def _ignored(store: ObjectBackend, key: str, condition: str) -> OSError:
 
 _LISTED_AT_ONCE = 1000
 _AT_ONCE = 16  # requests of ``at_once``
-_MORE_STREAMS = 16  # additional streams of all readers together (``object_reader``)
+_MORE_STREAMS = 16  # additional streams of all readers together (``requests``)
 
 
 class ObjectBackend:

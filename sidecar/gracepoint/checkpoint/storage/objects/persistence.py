@@ -1,16 +1,13 @@
-"""Requests that go on until they succeed: repeated after errors that pass, and hedged against a slow connection.
+"""Requests that continue until they succeed: repeated after errors that pass, and hedged against a slow connection.
 
 A request that gets no reply for longer than most requests took is **hedged**: another thread makes the same request on
 another connection, and the first reply counts. The other request is aborted. If the hedge is slow as well, further ones
-follow. All requests of this package can be made again: they are conditional, or they have the same result each time.
+follow. All requests of this package can be repeated: they are conditional, or they have the same result each time.
 
 The calling thread makes the first request. A thread for a hedge ("gracepoint: hedged request", a daemon) lives as
-long as its request. ``hedging`` has the thread that starts hedges when they are due.
-
-Equal requests that race, and the clock that starts all but the first one.
-
-One thread for all stores ("gracepoint: hedges", a daemon) calls functions when they are due. It starts with the first
-request and ends with the process. A ``Race`` is shared by the threads of its requests, under a lock.
+long as its request. One thread for all stores ("gracepoint: hedges", a daemon) starts hedges when they are due. It
+starts with the first request and ends with the process. A ``Race`` is shared by the threads of its requests, under a
+lock.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ class Race(Generic[T]):
 
     def __init__(self, first: Exchange) -> None:
         self._first = first
-        self._hedges: set[Exchange] = set()  # under way
+        self._hedges: set[Exchange] = set()  # in progress
         self._ended = False  # the caller has its result
         self._outcome: Callable[[], T] | None = None  # of the hedge that decided
         self._error: BaseException | None = None  # of a hedge, if the request need not be repeated
@@ -77,7 +74,7 @@ class Race(Generic[T]):
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Notes that the caller has its result. Hedges that are still under way are aborted."""
+        """Notes that the caller has its result. Hedges that are still in progress are aborted."""
         with self._lock:
             self._ended = True
             self._abort_hedges()
@@ -245,7 +242,7 @@ class Persistence:
             size_bytes: Bytes that the request sends or gets.
             go_on: Called before each request and while waiting. An error that it raises ends the call.
             patient: If True, there is no timeout for all repetitions together, as ``go_on`` ends the call. If the
-                thread has a limit (``time_limit``), that limit takes the place of the timeout, too.
+                thread has a limit (``backend.ended_by``), that limit takes the place of the timeout, too.
             hedge: Whether the request is made a second time if it is slow.
 
         Raises:

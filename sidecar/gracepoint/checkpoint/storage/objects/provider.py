@@ -263,7 +263,7 @@ def total_bytes(exchange: Exchange, first: int) -> int:
 
     Raises:
         ValueError: The reply is of another range.
-        KeyError: The reply does not tell the size.
+        KeyError: The reply does not say the size.
     """
     unit, _, header = exchange.headers.get("content-range", "").partition(" ")
     span, _, total = header.partition("/")

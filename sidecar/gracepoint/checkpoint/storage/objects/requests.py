@@ -1,22 +1,18 @@
-"""An object that is open for reading.
+"""Reads and writes of large objects, by several requests at a time.
 
-All ranges are of one generation of the object. A reader belongs to one thread. What that thread asks for in order is
-read as one stream. A large range is read by several streams: the thread's own stream goes on from the start of the
-range, and additional threads ("gracepoint: ranges", daemons) read parts from its end. They end with the call. All
-readers of a store share a bound on the number of these threads.
+``ObjectReader``: all ranges are of one generation of the object. A reader belongs to one thread. What that thread asks
+for in order is read as one stream. A large range is read by several streams: the thread's own stream continues from the
+start of the range, and additional threads ("gracepoint: ranges", daemons) read parts from its end. They end with the
+call. All readers of a store share a bound on the number of these threads. If a stream breaks or stalls, another request
+continues where it ended.
 
-If a stream breaks or stalls, another request goes on where it ended.
+``write``: the parts go to the store several at a time, straight from memory. If anything fails, the upload is aborted,
+so that the store keeps no parts. A process that dies leaves its parts in the store. A lifecycle rule of the bucket for
+incomplete multipart uploads can delete them.
 
-Writes a large object in parts.
-
-The parts go to the store several at a time (``concurrent_requests``), straight from memory. If anything fails, the
-upload is aborted, so that the store keeps no parts. A process that dies leaves its parts in the store. A lifecycle rule
-of the bucket for incomplete multipart uploads can delete them.
-
-Calls several functions at once, each of which mostly waits for the store.
-
-The calling thread and additional threads each take the next function. The additional threads end with the call. They
-are daemons: if the store hangs, the process can still exit.
+``run`` calls several functions at once, each of which mostly waits for the store. The calling thread and additional
+threads each take the next function. The additional threads end with the call. They are daemons: if the store hangs, the
+process can still exit.
 """
 
 from __future__ import annotations
@@ -303,7 +299,7 @@ def write(
 
 
 class _Upload:
-    """One upload that has begun. The threads of ``concurrent_requests`` send its parts."""
+    """One upload that has begun. The threads of ``run`` send its parts."""
 
     def __init__(self, uploads: Uploads, run: Run, url: str, key: str, upload: str) -> None:
         self._uploads = uploads

@@ -1,22 +1,19 @@
-"""One socket to a server, with or without TLS. Its sends and reads end early if another thread wants that.
+"""What a request needs besides HTTP: a socket that can be ended, credentials, and the errors of a store's answers.
 
-A ``Wire`` stands where ``http.client`` expects a socket. It belongs to one ``Exchange`` at a time (``user``), whose
-thread sends and reads. Another thread may call ``abort`` only. Sends and reads are slices of ``LOOK_EVERY_S``: between
-them the user is asked whether to go on (``look``). Without any progress for ``stall_s`` they raise TimeoutError.
+A ``Wire`` stands where ``http.client`` expects a socket, with or without TLS. It belongs to one ``Exchange`` at a time
+(``user``), whose thread sends and reads. Another thread may call ``abort`` only. Sends and reads are slices of
+``LOOK_EVERY_S``: between them the user is asked whether to continue (``look``). Without any progress for ``stall_s``
+they raise TimeoutError.
 
-``connect`` looks the server's name up, connects and does the TLS handshake in a thread of its own ("gracepoint:
+``connect`` looks the server's name up, connects and does the TLS handshake in a separate thread ("gracepoint:
 connecting", a daemon), as some of these calls cannot be interrupted. If the caller no longer waits, that thread closes
 the connection, and ends when the system's calls return. The lock keeps ``abort`` from a socket that is being closed:
 the system may give the number of a closed socket to another one.
 
-Credentials that expire, and are renewed before they do.
-
-A thread ("gracepoint: credentials", a daemon) finds and renews them, one at a time for each ``Renewed``. It lives as
-long as the call into the cloud's library, which can take minutes, and which nothing can interrupt. A request waits for
-the thread only if there are no valid credentials, and only as long as the request has time. The lock guards all
-attributes.
-
-The errors of a request that the store has answered.
+``Renewed`` credentials are renewed before they expire. A thread ("gracepoint: credentials", a daemon) finds and renews
+them, one at a time for each ``Renewed``. It lives as long as the call into the cloud's library, which can take minutes,
+and which nothing can interrupt. A request waits for the thread only if there are no valid credentials, and only as long
+as the request has time. The lock guards all attributes.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from gracepoint.threads import DaemonThread
 
 #: Seconds without any progress after which a connection counts as dead.
 STALL_S = 10.0
-#: Seconds between two looks at whether to go on.
+#: Seconds between two looks at whether to continue.
 LOOK_EVERY_S = 0.1
 
 
@@ -122,7 +119,7 @@ class Wire:
         return time.monotonic()
 
     def _look(self, since_s: float | None) -> None:
-        """Asks the user whether to go on. ``since_s`` is when the last progress was made. None: just now."""
+        """Asks the user whether to continue. ``since_s`` is when the last progress was made. None: just now."""
         assert self.user is not None
         self.user.look()
         if since_s is not None and time.monotonic() - since_s >= self.stall_s:
