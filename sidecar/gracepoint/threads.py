@@ -1,21 +1,18 @@
-"""A daemon thread that says by itself when it has ended, as nothing else can be believed.
+"""Daemon threads that know when they have ended, and what a forked child does with what it has inherited.
 
 If a signal handler raises in the main thread (Ctrl-C, a time limit by SIGALRM), the exception comes between any two
 bytecodes. In CPython 3.11 and 3.12, a ``Thread.join`` that is left so marks a running thread as stopped. And after an
-interrupted ``Thread.start`` nobody can say whether the thread runs. So whoever hands memory to a thread uses this
-class. Its thread takes its turn before it calls the function, and the maker takes the turn away when a start was left:
-exactly one of the two succeeds. What ``ended`` reads is set by the thread.
-
-The maker's thread calls ``start``. Any thread may ask ``ended`` and ``wait``. After a fork, the child has none of its
-parent's threads: there, all have ended. A lock is left held if an exception comes right after it was taken; so no lock
-decides anything here, and a wait only sleeps on one.
-
-What a forked child does with what it has inherited: it forgets it, and uses nothing of its parent's.
+interrupted ``Thread.start`` nobody can say whether the thread runs. So whoever hands memory to a thread uses
+``DaemonThread``. Its thread takes its turn before it calls the function, and the maker takes the turn away when a start
+was left: exactly one of the two succeeds. What ``ended`` reads is set by the thread. The maker's thread calls
+``start``. Any thread may ask ``ended`` and ``wait``. After a fork, the child has none of its parent's threads: there,
+all have ended. A lock is left held if an exception comes right after it was taken; so no lock decides anything here,
+and a wait only sleeps on one.
 
 A child of ``os.fork``, such as a data loader's worker, has copies of all objects of its parent, and none of its
 threads. It shares the parent's connections and file locks, and a lock that another thread held at the fork stays held
-in the child for ever. So in the child an object drops what the parent still uses (``forget_in_child``), silently
-to the other side. What a child may never do, such as a save of its parent's, raises (``check_not_forked``).
+in the child for ever. So in the child an object drops what the parent still uses, without a message to the other side
+(``forget_in_child``). What a child may never do, such as a save of its parent's, raises (``check_not_forked``).
 
 ``ask_in_thread`` is for questions that may never be answered.
 """

@@ -67,7 +67,7 @@ class ActiveNotice:
 
 
 class Coordinator:
-    """See the module. Starts to listen for notices when it is made.
+    """Owns what a session does about preemptions. Starts to listen for notices when it is made.
 
     Args:
         settings: This process's settings.
@@ -149,7 +149,7 @@ class Coordinator:
         reports = StallReports(settings, self.reporter, self._exit, board, self._current_step)
         self._stall_watch = reports.watch(executor, me, self.activities, clock)
 
-        # Last, what this process itself is notified: all that it may set off is there.
+        # Last, what this process itself is notified of: all that it may set off is there.
         publisher = NoticePublisher(mailbox, self._agreement, me, clock)
         mailbox.listen(publisher.posted, publisher.retracted)
         try:
@@ -339,7 +339,8 @@ class Coordinator:
 
         Args:
             reason: Why.
-            not_saved: Why the training loop did not save the step that it was told to save. None if it was not told to.
+            not_saved: Why the training loop did not save the step that it was asked to save. None if it was not asked
+                to.
             steps_lost: Steps since the last committed one, for the report of ``not_saved``. None if that is not known.
         """
         if not_saved is not None:

@@ -63,7 +63,7 @@ class Shared:
 
 
 class Outcome:
-    """See the module.
+    """How a preemption, or a drill, ends in this process if the agreed step is not saved.
 
     Args:
         shared: What the parts of a preemption share.
@@ -196,7 +196,7 @@ class Outcome:
         Args:
             reason: What happened.
             error: The exception, for the log. None if there is none.
-            **known: Fields of ``Progress``.
+            **details: Fields of ``Progress``.
         """
         if not self.epoch.fail_first():
             return

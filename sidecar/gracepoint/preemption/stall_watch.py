@@ -5,7 +5,7 @@ end asks, too (``StragglerSearch``). One detector decides what a stall is (``sta
 
 * The **stall thread** ("gracepoint-stalls", daemon) looks every few seconds. It owns the detectors. That of ``attach``
   ends with ``attach``, that of the session with ``stop``.
-* ``StallWatch`` tells each stall in a separate thread ("gracepoint-stall", daemon): it waits for the other processes,
+* ``StallWatch`` reports each stall in a separate thread ("gracepoint-stall", daemon): it waits for the other processes,
   while the stall thread looks on. They end within half a minute.
 * Each asks the store in one more thread ("gracepoint-stall-store"), as the store may not answer: process 0, which hosts
   it, may be the one that is stopped. One that gets no answer is left behind.
@@ -160,7 +160,7 @@ class AttachWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._told = False  # attach has failed, so the operator is not told that it continues
+            self._told = False  # attach has failed, so nothing reports to the operator that it continues
         if self._thread is not None:
             self._thread.stop()
 
@@ -202,9 +202,9 @@ class AttachWatch:
 
     def _stalled(self, stalled: Stalled) -> None:
         stack = stack_of(self._thread_id)
-        awaited, why = self._whom()
+        awaited, reason = self._whom()
         stage = stalled.activity.stage
-        log_stall(stalled, stack, f"suspects={awaited} {why}")
+        log_stall(stalled, stack, f"suspects={awaited} {reason}")
         dump_all_stacks()
         if self._stage != stage:
             return  # it went on while the store was asked
@@ -212,7 +212,9 @@ class AttachWatch:
             self._told = True
             try:
                 pods = pods_of(awaited or [], self._pods)
-                self._report(lambda reporter: reporter.stall(stage, 0, stalled.for_s, awaited or [], why, stack, pods))
+                self._report(
+                    lambda reporter: reporter.stall(stage, 0, stalled.for_s, awaited or [], reason, stack, pods)
+                )
             except GracepointError as error:
                 logger.warning("could not reach the operator error=%s", error)
         if self._settings.stall_action == STALL_RESTART:
@@ -287,7 +289,7 @@ class StallWatch:
         self._clock = clock
         self._others_s = others_s
         self._stalled: set[str] = set()  # parts that are stalled now; the stall thread writes it
-        self._told: set[str] = set()  # parts of which this process told the operator
+        self._told: set[str] = set()  # parts that this process reported to the operator
         every_s = look_every_s(limit_s)
         self._detector = StallDetector(limit_s, every_s)
         self._detector.look(clock(), time.process_time(), [])  # so that a stop of this process shows from now on
@@ -337,7 +339,7 @@ class StallWatch:
             self._reports.limit(f"no progress in {stalled.activity.stage} for {stalled.for_s:.0f} s")
 
     def _ask(self, stalled: Stalled, stack: str) -> Suspicion | None:
-        """Returns who is suspected, if this process is to tell the operator."""
+        """Returns who is suspected, if this process is to report to the operator."""
         try:
             now = stalled.activity
             tells = self._board.post(now.part, StalledAt(now.stage, now.order, now.reached, stack))
@@ -362,7 +364,7 @@ class StallReports:
 
     Args:
         settings: Say whether a stall ends the process, and with which exit code.
-        reporter: Tells the operator.
+        reporter: Reports to the operator.
         process_exit: Ends the process.
         board: As ``StallWatch``.
         step: Returns the step that training has reached.
@@ -419,7 +421,7 @@ class StallReports:
         self._reporter.stall(stage, self._step(), stalled.for_s, suspects, reason, suspicion.stack, pods)
 
     def over(self, part: str) -> None:
-        """Tells the operator that a part makes progress again. Called in the process that told of the stall."""
+        """Reports that a part makes progress again. Called in the process that reported the stall."""
         self._reporter.stall_over(part, self._step())
 
     def limit(self, reason: str) -> None:

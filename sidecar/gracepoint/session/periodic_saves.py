@@ -58,7 +58,7 @@ class _Failing:
 
 
 class PeriodicSaves:
-    """See the module.
+    """Saves when it is due, and ends training if saves fail for too long.
 
     Args:
         checkpointer: The checkpoint engine.
