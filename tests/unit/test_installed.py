@@ -18,7 +18,7 @@ from tests.built_wheel import ROOT, build
 pytestmark = [pytest.mark.installs, pytest.mark.timeout(900)]
 
 #: Of the operator, which a training image must not have.
-OPERATOR = {"kopf", "kubernetes", "pydantic", "aiohttp", "prometheus-client", "tenacity"}
+OPERATOR = {"kopf", "kubernetes", "pydantic", "aiohttp", "prometheus-client"}
 COMMAND_LINE = {"typer", "rich", "vl-convert-python"}
 LIBRARY = {"jax", "jaxlib", "tensorstore", "numpy"}
 

@@ -14,8 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-import tenacity
-
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
@@ -251,7 +249,7 @@ def _named(namespace: str) -> dict[str, str]:
 
 
 _WITHIN_S = 2.0
-_AGAIN_S = 0.25
+_BACKOFF = client.Backoff(0.25, 0.5)
 
 
 # Reads a workload and the objects around it afresh, to learn why its pods were deleted or why it is suspended.
@@ -292,14 +290,17 @@ class WorkloadRefresh:
     async def _look(self, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str]) -> None:
         """Asks the API server. If it does not answer in time, what is known counts: deleted pods are disrupted ones."""
         uid = workload.uid
-        again = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(client.KubeError),
-            wait=tenacity.wait_fixed(_AGAIN_S),
-            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
-        )
+
+        async def look() -> None:
+            try:
+                await look_afresh(self._api, self._cache, workload, jobs, pod_uids)
+            except client.KubeError as error:
+                log.warning("no fresh look yet", extra=about(workload=workload.name, error=str(error)))
+                raise
+
         try:
             async with asyncio.timeout(_WITHIN_S):
-                await again(look_afresh, self._api, self._cache, workload, jobs, pod_uids)
+                await _BACKOFF.retried(look, on=client.KubeError)
         except TimeoutError:
             log.warning(
                 "no fresh look in time, pods that are deleted are taken for disrupted",

@@ -11,8 +11,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 
-import tenacity
-
 from gracepoint.wire.messages import (
     Acknowledgement,
     Forecast,
@@ -43,7 +41,7 @@ from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)
 
-_OTHER_REPLICA_POLL_S = 0.1
+_OTHER_REPLICA_BACKOFF = client.Backoff(0.1, 0.2)
 _LAST_REPORT_S = 1.0  # the gang does not wait longer for an API server that does not answer
 
 
@@ -216,14 +214,10 @@ class ReportHandler:
         known = self._cache.preemptions.records.get(key)
         if known is not None and known.spec.workload.uid == pod.workload_uid:
             return known  # at once: all pods of a gang acknowledge at about the same time
-        soon = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(client.NotFound),
-            wait=tenacity.wait_fixed(_OTHER_REPLICA_POLL_S),
-            stop=tenacity.stop_after_delay(self.other_replica_s),
-            reraise=True,
-        )
         try:
-            preemption: PreemptionRecord = await soon(self._fetch, key)
+            preemption = await _OTHER_REPLICA_BACKOFF.retried(
+                self._fetch, key, on=client.NotFound, within_s=self.other_replica_s
+            )
         except (client.NotFound, client.Refused) as error:
             raise UnknownPreemption(f"preemption: found {name!r}, which is not there") from error
         if preemption.spec.workload.uid != pod.workload_uid:

@@ -15,7 +15,8 @@ import importlib.metadata
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import kubernetes.client
@@ -515,26 +516,84 @@ def _itself(body: JsonObject) -> JsonObject:
 _chance = random.Random()
 
 
-# Exponential backoff with jitter.
+class Backoff:
+    """Pauses between tries that fail: each twice as long as the one before, up to a limit.
 
-
-class RetryPauses:
-    """An endless series of pauses in seconds: each twice as long as the one before, up to a limit.
-
-    Each ``iter()`` begins with the shortest pause. Each pause is shortened at random by up to half, so that replicas
-    which failed together do not try again together.
+    Each pause is shortened at random by up to half, so that replicas which failed together do not try again together.
+    ``iter()`` gives the pauses from the shortest on, without end.
 
     Args:
-        first_s: The first pause, in seconds.
-        most_s: The longest pause, in seconds.
+        first_s: Upper limit of the first pause, in seconds.
+        most_s: Upper limit of all pauses, in seconds.
+        forgets_after_s: After so many seconds without a failure, the pauses begin with the shortest again.
+        clock: Seconds, of a clock that never goes back.
     """
 
-    def __init__(self, first_s: float, most_s: float) -> None:
+    def __init__(
+        self,
+        first_s: float,
+        most_s: float,
+        *,
+        forgets_after_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._first_s = first_s
         self._most_s = most_s
+        self._forgets_after_s = forgets_after_s
+        self._clock = clock
+        self._failures = 0
+        self._over_at = math.inf  # when the newest pause is over
+
+    def next_s(self, *, first_s: float | None = None) -> float:
+        """Returns the next pause in seconds.
+
+        Args:
+            first_s: The first pause, and that after a time without a failure. It does not count as one. None: the
+                shortest one.
+        """
+        now = self._clock()
+        if now - self._over_at > self._forgets_after_s:
+            self.reset()
+        if first_s is not None and math.isinf(self._over_at):
+            pause_s = first_s
+        else:
+            longest_s = min(self._most_s, self._first_s * 2.0 ** min(self._failures, 30))
+            pause_s = longest_s * _chance.uniform(0.5, 1.0)
+            self._failures += 1
+        self._over_at = now + pause_s
+        return pause_s
+
+    def reset(self) -> None:
+        """Starts over with the shortest pause. Call it after a success."""
+        self._failures, self._over_at = 0, math.inf
 
     def __iter__(self) -> Iterator[float]:
-        pause_s = self._first_s
+        fresh = Backoff(self._first_s, self._most_s)
         while True:
-            yield pause_s * _chance.uniform(0.5, 1.0)
-            pause_s = min(pause_s * 2, self._most_s)
+            yield fresh.next_s()
+
+    async def retried(
+        self,
+        call: Callable[..., Awaitable[_T]],
+        *arguments: object,
+        on: type[Exception] | tuple[type[Exception], ...],
+        within_s: float = math.inf,
+    ) -> _T:
+        """Calls until that succeeds, with a pause after each failure. Returns the result.
+
+        Args:
+            call: What is tried.
+            arguments: Its arguments.
+            on: The errors after which it is tried again. Any other is raised.
+            within_s: After so many seconds the next such error is raised, too.
+        """
+        loop = asyncio.get_running_loop()
+        until_at = loop.time() + within_s
+        pauses = iter(self)
+        while True:
+            try:
+                return await call(*arguments)
+            except on:
+                if loop.time() >= until_at:
+                    raise
+            await asyncio.sleep(next(pauses))

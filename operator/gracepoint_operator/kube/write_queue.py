@@ -15,11 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from enum import Enum
-
-import tenacity
 
 from gracepoint_operator.kube import client
 from gracepoint_operator.logs import about
@@ -31,7 +28,8 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
 _REFUSED_AGAIN_AT_MOST_S = 60.0
-_chance = random.Random()
+#: Between tries while the API server is unavailable, or somebody else writes in between.
+_BACKOFF = client.Backoff(0.05, 5.0)
 
 
 class _Undecided(Enum):
@@ -114,7 +112,7 @@ class WriteQueue:
 
     async def _run(self, key: Key, after_s: float) -> None:
         said = ""  # the last refusal
-        pause_s = self._interval_s
+        backoff = client.Backoff(2 * self._interval_s, _REFUSED_AGAIN_AT_MOST_S)
         try:
             if after_s:
                 await self._pause(key, after_s)
@@ -134,10 +132,10 @@ class WriteQueue:
                         break
                     said = outcome
                     self._marked.add(key)
-                    pause_s = min(2 * pause_s, _REFUSED_AGAIN_AT_MOST_S)
-                    wait_s = _chance.uniform(0.5, 1.0) * pause_s
+                    wait_s = backoff.next_s()
                 elif outcome is None:
-                    said, pause_s = "", self._interval_s
+                    said = ""
+                    backoff.reset()
                 await self._pause(key, wait_s)
         finally:
             # There is no await between the last check of _marked and here. So a later touch starts a new task.
@@ -161,14 +159,9 @@ class WriteQueue:
             key: The key.
             said: The refusal before. It is not logged again if it is the same.
         """
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type((client.Unavailable, client.Conflict)),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=5),
-            stop=tenacity.stop_after_delay(self._say_after_s),
-            reraise=True,
-        )
+        passing = (client.Unavailable, client.Conflict)
         try:
-            await retrying(self._write, key)
+            await _BACKOFF.retried(self._write, key, on=passing, within_s=self._say_after_s)
         except client.Refused as error:
             self._metrics.write_failures.inc()
             if str(error) != said:
@@ -180,7 +173,7 @@ class WriteQueue:
         except (client.KubeError, Unreadable) as error:
             self._metrics.write_failures.inc()
             log.error("could not write to the API", extra=about(what=self._what, key=key, error=str(error)))
-            if isinstance(error, client.Unavailable | client.Conflict):
+            if isinstance(error, passing):
                 self._marked.add(key)
             return _Undecided.UNDECIDED
         return None

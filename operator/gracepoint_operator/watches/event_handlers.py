@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import aiohttp
@@ -20,7 +20,7 @@ from gracepoint.wire.names import GROUP
 from gracepoint_operator.cache.relister import SELECTORS
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import objects
-from gracepoint_operator.kube.client import RetryPauses
+from gracepoint_operator.kube.client import Backoff
 from gracepoint_operator.kube.objects import CRDS, Kind
 from gracepoint_operator.logs import about
 
@@ -33,7 +33,7 @@ _INACTIVE_S = 30.0
 #: kopf keeps a task and a queue for each object for this time after its last event.
 _OBJECT_IDLE_S = 0.1
 #: The pauses in seconds between the attempts of one request.
-REQUEST_BACKOFFS = RetryPauses(0.2, 5.0)
+REQUEST_BACKOFFS = Backoff(0.2, 5.0)
 
 
 def watch_all(
@@ -262,40 +262,3 @@ class EmptyLists:
         if request.method == "GET" and "watch" not in url.query and kind_at(url.path, self._emptied) is not None:
             request.url = url.update_query(fieldSelector=_NOTHING)
         return await handler(request)
-
-
-#: After a run of this length the pauses begin with the shortest again.
-_RAN_WELL_S = 60.0
-
-
-# The pauses before kopf is run again or logs in again.
-
-
-class Pauses:
-    """Pauses that grow with each failure. They begin with the shortest again after a run without failure.
-
-    Args:
-        retry_pauses: The pauses in seconds.
-        clock: Seconds, of a clock that never goes back.
-    """
-
-    def __init__(self, retry_pauses: RetryPauses, clock: Callable[[], float] = time.monotonic) -> None:
-        self._retry_pauses = retry_pauses
-        self._clock = clock
-        self._pauses: Iterator[float] = iter(retry_pauses)
-        self._at: float | None = None
-
-    def next_s(self, *, first_s: float | None = None) -> float:
-        """Seconds to wait now.
-
-        Args:
-            first_s: Seconds to wait the first time, or after a run without failure. None: the shortest pause.
-        """
-        now, before = self._clock(), self._at
-        if before is None or now - before > _RAN_WELL_S:
-            self._pauses = iter(self._retry_pauses)
-            pause_s = next(self._pauses) if first_s is None else first_s
-        else:
-            pause_s = next(self._pauses)
-        self._at = now + pause_s
-        return pause_s

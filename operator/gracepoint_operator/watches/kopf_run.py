@@ -21,7 +21,7 @@ from gracepoint_operator.cache.relister import OPTIONAL, SELECTORS
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import objects
-from gracepoint_operator.kube.client import USER_AGENT, KubeClient, RetryPauses
+from gracepoint_operator.kube.client import USER_AGENT, Backoff, KubeClient
 from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
@@ -29,7 +29,6 @@ from gracepoint_operator.watches.event_handlers import (
     REQUEST_BACKOFFS,
     EmptyLists,
     FreshDiscovery,
-    Pauses,
     kind_at,
     namespace_at,
     settings,
@@ -57,7 +56,7 @@ def run_kopf(
     registry: kopf.OperatorRegistry,
     api: KubeClient,
     trace: aiohttp.TraceConfig,
-    logins: Pauses,
+    logins: Backoff,
     ends: threading.Event,
     *,
     replica: str,
@@ -223,8 +222,9 @@ def request_trace(
     return trace
 
 
-#: The pauses in seconds before kopf is run again, or logs in again.
-_RUN_PAUSES = RetryPauses(0.5, 30.0)
+def _run_backoff() -> Backoff:
+    """The pauses between two runs of kopf, or two logins. After a run of a minute they begin with the shortest."""
+    return Backoff(0.5, 30.0, forgets_after_s=60.0)
 
 
 # The threads that watch the cluster.
@@ -334,7 +334,7 @@ class _WatchThread(threading.Thread):
 
     def run(self) -> None:
         self._controller.watches.asked(self.name)
-        pauses = Pauses(_RUN_PAUSES)
+        pauses = _run_backoff()
         while not self._stopped.is_set():
             self._run_ends = threading.Event()
             if self._stopped.is_set():  # set between the two lines above, on the event of the run before
@@ -359,7 +359,7 @@ class _WatchThread(threading.Thread):
             registry,
             self._api,
             request_trace(self.name, self._controller.watches, self._watched),
-            Pauses(_RUN_PAUSES),
+            _run_backoff(),
             ends,
             replica=self._replica,
             watched=self._watched,

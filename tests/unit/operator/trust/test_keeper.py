@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from gracepoint_operator.kube import objects
+from gracepoint_operator.kube.client import Backoff
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.trust import bundle, certificates
 from gracepoint_operator.trust.bundle import PEM_KEY
@@ -150,14 +150,15 @@ async def test_failures_are_tried_again_after_pauses_that_grow_until_it_works(
     pauses: list[str] = []
     answers = [False, False, False, True, False]
 
-    class Pauses:
-        def __init__(self, first_s: float, most_s: float) -> None:
-            del first_s, most_s
+    class Counted(Backoff):
+        def next_s(self, *, first_s: float | None = None) -> float:
+            super().next_s(first_s=first_s)
+            pauses.append(f"pause {len(pauses)}")
+            return 0.0
 
-        def __iter__(self) -> Iterator[float]:
-            for number in itertools.count():
-                pauses.append(f"pause {number}")
-                yield 0.0
+        def reset(self) -> None:
+            super().reset()
+            pauses.append("reset")
 
     async def once() -> bool:
         if not answers:
@@ -166,12 +167,12 @@ async def test_failures_are_tried_again_after_pauses_that_grow_until_it_works(
             replica.keeper.touch()
         return answer
 
-    monkeypatch.setattr(certificates, "RetryPauses", Pauses)
+    monkeypatch.setattr(certificates, "Backoff", Counted)
     monkeypatch.setattr(replica.keeper, "once", once)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await replica.keeper.run()
-    assert pauses == ["pause 0", "pause 1", "pause 2", "pause 0"]
+    assert pauses == ["pause 0", "pause 1", "pause 2", "reset", "pause 4"]
 
 
 def test_failures_are_counted_from_zero_on(api: MemoryApi, tmp_path: Path) -> None:
