@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint_operator.cache import relister, watch_state
-from gracepoint_operator.kube.client import Backoff
+from gracepoint_operator.kube.client import RetryPauses
 from gracepoint_operator.watches.event_handlers import REQUEST_BACKOFFS
 from tests.outages.fault_proxy import FaultProxy, How
 from tests.outages.kinds import node
@@ -20,7 +20,7 @@ from tests.waiting import until
 
 #: How much faster all pauses pass in the long outages: as many attempts and lists fail as in 10 minutes.
 FASTER = 60
-FAST = Backoff(0.2 / FASTER, 5.0 / FASTER)
+FAST = RetryPauses(0.2 / FASTER, 5.0 / FASTER)
 
 
 @pytest.mark.parametrize("how", [How.ANSWER_500, How.ABORT, How.HANG])

@@ -249,7 +249,7 @@ def _named(namespace: str) -> dict[str, str]:
 
 
 _WITHIN_S = 2.0
-_BACKOFF = client.Backoff(0.25, 0.5)
+_BACKOFF = client.RetryPauses(0.25, 0.5)
 
 
 # Reads a workload and the objects around it afresh, to learn why its pods were deleted or why it is suspended.

@@ -41,7 +41,7 @@ from gracepoint_operator.workloads import ANY_NAME
 
 log = logging.getLogger(__name__)
 
-_OTHER_REPLICA_BACKOFF = client.Backoff(0.1, 0.2)
+_OTHER_REPLICA_BACKOFF = client.RetryPauses(0.1, 0.2)
 _LAST_REPORT_S = 1.0  # the gang does not wait longer for an API server that does not answer
 
 

@@ -516,7 +516,7 @@ def _itself(body: JsonObject) -> JsonObject:
 _chance = random.Random()
 
 
-class Backoff:
+class RetryPauses:
     """Pauses between tries that fail: each twice as long as the one before, up to a limit.
 
     Each pause is shortened at random by up to half, so that replicas which failed together do not try again together.
@@ -568,7 +568,7 @@ class Backoff:
         self._failures, self._over_at = 0, math.inf
 
     def __iter__(self) -> Iterator[float]:
-        fresh = Backoff(self._first_s, self._most_s)
+        fresh = RetryPauses(self._first_s, self._most_s)
         while True:
             yield fresh.next_s()
 

@@ -29,7 +29,7 @@ Key = tuple[str, str]
 
 _REFUSED_AGAIN_AT_MOST_S = 60.0
 #: Between tries while the API server is unavailable, or somebody else writes in between.
-_BACKOFF = client.Backoff(0.05, 5.0)
+_BACKOFF = client.RetryPauses(0.05, 5.0)
 
 
 class _Undecided(Enum):
@@ -112,7 +112,7 @@ class WriteQueue:
 
     async def _run(self, key: Key, after_s: float) -> None:
         said = ""  # the last refusal
-        backoff = client.Backoff(2 * self._interval_s, _REFUSED_AGAIN_AT_MOST_S)
+        backoff = client.RetryPauses(2 * self._interval_s, _REFUSED_AGAIN_AT_MOST_S)
         try:
             if after_s:
                 await self._pause(key, after_s)

@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from gracepoint_operator.kube import client, objects
-from gracepoint_operator.kube.client import Backoff, KubeClient
+from gracepoint_operator.kube.client import KubeClient, RetryPauses
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.trust import bundle as pem
@@ -327,7 +327,7 @@ class TrustKeeper:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        backoff = Backoff(_FIRST_AGAIN_S, _EVERY_S)
+        backoff = RetryPauses(_FIRST_AGAIN_S, _EVERY_S)
         while True:
             self._wake.clear()  # before the run, so that a change during it causes another one
             if await self.once():

@@ -20,7 +20,7 @@ from gracepoint.wire.names import GROUP
 from gracepoint_operator.cache.relister import SELECTORS
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import objects
-from gracepoint_operator.kube.client import Backoff
+from gracepoint_operator.kube.client import RetryPauses
 from gracepoint_operator.kube.objects import CRDS, Kind
 from gracepoint_operator.logs import about
 
@@ -33,7 +33,7 @@ _INACTIVE_S = 30.0
 #: kopf keeps a task and a queue for each object for this time after its last event.
 _OBJECT_IDLE_S = 0.1
 #: The pauses in seconds between the attempts of one request.
-REQUEST_BACKOFFS = Backoff(0.2, 5.0)
+REQUEST_BACKOFFS = RetryPauses(0.2, 5.0)
 
 
 def watch_all(

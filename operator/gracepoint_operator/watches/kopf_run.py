@@ -21,7 +21,7 @@ from gracepoint_operator.cache.relister import OPTIONAL, SELECTORS
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import objects
-from gracepoint_operator.kube.client import USER_AGENT, Backoff, KubeClient
+from gracepoint_operator.kube.client import USER_AGENT, KubeClient, RetryPauses
 from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
@@ -56,7 +56,7 @@ def run_kopf(
     registry: kopf.OperatorRegistry,
     api: KubeClient,
     trace: aiohttp.TraceConfig,
-    logins: Backoff,
+    logins: RetryPauses,
     ends: threading.Event,
     *,
     replica: str,
@@ -222,9 +222,9 @@ def request_trace(
     return trace
 
 
-def _run_backoff() -> Backoff:
+def _run_backoff() -> RetryPauses:
     """The pauses between two runs of kopf, or two logins. After a run of a minute they begin with the shortest."""
-    return Backoff(0.5, 30.0, forgets_after_s=60.0)
+    return RetryPauses(0.5, 30.0, forgets_after_s=60.0)
 
 
 # The threads that watch the cluster.

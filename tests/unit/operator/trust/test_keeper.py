@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint_operator.kube import objects
-from gracepoint_operator.kube.client import Backoff
+from gracepoint_operator.kube.client import RetryPauses
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.trust import bundle, certificates
 from gracepoint_operator.trust.bundle import PEM_KEY
@@ -150,7 +150,7 @@ async def test_failures_are_tried_again_after_pauses_that_grow_until_it_works(
     pauses: list[str] = []
     answers = [False, False, False, True, False]
 
-    class Counted(Backoff):
+    class Counted(RetryPauses):
         def next_s(self, *, first_s: float | None = None) -> float:
             super().next_s(first_s=first_s)
             pauses.append(f"pause {len(pauses)}")
@@ -167,7 +167,7 @@ async def test_failures_are_tried_again_after_pauses_that_grow_until_it_works(
             replica.keeper.touch()
         return answer
 
-    monkeypatch.setattr(certificates, "Backoff", Counted)
+    monkeypatch.setattr(certificates, "RetryPauses", Counted)
     monkeypatch.setattr(replica.keeper, "once", once)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
