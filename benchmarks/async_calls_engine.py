@@ -19,6 +19,10 @@ from typing import Any
 
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.saving.planner import SaveSettings
+from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 
@@ -39,7 +43,11 @@ class Engine:
         self._state = state
         self._steps = itertools.count(1)
         self._checkpointer = StepCheckpointer(
-            str(folder), gang=SingleProcess(), attempt="a", keep_last=1, options=WriteOptions(writer=writer)
+            Layout(storage_path(folder)),
+            gang=SingleProcess(),
+            attempt="a",
+            retention=Retention(keep_last=1),
+            settings=SaveSettings(WriteOptions(writer=writer)),
         )
         self._checkpointer.prepare(state)
 

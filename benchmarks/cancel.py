@@ -27,6 +27,9 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
 from benchmarks.checkpoint_process import large_state
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.saving.planner import SaveSettings
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.process_group import SingleProcess
 
 _DIRECTORY = Path(__file__).parents[1] / "build" / "benchmarks"
@@ -77,7 +80,10 @@ def figures(what: str, turns: list[tuple[float, float]]) -> list[Figure]:
 
 def _stop_saves(root: Path, state: object, express: bool, repeats: int) -> list[tuple[float, float]]:
     checkpointer = StepCheckpointer(
-        str(root), gang=SingleProcess(), attempt="benchmark", options=WriteOptions(express=express)
+        Layout(storage_path(root)),
+        gang=SingleProcess(),
+        attempt="benchmark",
+        settings=SaveSettings(WriteOptions(express=express)),
     )
     checkpointer.prepare(state)
     turns = []

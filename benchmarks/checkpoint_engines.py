@@ -8,7 +8,11 @@ from typing import Any, Protocol
 import orbax.checkpoint as ocp
 
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.groups import JoinedGroup
+from gracepoint.checkpoint.saving.planner import SaveSettings
+from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import storage_path
 
 GRACEPOINT = "Gracepoint"
 ORBAX = "Orbax"
@@ -47,7 +51,11 @@ class Gracepoint:
     def __init__(self, root: Path, joined: JoinedGroup) -> None:
         self._root = root
         self._checkpointer = StepCheckpointer(
-            str(root), gang=joined.gang, attempt=joined.attempt, processes=joined.processes, keep_last=1_000_000
+            Layout(storage_path(root)),
+            gang=joined.gang,
+            attempt=joined.attempt,
+            retention=Retention(keep_last=1_000_000),
+            settings=SaveSettings(processes=joined.processes),
         )
 
     def prepare(self, state: Any) -> None:

@@ -31,11 +31,10 @@ from benchmarks import checkpoint_engines as engines
 from benchmarks.checkpoint_engines import Engine
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.groups import GroupFactory, JoinedGroup
-from gracepoint.checkpoint.options import DEFAULT_OPTIONS
 from gracepoint.checkpoint.planning.chunks import local_shards
 from gracepoint.checkpoint.reading import stored_arrays
 from gracepoint.checkpoint.reading.stored_tree import open_tree
-from gracepoint.checkpoint.saving.planner import SavePlanner
+from gracepoint.checkpoint.saving.planner import DEFAULT_SETTINGS, SavePlanner
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here
@@ -275,7 +274,7 @@ class _Memcpy:
     """What a process must at least do before training goes on: copy its part of the state, each replica once."""
 
     def __init__(self, state: Any, joined: JoinedGroup) -> None:
-        self._planner = SavePlanner(joined.gang, joined.attempt, DEFAULT_OPTIONS)
+        self._planner = SavePlanner(joined.gang, joined.attempt, DEFAULT_SETTINGS)
         chunks = self._chunks(state)
         self.bytes = sum(chunk.nbytes for chunk in chunks)
         self._buffers = [np.full_like(chunk, 0) for chunk in chunks]

@@ -17,10 +17,12 @@ import numpy as np
 from benchmarks import checkpoint_engines
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.groups import JoinedGroup
-from gracepoint.checkpoint.options import DEFAULT_OPTIONS
-from gracepoint.checkpoint.saving.planner import SavePlanner
+from gracepoint.checkpoint.saving.planner import SavePlanner, SaveSettings
+from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer, has_direct_io
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 
 EXPRESS = "express writer"
@@ -58,12 +60,11 @@ class Gracepoint:
         self._root = root
         self.on_stage: Callable[[str], None] = lambda stage: None
         self._checkpointer = StepCheckpointer(
-            str(root),
+            Layout(storage_path(root)),
             gang=joined.gang,
             attempt=joined.attempt,
-            processes=joined.processes,
-            keep_last=1_000_000,
-            options=WriteOptions(express=express),
+            retention=Retention(keep_last=1_000_000),
+            settings=SaveSettings(WriteOptions(express=express), processes=joined.processes),
         )
 
     def prepare(self, state: Any) -> None:
@@ -174,7 +175,7 @@ def make(name: str, root: Path, joined: JoinedGroup) -> Saves:
 
 def mine_bytes(state: Any, joined: JoinedGroup) -> int:
     """Returns how many bytes this process writes of ``state``."""
-    planner = SavePlanner(joined.gang, joined.attempt, DEFAULT_OPTIONS, processes=joined.processes)
+    planner = SavePlanner(joined.gang, joined.attempt, SaveSettings(processes=joined.processes))
     return sum(chunk.bytes for chunk in planner.plan(state)[1].plan.chunks if chunk.mine)
 
 

@@ -26,7 +26,7 @@ from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.checkpoint.saving import operation, planner
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS
 from gracepoint.checkpoint.saving.part import write_manifest_part
-from gracepoint.checkpoint.saving.planner import PreparedSave, SavePlanner
+from gracepoint.checkpoint.saving.planner import PreparedSave, SavePlanner, SaveSettings
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.files import WrittenFiles
@@ -89,7 +89,7 @@ def measure(directory: Path, processes: int, layers: int) -> Times:
         # As in a new process: nothing is known of these shardings yet.
         state = _state(_another(mesh), layers, process_index)
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        leaves, prepared = SavePlanner(gang, _ATTEMPT, _OPTIONS).plan(state)
+        leaves, prepared = SavePlanner(gang, _ATTEMPT, SaveSettings(_OPTIONS)).plan(state)
         planned_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         if process_index == 0:
             times.planned_by_first, first, first_leaves = planned_s, prepared, leaves

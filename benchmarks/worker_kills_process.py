@@ -20,7 +20,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.saving.save_worker import SaveWorker
+from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import JaxStore, StoreProcessGroup
 from tests.multiprocess.launcher import here
@@ -41,7 +45,13 @@ def main(root: str, attempt: str, notes: str, mib: str) -> None:
 
     store = JaxStore(distributed.global_state.client, f"kills/{attempt}")
     gang = StoreProcessGroup(store, here().process_index, here().process_count)
-    engine = StepCheckpointer(root, gang=gang, attempt=attempt, keep_last=2, options=WriteOptions(writer="worker"))
+    engine = StepCheckpointer(
+        Layout(storage_path(root)),
+        gang=gang,
+        attempt=attempt,
+        retention=Retention(keep_last=2),
+        settings=SaveSettings(WriteOptions(writer="worker")),
+    )
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
 
     def state(step: int) -> dict[str, jax.Array]:

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import retention
 from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
@@ -82,7 +83,7 @@ def start_again(root: str | Path, like: Any) -> int | None:
         mock.patch.object(RenameCommit, "quiet_s", 0.0),
         mock.patch.object(ManifestCommit, "quiet_s", 0.0),
     ):
-        checkpointer = StepCheckpointer(str(root), gang=SingleProcess(), attempt="next-0-start")
+        checkpointer = StepCheckpointer(Layout(storage_path(root)), gang=SingleProcess(), attempt="next-0-start")
         restored = checkpointer.restore(like, timeout_s=_PATIENCE_S)
         checkpointer.close(_PATIENCE_S)
     return None if restored is None else restored.step

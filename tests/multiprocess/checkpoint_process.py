@@ -27,10 +27,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving import operation
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps.commit import RenameCommit
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.writing import chunk_writer, files
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
@@ -153,7 +154,7 @@ def main(root: str, attempt: str, *actions: str) -> None:
     place = here()
     place.initialize_jax(shutdown_timeout_s=5)
     gang = place.gang(attempt)
-    engine = StepCheckpointer(root, gang=gang, attempt=attempt)
+    engine = StepCheckpointer(Layout(storage_path(root)), gang=gang, attempt=attempt)
     engine.prepare(with_keys(make_state(0), 0))
     for action in actions:
         verb, *arguments = action.split(":")

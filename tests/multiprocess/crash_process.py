@@ -26,9 +26,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import AsyncCheckpointer
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.saving import operation, planner
+from gracepoint.checkpoint.saving.planner import SaveSettings
+from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage import direct_io
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here
 from tests.multiprocess.strace import mark
@@ -68,7 +72,13 @@ def main(form: str, root: str, attempt: str, *actions: str) -> None:
     if form == "direct":
         assert direct_io.has_direct_io(Path(root))
         direct_io._SMALL_BYTES = 0
-    engine = StepCheckpointer(root, gang=gang, attempt=attempt, keep_last=1, options=options)
+    engine = StepCheckpointer(
+        Layout(storage_path(root)),
+        gang=gang,
+        attempt=attempt,
+        retention=Retention(keep_last=1),
+        settings=SaveSettings(options),
+    )
     for action in actions:
         verb, step = action.split(":")
         ACTIONS[verb](engine, int(step))

@@ -117,7 +117,7 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
         rates = {"streamed": [STATE_BYTES / streamed_s], "snapshot": [STATE_BYTES / snapshot_s]}
         file = Path(directory) / f".gracepoint-throughput.{me}"
         file.write_text(json.dumps({"version": 1, "bytes_per_s": rates}))
-        engine.throughput._file = storage_path(file)  # each its own, as both write at any time here
+        engine.throughput.file = storage_path(file)  # each its own, as both write at any time here
         engine.throughput.read()
 
     for _ in range(10):

@@ -24,7 +24,11 @@ import gracepoint
 from gracepoint import checkpoint
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.steps import lease
+from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.deadline import Deadline
 from tests.multiprocess.crash_process import make_state
@@ -63,7 +67,13 @@ def steps(name: str, root: Path, options: WriteOptions) -> None:
     """Saves in the background, saves in an emergency, deletes a step, restores, and verifies."""
     mark(f"steps: {name}")
     gang = here().gang(name)
-    engine = StepCheckpointer(root, gang=gang, attempt="job-0-a", keep_last=1, options=options)
+    engine = StepCheckpointer(
+        Layout(storage_path(root)),
+        gang=gang,
+        attempt="job-0-a",
+        retention=Retention(keep_last=1),
+        settings=SaveSettings(options),
+    )
     engine.save_in_background(1, make_state(1), {})
     engine.executor.wait_until_finished(TIMEOUT_S)
     deadline = Deadline.after(TIMEOUT_S, time.monotonic)

@@ -16,6 +16,9 @@ import jax.numpy as jnp
 
 from gracepoint.checkpoint import WriteOptions, verify
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.saving.planner import SaveSettings
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 from tests.multiprocess.launcher import here
@@ -58,7 +61,7 @@ def main(directory: str) -> None:
     sharding = jax.sharding.NamedSharding(jax.make_mesh((jax.device_count(),), ("x",)), jax.sharding.PartitionSpec("x"))
     shape = (STATE_BYTES // 4 // 1024, 1024)
     state = jax.block_until_ready({"w": jax.device_put(jnp.full(shape, 7.0), sharding)})
-    engine = StepCheckpointer(directory, gang=SingleProcess(), attempt="job-0-a")
+    engine = StepCheckpointer(Layout(storage_path(directory)), gang=SingleProcess(), attempt="job-0-a")
     engine.prepare(state, in_background=False)
     leave_little_memory()
     saved = engine.save(1, state, {}, deadline=Deadline.after(120.0, time.monotonic), on_stage=print)
@@ -75,7 +78,12 @@ def main_in_group(directory: str, procs: Path) -> None:
     shape = (STATE_BYTES // 4 // 1024, 1024)
     state = {"w": jnp.full(shape, 7.0)}
     for name, options in WAYS.items():
-        engine = StepCheckpointer(f"{directory}/{name}", gang=SingleProcess(), attempt="job-0-a", options=options)
+        engine = StepCheckpointer(
+            Layout(storage_path(f"{directory}/{name}")),
+            gang=SingleProcess(),
+            attempt="job-0-a",
+            settings=SaveSettings(options),
+        )
         engine.prepare(state, in_background=False)
         if name == "page cache":
             for device in engine.executor._writer._express._direct:

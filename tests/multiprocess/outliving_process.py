@@ -19,7 +19,10 @@ from typing import Any
 
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving import save_worker
+from gracepoint.checkpoint.saving.planner import SaveSettings
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
 from tests import leftovers
@@ -34,7 +37,9 @@ def main(root: str, attempt: str, kind: str, seconds: str, writer: str) -> None:
     place = here()
     place.initialize_jax(shutdown_timeout_s=5)
     gang = place.gang(attempt)
-    engine = StepCheckpointer(root, gang=gang, attempt=attempt, options=WriteOptions(writer=writer))
+    engine = StepCheckpointer(
+        Layout(storage_path(root)), gang=gang, attempt=attempt, settings=SaveSettings(WriteOptions(writer=writer))
+    )
     engine.prepare(with_keys(make_state(0), 0))
     engine.save_in_background(1, with_keys(make_state(1), 1), {})
     engine.executor.wait_until_finished(60)

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.groups import GroupFactory
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers import SingleReplicaArrayHandler
@@ -24,6 +25,7 @@ from gracepoint.checkpoint.options import RestoreOptions, SingleReplica, SingleR
 from gracepoint.checkpoint.reading import stored_arrays, stored_tree
 from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement
 from gracepoint.checkpoint.restoring.restore_tree import read_tree
+from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
@@ -112,7 +114,9 @@ class Job:
         joined = GroupFactory().join(timeout_s=TIMEOUT_S)
         self.gang: ProcessGroup = joined.gang
         self.attempt = joined.attempt
-        self.engine = StepCheckpointer(str(root), gang=self.gang, attempt=self.attempt, options=RAW)
+        self.engine = StepCheckpointer(
+            Layout(storage_path(root)), gang=self.gang, attempt=self.attempt, settings=SaveSettings(RAW)
+        )
         self._calls = 0
 
     def deadline(self) -> Deadline:

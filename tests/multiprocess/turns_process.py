@@ -14,12 +14,14 @@ import jax
 import numpy as np
 
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.groups import GroupFactory
 from gracepoint.checkpoint.options import RestoreOptions
 from gracepoint.checkpoint.reading import stored_arrays
 from gracepoint.checkpoint.restoring import readers
+from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, GracepointError
 from tests.multiprocess.launcher import here
@@ -30,7 +32,9 @@ def main(uri: str) -> None:
     here().initialize_jax(shutdown_timeout_s=10)
     readers.LEAST_BYTES = readers.WORTH_BYTES = 0
     joined = GroupFactory().join(timeout_s=TIMEOUT_S)
-    engine = StepCheckpointer(f"{uri}/run", gang=joined.gang, attempt=joined.attempt, options=RAW)
+    engine = StepCheckpointer(
+        Layout(storage_path(f"{uri}/run")), gang=joined.gang, attempt=joined.attempt, settings=SaveSettings(RAW)
+    )
     state = {"replicated": replicated_state(), "sharded": place(np.arange(8.0), sharded("x"))}
     engine.save(3, state, {}, deadline=Deadline.after(TIMEOUT_S, time.monotonic), on_stage=lambda stage: None)
     read: list[str] = []

@@ -8,6 +8,7 @@ deletes the replaced checkpoint. When the interpreter ends, it waits for the sav
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -24,11 +25,12 @@ from gracepoint.checkpoint.groups import AtExit, GroupFactory, JoinedGroup, Sync
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
-from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS, DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.restoring import restore_path
 from gracepoint.checkpoint.saving.executor import SaveExecutor
 from gracepoint.checkpoint.saving.extras import SaveExtras
-from gracepoint.checkpoint.saving.operation import SaveOperation
+from gracepoint.checkpoint.saving.operation import CommitOptions, SaveOperation
+from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.steps import retention
 from gracepoint.checkpoint.storage.storage_path import UserPath
 from gracepoint.deadline import Deadline
@@ -126,7 +128,7 @@ class AsyncCheckpointer:
         self._barrier_sync_fn = barrier_sync_fn
         self._callback = post_finalization_callback
         self._options = options
-        self._host_memory_limit_bytes = host_memory_limit_bytes
+        self._settings = SaveSettings(options or DEFAULT_OPTIONS, host_memory_limit_bytes, handlers)
         self._clock = clock
         self._joining = GroupFactory(active_processes, gang)
         # None before the processes have come together, and after the checkpointer was closed.
@@ -368,11 +370,8 @@ class AsyncCheckpointer:
             self._executor = SaveExecutor(
                 joined.gang,
                 joined.attempt,
+                dataclasses.replace(self._settings, processes=joined.processes),
                 clock=self._clock,
-                processes=joined.processes,
-                options=self._options,
-                host_memory_limit_bytes=self._host_memory_limit_bytes,
-                handlers=self._handlers,
             )
         return joined, self._executor
 
@@ -387,7 +386,7 @@ class AsyncCheckpointer:
             BarrierError: Other processes did not take part in time.
         """
         paths = restore_path.paths_of(path)
-        save = executor.begin(paths, None, replace=force, barrier=self._barrier(joined), extras=extras)
+        save = executor.begin(paths, None, how=CommitOptions(force, self._barrier(joined)), extras=extras)
         with save.failing_together():
             restore_path.check_target(
                 save,

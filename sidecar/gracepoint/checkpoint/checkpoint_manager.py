@@ -8,7 +8,7 @@ interpreter ends, it waits for the save in progress.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
@@ -25,11 +25,14 @@ from gracepoint.checkpoint.groups import AtExit, GroupFactory
 from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler
 from gracepoint.checkpoint.metadata import TreeMetadata, metadata_of
 from gracepoint.checkpoint.metrics import SaveStats
-from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS, DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
 from gracepoint.checkpoint.restoring import restore_path
 from gracepoint.checkpoint.restoring.restore_step import ItemsRequest, Restored
 from gracepoint.checkpoint.saving.extras import SaveExtras, check_items
+from gracepoint.checkpoint.saving.planner import SaveSettings
+from gracepoint.checkpoint.saving.schedule import SaveSchedule
 from gracepoint.checkpoint.steps import lease, listing
+from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointNotFound, SettingsError
@@ -111,21 +114,10 @@ class CheckpointManager:
         self._paths = Layout(storage_path(directory), item=item_name)
         self._timeout_s = timeout_s
         self._joining = GroupFactory(active_processes, gang)
-        # All arguments except the process group, which is created when it is first needed.
-        self._make = functools.partial(
-            StepCheckpointer,
-            self._directory,
-            save_every_steps=save_every_steps,
-            save_every_s=save_every_s,
-            keep_last=keep_last,
-            keep_every_steps=keep_every_steps,
-            keep_for_s=keep_for_s,
-            options=options,
-            host_memory_limit_bytes=host_memory_limit_bytes,
-            handlers=handlers,
-            item=item_name,
-            clock=clock,
-        )
+        self._schedule = SaveSchedule(save_every_steps, save_every_s)
+        self._retention = Retention(keep_last, keep_every_steps, keep_for_s)
+        self._settings = SaveSettings(options or DEFAULT_OPTIONS, host_memory_limit_bytes, handlers)
+        self._clock = clock
         self._checkpointer: StepCheckpointer | None = None
         self._claimed = False
         self._has_restored = False
@@ -396,5 +388,13 @@ class CheckpointManager:
             raise SettingsError("the checkpoint manager is closed")
         if self._checkpointer is None:
             joined = self._joined = self._joining.join(timeout_s=self._timeout_s)
-            self._checkpointer = self._make(gang=joined.gang, processes=joined.processes, attempt=joined.attempt)
+            self._checkpointer = StepCheckpointer(
+                self._paths,
+                gang=joined.gang,
+                attempt=joined.attempt,
+                schedule=self._schedule,
+                retention=self._retention,
+                settings=dataclasses.replace(self._settings, processes=joined.processes),
+                clock=self._clock,
+            )
         return self._checkpointer

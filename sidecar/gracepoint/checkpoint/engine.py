@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gracepoint import machine
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.handler_registry import HandlerRegistry
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.metrics import Saved
-from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions, WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.restoring import transforms
 from gracepoint.checkpoint.restoring.restore_step import (
     NO_ITEMS,
@@ -31,9 +31,18 @@ from gracepoint.checkpoint.restoring.restore_step import (
 from gracepoint.checkpoint.saving.executor import HostState, NotBegun, SaveExecutor
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.operation import SaveOperation
-from gracepoint.checkpoint.saving.schedule import CommittedSteps, DueSaves, SaveInterval, Throughput, Way
+from gracepoint.checkpoint.saving.planner import DEFAULT_SETTINGS, SaveSettings
+from gracepoint.checkpoint.saving.schedule import (
+    ON_REQUEST,
+    CommittedSteps,
+    DueSaves,
+    SaveInterval,
+    SaveSchedule,
+    Throughput,
+    Way,
+)
 from gracepoint.checkpoint.steps.lease import DirectoryAccess
-from gracepoint.checkpoint.steps.retention import DamagedStep, Retention
+from gracepoint.checkpoint.steps.retention import DEFAULT_RETENTION, DamagedStep, Retention
 from gracepoint.checkpoint.storage.backend import ended_by
 from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState
@@ -62,80 +71,48 @@ class StepCheckpointer:
 
     def __init__(
         self,
-        directory: UserPath,
+        paths: Layout,
         *,
         gang: ProcessGroup,
         attempt: str,
-        processes: Sequence[int] | None = None,
-        save_every_steps: int = 0,
-        save_every_s: float = 0.0,
-        keep_last: int = 3,
-        keep_every_steps: int = 0,
-        keep_for_s: float = 0.0,
-        options: WriteOptions | None = None,
-        host_memory_limit_bytes: int | None = None,
-        handlers: HandlerRegistry | None = None,
-        item: str = layout.STATE_ITEM,
-        remember_throughput: bool = False,
-        hastens: bool = False,
+        schedule: SaveSchedule = ON_REQUEST,
+        retention: Retention = DEFAULT_RETENTION,
+        settings: SaveSettings = DEFAULT_SETTINGS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches no file yet.
 
         Args:
-            directory: Absolute path on a file system that all processes share, or a URI (``gs://bucket/name``, ...).
+            paths: The steps of a directory that all processes share.
             gang: The processes that save together.
             attempt: Unique for each start of the gang, equal in all its processes; letters, digits, '-', '_'.
-            processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
-            save_every_steps: A save is due at the first step at or after each multiple of this number. 0: no save is
-                due for that reason.
-            save_every_s: Seconds after the last save at which a save is due. 0: no save is due for that reason.
-            keep_last: See ``Retention``.
-            keep_every_steps: See ``Retention``.
-            keep_for_s: See ``Retention``.
-            options: How arrays are written. None: the defaults.
-            host_memory_limit_bytes: Most bytes of host memory for the snapshot of background saves. None: what is free.
-            handlers: Handlers of leaf types of your own. Equal in all processes. None: such leaves are an error.
-            item: Name of the item that holds the state in each step.
-            remember_throughput: Whether to keep the speed of saves in a file in the directory, for the next start.
-            hastens: Whether ``hasten`` will be called.
+            schedule: When periodic saves are due.
+            retention: Which steps are kept.
+            settings: What holds for all saves.
             clock: Returns monotonic seconds.
 
         Raises:
-            SettingsError: An argument is wrong.
+            SettingsError: The attempt has other characters.
         """
-        self._paths = layout.Layout(storage_path(directory), item=item)
+        key = f"checkpoint/{layout.checked_attempt(attempt)}"
+        self._paths = paths
         self._gang = gang
         self._attempt = attempt
-        self._handlers = handlers
+        self._handlers = settings.handlers
         self._clock = clock
         self._pid = machine.process_id()
-        key = f"checkpoint/{layout.checked_attempt(attempt)}"
-        self.save_interval = SaveInterval(
-            every_steps=save_every_steps,
-            every_s=save_every_s,
-            gang=gang,
-            key=f"{key}/cadence",
-            clock=clock,
-            hastens=hastens,
-        )
-        self.executor = SaveExecutor(
-            gang,
-            attempt,
-            clock=clock,
-            processes=processes,
-            options=options,
-            host_memory_limit_bytes=host_memory_limit_bytes,
-            handlers=handlers,
-        )
-        self.access = DirectoryAccess(self._paths, gang, key=key, attempt=attempt, clock=clock)
-        self.due_saves = DueSaves(gang, f"{key}/due", fail=self.refuse)
-        retention = Retention(keep_last, keep_every_steps, keep_for_s)
-        self._committed = CommittedSteps(self._paths, gang, key=key, attempt=attempt, retention=retention)
-        file = self._paths.throughput() if remember_throughput else None
-        self.throughput = Throughput(file, writes=gang.process_index == 0, process_count=gang.process_count)
         self._restore_key = f"{key}/restore"
         self._restores = 0
+        self._committed = CommittedSteps(paths, gang, key=key, attempt=attempt, retention=retention)
+        self.save_interval = SaveInterval(schedule, gang=gang, key=f"{key}/cadence", clock=clock)
+        self.executor = SaveExecutor(gang, attempt, settings, clock=clock)
+        self.access = DirectoryAccess(paths, gang, key=key, attempt=attempt, clock=clock)
+        self.due_saves = DueSaves(gang, f"{key}/due", fail=self.refuse)
+        self.throughput = Throughput(None, writes=gang.process_index == 0, process_count=gang.process_count)
+
+    def remember_throughput(self) -> None:
+        """Has the speed of saves kept in a file in the directory, for the next start. ``prepare`` reads it."""
+        self.throughput.file = self._paths.throughput()
 
     def refuse(self, step: int, error: Exception) -> None:
         """Fails the save of a step that the other processes begin and this one cannot. Never raises."""

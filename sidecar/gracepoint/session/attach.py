@@ -250,25 +250,29 @@ def _opened(
         is_auto = settings.save_interval == SAVE_AUTO
         with tracing.span("import of the checkpoint engine"):
             from gracepoint.checkpoint.engine import StepCheckpointer
+            from gracepoint.checkpoint.format.layout import Layout
             from gracepoint.checkpoint.restoring.restore_tree import check_accelerators_of_container
+            from gracepoint.checkpoint.saving.planner import SaveSettings
+            from gracepoint.checkpoint.saving.schedule import SaveSchedule
+            from gracepoint.checkpoint.steps.retention import Retention
+            from gracepoint.checkpoint.storage.storage_path import storage_path
 
         check_accelerators_of_container(os.environ)
         keep_programs(settings.compilation_cache, where)
         checkpointer = StepCheckpointer(
-            where,
+            Layout(storage_path(where)),
             gang=meeting.gang,
             attempt=meeting.attempt,
-            save_every_steps=0 if is_auto else settings.save_every_steps,
-            save_every_s=(settings.save_every_s or DEFAULT_AUTO_S) if is_auto else settings.save_every_s,
-            keep_last=settings.keep_last,
-            keep_every_steps=settings.keep_every_steps,
-            keep_for_s=settings.keep_for_s,
-            host_memory_limit_bytes=settings.host_memory_limit_bytes,
-            remember_throughput=True,
-            hastens=settings.operator_url is not None,
-            options=_options(settings, write_options),
+            schedule=SaveSchedule(
+                every_steps=0 if is_auto else settings.save_every_steps,
+                every_s=(settings.save_every_s or DEFAULT_AUTO_S) if is_auto else settings.save_every_s,
+                hastens=settings.operator_url is not None,
+            ),
+            retention=Retention(settings.keep_last, settings.keep_every_steps, settings.keep_for_s),
+            settings=SaveSettings(_options(settings, write_options), settings.host_memory_limit_bytes),
             clock=time.monotonic,
         )
+        checkpointer.remember_throughput()
         job = settings.jobset_uid or meeting.attempt
         # First the claim: it makes room for what is written next, which only the job that has the lease may do.
         with watch.at("claim of the directory"):

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.saving import executor
 from gracepoint.errors import CheckpointError, CheckpointMismatch, HostStateLost, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
-from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
@@ -366,22 +365,22 @@ def test_a_state_of_another_form_is_planned_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param({"directory": "ftp://host/run"}, r"ftp://", id="unknown scheme"),
-        pytest.param({"directory": "relative/path"}, "expected an absolute path", id="relative path"),
+        pytest.param({"root": "ftp://host/run"}, r"ftp://", id="unknown scheme"),
+        pytest.param({"root": "relative/path"}, "expected an absolute path", id="relative path"),
         pytest.param({"attempt": "../x"}, "attempt '../x'", id="attempt that is a path"),
         pytest.param({"keep_last": 0}, "keep_last is 0; expected at least 1", id="keep nothing"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
 
-    options: dict[str, Any] = {"directory": str(tmp_path), "attempt": "a", **arguments}
+    options: dict[str, Any] = {"root": tmp_path, **arguments}
     with pytest.raises(SettingsError, match=message):
-        StepCheckpointer(options.pop("directory"), gang=SingleProcess(), **options)
+        engine(**options)
 
 
 def test_a_file_uri_names_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
-    checkpointer = StepCheckpointer(f"file://{tmp_path}/with%20space", gang=SingleProcess(), attempt="a")
+    checkpointer = engine(f"file://{tmp_path}/with%20space")
     save(checkpointer, 1, small_state())
     assert (folder / "1").is_dir()
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from jaxlib import _jax
 
-from gracepoint.checkpoint.saving.schedule import SaveInterval
+from gracepoint.checkpoint.saving.schedule import SaveInterval, SaveSchedule
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import Agreement, JaxStore, StoreProcessGroup
 from gracepoint.multihost.ledger import Broken, Closed, Event, Noticed, Retracted
@@ -111,7 +111,7 @@ def test_a_day_of_timed_saves_leaves_store_and_memory_unchanged(clients: list[An
 
     def train(gang: ProcessGroup) -> int:
         clock = Clock()
-        due = SaveInterval(every_steps=0, every_s=60, gang=gang, key="cadence", clock=lambda: clock.now_s, hastens=True)
+        due = SaveInterval(SaveSchedule(every_s=60, hastens=True), gang=gang, key="cadence", clock=lambda: clock.now_s)
         saves = 0
         for step in range(1, 20_001):
             clock.now_s += 1.0

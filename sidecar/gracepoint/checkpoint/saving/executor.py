@@ -28,13 +28,12 @@ from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.metrics import SaveStats
-from gracepoint.checkpoint.options import DEFAULT_OPTIONS, IN_THREADS, WriteOptions
+from gracepoint.checkpoint.options import IN_THREADS
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.host_snapshot import Filling, Transfer
-from gracepoint.checkpoint.saving.operation import Barrier, SaveOperation
-from gracepoint.checkpoint.saving.planner import SavePlanner
+from gracepoint.checkpoint.saving.operation import DEFAULT_COMMIT, CommitOptions, SaveOperation
+from gracepoint.checkpoint.saving.planner import DEFAULT_SETTINGS, SavePlanner, SaveSettings
 from gracepoint.checkpoint.saving.save_worker import HandedOver, SaveWorker
 from gracepoint.checkpoint.saving.snapshot_save import CountedChunks, SnapshotSave
 from gracepoint.checkpoint.storage import checks
@@ -77,11 +76,8 @@ class SaveExecutor:
     Args:
         gang: The processes that save together.
         attempt: Unique for each start of the gang; the same in all its processes.
+        settings: What holds for all saves.
         clock: Returns monotonic seconds.
-        processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
-        options: How arrays are written. None: the defaults.
-        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the available memory of the host.
-        handlers: Handlers of types that are not saved without one. None: there are none.
 
     Attributes:
         newest: The newest background save and its snapshot. None before the first, and once the snapshot's memory is
@@ -95,27 +91,17 @@ class SaveExecutor:
         self,
         gang: ProcessGroup,
         attempt: str,
+        settings: SaveSettings = DEFAULT_SETTINGS,
         *,
         clock: Callable[[], float],
-        processes: Sequence[int] | None = None,
-        options: WriteOptions | None = None,
-        host_memory_limit_bytes: int | None = None,
-        handlers: HandlerRegistry | None = None,
     ) -> None:
         self._gang = gang
         self._attempt = attempt
         self._clock = clock
         self._pid = machine.process_id()
-        self._writer = ChunkWriter(options or DEFAULT_OPTIONS)
-        self._worker = None if self._writer.options.writer in IN_THREADS else SaveWorker(self._writer.options)
-        self.planner = SavePlanner(
-            gang,
-            attempt,
-            self._writer.options,
-            processes=processes,
-            host_memory_limit_bytes=host_memory_limit_bytes,
-            handlers=handlers,
-        )
+        self._writer = ChunkWriter(settings.options)
+        self._worker = None if settings.options.writer in IN_THREADS else SaveWorker(settings.options)
+        self.planner = SavePlanner(gang, attempt, settings)
         self._thread = BackgroundThread()
         self.newest: SnapshotSave | None = None
         self._told_hanging = False  # whether the caller knows that the newest background save hangs
@@ -152,8 +138,7 @@ class SaveExecutor:
         paths: Layout,
         step: int | None,
         *,
-        replace: bool = True,
-        barrier: Barrier | None = None,
+        how: CommitOptions = DEFAULT_COMMIT,
         extras: SaveExtras = NO_EXTRAS,
     ) -> SaveOperation:
         """Returns the next save. Pass it to ``in_background`` or ``now``.
@@ -161,8 +146,7 @@ class SaveExecutor:
         Args:
             paths: Where the checkpoint goes.
             step: The step that is saved. None for a checkpoint that has a path to itself.
-            replace: Whether the save replaces a checkpoint that already exists at its final name.
-            barrier: Where the processes meet to commit. None: the gang's own barrier.
+            how: How the save is committed.
             extras: What is saved next to the state.
 
         Raises:
@@ -176,8 +160,7 @@ class SaveExecutor:
             temporary,
             self._gang,
             self._writer,
-            replace=replace,
-            barrier=barrier,
+            how=how,
             extras=extras,
             give_up_failed=self.give_up_failed,
         )

@@ -200,6 +200,22 @@ class Barrier(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class CommitOptions:
+    """How a save is committed.
+
+    Attributes:
+        replace: Whether to replace a checkpoint that has the final name at the commit.
+        barrier: Where the processes meet to commit. None: the gang's own barrier.
+    """
+
+    replace: bool = True
+    barrier: Barrier | None = None
+
+
+DEFAULT_COMMIT = CommitOptions()
+
+
+@dataclasses.dataclass(frozen=True)
 class SaveStages:
     """When a save reached each stage in this process, in seconds after it began."""
 
@@ -225,8 +241,7 @@ class SaveOperation:
         gang: ProcessGroup,
         writer: ChunkWriter,
         *,
-        replace: bool = True,
-        barrier: Barrier | None = None,
+        how: CommitOptions = DEFAULT_COMMIT,
         extras: SaveExtras = NO_EXTRAS,
         give_up_failed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -237,8 +252,7 @@ class SaveOperation:
             temporary: The folder that is written to before the commit.
             gang: The processes that save together.
             writer: Writes the chunks.
-            replace: Whether to replace a checkpoint that has the final name at the commit.
-            barrier: Where the processes meet to commit. None: the gang's own barrier.
+            how: How the save is committed.
             extras: What is saved next to the state.
             give_up_failed: Deletes what earlier saves of this attempt have left that failed or were stopped.
         """
@@ -248,8 +262,8 @@ class SaveOperation:
         self.paths = paths
         self._gang = gang
         self._writer = writer
-        self._replace = replace
-        self._barrier = gang.barrier if barrier is None else barrier
+        self._replace = how.replace
+        self._barrier = gang.barrier if how.barrier is None else how.barrier
         self._begun_ns = time.time_ns()
         self._handled: HandledParts | None = None
 

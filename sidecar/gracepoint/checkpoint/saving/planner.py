@@ -32,7 +32,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes, tree_di
 from gracepoint.checkpoint.format.host_state import encode
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
 from gracepoint.checkpoint.memory import crc32
-from gracepoint.checkpoint.options import IN_THREADS, WriteOptions
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS, IN_THREADS, WriteOptions
 from gracepoint.checkpoint.planning import chunks
 from gracepoint.checkpoint.planning.chunks import WritePlan, part_of
 from gracepoint.checkpoint.planning.grid import TreeSignature, processes_with, stored_specs
@@ -235,34 +235,42 @@ class PreparedSave:
         return tuple(spec for spec in self.specs if spec is not None)
 
 
+@dataclasses.dataclass(frozen=True)
+class SaveSettings:
+    """What holds for all saves of one checkpointer.
+
+    Attributes:
+        options: How arrays are written.
+        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the available memory of the host.
+        handlers: Handlers of types that are not saved without one, equal in all processes. None: there are none.
+        processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
+    """
+
+    options: WriteOptions = DEFAULT_OPTIONS
+    host_memory_limit_bytes: int | None = None
+    handlers: HandlerRegistry | None = None
+    processes: Sequence[int] | None = None
+
+
+DEFAULT_SETTINGS = SaveSettings()
+
+
 class SavePlanner:
     """Plans saves, and reserves memory for snapshots. A state of the same form as the one before is not planned again.
 
     Args:
         gang: The processes that save together.
         attempt: Unique for each start of the gang; the same in all its processes.
-        options: How arrays are written.
-        processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
-        host_memory_limit_bytes: Largest size of a snapshot in this process. None: the available memory of the host.
-        handlers: Handlers of types that are not saved without one. None: there are none.
+        settings: What holds for all saves.
     """
 
-    def __init__(
-        self,
-        gang: ProcessGroup,
-        attempt: str,
-        options: WriteOptions,
-        *,
-        processes: Sequence[int] | None = None,
-        host_memory_limit_bytes: int | None = None,
-        handlers: HandlerRegistry | None = None,
-    ) -> None:
-        self._handlers = handlers
+    def __init__(self, gang: ProcessGroup, attempt: str, settings: SaveSettings) -> None:
         self._gang = gang
         self._attempt = attempt
-        self._options = options
-        self._processes = processes
-        self._memory_limit_bytes = host_memory_limit_bytes
+        self._options = settings.options
+        self._handlers = settings.handlers
+        self._processes = settings.processes
+        self._memory_limit_bytes = settings.host_memory_limit_bytes
         self._left = machine.left_by_pool
         self._prepares = 0
         self._prepared: PreparedSave | None = None

@@ -80,41 +80,51 @@ class _Block:
     save: int
 
 
-class SaveInterval:
-    """Decides at which steps to save.
+@dataclasses.dataclass(frozen=True)
+class SaveSchedule:
+    """When periodic saves are due.
 
-    Args:
-        every_steps: A save is due at the first step that ``is_due`` is called with at or after each multiple of this
-            number. 0: no save is due for that reason.
+    Attributes:
+        every_steps: A save is due at the first step that ``SaveInterval.is_due`` is called with at or after each
+            multiple of this number. 0: no save is due for that reason.
         every_s: Seconds after the last save, or after the first call, at which a save is due, by the clock of process
             0. 0: no save is due for that reason.
-        gang: The processes that save together.
-        key: Prefix of the keys of the plans. Nothing else uses it.
-        clock: Returns monotonic seconds. Only the clock of process 0 counts.
-        hastens: Whether ``hasten`` will be called.
+        hastens: Whether ``SaveInterval.hasten`` will be called.
 
     Raises:
         SettingsError: An interval is negative or not finite.
     """
 
-    def __init__(
-        self,
-        *,
-        every_steps: int,
-        every_s: float,
-        gang: ProcessGroup,
-        key: str,
-        clock: Callable[[], float],
-        hastens: bool = False,
-    ) -> None:
-        if every_steps < 0:
-            raise SettingsError(f"save_every_steps: expected a number of steps from 0, found {every_steps}")
-        if not 0 <= every_s < math.inf:
-            raise SettingsError(f"save_every_s: expected a finite number of seconds from 0, found {every_s}")
-        self._every_steps = every_steps
-        self._every_s = every_s or math.inf
-        self._by_blocks = every_s > 0 or (hastens and every_steps > 0)
-        self._hastens = hastens
+    every_steps: int = 0
+    every_s: float = 0.0
+    hastens: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 0:
+            raise SettingsError(f"save_every_steps: expected a number of steps from 0, found {self.every_steps}")
+        if not 0 <= self.every_s < math.inf:
+            raise SettingsError(f"save_every_s: expected a finite number of seconds from 0, found {self.every_s}")
+
+
+#: No save is due.
+ON_REQUEST = SaveSchedule()
+
+
+class SaveInterval:
+    """Decides at which steps to save.
+
+    Args:
+        schedule: When saves are due.
+        gang: The processes that save together.
+        key: Prefix of the keys of the plans. Nothing else uses it.
+        clock: Returns monotonic seconds. Only the clock of process 0 counts.
+    """
+
+    def __init__(self, schedule: SaveSchedule, *, gang: ProcessGroup, key: str, clock: Callable[[], float]) -> None:
+        self._every_steps = schedule.every_steps
+        self._every_s = schedule.every_s or math.inf
+        self._by_blocks = schedule.every_s > 0 or (schedule.hastens and schedule.every_steps > 0)
+        self._hastens = schedule.hastens
         self._clock = clock
         self._asked: tuple[int, bool] | None = None  # the last step, and the answer
         self._multiples: int | None = None  # number of multiples of every_steps up to the last step; None: not known
@@ -406,13 +416,15 @@ class Throughput:
     """The speed of the latest saves.
 
     Args:
-        file: The file that keeps the figures. None: they are kept in memory only.
         writes: Whether this process writes the file.
         process_count: Number of processes that save together.
+
+    Attributes:
+        file: The file that keeps the figures. None: they are kept in memory only.
     """
 
     def __init__(self, file: StoragePath | None, *, writes: bool, process_count: int = 1) -> None:
-        self._file = file
+        self.file = file
         self._writes = writes
         self._process_count = process_count
         self._rates: dict[Way, tuple[float, ...]] = dict.fromkeys(Way, ())
@@ -421,16 +433,16 @@ class Throughput:
 
     def read(self) -> None:
         """Reads the figures of earlier starts."""
-        if self._file is None:
+        if self.file is None:
             return
         try:
-            self._rates = _rates_of(self._file.read_bytes(), self._process_count)
+            self._rates = _rates_of(self.file.read_bytes(), self._process_count)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             logger.warning(
                 "what saves took before is not known: %s cannot be read (%s); the next save writes it again",
-                self._file,
+                self.file,
                 error,
             )
 
@@ -445,18 +457,18 @@ class Throughput:
         if size_bytes <= 0 or duration_s <= 0:
             return
         self._rates = {**self._rates, way: (*self._rates[way], size_bytes / duration_s)[-_KEPT:]}
-        if self._file is None or not self._writes:
+        if self.file is None or not self._writes:
             return
         if way is Way.STREAMED:
-            thread = threading.Thread(target=self._write, args=[self._file], name="gracepoint: throughput", daemon=True)
+            thread = threading.Thread(target=self._write, args=[self.file], name="gracepoint: throughput", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # a limit on threads: the next save writes these figures, too
-                logger.warning("what a save took is not remembered: no thread writes %s (%s)", self._file, error)
+                logger.warning("what a save took is not remembered: no thread writes %s (%s)", self.file, error)
             else:
                 self._thread = thread
         else:
-            self._write(self._file)
+            self._write(self.file)
 
     def finish(self, timeout_s: float) -> None:
         """Waits until the latest figures are written, for at most ``timeout_s`` seconds."""

@@ -106,6 +106,9 @@ class Retention:
         return is_young or (self.keep_every_steps > 0 and step % self.keep_every_steps == 0)
 
 
+DEFAULT_RETENTION = Retention()
+
+
 def apply(
     paths: Layout,
     retention: Retention,

@@ -18,8 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gracepoint.checkpoint import Restored, Saved
+from gracepoint.checkpoint import HandlerRegistry, Restored, Saved, WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS
+from gracepoint.checkpoint.saving.planner import SaveSettings
+from gracepoint.checkpoint.saving.schedule import SaveSchedule
+from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -105,9 +111,35 @@ def assert_same(found: State, expected: State) -> None:
 
 
 def engine(
-    root: Path | str, gang: ProcessGroup | None = None, *, attempt: str = "job-0-a", **options: Any
+    root: Path | str,
+    gang: ProcessGroup | None = None,
+    *,
+    attempt: str = "job-0-a",
+    save_every_steps: int = 0,
+    save_every_s: float = 0.0,
+    hastens: bool = False,
+    keep_last: int = 3,
+    keep_every_steps: int = 0,
+    keep_for_s: float = 0.0,
+    options: WriteOptions | None = None,
+    host_memory_limit_bytes: int | None = None,
+    handlers: HandlerRegistry | None = None,
+    remember_throughput: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> StepCheckpointer:
-    return StepCheckpointer(str(root), gang=gang or SingleProcess(), attempt=attempt, **options)
+    """Returns a checkpointer of the steps below ``root``."""
+    made = StepCheckpointer(
+        Layout(storage_path(root)),
+        gang=gang or SingleProcess(),
+        attempt=attempt,
+        schedule=SaveSchedule(save_every_steps, save_every_s, hastens),
+        retention=Retention(keep_last, keep_every_steps, keep_for_s),
+        settings=SaveSettings(options or DEFAULT_OPTIONS, host_memory_limit_bytes, handlers),
+        clock=clock,
+    )
+    if remember_throughput:
+        made.remember_throughput()
+    return made
 
 
 def save(

@@ -20,7 +20,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.saving import device_copy
 from gracepoint.checkpoint.saving.device_copy import Pull, merged
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
-from gracepoint.checkpoint.saving.planner import SavePlanner
+from gracepoint.checkpoint.saving.planner import SavePlanner, SaveSettings
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import SingleProcess
@@ -48,7 +48,7 @@ def state() -> dict[str, Any]:
 
 
 def transfer_of(saved: Any, *, in_background: bool, planner: SavePlanner | None = None) -> Transfer:
-    planner = planner or SavePlanner(SingleProcess(), "job-0-a", OPTIONS)
+    planner = planner or SavePlanner(SingleProcess(), "job-0-a", SaveSettings(OPTIONS))
     leaves, prepared = planner.plan(saved)
     memory = planner.snapshot(leaves, prepared, "a save") if in_background else None
     return Transfer(leaves, prepared.specs, prepared.plan, OPTIONS, memory)
@@ -100,7 +100,7 @@ def test_threads_of_devices_may_come_to_an_array_at_once(monkeypatch: pytest.Mon
         return start(pull, data, options)
 
     monkeypatch.setattr(device_copy, "start", met)
-    planner = SavePlanner(SingleProcess(), "job-0-a", OPTIONS)
+    planner = SavePlanner(SingleProcess(), "job-0-a", SaveSettings(OPTIONS))
     for _ in range(20):  # each state is new, as after a step: nobody has asked for its shards yet
         saved = state()
         transfer = transfer_of(saved, in_background=in_background, planner=planner)

@@ -24,7 +24,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.saving import device_copy
 from gracepoint.checkpoint.saving.device_copy import Pull
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
-from gracepoint.checkpoint.saving.planner import SavePlanner
+from gracepoint.checkpoint.saving.planner import SavePlanner, SaveSettings
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 from tests import accelerators
@@ -184,7 +184,7 @@ def limit_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def test_bytes_from_devices_count_until_they_are_written(way: str, limit_bytes: int) -> None:
     options, in_memory, most = WAYS[way], 0, 0
-    planner = SavePlanner(SingleProcess(), "job-0-a", options)
+    planner = SavePlanner(SingleProcess(), "job-0-a", SaveSettings(options))
     leaves, prepared = planner.plan(state(way))
     transfer = Transfer(leaves, prepared.specs, prepared.plan, options, None)
     unwritten: list[Chunk] = []
@@ -238,7 +238,7 @@ def test_every_writer_makes_room_as_it_writes(
 def test_what_is_in_host_memory_waits_for_no_room(limit_bytes: int) -> None:
     options = WriteOptions(target_chunk_bytes=CHUNK_BYTES)
     saved = {"w": jnp.arange(1 << 14, dtype=jnp.float32), "n": np.arange(1 << 14)}
-    leaves, prepared = SavePlanner(SingleProcess(), "job-0-a", options).plan(saved)
+    leaves, prepared = SavePlanner(SingleProcess(), "job-0-a", SaveSettings(options)).plan(saved)
     transfer = Transfer(leaves, prepared.specs, prepared.plan, options, None)
     chunks = [chunk for chunk, _ in transfer.chunks(Deadline.after(0.0, time.monotonic))]
     assert sum(chunk.bytes for chunk in chunks) == 3 << 16

@@ -14,6 +14,7 @@ import pytest
 
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving import operation
+from gracepoint.checkpoint.saving.operation import CommitOptions
 from gracepoint.checkpoint.saving.part import PartStages
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.steps.commit import RenameCommit
@@ -219,7 +220,7 @@ def test_what_the_worker_of_a_process_that_failed_may_still_finish_stays(tmp_pat
         raise BarrierFailed("process 1 reported SaveFailed: it breaks off")
 
     executor, worker = engine(tmp_path).executor, Worker()
-    save = executor.begin(Layout(storage_path(tmp_path)), 4, barrier=failed)
+    save = executor.begin(Layout(storage_path(tmp_path)), 4, how=CommitOptions(barrier=failed))
     save.describe(*executor.planner.plan(small_state()), {})
     save.temporary.path.make_folder()
     with pytest.raises(SaveFailed, match="it breaks off"):

@@ -20,7 +20,7 @@ from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.saving import device_copy
 from gracepoint.checkpoint.saving.device_copy import Pull, has_pinned_memory
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
-from gracepoint.checkpoint.saving.planner import SavePlanner
+from gracepoint.checkpoint.saving.planner import SavePlanner, SaveSettings
 from gracepoint.checkpoint.writing import files, tensorstore_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -36,7 +36,7 @@ def state_of(*names: str) -> dict[str, jax.Array]:
 
 
 def transfer_of(state: Any, options: WriteOptions, *, in_background: bool) -> Transfer:
-    planner = SavePlanner(SingleProcess(), "job-0-a", options)
+    planner = SavePlanner(SingleProcess(), "job-0-a", SaveSettings(options))
     leaves, prepared = planner.plan(state)
     memory = planner.snapshot(leaves, prepared, "a save") if in_background else None
     return Transfer(leaves, prepared.specs, prepared.plan, options, memory)

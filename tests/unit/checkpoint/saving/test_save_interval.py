@@ -10,7 +10,7 @@ import pytest
 
 from gracepoint import process_group
 from gracepoint.checkpoint.saving import schedule
-from gracepoint.checkpoint.saving.schedule import SaveInterval
+from gracepoint.checkpoint.saving.schedule import SaveInterval, SaveSchedule
 from gracepoint.errors import BarrierTimeout, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -36,12 +36,10 @@ def made(
     hastens: bool = False,
 ) -> SaveInterval:
     return SaveInterval(
-        every_steps=every_steps,
-        every_s=every_s,
+        SaveSchedule(every_steps, every_s, hastens),
         gang=gang or SingleProcess(),
         key="cadence",
         clock=clock or Clock(),
-        hastens=hastens,
     )
 
 
@@ -345,7 +343,7 @@ def test_an_interval_told_while_the_one_before_is_taken_is_not_lost() -> None:
             self.told = told_s
 
     clock = Clock()
-    due = Told(every_steps=0, every_s=600, gang=SingleProcess(), key="cadence", clock=clock)
+    due = Told(SaveSchedule(every_s=600), gang=SingleProcess(), key="cadence", clock=clock)
     due.follow(300.0)
     due.tells_next = True
     times = run(due, clock, 1000, 1.0)
