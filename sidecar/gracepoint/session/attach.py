@@ -105,7 +105,7 @@ def _load(settings: Settings) -> None:
             with trace.span(f"import {name}"):
                 importlib.import_module(name)
         if settings.directory is not None:
-            from gracepoint.checkpoint.reading.parallel_reader import read_ahead
+            from gracepoint.session.ahead_in_keeper import read_ahead
 
             with trace.span("begin to read ahead"):
                 begun_bytes = read_ahead(settings.directory, settings.process_id)

@@ -8,11 +8,6 @@ Reading threads live as long as the call. Several may read a group at once, each
 thread that reads the last piece of a group returns it. After an error no more reads are started. The threads are
 daemons: if storage hangs, the call still raises in time, and the process can still exit. If the system allows no thread
 at all, the calling thread reads each piece when it hands it out.
-
-``read_ahead`` has the operating system read the newest step into the page cache before the step is restored: a save
-bypasses the page cache. A process needs again what it wrote, unless the shardings or the number of processes have
-changed; then reading ahead is useless and does no harm. Object stores have no page cache. There, listing the steps
-makes the credentials and a connection ready, and nothing more is read.
 """
 
 from __future__ import annotations
@@ -32,14 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gracepoint import machine
-from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import Index
-from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart
 from gracepoint.checkpoint.memory import JAX_ALIGNMENT_BYTES, aligned_empty, padded
 from gracepoint.checkpoint.reading.stored_arrays import ArraySource
-from gracepoint.checkpoint.storage.posix import PosixBackend
-from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
 from gracepoint.deadline import Deadline
 
 #: Values by region.
@@ -462,48 +452,3 @@ class _Threads:
         if complete:
             self._complete.put(complete)
         return True
-
-
-#: Fraction of the free memory that a trainer may fill. The restore needs memory, too. Processes that share a machine
-#: share the page cache, and the kernel drops what does not fit.
-_TRAINERS_PART = 0.25
-
-
-def read_ahead(directory: UserPath, process_index: int, *, part: float = _TRAINERS_PART) -> int:
-    """Begins to read what a process wrote of the newest step.
-
-    Args:
-        directory: The directory of the steps.
-        process_index: Index of the process.
-        part: Fraction of the free memory of the caller's container and machine that may be filled, 0 to 1.
-
-    Returns:
-        How many bytes are being read. 0 if there is no step, if the newest step has no record of this process, or if
-        ``directory`` is not in a file system.
-
-    Raises:
-        OSError: A file cannot be opened.
-        CheckpointError: A record of the step cannot be read.
-    """
-    root = storage_path(directory)
-    paths = Layout(root)
-    steps = paths.steps()
-    if not steps or not isinstance(root.backend, PosixBackend):
-        return 0
-    folder = paths.step(max(steps))
-    where = folder / layout.done_record(process_index)
-    if where.entry() is None:  # another number of processes, or Orbax wrote it
-        return 0
-    record = DoneRecord.from_bytes(where.read_bytes(), str(where))
-    files = record.files
-    if record.chunks is not None:
-        manifest = folder / layout.manifest_part(process_index)
-        files = {**files, **ManifestPart.from_bytes(manifest.read_bytes(), str(manifest)).files}
-    left_bytes = int(min(machine.left_by_pool().values(), default=0) * part)
-    begun_bytes = 0
-    for path, file in files.items():
-        if begun_bytes + file.bytes > left_bytes:
-            break
-        root.backend.read_ahead((folder / path).key)
-        begun_bytes += file.bytes
-    return begun_bytes

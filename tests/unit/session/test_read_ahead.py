@@ -11,8 +11,8 @@ import pytest
 
 import gracepoint
 from gracepoint import machine
-from gracepoint.checkpoint.reading.parallel_reader import read_ahead
 from gracepoint.checkpoint.storage.objects.http import connections_to
+from gracepoint.session.ahead_in_keeper import read_ahead
 from tests.object_stores.servers import Bucket
 
 
