@@ -17,7 +17,7 @@ from gracepoint_cli.lint.pods import Finding, Severity
 from gracepoint_operator.read_errors import CAUSES, said
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import AdmissionSettings, ContractViolation, inject_workload, release_contract
-from gracepoint_operator.webhooks.creation_warnings import warnings
+from gracepoint_operator.webhooks.release_contract import creation_warnings
 from gracepoint_operator.webhooks.training_jobs import Problems, gang, helpers, is_job
 from gracepoint_operator.webhooks.updates import overruled
 
@@ -229,7 +229,9 @@ def _check(
         return findings, []
     injected = inject_workload(kept.object, under.name, under.spec, _SETTINGS)
     if policy is not None:
-        findings += [Finding(Severity.WARNING, "at-creation", *_split(text)) for text in warnings(injected, policy)]
+        findings += [
+            Finding(Severity.WARNING, "at-creation", *_split(text)) for text in creation_warnings(injected, policy)
+        ]
         if not is_stored(workload):  # a stored workload has our own variables
             texts = overruled(handed_over, injected, policy)
             findings += [Finding(Severity.WARNING, "overruled", *_split(text)) for text in texts]

@@ -31,7 +31,7 @@ from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, On
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, routes
-from gracepoint_operator.webhooks.admission_review import AdmissionRequest, NotAnAdmissionReview
+from gracepoint_operator.webhooks.routes import AdmissionRequest, NotAnAdmissionReview
 from gracepoint_operator.workloads import JOBSETS, LONE_JOBS, JobSetType, JobType, read_job, read_pod
 from tests.hypothesis_profiles import examples
 from tests.unit.operator.fakes import objects

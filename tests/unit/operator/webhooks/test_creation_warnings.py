@@ -6,8 +6,7 @@ import pytest
 
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import inject_workload
-from gracepoint_operator.webhooks.creation_warnings import warnings
-from gracepoint_operator.webhooks.release_contract import Patched, release_contract
+from gracepoint_operator.webhooks.release_contract import Patched, creation_warnings, release_contract
 from tests.unit.operator.fakes.samples import SETTINGS, Json, jobset, pod_of, policy_spec
 
 
@@ -39,7 +38,7 @@ def policy(
 def of(body: Json, under: CheckpointPolicy) -> list[str]:
     kept = release_contract(body, under.spec)
     assert isinstance(kept, Patched)
-    return warnings(inject_workload(kept.object, under.name, under.spec, SETTINGS), under)
+    return creation_warnings(inject_workload(kept.object, under.name, under.spec, SETTINGS), under)
 
 
 @pytest.mark.parametrize(

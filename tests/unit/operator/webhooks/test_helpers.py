@@ -8,8 +8,7 @@ import pytest
 
 from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_operator.webhooks import ContractViolation, release_contract
-from gracepoint_operator.webhooks.creation_warnings import warnings
-from gracepoint_operator.webhooks.release_contract import HELPER_RULE_NAME, InstalledApi
+from gracepoint_operator.webhooks.release_contract import HELPER_RULE_NAME, InstalledApi, creation_warnings
 from gracepoint_operator.webhooks.training_jobs import Problems, gang, helpers
 from gracepoint_operator.webhooks.updates import of_workload
 from tests.unit.operator.fakes.samples import (
@@ -154,7 +153,7 @@ def test_an_old_jobset_that_cannot_tell_failures_apart_is_refused_with_a_helpers
 
 def warned(body: Json, **training: Any) -> list[str]:
     under = policy(training=training)
-    found = warnings(injected(body, under.spec), under)
+    found = creation_warnings(injected(body, under.spec), under)
     return [text for text in found if "volumeMounts" not in text]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gracepoint_operator.webhooks import ContractViolation, Patched, inject_workload, release_contract
-from gracepoint_operator.webhooks.creation_warnings import warnings
 from gracepoint_operator.webhooks.injection import KEEPER
+from gracepoint_operator.webhooks.release_contract import creation_warnings
 from tests.unit.operator.fakes.samples import (
     SETTINGS,
     Json,
@@ -140,7 +140,7 @@ def test_a_member_without_an_agent_is_refused_beside_one_with_it() -> None:
     ("form", "warned"), [pytest.param(with_sidecar, False, id="sidecar"), pytest.param(within_agent, True, id="child")]
 )
 def test_training_that_dies_with_its_agent_is_warned_of(form: Form, warned: bool) -> None:
-    found = [text for text in warnings(taken(form()), policy()) if "WORKER_COMMAND" in text]
+    found = [text for text in creation_warnings(taken(form()), policy()) if "WORKER_COMMAND" in text]
     assert bool(found) is warned
 
 
@@ -151,5 +151,5 @@ def test_training_that_dies_with_its_agent_is_warned_of(form: Form, warned: bool
 def test_a_keeper_that_ends_with_its_training_is_warned_of(form: Form, ended: bool, writer: str) -> None:
     spec = policy_spec(checkpoint={"directory": "/checkpoints", "writer": writer})
     made = inject_workload(taken(form()), "default", spec, SETTINGS)
-    found = [text for text in warnings(made, policy()) if KEEPER in text]
+    found = [text for text in creation_warnings(made, policy()) if KEEPER in text]
     assert bool(found) is (ended and writer == "Keeper")

@@ -22,13 +22,15 @@ from gracepoint_operator.kube import client as kube
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes
-from gracepoint_operator.webhooks.admission_review import AdmissionRequest, RequestBodies, allowed
 from gracepoint_operator.webhooks.routes import (
     PATH_EVICTIONS,
     PATH_JOBSETS,
     PATH_PODS,
     PATH_POLICIES,
     PATH_REQUESTS,
+    AdmissionRequest,
+    RequestBodies,
+    allowed,
     path_of,
 )
 from gracepoint_operator.webhooks.updates import ANNOTATION, MemberPlace

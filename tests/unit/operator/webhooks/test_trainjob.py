@@ -10,8 +10,7 @@ import jsonpatch
 import pytest
 
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_operator.webhooks.admission_review import AdmissionRequest
-from gracepoint_operator.webhooks.routes import mutate_trainjob
+from gracepoint_operator.webhooks.routes import AdmissionRequest, mutate_trainjob
 
 Json = dict[str, Any]
 
