@@ -1,7 +1,7 @@
 """Google Cloud Storage, through its JSON API. Generations are the store's own.
 
 Credentials are Google's application default credentials: workload identity on GKE, the metadata server, or the file
-that ``GOOGLE_APPLICATION_CREDENTIALS`` names. ``google-auth`` finds and renews them (``signing.Renewed``).
+that ``GOOGLE_APPLICATION_CREDENTIALS`` names. ``google-auth`` finds and renews them (``provider.Renewed``).
 
 ``TENSORSTORE_GCS_HTTP_URL`` names another server, such as an endpoint of Private Service Connect. An access token is
 sent there, too, unless the URL begins with ``http://``. ``STORAGE_EMULATOR_HOST`` names an emulator. An emulator, or a
@@ -29,8 +29,7 @@ from urllib.parse import quote, urlencode
 from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects import provider
 from gracepoint.checkpoint.storage.objects.http import Body, Exchange, Request, connections_to
-from gracepoint.checkpoint.storage.objects.provider import Found, Page, StoreClock
-from gracepoint.checkpoint.storage.objects.signing import Renewed, StoreCredentials, Transient
+from gracepoint.checkpoint.storage.objects.provider import Found, Page, Renewed, StoreClock, StoreCredentials, Transient
 from gracepoint.errors import SettingsError
 
 _GOOGLE = "https://storage.googleapis.com"

@@ -1,16 +1,23 @@
-"""HTTP requests to object stores, each of which any thread can end, and the connections that are kept for them.
+"""HTTP requests, each of which any thread can end, and the connections that they take.
 
 An ``Exchange`` is one request and its reply. It belongs to the thread that made it, which alone sends and reads. Other
-threads may call only ``abort``. It shuts the socket down, so that the owner returns at once with an error. A connection
-without any progress for ``STALL_S`` ends. A request that makes slow progress ends when ``go_on`` raises an error.
-``go_on`` is called about every ``LOOK_EVERY_S``, also while the request connects, sends and waits (``signing.Wire``).
+threads may call only ``abort``, which shuts the socket down, so that the owner returns at once with an error.
 
-``Connections`` belong to one server, with its name, its proxy and the authorities it needs, and any thread uses them.
-``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are honoured for HTTPS, which goes through a tunnel.
-Requests by plain HTTP go to the server directly.
+Where ``http.client`` expects a socket, it gets a ``Wire``, which belongs to one exchange at a time. Sends and reads are
+slices of ``LOOK_EVERY_S``, and so is the wait for a connection. Between them the exchange is asked whether to continue
+(``look``), and asks its owner's ``go_on``: an error that this raises ends it. A connection without any progress for
+``STALL_S`` ends. A lock keeps ``abort`` from a socket that is being closed: the system may give the number of a closed
+socket to another one.
 
-A ``Body`` can be sent several times, and by several threads at once. There are no threads here; requests need the
-standard library alone.
+``connect`` looks the server's name up, connects and does the TLS handshake in a separate thread ("gracepoint:
+connecting", a daemon), as some of these calls cannot be interrupted. If the caller no longer waits, that thread closes
+the connection, and ends when the system's calls return. There are no other threads.
+
+A ``Connections`` belongs to one server, and any thread uses it. ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and
+``NO_PROXY`` are honoured for HTTPS, which goes through a tunnel. Requests by plain HTTP go to the server directly.
+
+A ``Body`` is what a request sends: bytes, or an array where it is. It can be sent several times, and by several threads
+at once. The standard library alone is needed.
 """
 
 from __future__ import annotations
@@ -20,19 +27,177 @@ import base64
 import contextlib
 import dataclasses
 import http.client
+import io
 import os
+import socket
 import ssl
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from gracepoint.checkpoint.memory import ArrayBytes, crc32
 from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer
-from gracepoint.checkpoint.storage.objects.signing import LOOK_EVERY_S, Wire, connect
 from gracepoint.threads import forget_in_child
+
+#: Seconds without any progress after which a connection counts as dead.
+STALL_S = 10.0
+#: Seconds between two looks at whether to continue.
+LOOK_EVERY_S = 0.1
+
+
+class Wire:
+    """A socket to a server, with or without TLS, whose sends and reads another thread can end.
+
+    Attributes:
+        user: The exchange that uses it now.
+        stall_s: Seconds without any progress after which a send or a read fails.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._streams = 0  # replies that are still being read
+        self._is_closed = False
+        self._looked_s = time.monotonic()
+        self.user: Exchange | None = None
+        self.stall_s = STALL_S
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(LOOK_EVERY_S)
+
+    def abort(self) -> None:
+        """Ends all sends and reads, from any thread."""
+        with self._lock, contextlib.suppress(OSError):
+            # SSLSocket's own shutdown takes TLS off the socket: its owner would then read and send in plain text.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def sendall(self, data: bytes | memoryview) -> None:
+        unsent = memoryview(data).cast("B")
+        since_s = self._begin()
+        while unsent:
+            try:
+                sent_bytes = self._sock.send(unsent)
+            except TimeoutError:
+                self._look(since_s)
+                continue
+            unsent, since_s = unsent[sent_bytes:], time.monotonic()
+            self._look(None)
+
+    def recv_into(self, out: memoryview) -> int:
+        since_s = self._begin()
+        while True:
+            try:
+                received = self._sock.recv_into(out)
+            except TimeoutError:
+                self._look(since_s)
+                continue
+            assert self.user is not None
+            self._look(None)
+            return received
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        with self._lock:
+            self._streams += 1
+        return io.BufferedReader(_Stream(self))
+
+    def close(self) -> None:
+        """Closes the socket, when no reply is being read any more."""
+        with self._lock:
+            self._is_closed = True
+            if not self._streams:
+                self._sock.close()
+
+    def stream_ended(self) -> None:
+        with self._lock:
+            self._streams -= 1
+            if self._is_closed and not self._streams:
+                self._sock.close()
+
+    def _begin(self) -> float:
+        self._look(None)
+        return time.monotonic()
+
+    def _look(self, since_s: float | None) -> None:
+        """Asks the user whether to continue. ``since_s`` is when the last progress was made. None: just now."""
+        assert self.user is not None
+        self.user.look()
+        if since_s is not None and time.monotonic() - since_s >= self.stall_s:
+            raise TimeoutError(f"no progress within {self.stall_s:.1f} s")
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, out: Any) -> int:
+        return self._wire.recv_into(memoryview(out))
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._wire.stream_ended()
+
+
+class _Attempt:
+    """What the thread that connects and the one that waits for it share."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self.connection = connection
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._is_given_up = False
+
+    def run(self) -> None:
+        try:
+            self.connection.connect()
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            self.error = error
+        with self._lock:
+            self.ended.set()
+            if self._is_given_up:
+                self.connection.close()
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._is_given_up = True
+            if self.ended.is_set():
+                self.connection.close()
+
+
+def connect(connection: http.client.HTTPConnection, user: Exchange) -> Wire:
+    """Connects ``connection``, and puts a ``Wire`` in the place of its socket.
+
+    Raises:
+        OSError: It is not connected within ``STALL_S``, or cannot be.
+    """
+    attempt = _Attempt(connection)
+    try:
+        threading.Thread(target=attempt.run, name="gracepoint: connecting", daemon=True).start()
+    except RuntimeError:  # the system has no more threads, or the interpreter is about to end
+        attempt.run()
+    until_s = time.monotonic() + STALL_S
+    try:
+        while not attempt.ended.wait(LOOK_EVERY_S):
+            user.look()
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"not connected within {STALL_S:.0f} s")
+        if attempt.error is not None:
+            raise attempt.error
+        user.look()
+    except BaseException:
+        attempt.give_up()
+        raise
+    assert connection.sock is not None
+    wire = Wire(connection.sock)
+    connection.sock = wire
+    return wire
+
 
 #: Bytes of one send or read.
 SOCKET_BLOCK_BYTES = 1 << 18

@@ -34,10 +34,9 @@ from gracepoint.checkpoint.storage.objects import gcs, requests
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.http import ArrayBody, Body, Bytes, Exchange
 from gracepoint.checkpoint.storage.objects.persistence import PATIENCE_S, Persistence
-from gracepoint.checkpoint.storage.objects.provider import ABSENT, Found, GoOn, ObjectApi
+from gracepoint.checkpoint.storage.objects.provider import ABSENT, ConditionFailed, Found, GoOn, ObjectApi
 from gracepoint.checkpoint.storage.objects.requests import ObjectReader
 from gracepoint.checkpoint.storage.objects.s3 import S3Api
-from gracepoint.checkpoint.storage.objects.signing import ConditionFailed
 
 logger = logging.getLogger(__name__)
 

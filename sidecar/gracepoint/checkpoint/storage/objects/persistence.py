@@ -24,8 +24,8 @@ from collections.abc import Callable
 from typing import Generic, NoReturn, TypeVar
 
 from gracepoint.checkpoint.storage import backend
-from gracepoint.checkpoint.storage.objects.http import Exchange, Unreachable
-from gracepoint.checkpoint.storage.objects.signing import LOOK_EVERY_S, STALL_S, ConditionFailed, Transient
+from gracepoint.checkpoint.storage.objects.http import LOOK_EVERY_S, STALL_S, Exchange, Unreachable
+from gracepoint.checkpoint.storage.objects.provider import ConditionFailed, Transient
 from gracepoint.deadline import Backoff
 from gracepoint.threads import DaemonThread, forget_in_child
 

@@ -1,6 +1,12 @@
-"""What an object store's API offers. Each method makes one request. ``gcs`` and ``s3`` implement it.
+"""What an object store's API offers. ``gcs`` and ``s3`` implement it, and share errors, the clock and credentials.
 
-This module also turns error replies into exceptions, in the same way for both.
+Each method of ``ObjectApi`` and ``Uploads`` makes one request. ``refused`` turns replies that are errors into
+exceptions, in the same way for both.
+
+``Renewed`` renews credentials before they expire. A thread ("gracepoint: credentials", a daemon) finds them, one at a
+time for each ``Renewed``. It lives as long as the call into the cloud's library, which can take minutes, and which
+nothing can interrupt. A request waits for the thread only if there are no valid credentials, and only as long as the
+request has time. The lock guards all attributes.
 """
 
 from __future__ import annotations
@@ -9,15 +15,19 @@ import contextlib
 import dataclasses
 import email.utils
 import errno
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 from xml.etree import ElementTree
 
 from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
-from gracepoint.checkpoint.storage.objects.http import Body, Connections, Exchange
-from gracepoint.checkpoint.storage.objects.signing import ConditionFailed, Transient
+from gracepoint.checkpoint.storage.objects.http import LOOK_EVERY_S, STALL_S, Body, Connections, Exchange
+from gracepoint.errors import SettingsError
+from gracepoint.threads import DaemonThread
+
+logger = logging.getLogger(__name__)
 
 #: Condition of a write: the object must not exist.
 ABSENT = Generation("")
@@ -191,6 +201,26 @@ class StoreClock:
             return self._last_s
 
 
+class Transient(OSError):
+    """The store did not carry the request out, and may do so later.
+
+    Attributes:
+        after_s: Seconds to wait at least, as the store asks. 0 if it does not ask.
+    """
+
+    def __init__(self, message: str, after_s: float = 0.0) -> None:
+        super().__init__(errno.EAGAIN, message)
+        self.after_s = after_s
+
+
+class ConditionFailed(OSError):
+    """The object does not have the generation that a request asked for. Or the upload of the request has ended."""
+
+
+class UploadConflict(OSError):
+    """Another writer interfered with the end of an upload. The upload must be made again."""
+
+
 def refused(subject: str, exchange: Exchange, code: str, message: str, *, writes: bool) -> OSError:
     """Returns the error for a reply that is not a success.
 
@@ -282,3 +312,117 @@ def changed_s(exchange: Exchange) -> float:
         return email.utils.parsedate_to_datetime(exchange.headers.get("last-modified", "")).timestamp()
     except (ValueError, TypeError):
         return 0.0
+
+
+T = TypeVar("T")
+
+#: Credentials are renewed when they are valid for less than this.
+RENEW_BEFORE_S = 300.0
+_USED_UP_S = 5.0  # credentials that are valid for less than this are not sent any more
+_PAUSE_S = 1.0  # after a renewal that failed
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreCredentials(Generic[T]):
+    """Credentials that were found.
+
+    Attributes:
+        value: What is sent.
+        lasts: Returns whether they are still valid after so many seconds.
+    """
+
+    value: T
+    lasts: Callable[[float], bool]
+
+
+class Renewed(Generic[T]):
+    """The credentials for one store. Any thread uses them.
+
+    Args:
+        what: What they are, for messages.
+        find: Finds or renews them. It may take minutes. Its argument is whether the server refused the last ones.
+    """
+
+    def __init__(self, subject: str, find: Callable[[bool], StoreCredentials[T]]) -> None:
+        self._what = subject
+        self._find = find
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._found: StoreCredentials[T] | None = None
+        self._found_s = float("-inf")
+        self._is_refused = False
+        self._renewing: DaemonThread | None = None
+        self._error: Exception | None = None  # of the last renewal
+        self._failed_s = float("-inf")
+
+    def get(self, go_on: Callable[[], None]) -> T:
+        """Returns valid credentials. While it waits for them, it calls ``go_on``, whose error ends the wait.
+
+        Raises:
+            NotAdmitted: There are none.
+            Transient: They could not be renewed yet.
+        """
+        until_s = time.monotonic() + STALL_S
+        is_begun = False
+        while True:
+            with self._lock:
+                if self._found is not None and self._found.lasts(RENEW_BEFORE_S):
+                    return self._found.value
+                if not self._is_renewing and time.monotonic() - self._failed_s >= _PAUSE_S and not is_begun:
+                    is_begun = True
+                    self._begin()
+                if self._found is not None and self._found.lasts(_USED_UP_S):
+                    return self._found.value
+                if not self._is_renewing:
+                    if self._error is None:  # what was found is about to expire, and nothing else is to be had
+                        raise Transient(f"{self._what}: what was found has expired")
+                    self._raise(self._error)
+                self._changed.wait(LOOK_EVERY_S)
+            go_on()
+            if time.monotonic() > until_s:
+                raise Transient(f"{self._what}: they are being renewed for longer than {STALL_S:.0f} s")
+
+    def refused(self, value: T) -> bool:
+        """Notes that the server refused credentials. Returns whether others may help: then ``get`` renews them."""
+        with self._lock:
+            if self._found is None or self._found.value != value:
+                return True
+            if time.monotonic() - self._found_s < RENEW_BEFORE_S:
+                return False
+            self._found, self._is_refused = None, True
+            return True
+
+    @property
+    def _is_renewing(self) -> bool:
+        # As the thread says: one whose start was interrupted may never run.
+        return self._renewing is not None and not self._renewing.ended
+
+    def _begin(self) -> None:
+        self._renewing = thread = DaemonThread(self._renew, "gracepoint: credentials")
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads, or the interpreter is about to end
+            self._renewing, self._error, self._failed_s = None, error, time.monotonic()
+
+    def _renew(self) -> None:
+        renewed: StoreCredentials[T] | None = None
+        error: Exception | None = None
+        try:
+            renewed = self._find(self._is_refused)
+        except Exception as raised:  # noqa: BLE001 - the clouds' libraries raise many types; ``get`` raises it
+            error = raised
+            logger.warning("%s: not renewed: %s", self._what, raised)
+        with self._lock:
+            self._renewing, self._error = None, error
+            if renewed is None:
+                self._failed_s = time.monotonic()
+            else:
+                self._found, self._found_s, self._is_refused = renewed, time.monotonic(), False
+            self._changed.notify_all()
+
+    def _raise(self, error: Exception) -> None:
+        if isinstance(error, NotAdmitted):
+            raise NotAdmitted(*error.args) from error
+        if isinstance(error, SettingsError):
+            raise SettingsError(*error.args) from error
+        raise Transient(f"{self._what}: they could not be renewed: {error}") from error

@@ -31,8 +31,14 @@ from gracepoint.checkpoint.storage import backend
 from gracepoint.checkpoint.storage.backend import HOT_BYTES, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.objects.http import ArrayBody, Exchange, Unreachable
 from gracepoint.checkpoint.storage.objects.persistence import Persistence, request_backoff, wait
-from gracepoint.checkpoint.storage.objects.provider import GoOn, ObjectApi, Uploads
-from gracepoint.checkpoint.storage.objects.signing import ConditionFailed, Transient, UploadConflict
+from gracepoint.checkpoint.storage.objects.provider import (
+    ConditionFailed,
+    GoOn,
+    ObjectApi,
+    Transient,
+    UploadConflict,
+    Uploads,
+)
 
 #: Bytes of the parts in which a large range is read. A request takes a round trip, and time for its bytes.
 READ_PART_BYTES = 8 << 20

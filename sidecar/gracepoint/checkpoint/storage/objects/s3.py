@@ -33,8 +33,15 @@ from xml.etree import ElementTree
 from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects import provider
 from gracepoint.checkpoint.storage.objects.http import Body, Bytes, Connections, Exchange, Request, connections_to
-from gracepoint.checkpoint.storage.objects.provider import Found, Page, StoreClock
-from gracepoint.checkpoint.storage.objects.signing import Renewed, StoreCredentials, Transient, UploadConflict
+from gracepoint.checkpoint.storage.objects.provider import (
+    Found,
+    Page,
+    Renewed,
+    StoreClock,
+    StoreCredentials,
+    Transient,
+    UploadConflict,
+)
 from gracepoint.errors import SettingsError
 
 #: The header for the metadata field in which a writer leaves a note.

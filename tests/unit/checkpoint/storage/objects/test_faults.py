@@ -24,8 +24,8 @@ from gracepoint.checkpoint.storage.checks import check_contents, read_checked
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.objects import persistence, provider
 from gracepoint.checkpoint.storage.objects import requests as object_reader
-from gracepoint.checkpoint.storage.objects.http import Connections, Exchange
-from gracepoint.checkpoint.storage.objects.signing import STALL_S, Transient
+from gracepoint.checkpoint.storage.objects.http import STALL_S, Connections, Exchange
+from gracepoint.checkpoint.storage.objects.provider import Transient
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy

@@ -224,7 +224,7 @@ def test_an_expired_token_of_s3_is_renewed(
     with pytest.raises(OSError, match="ExpiredToken"):  # they are new, and there are no others
         store.read("key")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
-    monkeypatch.setattr("gracepoint.checkpoint.storage.objects.signing.RENEW_BEFORE_S", 0.0)
+    monkeypatch.setattr("gracepoint.checkpoint.storage.objects.provider.RENEW_BEFORE_S", 0.0)
     assert store.read("key").data == b"data"
     assert len(server.heard) == 3
     api.connections.close()
