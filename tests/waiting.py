@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
 _LOOK_EVERY_S = 0.005
+
+
+def until_no_thread(part_of_name: str) -> None:
+    """Returns once no thread runs that has this in its name."""
+    until(lambda: not any(part_of_name in thread.name for thread in threading.enumerate()), f"{part_of_name} to end")
 
 
 def until(holds: Callable[[], object], what: str | Callable[[], str], *, timeout_s: float = 60.0) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gracepoint.checkpoint.saving import planner
 from gracepoint.checkpoint.saving.host_snapshot import HostSnapshot
-from gracepoint.checkpoint.storage.objects import persistence
+from gracepoint.checkpoint.storage.objects.persistence import Pace
 
 
 @pytest.fixture
@@ -29,8 +29,7 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 @pytest.fixture
 def unhedged(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request is made a second time because it is slow: on a busy machine, that says nothing of the store."""
-    monkeypatch.setattr(persistence, "_HEDGE_FIRST_S", 3600.0)
-    monkeypatch.setattr(persistence, "_HEDGE_SOONEST_S", 3600.0)
+    monkeypatch.setattr(Pace, "hedge_after_s", lambda pace, size_bytes: 3600.0)
 
 
 @pytest.fixture

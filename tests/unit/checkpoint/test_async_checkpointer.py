@@ -56,6 +56,7 @@ from tests.unit.checkpoint.fakes.engine import (
     small_state,
 )
 from tests.unit.checkpoint.fakes.failures import DyingGang, break_writer
+from tests.waiting import until_no_thread
 
 pytestmark = pytest.mark.integration
 
@@ -194,8 +195,7 @@ def test_an_error_of_the_background_surfaces_at_the_next_call_once(
     with monkeypatch.context() as patch:
         break_writer(patch)
         checkpointer.save(tmp_path / "a", small_state())
-        assert checkpointer._executor is not None
-        checkpointer._executor.wait(30)
+        until_no_thread("gracepoint: the save")
     with pytest.raises(SaveFailed, match="No space left on device"):
         call(checkpointer, tmp_path)
     assert not (tmp_path / "next").exists()

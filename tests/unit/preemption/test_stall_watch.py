@@ -134,12 +134,14 @@ class SlowToLook(Watched):
 def test_a_look_that_outlasts_the_end_leaves_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_watch, "_JOIN_S", 0.01)
     heartbeat = SharedHeartbeat()
+    before = set(threading.enumerate())
     slow = SlowToLook(heartbeat)
+    (thread,) = set(threading.enumerate()) - before
     assert slow.looks.wait(PATIENCE_S)
     slow.watch.stop()
     slow.goes_on.set()
-    monkeypatch.setattr(stall_watch, "_JOIN_S", PATIENCE_S)
-    slow.watch.stop()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
     assert heartbeat.beats == 0, "else the worker would say that the process does not run"
 
 

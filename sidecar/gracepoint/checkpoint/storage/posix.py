@@ -174,10 +174,15 @@ def check_mount(folder: str) -> None:
     _check_renames(Path(folder))
 
 
-def mounted_at(folder: str) -> tuple[str, str]:
-    """Returns the type and the source of the mount that holds ``folder``. Empty where the system does not say."""
+def mounted_at(folder: str, mounts: Path = _MOUNTS) -> tuple[str, str]:
+    """Returns the type and the source of the mount that holds ``folder``. Empty where the system does not say.
+
+    Args:
+        folder: The folder.
+        mounts: The file in which the system lists its mounts.
+    """
     try:
-        lines = _MOUNTS.read_text().splitlines()
+        lines = mounts.read_text().splitlines()
     except OSError:
         return "", ""
     mount, longest = ("", ""), -1

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gracepoint import process_group
-from gracepoint.checkpoint.saving import schedule
 from gracepoint.checkpoint.saving.schedule import SaveInterval, SaveSchedule
 from gracepoint.errors import BarrierTimeout, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
@@ -127,25 +126,6 @@ def test_an_interval_of_either_kind_is_periodic(interval: dict[str, Any]) -> Non
     assert run(due, clock, 20, 0.5)
 
 
-def test_blocks_grow_twofold_up_to_their_part_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned: list[int] = []
-    real = schedule._to_text
-
-    def noted(block: schedule._Block) -> str:
-        planned.append(block.calls)
-        return real(block)
-
-    monkeypatch.setattr(schedule, "_to_text", noted)
-    clock = Clock()
-    due = made(every_s=schedule._BLOCKS * 40.0, clock=clock)
-    due.began_at(5)  # says nothing to an interval in seconds
-    run(due, clock, 400, 1.0)
-    # The first plans are made before the speed of training is known.
-    assert planned[:3] == [1, 1, 2]
-    assert [b / a for a, b in itertools.pairwise(planned) if b > a] == [2.0, 2.0, 2.0, 2.0, 2.0, 1.25]
-    assert planned[-1] == 40
-
-
 @pytest.mark.parametrize("options", [{}, {"every_steps": 2}, {"hastens": True}], ids=str)
 def test_no_process_asks_for_plans_that_it_does_not_need(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
@@ -172,12 +152,16 @@ def test_steps_that_take_longer_than_the_interval_are_all_due() -> None:
     assert len(times) >= 17
 
 
+#: A block is at most this part of the interval.
+BLOCKS = 20
+
+
 def test_save_is_two_blocks_late_when_training_slows_tenfold() -> None:
     clock = Clock()
     due = made(every_s=60, clock=clock)
     before = run(due, clock, 1000, 0.1)
     after = run(due, clock, 1000, 1.0, first=1001)
-    assert max(gaps(before + after)) <= 60 + 10 * 2 * 60 / schedule._BLOCKS
+    assert max(gaps(before + after)) <= 60 + 10 * 2 * 60 / BLOCKS
     assert gaps(after)[-1] == pytest.approx(60, abs=2)
 
 

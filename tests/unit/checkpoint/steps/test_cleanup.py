@@ -25,6 +25,7 @@ from gracepoint.deadline import Deadline
 from tests.interrupts import Interrupted, interrupt_at
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.waiting import until_no_thread
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_a_deletion_that_failed_is_tried_again_by_the_next_sweep(
 ) -> None:
     store.before = refuses_deletions
     cleaner.tidy(None, ordinal=2)
-    cleaner._sweeper.wait(30)
+    until_no_thread("deletion of trash")
     store.before = lambda operation, key: None
     store.time_s += 1000  # the claim of the deletion that failed is free again
     cleaner.tidy(None, ordinal=3)
@@ -103,7 +104,7 @@ def test_a_deletion_that_another_process_makes_is_logged(
     caplog.set_level(logging.INFO)
     store.before = refuses_deletions
     cleaner.tidy(None, ordinal=2)
-    cleaner._sweeper.wait(30)
+    until_no_thread("deletion of trash")
     store.before = lambda operation, key: None
     cleaner.finish(Deadline.after(30, time.monotonic))
     assert f"goes on to delete flat:run/{STEP}" in caplog.text
@@ -133,7 +134,7 @@ def test_what_becomes_due_as_the_sweeper_ends_is_done(cleaner: StepCleaner, monk
     cleaner.tidy(None, ordinal=2)
     _wait(is_later)
     later[0].join(30)  # only one thread at a time may wait for the sweeper
-    cleaner._sweeper.wait(30)
+    until_no_thread("deletion of trash")
     assert done == [STEP]
 
 

@@ -28,6 +28,7 @@ from tests.forked import forked
 from tests.interrupts import interrupt
 from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.waiting import until
 
 # The first number of a process is that of its namespace; no namespace of Linux has this one.
 ELSEWHERE = Holder("job-b", "job-b-0", "another-machine", "1:7:123")
@@ -75,10 +76,12 @@ def put(root: Path, holder: Holder, *, age_s: float = 0.0) -> Path:
 
 def lose(checkpointer: StepCheckpointer, root: Path) -> None:
     """Has another take the lease, until its holder has seen that."""
-    held = checkpointer.access._lease
-    assert held is not None
-    while not held._thread.wait(0.1):
+
+    def is_lost() -> bool:
         put(root, ELSEWHERE)  # again where a sign of life came between
+        return not checkpointer.access.holds_lease
+
+    until(is_lost, "the holder to see it")
 
 
 def test_directory_of_another_job_is_refused_and_the_job_is_named(tmp_path: Path, held: list[Lease]) -> None:
@@ -160,8 +163,12 @@ def test_loser_of_the_directory_to_another_cluster_is_told(
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     mine = claim_of_start(tmp_path, held, "uid-0")
-    while not mine._thread.wait(0.1):
+
+    def is_lost() -> bool:
         put(tmp_path, SPLIT)
+        return not mine.is_held
+
+    until(is_lost, "the holder to see it")
     with pytest.raises(CheckpointError, match="another cluster of this same start of the job has taken it over"):
         mine.check()
     assert not mine.is_held
@@ -278,7 +285,7 @@ def test_lease_that_was_deleted_is_written_again_and_may_be_released(
     path = Path(Layout(storage_path(tmp_path)).lease())
     path.unlink()
     assert written.wait(30)
-    monkeypatch.setattr(lease, "_written", lambda *_: True)  # the next sign of life is not given
+    monkeypatch.setattr(StoragePath, "create", lambda path, data: None)  # the next sign of life is not given
     path.unlink(missing_ok=True)
     mine.release()
     assert list(tmp_path.iterdir()) == []
@@ -353,20 +360,22 @@ def test_one_of_several_jobs_starting_at_once_gets_the_directory(
     jobs = [f"job-{number}" for number in range(8)]
     start = threading.Barrier(len(jobs))
     looked = threading.local()
-    real = lease._read
+    real = StoragePath.read
 
-    def read(path: StoragePath) -> tuple[Holder, Generation] | None:
-        found = real(path)
-        if not hasattr(looked, "first"):
-            looked.first = found
-            start.wait(30)  # all have seen that the directory is nobody's
-        return found
+    def read(path: StoragePath) -> Any:
+        try:
+            return real(path)
+        except FileNotFoundError:
+            if path.name == ".gracepoint-lease" and not hasattr(looked, "first"):
+                looked.first = True
+                start.wait(30)  # all have seen that the directory is nobody's
+            raise
 
     def on_a_machine_of_its_own(job: str, attempt: str) -> Holder:
         # All threads of one process may share a directory; each of these is as in another machine's.
         return Holder(job, attempt, threading.current_thread().name, ELSEWHERE.process)
 
-    monkeypatch.setattr(lease, "_read", read)
+    monkeypatch.setattr(StoragePath, "read", read)
     monkeypatch.setattr(Holder, "here", staticmethod(on_a_machine_of_its_own))
     outcomes: dict[str, str] = {}
 
@@ -383,7 +392,9 @@ def test_one_of_several_jobs_starting_at_once_gets_the_directory(
         thread.join(30)
     assert len(held) == 1
     assert len(outcomes) == len(jobs) - 1
-    assert all(f"another job uses it: {held[0]._mine.job} " in refusal for refusal in outcomes.values()), outcomes
+    monkeypatch.undo()
+    winner = json.loads(Layout(storage_path(tmp_path)).lease().read_bytes())["job"]
+    assert all(f"another job uses it: {winner} " in refusal for refusal in outcomes.values()), outcomes
     assert [p.name for p in tmp_path.iterdir()] == [".gracepoint-lease"]
 
 
@@ -391,15 +402,15 @@ def test_a_lease_that_goes_away_while_it_is_looked_at_is_nobodys(
     tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(tmp_path, ELSEWHERE)
-    real = lease._read
+    real = StoragePath.read
 
-    def read(path: StoragePath) -> tuple[Holder, Generation] | None:
+    def read(path: StoragePath) -> Any:
         found = real(path)
         path.delete()
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(lease, "_read", read)
+        patch.setattr(StoragePath, "read", read)
         claim(tmp_path, "job-a", held)
     assert json.loads(path.read_text())["job"] == "job-a"
 
@@ -421,25 +432,25 @@ def test_running_lease_renewal_does_not_outlive_the_release(tmp_path: Path, monk
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     monkeypatch.setattr(lease, "_END_S", 30.0)
     beating = threading.Event()
-    real = lease._written
+    real = StoragePath.replace
 
-    def written(path: StoragePath, mine: Holder, found: Generation | None) -> bool:
-        if found is not None:
-            beating.set()
-            assert mine_now[0]._ended.wait(30), "the release"
-            for _ in range(20):  # the time in which a release that does not wait removes the file
-                if not path.exists():
-                    found = None  # what the holder sees of a lease that was deleted
-                    break
-                time.sleep(0.01)
-        return real(path, mine, found)
+    def replace(path: StoragePath, data: bytes, found: Generation) -> Generation:
+        beating.set()
+        until(lambda: not mine.is_held, "the release")
+        for _ in range(20):  # the time in which a release that does not wait removes the file
+            if not path.exists():
+                return path.create(data)  # as the holder does where the lease was deleted
+            time.sleep(0.01)
+        return real(path, data, found)
 
-    monkeypatch.setattr(lease, "_written", written)
-    mine_now: list[Lease] = []
-    mine_now.append(claim(tmp_path, "job-a", []))
+    monkeypatch.setattr(StoragePath, "replace", replace)
+    before = set(threading.enumerate())
+    mine = claim(tmp_path, "job-a", [])
+    (thread,) = set(threading.enumerate()) - before
     assert beating.wait(30)
-    mine_now[0].release()
-    assert mine_now[0]._thread.wait(30)
+    mine.release()
+    thread.join(30)
+    assert not thread.is_alive()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -447,7 +458,7 @@ def test_a_release_that_was_interrupted_is_done_by_the_next_one(
     tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, answers = threading.Event(), threading.Event()
-    real = lease._read
+    real = StoragePath.read
 
     def read(path: StoragePath) -> Any:
         if threading.current_thread().name == "gracepoint-lease":
@@ -458,7 +469,7 @@ def test_a_release_that_was_interrupted_is_done_by_the_next_one(
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     monkeypatch.setattr(lease, "_END_S", 30.0)
     mine = claim(tmp_path, "job-a", held)
-    monkeypatch.setattr(lease, "_read", read)
+    monkeypatch.setattr(StoragePath, "read", read)
     assert asked.wait(30)
     assert interrupt(mine.release, 0.05)
     assert list(tmp_path.iterdir()) != []

@@ -57,7 +57,7 @@ def test_an_ordinary_folder_is_usable_and_stays_empty(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_innermost_and_latest_mount_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_innermost_and_latest_mount_counts(tmp_path: Path) -> None:
     told = tmp_path / "mountinfo"
     inner = str(tmp_path).replace("-", "\\055")
     told.write_text(
@@ -66,8 +66,6 @@ def test_the_innermost_and_latest_mount_counts(tmp_path: Path, monkeypatch: pyte
         f"3 2 0:2 / {inner} rw,nosuid shared:1 - fuse.gcsfuse my-bucket rw\n"
         f"4 1 0:3 / {inner}x rw - tmpfs tmpfs rw\n"
     )
-    monkeypatch.setattr(posix, "_MOUNTS", told)
-    assert posix.mounted_at(str(tmp_path / "run")) == ("fuse.gcsfuse", "my-bucket")
-    assert posix.mounted_at("/") == ("ext4", "/dev/a")
-    monkeypatch.setattr(posix, "_MOUNTS", tmp_path / "absent")
-    assert posix.mounted_at("/") == ("", "")
+    assert posix.mounted_at(str(tmp_path / "run"), told) == ("fuse.gcsfuse", "my-bucket")
+    assert posix.mounted_at("/", told) == ("ext4", "/dev/a")
+    assert posix.mounted_at("/", tmp_path / "absent") == ("", "")

@@ -27,7 +27,7 @@ from gracepoint.checkpoint.writing.pool import (
 )
 from gracepoint.deadline import Deadline
 from tests.object_stores.servers import Bucket
-from tests.waiting import until
+from tests.waiting import until, until_no_thread
 
 PATIENCE_S, LOOK_S = 10.0, 1.0
 _TIMEOUT_S = 60.0
@@ -188,11 +188,13 @@ def test_a_save_ends_though_the_training_keeps_all_cores_busy(tmp_path: Path, bu
 def test_threads_that_give_way_go_on_if_no_others_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urgent, real = threading.Event(), threading.Thread.start
+    urgent, real, started = threading.Event(), threading.Thread.start, list[str]()
 
     def start(thread: threading.Thread) -> None:
-        if urgent.is_set():
-            raise RuntimeError("can't start new thread")
+        if thread.name.startswith(("gracepoint: writes", "gracepoint: syncs")):
+            if urgent.is_set():
+                raise RuntimeError("can't start new thread")
+            started.append(thread.name.split()[1])
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
@@ -201,7 +203,7 @@ def test_threads_that_give_way_go_on_if_no_others_can_be_started(
         done: list[int] = []
         pool.add(1, lambda _: done.append(os.sched_getscheduler(0)))
     assert done == [os.SCHED_IDLE]
-    assert PoolSize(len(pool._writers), len(pool._syncers)) == size_beside_training()
+    assert PoolSize(started.count("writes"), started.count("syncs")) == size_beside_training()
 
 
 def test_threads_go_on_to_sync_if_no_others_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,10 +228,10 @@ def test_threads_go_on_to_sync_if_no_others_can_be_started(tmp_path: Path, monke
     with pool_at(storage_path(tmp_path), way) as pool:
         urgent.set()
         assert refused.wait(_TIMEOUT_S)
-        until(lambda: way._watching is not None and not way._watching.is_alive(), "the end of the hand-over")
+        until_no_thread("gracepoint: watches writers")
         pool.add(1, write)
         pool.wait()
-        assert synced[0] in pool._syncers
+        assert synced[0].name.startswith("gracepoint: syncs")
 
 
 def test_a_thread_that_may_not_give_way_writes_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.pool import _MOST_UNSYNCED, _WAITING_BYTES, SYNCERS, THREADS, Finish, WritePool
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
-from tests.waiting import until
+from tests.waiting import until, until_no_thread
 
 _TIMEOUT_S = 60.0
 
@@ -150,11 +150,16 @@ def test_files_that_wait_for_a_writer_hold_few_bytes(tmp_path: Path) -> None:
             pool.add(1, act)
             assert begun.acquire(timeout=_TIMEOUT_S)
         pool.add(_WAITING_BYTES - 10, act)  # no writer is left for it
-        assert pool._may_wait(10)
-        assert not pool._may_wait(11)
+        pool.add(10, act)
+        late = threading.Thread(target=pool.add, args=(1, act), daemon=True)
+        late.start()
+        late.join(0.1)
+        assert late.is_alive(), "it waits until a writer takes another file"
         goes_on.set()
+        late.join(_TIMEOUT_S)
         pool.wait()
-        assert pool._may_wait(2 * _WAITING_BYTES)  # nothing waits: a file of any size may
+        pool.add(2 * _WAITING_BYTES, act)  # nothing waits: a file of any size may
+        pool.wait()
     finally:
         goes_on.set()
         pool.close()
@@ -179,9 +184,8 @@ def test_a_save_that_stops_leaves_no_file_open(tmp_path: Path, monkeypatch: pyte
     pool.close()
     until(lambda: open_files(tmp_path) == SYNCERS, "the files that no thread syncs to be closed")
     disk.goes_on.set()
-    for thread in (*pool._writers, *pool._syncers):  # others of the process, such as that of hedges, never end
-        thread.join(_TIMEOUT_S)
-        assert not thread.is_alive(), thread.name
+    for name in ("gracepoint: writes", "gracepoint: syncs"):
+        until_no_thread(name)
     assert open_files(tmp_path) == 0
     assert disk.asked <= SYNCERS
 

@@ -22,9 +22,10 @@ from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.storage.backend import StaleGeneration
 from gracepoint.checkpoint.storage.checks import check_contents, read_checked
 from gracepoint.checkpoint.storage.direct_io import Buffer
-from gracepoint.checkpoint.storage.objects import persistence, provider
+from gracepoint.checkpoint.storage.objects import provider
 from gracepoint.checkpoint.storage.objects import requests as object_reader
 from gracepoint.checkpoint.storage.objects.http import STALL_S, Connections, Exchange
+from gracepoint.checkpoint.storage.objects.persistence import Pace
 from gracepoint.checkpoint.storage.objects.provider import Transient
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, SaveFailed
@@ -33,6 +34,7 @@ from tests.object_stores.faults import Fault, How, Rule, Shape
 from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save, small_state
 from tests.unit.checkpoint.steps.fakes.bucket_machine import backend_of
+from tests.waiting import until_no_thread
 
 WRITES = ("write",)
 STALLS = Fault(How.SLOW_REPLY)
@@ -197,8 +199,9 @@ def test_a_save_succeeds_though_a_connection_stalls(far: Bucket, store_proxy: Fa
 @pytest.fixture
 def soon_hedged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hedges start after a quarter of the usual times, which are 2 and 6 s before anything is known of a store."""
-    assert 3 * persistence._HEDGE_FIRST_S < STALL_S
-    monkeypatch.setattr(persistence, "_HEDGE_FIRST_S", persistence._HEDGE_FIRST_S / 4)
+    usual = Pace.hedge_after_s
+    assert 3 * usual(Pace(), 0) < STALL_S
+    monkeypatch.setattr(Pace, "hedge_after_s", lambda pace, size_bytes: usual(pace, size_bytes) / 4)
 
 
 @pytest.mark.usefixtures("soon_hedged")
@@ -242,7 +245,7 @@ def test_requests_of_a_restore_grow_no_faster_than_the_steps(far: Bucket, store_
         assert store_proxy.exchanges  # which waits for those that are under way
         store_proxy.reset()
         assert another.restore(small_state(), timeout_s=60) is not None
-        another._committed._cleaner._sweeper.wait(60)
+        until_no_thread("deletion of trash")
         requests.append(len(store_proxy.exchanges))
         another.close(5)
         checkpointer.close(5)
@@ -257,7 +260,7 @@ def test_a_restore_that_must_not_tidy_deletes_nothing_of_others(far: Bucket, sto
     another = engine(root, attempt="job-1-b")
     store_proxy.reset()
     assert another.restore(small_state(), timeout_s=60, tidy=False) is not None
-    another._committed._cleaner._sweeper.wait(60)
+    until_no_thread("deletion of trash")
     deleted = [exchange.asked.target for exchange in store_proxy.exchanges if exchange.asked.method == "DELETE"]
     assert [target for target in deleted if "gracepoint-reading" not in target] == []
     another.close(5)
