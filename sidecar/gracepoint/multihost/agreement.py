@@ -162,10 +162,6 @@ _PATIENCE_S = 1.0
 _RING_ATTEMPTS = 5
 #: Upper limits of the first pause between them, and of all.
 _RING_PAUSES_S = 0.2, 0.5
-#: How long a process waits to read its own last entry.
-_HEARD_S = 5.0
-#: How long after a process has left the training another one that has not says so.
-_LEFT_S = 2.0
 #: If a notice has no revision, two that differ by this or less count as the same, and are written once.
 _SAME_S = 0.5
 
@@ -179,6 +175,8 @@ class Agreement:
         observer: Gets the events, and knows the times.
         pods: Names of the pods by process index, for messages.
         handed: What training handed to its last sync point. None: nothing is known of it.
+        heard_s: How many seconds a process waits to read its own last entry.
+        named_after_s: How many seconds after a process has left the training another one that has not says so.
     """
 
     def __init__(
@@ -188,7 +186,11 @@ class Agreement:
         observer: Observer,
         pods: Pods = (),
         handed: Handed | None = None,
+        heard_s: float = 5.0,
+        named_after_s: float = 2.0,
     ) -> None:
+        self._heard_s = heard_s
+        self._named_after_s = named_after_s
         self._gang = gang
         self._observer = observer
         self._bell = Bell(store, gang.process_count)
@@ -350,7 +352,7 @@ class Agreement:
         for _ in self._member.stop(reason):
             pass
         with self._lock:
-            self._changed.wait_for(self._is_stopped, _HEARD_S)
+            self._changed.wait_for(self._is_stopped, self._heard_s)
             failed = self._member.ledger.failed or self._failure
             if failed is not None or self.seat.agreed != self.seat.ordinal or not self.seat.stopped:
                 raise AgreementError(str(failed or "the processes did not agree to save where this one broke off"))
@@ -418,8 +420,8 @@ class Agreement:
             logger.warning("could not notify the other processes that training has finished error=%s", error)
         else:
             with self._lock:
-                if not self._changed.wait_for(lambda: self._member.ledger.finished, _HEARD_S):
-                    logger.warning("did not read the end of training in the key-value store waited_s=%g", _HEARD_S)
+                if not self._changed.wait_for(lambda: self._member.ledger.finished, self._heard_s):
+                    logger.warning("did not read the end of training in the key-value store waited_s=%g", self._heard_s)
         return self.seat.epoch is not None and self._held() is Verdict.OVER
 
     def abandon(self, reason: str) -> None:
@@ -538,7 +540,7 @@ class Agreement:
         left_at_s = self._left_at_s
         if left_at_s is None or self.seat.finished or self._member.ledger.failed is not None:
             return None
-        wait_s = left_at_s + _LEFT_S - time.monotonic()
+        wait_s = left_at_s + self._named_after_s - time.monotonic()
         return None if wait_s == math.inf else max(0.0, wait_s)
 
     def _tell_of_left(self) -> None:

@@ -94,13 +94,22 @@ class Watcher:
 class Gang:
     """``count`` agreements on one store."""
 
-    def __init__(self, count: int, *, left_s: float = 30.0, start_in_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        left_s: float = 30.0,
+        start_in_s: float = 0.0,
+        heard_s: float = 5.0,
+        named_after_s: float = 2.0,
+    ) -> None:
         self.store: KeyValueStore = InMemoryStore()
         self.watchers = [Watcher(left_s) for _ in range(count)]
         for watcher in self.watchers:
             watcher.start_at_s = time.monotonic() + start_in_s
         self.agreements = [
-            Agreement(self.store, g, w) for g, w in zip(gangs(count, self.store), self.watchers, strict=True)
+            Agreement(self.store, g, w, heard_s=heard_s, named_after_s=named_after_s)
+            for g, w in zip(gangs(count, self.store), self.watchers, strict=True)
         ]
 
     def start_now(self, *processes: int) -> None:
@@ -858,11 +867,8 @@ def test_who_has_lost_that_state_ends_the_wait_of_all(make: Callable[..., Gang])
         first.arrive()
 
 
-def test_who_breaks_off_without_a_notice_is_told_that_nobody_saves(
-    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agreement_module, "_HEARD_S", 0.1)
-    first = make(1).agreements[0]
+def test_who_breaks_off_without_a_notice_is_told_that_nobody_saves(make: Callable[..., Gang]) -> None:
+    first = make(1, heard_s=0.1).agreements[0]
     assert not first.arrive()
     assert not first.wait_noticed(0.0)
     with pytest.raises(AgreementError, match="did not agree to save where this one broke off"):
@@ -871,10 +877,9 @@ def test_who_breaks_off_without_a_notice_is_told_that_nobody_saves(
 
 @pytest.mark.parametrize("how", ["close", "error"])
 def test_who_leaves_before_the_others_is_named_once_they_come_there(
-    make: Callable[..., Gang], how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Callable[..., Gang], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(agreement_module, "_LEFT_S", 0.05)
-    gang = make(2)
+    gang = make(2, named_after_s=0.05)
     first, second = gang.agreements
     gang.watchers[1].step = 2
     for _ in range(2):
@@ -893,10 +898,9 @@ def test_who_leaves_before_the_others_is_named_once_they_come_there(
 
 
 def test_who_leaves_at_the_end_of_the_training_is_not_named(
-    make: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Callable[..., Gang], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(agreement_module, "_LEFT_S", 0.5)
-    gang = make(2)
+    gang = make(2, named_after_s=0.5)
     for agreement in gang.agreements:
         agreement.arrive()
     together(*(a.finish for a in gang.agreements))
