@@ -16,7 +16,6 @@ from tests.testcluster.wheelhouse import pinned
 ROOT = Path(__file__).parents[1]
 OPERATOR_NAMESPACE = "gracepoint-system"
 REGISTRY = "gracepoint.test"
-_WEBHOOKS_WITHIN_S = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ def install_operator(cluster: Cluster, image: str) -> None:
     wait_for_webhooks(cluster)
 
 
-def wait_for_webhooks(cluster: Cluster) -> None:
+def wait_for_webhooks(cluster: Cluster, *, within_s: float = 60.0) -> None:
     """Waits until the API server reaches the operator's webhooks: a moment after its replicas are ready, as every
     node has to learn first where they are."""
     trial = {
@@ -92,7 +91,7 @@ def wait_for_webhooks(cluster: Cluster) -> None:
     wait_until(
         "the API server to reach the operator's webhooks",
         answered,
-        timeout_s=_WEBHOOKS_WITHIN_S,
+        timeout_s=within_s,
         hint=lambda: f"\n{said}",
     )
 
