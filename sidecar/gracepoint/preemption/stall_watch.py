@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import queue
 import secrets
@@ -436,9 +437,7 @@ class StallReports:
 
 #: How long process 0 waits for what the others say. The deadline is the same in all processes, except for the time that
 #: messages take, and process 0 comes a moment later than the others.
-_ANSWERS_PART, _ANSWERS_S = 0.4, 0.14
-#: How long all of this may take. The substitute of process 0 needs most of it.
-_ANSWER_S = 0.45
+_ANSWERS_PART = 0.4
 #: Lines of a stack in a message, and their characters: the innermost frame.
 _LINES = 2
 _CHARACTERS = 300
@@ -451,14 +450,25 @@ class StragglerSearch:
         board: Where the processes say where they are.
         activities: Returns what the parts of this process do; the training is the first one.
         substitute: Knows whether this process reports in place of process 0.
+        answer_s: How many seconds an answer may take at most. The substitute of process 0 needs most of it.
+        others_s: How many of these seconds the messages of the other processes may take.
     """
 
-    def __init__(self, board: StallBoard, activities: Callable[[], Sequence[Activity]], substitute: Substitute) -> None:
+    def __init__(
+        self,
+        board: StallBoard,
+        activities: Callable[[], Sequence[Activity]],
+        substitute: Substitute,
+        answer_s: float = 0.45,
+        others_s: float = 0.14,
+    ) -> None:
+        self._answer_s = answer_s
+        self._answers_s = others_s
         self._board = board
         self._activities = activities
         self._substitute = substitute
 
-    def ask(self, epoch: int, most_s: float = _ANSWER_S) -> Callable[[], str]:
+    def ask(self, epoch: int, most_s: float = math.inf) -> Callable[[], str]:
         """Begins to find out, without a wait. Returns a function that waits for the answer.
 
         The answer is the process, its pod and where it is, as text. It is empty in processes that do not report, and
@@ -466,10 +476,10 @@ class StragglerSearch:
 
         Args:
             epoch: Number of the preemption, the same in all processes.
-            most_s: Seconds that it may take, counted from now. It never takes longer than ``_ANSWER_S``.
+            most_s: Seconds that it may take, counted from now. It never takes longer than ``answer_s``.
         """
         answers = queue.SimpleQueue[str]()
-        within_s = min(most_s, _ANSWER_S)
+        within_s = min(most_s, self._answer_s)
         until_s = time.monotonic() + within_s
         asks_primary = threading.Event()
 
@@ -478,7 +488,7 @@ class StragglerSearch:
                 self._say(f"preemption {epoch}")
                 if not self._substitute.is_primary:
                     asks_primary.set()
-                answers.put(self._find(epoch, min(_ANSWERS_PART * within_s, _ANSWERS_S)))
+                answers.put(self._find(epoch, min(_ANSWERS_PART * within_s, self._answers_s)))
             except GracepointError as error:
                 answers.put(self._without_answer(f"cannot be reached: {error}"))
             except Exception as error:

@@ -38,14 +38,12 @@ from gracepoint.preemption.forecast import TimeBudget
 logger = logging.getLogger(__name__)
 
 #: Seconds for the question and its answer. At least ``_LEAST_S``, and at least ``_PART`` of the reserve, as the report
-#: needs the rest. If the deadline is further away, up to ``_MOST_S``, which is less than a process has to exit once its
+#: needs the rest. If the deadline is further away, up to ``most_s``, which is less than a process has to exit once its
 #: exit code is decided (``process_exit.LINGER_S``).
-_PART, _LEAST_S, _MOST_S = 0.35, 0.2, 1.5
+_PART, _LEAST_S = 0.35, 0.2
 #: The part of that time in which process 0 must answer. The rest is for the store.
 _ANSWER_PART = 0.8
 _MOST_ASK = 32
-#: How long after the deadline process 0 still answers.
-_LATE_S = 5.0
 _LONGEST_S = 3600.0
 _JOIN_S = 1.0
 
@@ -69,14 +67,25 @@ class Substitute:
         process_count: How many processes train together.
         pods: Names of the pods by process index.
         left: How much time is left.
+        most_s: How many seconds process 0 has for its answer at most.
+        late_s: How many seconds after the deadline process 0 still answers.
 
     Attributes:
         is_primary: True in process 0.
     """
 
     def __init__(
-        self, store: KeyValueStore, process_index: int, process_count: int, pods: Pods, time_left: TimeBudget
+        self,
+        store: KeyValueStore,
+        process_index: int,
+        process_count: int,
+        pods: Pods,
+        time_left: TimeBudget,
+        most_s: float = 1.5,
+        late_s: float = 5.0,
     ) -> None:
+        self._most_s = most_s
+        self._late_s = late_s
         self.is_primary = process_index == 0
         self._asks = process_index in range(1, process_count, max(1, -(-(process_count - 1) // _MOST_ASK)))
         self._store = store
@@ -143,7 +152,7 @@ class Substitute:
 
     def _is_asked(self, folder: str) -> bool:
         """Waits for a question. Returns False if none has come until shortly after the deadline, which may move."""
-        wait_s = min(max(0.0, self._left.until_deadline_s()), _LONGEST_S) + _LATE_S
+        wait_s = min(max(0.0, self._left.until_deadline_s()), _LONGEST_S) + self._late_s
         try:
             self._store.get(f"{folder}/asked", timeout_s=wait_s)
         except KeyTimeout:
@@ -186,7 +195,7 @@ class Substitute:
 
     def _limit_s(self) -> float:
         reserve_s = self._left.reserve_s
-        most_s = min(_MOST_S, (self._left.until_deadline_s() - reserve_s) / 2)
+        most_s = min(self._most_s, (self._left.until_deadline_s() - reserve_s) / 2)
         return max(_LEAST_S, _PART * reserve_s, most_s)
 
     def _ask(self, question: _Question) -> None:

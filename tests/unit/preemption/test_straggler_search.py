@@ -9,7 +9,6 @@ import pytest
 from gracepoint.multihost import InMemoryStore, KeyValueStore, StoreProcessGroup
 from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption import stall_watch as module
-from gracepoint.preemption import substitute as substitute_module
 from gracepoint.preemption.stall_detector import Activity
 from gracepoint.preemption.stall_watch import StragglerSearch
 from gracepoint.preemption.substitute import Substitute
@@ -22,15 +21,25 @@ pytestmark = pytest.mark.integration
 PODS = ("pod-0", "pod-1", "pod-2")
 
 
-def search(store: KeyValueStore, index: int, sync_point: int = 7, host: int = 0) -> StragglerSearch:
+def search(
+    store: KeyValueStore,
+    index: int,
+    sync_point: int = 7,
+    host: int = 0,
+    *,
+    patient: bool = False,
+    most_s: float = 1.5,
+) -> StragglerSearch:
+    """``patient``: the answer may take long, so that a busy machine does not matter."""
     order, reached = (sync_point,), f"sync point {sync_point}"
     training = Activity("training", "training", (), order, reached, threading.get_ident())
     board = StallBoard(store, StoreProcessGroup(store, index, 3), host, PODS)
-    return StragglerSearch(board, lambda: [training], substitute(store, index))
+    limits = {"answer_s": 20.0, "others_s": 1.0} if patient else {}
+    return StragglerSearch(board, lambda: [training], substitute(store, index, most_s), **limits)
 
 
-def substitute(store: KeyValueStore, index: int) -> Substitute:
-    return Substitute(store, index, 3, PODS, Left(30.0))
+def substitute(store: KeyValueStore, index: int, most_s: float = 1.5) -> Substitute:
+    return Substitute(store, index, 3, PODS, Left(30.0), most_s)
 
 
 class Counting(InMemoryStore):
@@ -45,20 +54,11 @@ class Counting(InMemoryStore):
         return super().list(folder)
 
 
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer may take long, so that a busy machine does not matter."""
-    monkeypatch.setattr(module, "_ANSWER_S", 20.0)
-    monkeypatch.setattr(module, "_OTHERS_S", 1.0)
-
-
-@pytest.mark.usefixtures("_patient")
-def test_process_0_names_a_process_that_says_nothing_by_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(substitute_module, "_MOST_S", 60.0)
+def test_process_0_names_a_process_that_says_nothing_by_its_pod() -> None:
     store = Counting()
-    primary = substitute(store, 0)
+    primary = substitute(store, 0, most_s=60.0)
     primary.opened(0)
-    answers = [search(store, index).ask(0, 20.0) for index in (0, 2)]
+    answers = [search(store, index, patient=True, most_s=60.0).ask(0, 20.0) for index in (0, 2)]
     first, other = (answer() for answer in answers)
     assert first.startswith("process 1 (pod-1) did not say so as well")
     assert other == ""
@@ -66,24 +66,23 @@ def test_process_0_names_a_process_that_says_nothing_by_its_pod(monkeypatch: pyt
     primary.close()
 
 
-@pytest.mark.usefixtures("_patient")
 def test_one_process_names_a_process_0_that_does_not_run() -> None:
     store = Counting()
-    answers = [search(store, index).ask(0, 20.0) for index in (1, 2)]
+    answers = [search(store, index, patient=True).ask(0, 20.0) for index in (1, 2)]
     (found,) = [words for answer in answers if (words := answer())]
     assert found.startswith("process 0 (pod-0) did not say so as well")
     assert store.lists == 1
 
 
-@pytest.mark.usefixtures("_patient")
 def test_a_process_that_is_behind_is_named_with_its_stack() -> None:
     store = InMemoryStore()
-    answers = [search(store, index, sync_point).ask(0, 20.0) for index, sync_point in enumerate((7, 7, 6))]
+    answers = [
+        search(store, index, sync_point, patient=True).ask(0, 20.0) for index, sync_point in enumerate((7, 7, 6))
+    ]
     why = answers[0]()
     assert why.startswith("process 2 (pod-2) is at sync point 6, others at sync point 7; it is at: File")
 
 
-@pytest.mark.usefixtures("_patient")
 def test_process_0_is_named_if_its_store_cannot_be_reached() -> None:
     found = search(Unreachable(), 1).ask(0, 20.0)()
     assert found.startswith("process 0 (pod-0), which hosts the coordination service, cannot be reached")
@@ -109,10 +108,9 @@ def test_process_0_does_not_suspect_itself_if_its_store_is_slow() -> None:
     store.goes_on.set()
 
 
-def test_a_near_deadline_leaves_less_time_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ANSWER_S", 600.0)
+def test_a_near_deadline_leaves_less_time_for_the_answer() -> None:
     store = Silent()
-    assert search(store, 1).ask(0, most_s=0.1)().endswith("does not answer")  # else it takes minutes
+    assert search(store, 1, patient=True).ask(0, most_s=0.1)().endswith("does not answer")  # else it takes minutes
     assert not store.goes_on.is_set()
     store.goes_on.set()
 

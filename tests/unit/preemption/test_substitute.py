@@ -19,13 +19,8 @@ EPOCH = 3
 LONG_S, SHORT_S = 30.0, 2.0
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_S", 60.0)
-
-
 def substitutes(store: KeyValueStore, indices: Sequence[int], until_s: float = SHORT_S) -> list[Substitute]:
-    return [Substitute(store, index, 5, PODS, Left(until_s)) for index in indices]
+    return [Substitute(store, index, 5, PODS, Left(until_s), most_s=60.0) for index in indices]
 
 
 def told_by(processes: Sequence[Substitute], epoch: int = EPOCH) -> list[str]:
@@ -100,7 +95,7 @@ def test_each_process_reports_if_the_store_cannot_be_reached() -> None:
 
 def test_few_of_many_processes_ask_so_that_the_store_can_answer() -> None:
     store = Unreachable()
-    many = [Substitute(store, index, 4096, PODS, Left(SHORT_S)) for index in range(1, 4096)]
+    many = [Substitute(store, index, 4096, PODS, Left(SHORT_S), most_s=60.0) for index in range(1, 4096)]
     assert sum(bool(process.reason(EPOCH)) for process in many) == 32
 
 
@@ -125,10 +120,9 @@ def test_the_session_ends_the_answers_of_process_0_and_leaves_no_key() -> None:
 
 
 @pytest.mark.parametrize("then_s", [-1.0, LONG_S], ids=["the deadline has passed", "the deadline has moved"])
-def test_process_0_answers_until_shortly_after_its_deadline(then_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LATE_S", 0.01)
+def test_process_0_answers_until_shortly_after_its_deadline(then_s: float) -> None:
     store = InMemoryStore()
-    first = Substitute(store, 0, 5, PODS, Left(0.01, then_s))
+    first = Substitute(store, 0, 5, PODS, Left(0.01, then_s), most_s=60.0, late_s=0.01)
     first.opened(EPOCH)
     if then_s < 0:
         for thread in answering():
