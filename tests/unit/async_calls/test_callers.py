@@ -36,6 +36,7 @@ from gracepoint.async_calls.worker import CALL
 from gracepoint.async_calls.worker_process import CallFailed, WorkerProcess
 from tests.leftovers import is_alive
 from tests.unit.async_calls.fakes import functions
+from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 from tests.unit.multihost.fakes.gangs import gangs
 from tests.waiting import until
 
@@ -511,11 +512,8 @@ def test_a_worker_whose_answers_no_thread_reads_is_not_started(monkeypatch: pyte
         started.append(real(connection))
         return started[-1]
 
-    def no_more(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     monkeypatch.setattr(worker_process, "start_process", start_process)
-    monkeypatch.setattr(threading.Thread, "start", no_more)
+    refuse_threads(monkeypatch)
     with pytest.raises(OSError, match="no thread reads the answers of the worker process .*: can't start new thread"):
         WorkerProcess(BlockPool(kept=1), nice=0, idle=False, log_level=logging.WARNING, orphan_limit_s=1)
     (process,) = started

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from typing import cast
 
@@ -17,6 +16,7 @@ from gracepoint.process_group import SingleProcess
 from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase
+from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 from tests.unit.multihost.fakes.gangs import gangs
 from tests.unit.preemption.fakes.reporters import Sent, without_operator
 from tests.unit.preemption.fakes.time_left import Left
@@ -80,17 +80,13 @@ def test_process_0_has_reported_an_end_before_its_session_ended(
     primary.opened(5)
     with monkeypatch.context() as ending:
         if not threads:  # as of Python 3.12 then
-            ending.setattr(threading.Thread, "start", refused)
+            refuse_threads(ending)
         without_operator_at(5, primary).report(phase)
         primary.close()
     told: list[str] = []
     other.report(5, told.append)
     other.wait(60)
     assert told == []
-
-
-def refused(thread: threading.Thread) -> None:
-    raise RuntimeError("can't create new thread at interpreter shutdown")
 
 
 def without_operator_at(number: int, substitute: Substitute) -> EpochProgress:

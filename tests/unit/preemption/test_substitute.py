@@ -10,6 +10,7 @@ import pytest
 from gracepoint.multihost import InMemoryStore, KeyValueStore
 from gracepoint.preemption import substitute as module
 from gracepoint.preemption.substitute import Substitute
+from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 from tests.unit.preemption.fakes.stores import Silent, Unreachable
 from tests.unit.preemption.fakes.time_left import Left
 
@@ -134,11 +135,8 @@ def test_process_0_answers_until_shortly_after_its_deadline(then_s: float) -> No
 
 
 def test_a_freeze_begins_without_a_thread_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     (first,) = substitutes(InMemoryStore(), (0,))
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    refuse_threads(monkeypatch)
     first.opened(EPOCH)
     first.close()
 

@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gracepoint
 from gracepoint.errors import SettingsError
 from gracepoint.session.compilation import Compilations, ProgramWatch
+from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 
 pytestmark = pytest.mark.integration
 
@@ -248,12 +249,9 @@ def test_a_compiled_function_has_what_the_jitted_one_has(compilations: Compilati
 
 
 def test_without_a_thread_the_call_compiles(compilations: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patched:
         patched.setattr("gracepoint.session.compilation._is_set_as_in_a_new_thread", lambda: True)
-        patched.setattr(threading.Thread, "start", refuse)
+        refuse_threads(patched)
         step = compilations.begin(fresh_step(), (form(), jax.ShapeDtypeStruct((2,), jnp.float32)), {}, {})
     assert step(state(), jnp.ones(2))["count"] == 1
     later = compilations.begin(fresh_step(), (form(), jax.ShapeDtypeStruct((2,), jnp.float32)), {}, {})

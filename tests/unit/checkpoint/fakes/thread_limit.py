@@ -19,3 +19,15 @@ def allow_threads(monkeypatch: pytest.MonkeyPatch, allowed: int, *, name: str) -
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the calling thread start no more threads. Others of this process may start some meanwhile."""
+    real, tested = threading.Thread.start, threading.get_ident()
+
+    def refused(thread: threading.Thread) -> None:
+        if threading.get_ident() == tested:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)

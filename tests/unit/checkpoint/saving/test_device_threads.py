@@ -25,7 +25,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
-from tests.unit.checkpoint.fakes.thread_limit import allow_threads
+from tests.unit.checkpoint.fakes.thread_limit import allow_threads, refuse_threads
 from tests.waiting import until
 
 _TIMEOUT_S = 60.0
@@ -173,7 +173,7 @@ def test_every_value_of_every_device_comes_once() -> None:
 
 
 def test_one_device_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", None)
+    refuse_threads(monkeypatch)
     assert list(merged([counting(range(3))], soon(), lent)) == [0, 1, 2]
 
 

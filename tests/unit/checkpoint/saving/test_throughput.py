@@ -14,6 +14,7 @@ from gracepoint.checkpoint.saving.schedule import Throughput, Way
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from tests.unit.checkpoint.fakes.engine import engine, save, small_state
+from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 
 NAME = ".gracepoint-throughput"
 WRITTEN_S = 30.0
@@ -120,13 +121,10 @@ def test_a_file_that_cannot_be_written_fails_no_save(tmp_path: Path, caplog: pyt
 def test_a_save_needs_no_thread_to_write_what_it_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_more(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     checkpointer = engine(tmp_path, remember_throughput=True)
     checkpointer.prepare(small_state())
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", no_more)
+        refuse_threads(patched)
         save(checkpointer, 1, small_state(1))
     assert checkpointer.committed_step == 1
     assert checkpointer.throughput.streamed_bytes_per_s

@@ -23,6 +23,7 @@ from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from tests.interrupts import Interrupted, interrupt_at
+from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatStore
 from tests.waiting import until_no_thread
@@ -145,11 +146,8 @@ def test_a_restore_leaves_nothing_if_no_thread_can_tidy(
     monkeypatch.setattr(retention, "apply", lambda *args, newest_good, **options: done.append(newest_good))
     monkeypatch.setattr(retention, "unmark_damaged", lambda paths, step: done.append(f"mark of {step}"))
 
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     assert not store.renames
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    refuse_threads(monkeypatch)
     cleaner.after_restore({}, STEP, ordinal=2, tidies=True, give_up_old=False)
     assert done == [f"mark of {STEP}", STEP]
 
