@@ -402,6 +402,8 @@ def test_a_failed_save_of_a_checkpointer_that_is_dropped_is_logged(
         assert failing.wait(60)
         raise RuntimeError("the callback broke")
 
+    gc.collect()  # what other tests have dropped
+    caplog.clear()
     checkpointer = AsyncCheckpointer(post_finalization_callback=fail)
     checkpointer.save(tmp_path / "a", {"w": np.zeros(3)})
     (thread,) = [thread for thread in threading.enumerate() if thread.name.startswith("gracepoint: the save of")]
