@@ -45,10 +45,11 @@ def test_after_an_outage_of_some_seconds_everything_is_known(
 def test_an_outage_of_any_length_is_outlived(
     api_server: ApiServer, proxy: FaultProxy, kubeconfig: Path, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((relister, "EVERY_S"), (relister, "_AGAIN_S"), (watch_state, "HANGS_AFTER_S")):
+    for module, name in ((relister, "EVERY_S"), (watch_state, "HANGS_AFTER_S")):
         monkeypatch.setattr(module, name, getattr(module, name) / FASTER)
     api_server.create(node("before"))
     with replica(kubeconfig, backoffs=FAST) as running:
+        running.core._relister.again_s /= FASTER
         running.knows_nodes("before")
         running.until(lambda: proxy.has_seen("/api/v1/nodes?watch=true"), "the watch of nodes")
         with proxy.fault(How.ANSWER_503):
