@@ -33,7 +33,7 @@ def signals(
 ) -> None:
     """Lists the signals that announce a disruption, or those that a node shows now."""
     from gracepoint_cli.errors import CommandError, ExitCode
-    from gracepoint_operator.signals import BUILT_IN, page
+    from gracepoint_operator.signals import BUILT_IN, catalogue
 
     if node is not None:
         if name is not None or provider is not None:
@@ -52,7 +52,7 @@ def signals(
     if output.is_data:
         put_data(output, [row.to_json() for row in rows])
     elif name is not None:
-        put(page.listing(rows).replace("*", "").replace("`", "").strip())
+        put(catalogue.listing(rows).replace("*", "").replace("`", "").strip())
     else:
         put_table(
             ["NAME", "PROVIDER", "ON", "CAUSE", "CONFIDENCE", "TAKEN BACK"],

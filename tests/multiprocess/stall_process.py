@@ -118,7 +118,8 @@ def train() -> None:
     saving = ending = False
 
     def progress() -> int:
-        if saving:
+        # Each step asks for host state, too. The emergency save does so once the processes have been stopped together.
+        if saving and (not ending or session._coordinator.in_epoch):
             stop("emergency save" if ending else "periodic save")
         return 0
 

@@ -1,11 +1,10 @@
 """The disruption catalogue: what in the cluster says that a pod is going to be disrupted. Data and pure code.
 
 * ``rows``: what a row contains: how to recognise a signal, its cause, how certain it is, whether it may be taken back,
-  and when the pod will be gone. ``catalogue`` has the built-in rows (``clouds``, ``jobs_and_nodes``), and ``user_rows``
-  reads the rows of users;
-* ``matching``: which rows match an object of the API server (``Mark``). ``end_times`` reads the time that it names;
-* ``signal``: what the marks mean for a pod (``Signal``);
-* ``page``: the list in the docs.
+  and when the pod will be gone;
+* ``catalogue``: the built-in rows, the rows of users, and the list of all in the docs;
+* ``matching``: which rows match an object of the API server (``Mark``), the time that it names, and what the marks mean
+  for a pod (``Signal``).
 
 Rows of confidence "hint" tell a gang to prepare, and start no preemption.
 

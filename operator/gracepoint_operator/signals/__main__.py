@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gracepoint_operator.signals import page
+from gracepoint_operator.signals import catalogue
 
 
 def main() -> None:
@@ -13,9 +13,9 @@ def main() -> None:
     parser.add_argument("--write", metavar="PAGE", type=Path, help="the page to write the list into")
     path = parser.parse_args().write
     if path is None:
-        print(page.listing(), end="")
+        print(catalogue.listing(), end="")
         return
-    path.write_text(page.put_into(path.read_text(encoding="utf-8")), encoding="utf-8")
+    path.write_text(catalogue.put_into(path.read_text(encoding="utf-8")), encoding="utf-8")
     print(path)
 
 

@@ -1,8 +1,8 @@
 """The webhooks: they change a labelled JobSet and its pods when they are created, and delay evictions.
 
-``contracts``, ``pods`` and ``updates`` have pure functions on plain dicts. ``routes`` reads an AdmissionReview, calls
-them and answers with a JSON patch. No webhook writes to the API, so dry runs and repeated calls are harmless.
-``eviction_hold`` decides whether an eviction waits.
+``release_contract``, ``injection`` and ``updates`` have pure functions on plain dicts. ``routes`` reads an
+AdmissionReview, calls them and answers with a JSON patch. No webhook writes to the API, so dry runs and repeated calls
+are harmless. ``eviction_hold`` decides whether an eviction waits.
 
 The server serves the routes, the controller calls ``eviction_hold``, and the command line calls the pure functions.
 They call ``cache``, ``model`` and ``resources``.

@@ -30,9 +30,8 @@ from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.receivers import Receiver
 from gracepoint.session.compilation import Compilations, CompiledFunction, ProgramWatch
-from gracepoint.session.host_state_registry import DataIterator, HostStates
 from gracepoint.session.periodic_saves import PeriodicSaves
-from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, RestoredFrom, start_from
+from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, DataIterator, HostStates, RestoredFrom, start_from
 from gracepoint.session.sync_points import LastState, RunAhead, SyncPoints
 from gracepoint.settings import Settings
 from gracepoint.threads import check_not_forked, forget_in_child, is_forked

@@ -15,7 +15,7 @@ import yaml
 
 from gracepoint_operator import signals
 from gracepoint_operator.__main__ import main
-from gracepoint_operator.signals import BUILT_IN, On, Row, UserRowsError, page, read_user_rows
+from gracepoint_operator.signals import BUILT_IN, On, Row, UserRowsError, catalogue, read_user_rows
 from gracepoint_operator.signals.rows import Cause
 from tests.unit.operator.fakes import objects
 
@@ -192,7 +192,7 @@ def test_a_row_of_ones_own_comes_before_the_built_in_ones(tmp_path: Path) -> Non
 
 def test_the_page_for_users_has_the_catalogue_as_it_is() -> None:
     text = PAGE.read_text()
-    assert page.put_into(text) == text, "run: make generate"
+    assert catalogue.put_into(text) == text, "run: make generate"
 
 
 PLAIN = {"name": "mine", "provider": "us", "cause": "Maintenance", "confidence": "sure", "cancelable": True}
@@ -248,7 +248,7 @@ def test_the_list_of_rows_shows_every_field(row: dict[str, Any], path: str, valu
     *parents, last = path.split(".")
     place = functools.reduce(lambda part, name: part.setdefault(name, {}), parents, other)
     place[last] = value
-    assert page.listing([Row.model_validate(row)]) != page.listing([Row.model_validate(other)])
+    assert catalogue.listing([Row.model_validate(row)]) != catalogue.listing([Row.model_validate(other)])
 
 
 def test_every_field_of_a_row_is_tried_with_the_list() -> None:

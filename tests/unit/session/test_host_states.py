@@ -14,7 +14,7 @@ import pytest
 import gracepoint
 from gracepoint.checkpoint.format import host_state
 from gracepoint.errors import CheckpointMismatch, SettingsError
-from gracepoint.session.host_state_registry import HostStates
+from gracepoint.session.starting_point import HostStates
 
 
 class Iterator:
