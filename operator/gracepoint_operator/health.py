@@ -244,10 +244,10 @@ class Readers:
         """Keeps the last ones of each sort: strangers' tokens take no place of those that are let in."""
         self._good.pop(digest, None)
         self._bad.pop(digest, None)
-        for known in (self._good, self._bad):
-            if len(known) >= _REMEMBERED:
-                del known[next(iter(known))]
         if refusal is None:
             self._good[digest] = self._clock()
         else:
             self._bad[digest] = (self._clock(), refusal)
+        for known in (self._good, self._bad):
+            if len(known) > _REMEMBERED:
+                del known[next(iter(known))]

@@ -117,6 +117,24 @@ async def test_a_flood_of_made_up_tokens_takes_two_reviews_at_a_time_and_no_read
     asked = len(api.calls)
     assert await status(readers, GOOD) == 200
     assert len(api.calls) == asked, "it is still known"
+    for number in (0, 1999):
+        assert await status(readers, f"Bearer {number}") == 401
+    assert len(api.calls) == asked + 2, "no more than a thousand that are refused are kept"
+    assert await status(readers, "Bearer 2999") == 401
+    assert len(api.calls) == asked + 2
+
+
+async def test_a_refused_token_takes_no_place_of_those_that_may_read(readers: Readers, api: ReviewingApi) -> None:
+    several = [f"{GOOD}{number}" for number in range(1000)]
+    for authorization in several:
+        api.tokens[authorization.removeprefix("Bearer ")] = api.tokens["good"]
+        assert await status(readers, authorization) == 200
+    for number in range(10):
+        assert await status(readers, f"Bearer {number}") == 401
+    asked = len(api.calls)
+    for authorization in several:
+        assert await status(readers, authorization) == 200
+    assert len(api.calls) == asked
 
 
 async def test_metrics_can_be_read_while_the_api_server_is_away(
