@@ -61,8 +61,10 @@ def test_imports_are_absolute() -> None:
 def test_unit_tests_stand_in_the_folders_of_their_modules(folder: str) -> None:
     package, tests = ROOT / PACKAGES[folder], TESTS / "unit" / folder
     assert package.is_dir()
-    rooms = {path.parent.relative_to(tests) for path in tests.rglob("*.py") if path.parent.name != "fakes"}
-    assert not {str(room) for room in rooms if not (package / room).is_dir()}, f"no such package in {PACKAGES[folder]}"
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("*.py") if path.parent.name != "fakes"}
+    assert not {str(folder_of) for folder_of in folders if not (package / folder_of).is_dir()}, (
+        f"no such package in {PACKAGES[folder]}"
+    )
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
@@ -71,11 +73,11 @@ def test_the_test_named_for_a_module_stands_in_its_folder(folder: str) -> None:
     files = sorted(package.rglob("*.py"))
     # Of a name that several modules and packages have, nobody can tell which of them is meant.
     names = collections.Counter(path.parent.name if path.name == "__init__.py" else path.stem for path in files)
-    rooms = {path.stem: path.parent.relative_to(package) for path in files if names[path.stem] == 1}
+    folders = {path.stem: path.parent.relative_to(package) for path in files if names[path.stem] == 1}
     wrong = {
-        f"{path.relative_to(ROOT)}: the module is in {PACKAGES[folder] / rooms[module]}"
+        f"{path.relative_to(ROOT)}: the module is in {PACKAGES[folder] / folders[module]}"
         for path in tests.rglob("test_*.py")
-        if (module := path.stem.removeprefix("test_")) in rooms and path.parent.relative_to(tests) != rooms[module]
+        if (module := path.stem.removeprefix("test_")) in folders and path.parent.relative_to(tests) != folders[module]
     }
     assert not wrong
 
@@ -98,7 +100,7 @@ def test_a_test_with_the_marker_starts_processes() -> None:
 
 
 def test_no_module_draws_from_the_common_random_generator() -> None:
-    texts = {path: path.read_text() for room in ("sidecar", "operator") for path in sorted((ROOT / room).rglob("*.py"))}
+    texts = {path: path.read_text() for top in ("sidecar", "operator") for path in sorted((ROOT / top).rglob("*.py"))}
     found = {
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path, text in texts.items()

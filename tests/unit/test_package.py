@@ -203,6 +203,6 @@ def test_contract_of_the_operator_forbids_all_of_the_library_but_the_wire(
 
 def test_contract_about_kopf_holds_for_all_rooms_but_the_watches(import_contracts: dict[str, dict[str, Any]]) -> None:
     contract = import_contracts["Only the watches import kopf"]
-    rooms = top_modules(ROOT / "operator/gracepoint_operator")
+    modules = top_modules(ROOT / "operator/gracepoint_operator")
     free = {"gracepoint_operator.__main__", "gracepoint_operator.watches"}
-    assert rooms - set(contract["source_modules"]) == free
+    assert modules - set(contract["source_modules"]) == free
