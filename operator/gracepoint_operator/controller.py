@@ -41,9 +41,16 @@ from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.service import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
 from gracepoint_operator.decision_queue import DecisionQueue, LoopLag
-from gracepoint_operator.decisions import decide as rate_limit
 from gracepoint_operator.decisions.answers import Answer, Limits
-from gracepoint_operator.decisions.decide import Check, Wait, decide, next_decision_at
+from gracepoint_operator.decisions.decide import (
+    DEFAULT_LIKELY_GANGS_PER_MINUTE,
+    WINDOW_S,
+    Check,
+    Wait,
+    decide,
+    holds_back,
+    next_decision_at,
+)
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.logs import about
@@ -78,7 +85,7 @@ class ControllerSettings:
         replicas: Number of replicas.
         rows: The disruption catalogue, in the order in which its rows are tried.
         likely_gangs_per_minute: At most this number of gangs is told of signals that are not sure, by all replicas
-            together; see ``rate_limit``.
+            together; see ``decide.holds_back``.
         kept: How many Preemptions that have ended are kept, and for how long.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
         protects_pods: Whether the operator has the right to annotate pods.
@@ -93,7 +100,7 @@ class ControllerSettings:
     namespaces: Collection[str] = ()
     replicas: int = 1
     rows: Sequence[Row] = BUILT_IN
-    likely_gangs_per_minute: int = rate_limit.DEFAULT_LIKELY_GANGS_PER_MINUTE
+    likely_gangs_per_minute: int = DEFAULT_LIKELY_GANGS_PER_MINUTE
     kept: Limits = dataclasses.field(default_factory=Limits)
     first_seen_place: tuple[str, str] | None = None
     protects_pods: bool = False
@@ -176,9 +183,9 @@ class Reconciler:
         self._hint_notifier.tell(self._cache.gang(uid))
 
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
-        late = self._cache.latest_preemptions(rate_limit.WINDOW_S)
+        late = self._cache.latest_preemptions(WINDOW_S)
         limit, replicas = self._settings.likely_gangs_per_minute, self._settings.replicas
-        return rate_limit.holds_back(spec, late, self._writers.preemptions.made, limit, replicas)
+        return holds_back(spec, late, self._writers.preemptions.made, limit, replicas)
 
 
 _LAST_WRITES_S = 2.0

@@ -177,7 +177,7 @@ _FINISHED_JOB = {"Complete", "SuccessCriteriaMet", *_FAILED_JOB}
 # What the operator knows of a workload and its Jobs, and what it asks of each kind of workload. Pure.
 #
 # A workload is the object that a user creates to run a gang: a JobSet, or a Job by itself. The rest of the operator
-# uses the values here and ``registry``. Only the implementations of ``WorkloadType`` know the fields and labels of a
+# uses the values here. Only the implementations of ``WorkloadType`` know the fields and labels of a
 # kind.
 
 
@@ -186,7 +186,7 @@ class WorkloadIdentity:
     """Which workload is meant.
 
     Attributes:
-        kind: Its kind in the API, for example JobSet. ``registry.BY_NAME`` has its type.
+        kind: Its kind in the API, for example JobSet. ``BY_NAME`` has its type.
     """
 
     kind: str

@@ -118,7 +118,7 @@ class CacheReader:
         """Reads an object. Returns None if it has no name under which it could be reported.
 
         Args:
-            kind: One of the kinds that are watched (``resync.SELECTORS``).
+            kind: One of the kinds that are watched (``relister.SELECTORS``).
             body: The object as the API server returned it.
         """
         try:
@@ -303,7 +303,7 @@ class ClusterCache:
         """Reads an object and stores it. Returns the UIDs of the workloads that it may matter to.
 
         Args:
-            kind: One of the kinds that are watched (``resync.SELECTORS``).
+            kind: One of the kinds that are watched (``relister.SELECTORS``).
             body: The object as the API server returned it.
             listed: True if it comes from a list, so that it may have changed before now.
             fresh: True if the API server was asked for it just now.

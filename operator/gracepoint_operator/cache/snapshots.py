@@ -79,7 +79,7 @@ class Suspensions:
 
     Kueue says in its own Workload why it takes the quota back, and then suspends the job. Two watches bring that, in
     any order. So when a workload that Kueue manages is seen suspended, Kueue's Workload is read afresh
-    (``workload_refresh``). Until then the suspension is unexplained, and nothing is decided by it.
+    (``watch_state``). Until then the suspension is unexplained, and nothing is decided by it.
 
     The controller's event loop owns this; there are no locks.
 

@@ -1,6 +1,6 @@
 """The channel's HTTP routes: pods subscribe, acknowledge and report. See ``gracepoint.wire``.
 
-Each request is one task on the event loop of the channel's thread (``server_thread``), and reads and writes there.
+Each request is one task on the event loop of the channel's thread (``ChannelThread``), and reads and writes there.
 Everything that reads or changes what the operator knows is handed to the controller's loop (``_on_core``) and awaited.
 A method that runs there says so. When a request ends early, the work that it handed over is cancelled.
 

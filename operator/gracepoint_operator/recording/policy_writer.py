@@ -7,7 +7,7 @@ here, and writes the result under the version that was read. So both replicas wr
 
 A status is written soon if anything in it has changed that people or programs act on. Figures move while a job only
 trains: the metrics have them at once. In a status they are written together with such a change, or once they have moved
-far, at most every ``FIGURES_S`` (``status_news.is_news``, ``status_news.moved_far``).
+far, at most every ``FIGURES_S`` (``is_news``, ``moved_far``).
 """
 
 from __future__ import annotations

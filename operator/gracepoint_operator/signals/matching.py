@@ -1,7 +1,7 @@
 """Finds the rows of the catalogue that match an object. Pure.
 
 A ``Mark`` is a match of a row on one object. Whether it is a signal for a pod, and with which deadline, depends on the
-pod as well (``signal.of_pod``).
+pod as well (``of_pod``).
 
 Users may write anything into annotations, and controllers into conditions. So each taint, label, annotation, condition
 and field is read separately. One that cannot be read is reported, and the others still count.

@@ -1,6 +1,6 @@
 """What a row of the disruption catalogue is: how a signal is recognised, and what it means.
 
-The built-in rows (``catalogue``) and users' own (``user_rows``) are of this one form. Pure data.
+The built-in rows (``catalogue``) and users' own are of this one form. Pure data.
 """
 
 from __future__ import annotations

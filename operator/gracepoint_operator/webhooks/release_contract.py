@@ -87,7 +87,7 @@ class ContractViolation:
 
 
 def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | ContractViolation:
-    """Applies the contract to a copy of ``workload``, or returns what contradicts it. See ``job_contract`` for Jobs."""
+    """Applies the contract to a copy of ``workload``, or returns what contradicts it."""
     made = copy.deepcopy(workload)
     problems = Problems()
     members = gang(made, policy.training, problems)

@@ -233,7 +233,7 @@ def pods_per_job(job: Json) -> int:
     return int(job.get("parallelism") or 1)
 
 
-#: What ``injected_annotation`` names if the label was added: all labels if there were none.
+#: What the annotation names if the label was added: all labels if there were none.
 _LABEL_PATHS = ("metadata.labels", f"metadata.labels.{LABEL_POLICY}")
 
 

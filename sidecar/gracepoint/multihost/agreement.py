@@ -229,7 +229,7 @@ class Agreement:
         """Notifies every process of a notice, or of a change of one. Training continues until the freeze must begin.
 
         Args:
-            origin: Where the notice comes from; see ``entries.NoticeEntry`` for all arguments.
+            origin: Where the notice comes from; see ``ledger.NoticeEntry`` for all arguments.
             text: Passed to every observer.
             remaining_s: Seconds until the deadline.
             drill: True if the disruption is only rehearsed.

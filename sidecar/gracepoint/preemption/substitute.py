@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for the question and its answer. At least ``_LEAST_S``, and at least ``_PART`` of the reserve, as the report
 #: needs the rest. If the deadline is further away, up to ``most_s``, which is less than a process has to exit once its
-#: exit code is decided (``process_exit.LINGER_S``).
+#: exit code is decided (``exit.LINGER_S``).
 _PART, _LEAST_S = 0.35, 0.2
 #: The part of that time in which process 0 must answer. The rest is for the store.
 _ANSWER_PART = 0.8

@@ -282,10 +282,10 @@ def make_plan(
         leaves: The leaves with the specs that are stored.
         process_index: Index of this process, 0 to ``process_count - 1``.
         process_count: Number of processes that save together.
-        max_replicas: As in ``chunk_owners.assign``.
+        max_replicas: As in ``assign``.
 
     Raises:
-        CheckpointError: As ``chunk_owners.assign``.
+        CheckpointError: As ``assign``.
     """
     owners = assign(leaves, process_count, max_replicas=max_replicas)
     return part_of(owners, leaves, process_index)

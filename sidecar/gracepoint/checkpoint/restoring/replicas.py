@@ -167,7 +167,7 @@ _END_S = 10.0
 
 
 class Summed(Protocol):
-    """The placement of one array. ``single_replica.OnOneReplica`` implements it.
+    """The placement of one array. ``placement.OnOneReplica`` implements it.
 
     Attributes:
         dtype: Type of the array.

@@ -253,7 +253,7 @@ class Transfer:
         self._left = [shards_of[priority] for priority in LATER if shards_of[priority]]
         needed = {shard.leaf for shards in self._left for shard in shards}
         # JAX makes the list of an array's shards at the first request, and two threads must not make it at once
-        # (``local_shards``). Here the training waits. Later its threads may ask for shards of these arrays, too.
+        # (``planning.chunks``). Here the training waits. Later its threads may ask for shards of these arrays, too.
         for index in needed:
             if not isinstance(self._data[index], np.ndarray):
                 local_shard(self._data[index], 0)

@@ -149,7 +149,7 @@ class Backend(Protocol):
     def kvstore_spec(self, key: str) -> dict[str, Any]:
         """Returns TensorStore's key-value store spec of all values whose keys begin with ``key``.
 
-        It can be opened in contexts that ``tensorstore_context.new_context`` makes.
+        It can be opened in contexts that ``new_context`` makes.
         """
 
     # One value.

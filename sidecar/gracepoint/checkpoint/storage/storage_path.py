@@ -196,7 +196,7 @@ class StoragePath:
         self.backend.make_folder_durably(self.key)
 
     def delete_folder(self) -> None:
-        """Deletes a folder and everything in it. Raises no error: what stays is noted in ``undeleted``."""
+        """Deletes a folder and everything in it. Raises no error: what stays is noted in ``posix``."""
         with posix.telling(self):
             self.backend.delete_folder(self.key)
 

@@ -220,7 +220,7 @@ class S3Api:
             return
         except OSError as error:
             if is_conditional and exchange.status in (400, 501) and "NotImplemented" in str(error):
-                self._deletes_with_conditions = False  # as if the store ignored them (``probe``)
+                self._deletes_with_conditions = False  # as if the store ignored them, until ``object_store`` has tried
                 raise Transient(f"{error}; the request is made without its condition") from error
             raise
         exchange.read()
