@@ -261,7 +261,7 @@ class Forecaster:
 
 
 class TimeBudget:
-    """How much time is left until the deadline of a preemption, and whether it is enough; see the module.
+    """How much time is left until the deadline of a preemption, and whether it is enough.
 
     Args:
         mailbox: The notices, with their deadlines.

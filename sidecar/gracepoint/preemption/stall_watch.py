@@ -15,13 +15,6 @@ operator and, if the settings say so, the end of this process (``StallReports``,
 
 ``StragglerSearch`` finds out which process holds up the others when the time of a preemption is over, within a
 fraction of a second.
-
-Every process says in the store where it is. Process 0, which reports for all, then reads what they have said. If it
-does not run, its substitute does that (``substitute``). A process that is stopped says nothing. If the store does not
-answer, the process that hosts it is suspected: process 0, as a rule.
-
-``ask`` starts one thread ("gracepoint-suspects", daemon). It may wait for a store that never answers, or for a file
-system that hangs, as a stack has lines of source files. It then ends with the process.
 """
 
 from __future__ import annotations
@@ -444,7 +437,14 @@ _CHARACTERS = 300
 
 
 class StragglerSearch:
-    """Finds out which process holds up the others when the time of a preemption is over; see the module.
+    """Finds out which process holds up the others when the time of a preemption is over.
+
+    Every process says in the store where it is. Process 0, which reports for all, then reads what they have said. If it
+    does not run, its substitute does that (``substitute``). A process that is stopped says nothing. If the store does
+    not answer, the process that hosts it is suspected: process 0, as a rule.
+
+    ``ask`` starts one thread ("gracepoint-suspects", daemon). It may wait for a store that never answers, or for a file
+    system that hangs, as a stack has lines of source files. It then ends with the process.
 
     Args:
         board: Where the processes say where they are.

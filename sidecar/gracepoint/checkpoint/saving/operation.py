@@ -1,10 +1,7 @@
 """One save in one process: it writes files, makes the done-record durable, and commits together with the others.
 
-Background saves and emergency saves differ only in where the chunks come from, and in who waits for them.
-
-What a process writes of a save besides the values of arrays: metadata and host state.
-
-Ends a save whose processes did not meet at the barrier: commits it if it is durable in all of them.
+Background saves and emergency saves differ only in where the chunks come from, and in who waits for them. If the
+processes did not meet at the barrier, ``commit_apart`` commits the save if it is durable in all of them.
 """
 
 from __future__ import annotations

@@ -3,13 +3,7 @@
 The thread that saves owns a planner. The form of a state is the names, shapes, types and shardings of its leaves, and
 the arguments that they are saved with.
 
-Compares the states of all processes once, at the first step, so that a difference is not found in an emergency.
-
-Each process plans its part of a save by itself. This is correct only if all processes have the same leaves, with the
-same shapes, types and placement, and if leaves that each process has a copy of have the same values. So every process
-computes a digest of its state, and the processes compare the digests. If they differ, process 0 publishes what it has,
-leaf by leaf, each process reports its differences, and all processes raise the same error. The last process to report
-makes the message, so that no process reads the reports of thousands.
+``check`` compares the states of all processes once, at the first step.
 """
 
 from __future__ import annotations
@@ -101,6 +95,14 @@ def describe(
 
 def check(own: Mapping[str, Said], *, gang: ProcessGroup, key: str) -> None:
     """Checks that all processes save the same state. Collective.
+
+    Compares the states of all processes once, at the first step, so that a difference is not found in an emergency.
+
+    Each process plans its part of a save by itself. This is correct only if all processes have the same leaves, with
+    the same shapes, types and placement, and if leaves that each process has a copy of have the same values. So every
+    process computes a digest of its state, and the processes compare the digests. If they differ, process 0 publishes
+    what it has, leaf by leaf, each process reports its differences, and all processes raise the same error. The last
+    process to report makes the message, so that no process reads the reports of thousands.
 
     Args:
         own: What ``describe`` returned in this process.

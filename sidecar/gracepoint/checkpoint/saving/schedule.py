@@ -1,48 +1,8 @@
-"""Decides when a periodic save is due, at the same step in all processes.
+"""When periodic saves are due, and what follows from those that were made.
 
-An interval in steps needs no communication. A loop may call ``is_due`` at every k-th step only. So a save is due at
-the first of these steps at or after each multiple of the interval.
-
-An interval in seconds needs communication. Clocks and speeds differ between processes, and a process that saves alone
-waits for the others in vain. So the clock of process 0 decides, and all processes learn the decision before they need
-it, without a barrier at every step. Every process makes the same calls of ``is_due``. The calls are counted, and
-divided into blocks, whose plans process 0 publishes one block ahead (``PlansAhead``). A plan says how many calls the
-block has, and which call saves, if any. From its speed in a block, process 0 computes how many calls the next block
-needs to last ``1 / _BLOCKS`` of the interval. The first block has one call, and a block has at most twice as many calls
-as the block before.
-
-The cost is one read of the store in each ``1 / _BLOCKS`` of the interval. If training slows down, a save is late by
-about two blocks.
-
-A save may also be brought forward (``hasten``). This needs communication, too. If ``hasten`` may be called, an interval
-in steps also uses blocks, which last at most ``1 / _BLOCKS`` of ``_HASTENED_S``. So the save comes some seconds after
-the call.
-
-The interval in seconds may be changed while training runs (``follow``). The next plan is made with the new one.
-
-The training thread calls all methods but ``follow``. This module has no threads.
-
-When a periodic save is due, decides for all processes whether it begins, and checks that all are at the same step.
-
-The training thread calls ``decide``. The thread that has committed a save calls ``retire``. No process waits for
-another. The first process that asks decides, and records the decision together with its step and sync point.
-
-The steps that this gang knows to be committed, and what a commit leaves to remove: old steps and keys.
-
-The owner of the checkpointer and the thread of the background save call the methods, never both at a time: the owner
-waits for that save before it saves, restores or closes. The owner may read ``newest`` at any time.
-
-The speed of saves to one directory, kept in a file next to the checkpoints from one start to the next.
-
-There are two ways to save, and each has its own figures. An emergency save is *streamed*, while training is stopped. A
-background save is written from a *snapshot*, while training continues. The median of the latest saves counts.
-
-Every process reads the file when it starts. Process 0 writes it after each committed save, as a whole and by a rename.
-After a background save, the thread of the save writes it. After an emergency save, a separate thread writes it, so
-that no caller waits for the storage once the step is committed. That thread ends when the file is written; a process
-that exits waits for it for half a second. If the file cannot be read or written, or the system has no thread, the log
-says so, and no save fails. If more processes made the figures, they are scaled down to the number of processes that
-save now.
+``SaveInterval`` decides at which steps a save is due, and ``DueSaves`` whether it begins: both for all processes.
+``CommittedSteps`` knows what is committed and removes what is not kept. ``Throughput`` keeps how fast saves were. This
+module has no threads but the one that writes the figures of ``Throughput``.
 """
 
 from __future__ import annotations
@@ -112,6 +72,28 @@ ON_REQUEST = SaveSchedule()
 
 class SaveInterval:
     """Decides at which steps to save.
+
+    An interval in steps needs no communication. A loop may call ``is_due`` at every k-th step only. So a save is due at
+    the first of these steps at or after each multiple of the interval.
+
+    An interval in seconds needs communication. Clocks and speeds differ between processes, and a process that saves
+    alone waits for the others in vain. So the clock of process 0 decides, and all processes learn the decision before
+    they need it, without a barrier at every step. Every process makes the same calls of ``is_due``. The calls are
+    counted, and divided into blocks, whose plans process 0 publishes one block ahead (``PlansAhead``). A plan says how
+    many calls the block has, and which call saves, if any. From its speed in a block, process 0 computes how many calls
+    the next block needs to last ``1 / _BLOCKS`` of the interval. The first block has one call, and a block has at most
+    twice as many calls as the block before.
+
+    The cost is one read of the store in each ``1 / _BLOCKS`` of the interval. If training slows down, a save is late by
+    about two blocks.
+
+    A save may also be brought forward (``hasten``). This needs communication, too. If ``hasten`` may be called, an
+    interval in steps also uses blocks, which last at most ``1 / _BLOCKS`` of ``_HASTENED_S``. So the save comes some
+    seconds after the call.
+
+    The interval in seconds may be changed while training runs (``follow``). The next plan is made with the new one.
+
+    The training thread calls all methods but ``follow``. This module has no threads.
 
     Args:
         schedule: When saves are due.
@@ -262,6 +244,9 @@ class DueSave:
 class DueSaves:
     """Counts the saves that are due. The count is the same in all processes.
 
+    The training thread calls ``decide``. The thread that has committed a save calls ``retire``. No process waits for
+    another. The first process that asks decides, and records the decision together with its step and sync point.
+
     Args:
         gang: The processes that save together.
         key: Prefix of the keys of the decisions. Nothing else uses it.
@@ -333,6 +318,9 @@ logger = logging.getLogger(__name__)
 
 class CommittedSteps:
     """The newest step of this gang. Process 0 also removes what is not kept.
+
+    The owner of the checkpointer and the thread of the background save call the methods, never both at a time: the
+    owner waits for that save before it saves, restores or closes. The owner may read ``newest`` at any time.
 
     Args:
         paths: The directory of the steps.
@@ -414,6 +402,17 @@ class Way(StrEnum):
 
 class Throughput:
     """The speed of the latest saves.
+
+    There are two ways to save, and each has its own figures. An emergency save is *streamed*, while training is
+    stopped. A background save is written from a *snapshot*, while training continues. The median of the latest saves
+    counts.
+
+    Every process reads the file when it starts. Process 0 writes it after each committed save, as a whole and by a
+    rename. After a background save, the thread of the save writes it. After an emergency save, a separate thread writes
+    it, so that no caller waits for the storage once the step is committed. That thread ends when the file is written; a
+    process that exits waits for it for half a second. If the file cannot be read or written, or the system has no
+    thread, the log says so, and no save fails. If more processes made the figures, they are scaled down to the number
+    of processes that save now.
 
     Args:
         writes: Whether this process writes the file.

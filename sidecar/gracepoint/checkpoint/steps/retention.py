@@ -12,16 +12,7 @@ There are two marks, which are small files:
 
 In a store that is far, a separate thread writes the reading mark. It ends before the mark is deleted.
 
-Deletes old steps, unfinished saves and trash. Only process 0 does this.
-
-One background thread, the sweeper, looks at the steps, renames the steps that are not kept to trash, and deletes the
-trash. It ends when nothing is left to do. A save only notes that this is due. It does not wait for the sweeper, which
-takes longer the more steps are kept, as an emergency save may be waiting for the save. A caller that must see the
-outcome calls ``settle``, which does in its own thread what is due. A lock keeps two threads from doing so at once. If
-the process ends before all is done, the next start does the rest.
-
-After a restore from a file system, the calling thread marks and renames steps, and the sweeper deletes the trash. In an
-object store each look takes a round trip. So there the sweeper does all of it, unless a step must be marked as damaged.
+``StepCleaner`` deletes what is not kept, unfinished saves and trash.
 """
 
 from __future__ import annotations
@@ -282,7 +273,20 @@ class _Due(NamedTuple):
 
 
 class StepCleaner:
-    """Tidies one checkpoint directory. ``tidy`` and ``finish`` must not be called at the same time."""
+    """Tidies one checkpoint directory. ``tidy`` and ``finish`` must not be called at the same time.
+
+    Deletes old steps, unfinished saves and trash. Only process 0 does this.
+
+    One background thread, the sweeper, looks at the steps, renames the steps that are not kept to trash, and deletes
+    the trash. It ends when nothing is left to do. A save only notes that this is due. It does not wait for the sweeper,
+    which takes longer the more steps are kept, as an emergency save may be waiting for the save. A caller that must see
+    the outcome calls ``settle``, which does in its own thread what is due. A lock keeps two threads from doing so at
+    once. If the process ends before all is done, the next start does the rest.
+
+    After a restore from a file system, the calling thread marks and renames steps, and the sweeper deletes the trash.
+    In an object store each look takes a round trip. So there the sweeper does all of it, unless a step must be marked
+    as damaged.
+    """
 
     def __init__(self, paths: Layout, retention: Retention, attempt: str) -> None:
         self._paths = paths
