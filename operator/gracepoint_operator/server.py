@@ -224,7 +224,7 @@ class ServerSettings:
         canary: True if a subscriber of the replica itself is notified now and then.
     """
 
-    webhook_token: str
+    webhook_token: str = dataclasses.field(repr=False)
     service_url: str
     https_port: int = 0
     webhook_port: int = 0

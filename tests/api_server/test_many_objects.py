@@ -10,11 +10,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
 from benchmarks import operator_scale_etcd
 from benchmarks.operator_scale_objects import Gang, Size, gangs, stored
+from gracepoint_operator import controller
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
@@ -73,18 +75,21 @@ class Replica:
         self.decided: list[str] = []
         self.fed: list[tuple[objects.Kind, str | None]] = []
         metrics = Metrics()
-        self.core = Controller(api, metrics, time.time, ControllerSettings("replica-a"))
-        decide, feed = self.core._reconciler.decide, self.core.feed
+        noted = self.decided
 
-        def note_decision(uid: str) -> float | None:
-            self.decided.append(uid)
-            return decide(uid)
+        class Reconciler(controller.Reconciler):
+            def decide(self, uid: str) -> float | None:
+                noted.append(uid)
+                return super().decide(uid)
+
+        with mock.patch.object(controller, "Reconciler", Reconciler):
+            self.core = Controller(api, metrics, time.time, ControllerSettings("replica-a"))
+        feed = self.core.feed
 
         def note_event(kind: objects.Kind, event: str | None, body: JsonObject) -> None:
             self.fed.append((kind, event))
             feed(kind, event, body)
 
-        self.core._reconciler.decide = note_decision  # type: ignore[method-assign]
         self.core.feed = note_event  # type: ignore[method-assign]
         self.watches = Watches(self.core, api, metrics, replica="replica-a")
 

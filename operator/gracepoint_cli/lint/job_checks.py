@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from gracepoint.wire.messages import Mode
-from gracepoint.wire.names import LABEL_POLICY
+from gracepoint.wire.names import ENV_JAX_CACHE_DIR, LABEL_POLICY, Env
 from gracepoint_cli.lint import pods
 from gracepoint_cli.lint.pods import Finding, Severity
 from gracepoint_operator.read_errors import CAUSES, said
@@ -235,7 +235,12 @@ def _check(
         if not is_stored(workload):  # a stored workload has our own variables
             texts = overruled(handed_over, injected, policy)
             findings += [Finding(Severity.WARNING, "overruled", *_split(text)) for text in texts]
-        findings += _without_effect(policy)
+        variables = {
+            variable["name"]
+            for member in gang(workload, under.spec.training, Problems())
+            for variable in member.container.get("env") or []
+        }
+        findings += _without_effect(policy, variables)
     findings += _restarts(workload)
     findings += default_findings(workload)
     for member in gang(injected, under.spec.training, Problems()):
@@ -266,10 +271,16 @@ def _label(workload: Json, policy: CheckpointPolicy | None, kind: str) -> Iterat
         yield Finding(Severity.WARNING, "policy-not-seen", path, text)
 
 
-def _without_effect(policy: CheckpointPolicy) -> Iterator[Finding]:
+def _without_effect(policy: CheckpointPolicy, variables: Set[str]) -> Iterator[Finding]:
     cache = policy.spec.compilation_cache
     usual = type(cache)()
-    if cache.enabled and not cache.directory and policy.spec.checkpoint.directory.startswith(("gs://", "s3://")):
+    chosen = variables & {ENV_JAX_CACHE_DIR, Env.COMPILATION_CACHE, Env.DIRECTORY}
+    if (
+        cache.enabled
+        and not chosen
+        and not cache.directory
+        and policy.spec.checkpoint.directory.startswith(("gs://", "s3://"))
+    ):
         text = "the policy's spec.compilationCache.enabled has no effect: checkpoint.directory is a bucket. Write a "
         yield Finding(Severity.WARNING, "without-effect", "", f"{text}directory into spec.compilationCache, too")
     fields = {"maxBytes": cache.max_bytes != usual.max_bytes, "unusedDays": cache.unused_days != usual.unused_days}

@@ -21,7 +21,7 @@ class PreemptionStore:
     """Keeps preemptions and requests.
 
     Attributes:
-        preemptions: The records, by namespace and name.
+        records: The Preemptions, by namespace and name.
         requests: The requests, by UID.
     """
 

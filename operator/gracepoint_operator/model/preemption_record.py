@@ -330,10 +330,10 @@ def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable
     return list(items.values()) or None
 
 
-def preemption_name(workload_name: str, workload_uid: str, preemption: int) -> str:
+def preemption_name(workload_name: str, workload_uid: str, number: int) -> str:
     """Returns the name of a record. It is deterministic, so that two replicas create the same object."""
     short = re.sub(r"[^a-z0-9]+$", "", workload_name[:_NAME_LIMIT])
-    return f"{short}-{workload_uid[:8]}-{preemption}"
+    return f"{short}-{workload_uid[:8]}-{number}"
 
 
 #: The label of a request that is over for good: since when, in seconds since the epoch. Requests with it are not

@@ -217,7 +217,7 @@ class CompilationCache(Model):
     enabled: bool = False
     """True: JAX keeps the programs that it compiles in its persistent cache, and the next start with the same versions
     of JAX and the same devices reads them. JAX runs what it reads: whoever can write to the directory can run code in
-    the pods. If the container sets JAX_COMPILATION_CACHE_DIR itself, its value counts."""
+    the pods. If the container sets JAX_COMPILATION_CACHE_DIR in its `env`, its value counts."""
     directory: Annotated[
         str,
         Field(

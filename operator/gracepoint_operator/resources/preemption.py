@@ -66,7 +66,7 @@ class PreemptionSpec(Model):
     Signals that join later may change ``signal``, ``confidence``, ``cancelable``, ``nodes``, ``pods``, ``deadline``,
     ``evictionAttemptedAt``, ``requests`` and ``moves``. The other fields never change.
 
-    A Preemption without ``preemption`` is a request that was made under version 0.2. New ones are PreemptionRequests.
+    A Preemption without ``epoch`` is a request that was made under version 0.2. New ones are PreemptionRequests.
     """
 
     workload: Annotated[WorkloadReference, Field(json_schema_extra=IMMUTABLE)]

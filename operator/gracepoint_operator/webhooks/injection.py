@@ -364,10 +364,13 @@ def _filled_in(directory: str) -> str:
 
 def _cache_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str, object]:
     """Returns the variables of JAX's persistent cache. Empty if it is off, or if the container has chosen another."""
-    cache, theirs = policy.compilation_cache, {variable["name"] for variable in member.container.get("env") or []}
-    if not cache.enabled or theirs & {names.ENV_JAX_CACHE_DIR, Env.COMPILATION_CACHE}:
+    cache = policy.compilation_cache
+    theirs = {variable["name"]: variable for variable in member.container.get("env") or []}
+    if not cache.enabled or theirs.keys() & {names.ENV_JAX_CACHE_DIR, Env.COMPILATION_CACHE}:
         return {}
-    if not cache.directory and Env.DIRECTORY in theirs:
+    # The API server may call the webhook again, after another one has changed the object.
+    ours = {"name": Env.DIRECTORY, "value": _filled_in(policy.checkpoint.directory)}
+    if not cache.directory and theirs.get(Env.DIRECTORY, ours) != ours:
         return {Env.COMPILATION_CACHE: names.COMPILATION_CACHE_ON}  # the library knows where its checkpoints go
     checkpoints = policy.checkpoint.directory.rstrip("/")
     where = _filled_in(cache.directory or f"{checkpoints}/{names.PROGRAMS_FOLDER}").removeprefix("file://")

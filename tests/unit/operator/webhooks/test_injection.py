@@ -362,3 +362,10 @@ def test_a_container_that_has_one_of_the_variables_already_gets_the_others() -> 
 )
 def test_a_pod_is_injected_if_a_container_has_the_operators_url(env: list[Json], expected: bool) -> None:
     assert is_injected({"spec": {"containers": [{"name": "other"}, {"name": "trainer", "env": env}]}}) is expected
+
+
+@pytest.mark.parametrize("directory", ["gs://bucket/{jobset}", "/checkpoints/{jobset}"])
+def test_a_webhook_that_is_called_again_changes_nothing(directory: str) -> None:
+    under = policy_spec(checkpoint={"directory": directory}, compilationCache={"enabled": True})
+    once = injected(jobset(), under)
+    assert injected(once, under) == once
