@@ -1,9 +1,10 @@
 """Saves checkpoints to separate paths, in the background. The interface is that of Orbax's ``AsyncCheckpointer``.
 
-One thread owns an ``AsyncCheckpointer`` and makes all calls. They are collective: all
-processes that save make the same calls in the same order. The thread that runs a save is one of ``saving.executor``
-(for ``save_and_wait``, the caller's). It also calls ``after_commit``, which calls ``post_finalization_callback`` and
-deletes the replaced checkpoint. When the interpreter ends, it waits for the save in progress.
+One thread owns an ``AsyncCheckpointer`` and makes all calls. They are collective: all processes that save make the same
+calls in the same order. The thread that runs a save is one of ``saving.executor`` (for ``save_and_wait``, the
+caller's). It also calls ``post_finalization_callback`` and deletes the replaced checkpoint.
+
+When the interpreter ends, it waits for the save in progress.
 """
 
 from __future__ import annotations

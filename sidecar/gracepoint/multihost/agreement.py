@@ -160,8 +160,8 @@ _JOIN_S = 1.0
 #: How long training waits after the deadline for the timing thread, which can name the missing processes.
 _PATIENCE_S = 1.0
 _RING_ATTEMPTS = 5
-#: Upper limits of the first pause between them, and of all.
-_RING_PAUSES_S = 0.2, 0.5
+#: Upper limits of the first pause between them, and of all. They last a second at least.
+_RING_PAUSES_S = 0.25, 0.7
 #: If a notice has no revision, two that differ by this or less count as the same, and are written once.
 _SAME_S = 0.5
 
@@ -250,7 +250,7 @@ class Agreement:
             repeats = notice.repeats(there)
             return abs(there.remaining_s - remaining_s) <= _SAME_S if repeats is None else repeats
 
-        backoff = Backoff(*_RING_PAUSES_S)
+        backoff = Backoff(*_RING_PAUSES_S, jitter=0.4)
         for _ in range(_RING_ATTEMPTS - 1):
             with contextlib.suppress(StoreUnavailable):
                 return self._bell.ring(notice, unless=said)

@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gracepoint.errors import GracepointError, Preempted
+from gracepoint.errors import Preempted
 from gracepoint.preemption.exit import ProcessExit
 from gracepoint.preemption.forecast import TimeBudget
 from gracepoint.preemption.reporter import EpochProgress, Reporter, Stages
@@ -217,7 +217,7 @@ class Outcome:
         key = f"epoch/{self.epoch.number}/instead"
         # In a separate thread: a coordination service that is stopped neither answers nor fails, and little time is
         # left. If nobody can be asked, this process's knowledge counts.
-        with contextlib.suppress(GracepointError, RuntimeError, TimeoutError):
+        with contextlib.suppress(Exception):
             answer = ask_in_thread(functools.partial(self._group.decide, key, answer), "gracepoint-asks", _ASK_S)
         return int(answer) if answer else None
 

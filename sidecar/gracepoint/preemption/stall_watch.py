@@ -109,6 +109,8 @@ _SLOW_S = 30.0
 #: How long the store may take to answer. Shorter than the gap between two looks from which the detectors conclude that
 #: this process was stopped.
 _ATTACH_STORE_S = 5.0
+#: How long the last lines of the log may take before this process exits.
+_LAST_WORDS_S = 1.0
 _TOLD_S = 10.0
 
 
@@ -213,7 +215,8 @@ class AttachWatch:
                 logger.warning("could not reach the operator error=%s", error)
         if self._settings.stall_action == STALL_RESTART:
             logger.error("this process exits, so that the job starts again reason=no progress in %s", stage)
-            flush_output()
+            with contextlib.suppress(Exception):  # a thread that is stuck may hold the lock of a handler
+                ask_in_thread(flush_output, "gracepoint-last-words", _LAST_WORDS_S)
             self._leave(self._settings.unsaved_exit_code)
 
     def _whom(self) -> tuple[list[int] | None, str]:
@@ -223,7 +226,7 @@ class AttachWatch:
             return None, "this process does not know the others yet"
         try:
             awaited = ask_in_thread(gang.awaited, "gracepoint-stall-store", _ATTACH_STORE_S)
-        except (GracepointError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stall is reported and ends the process
             logger.info("the store could not be asked for whom this process waits error=%s", error)
             return [self._host], host_is_silent(self._host, self._pods).why
         if not awaited:
@@ -325,6 +328,9 @@ class StallWatch:
             )
         except TimeoutError:
             suspicion = self._board.silent()
+        except Exception as error:  # noqa: BLE001 - the limit holds nevertheless
+            logger.warning("could not ask the other processes about a stall error=%r", error)
+            suspicion = None
         part = stalled.activity.part
         if part in self._stalled and not self._thread.stopped.is_set():
             if suspicion is not None:

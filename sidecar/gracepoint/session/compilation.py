@@ -397,6 +397,10 @@ _DEFAULT_MIN_COMPILE_S = 1.0
 _XLA_CACHES = "jax_persistent_cache_enable_xla_caches"
 
 
+#: The directory that a session of this process chose.
+_chosen: str | None = None
+
+
 def keep_programs(setting: str | None, directory: str) -> None:
     """Makes JAX keep compiled programs in its persistent cache. Call it before the first compilation.
 
@@ -408,11 +412,15 @@ def keep_programs(setting: str | None, directory: str) -> None:
             ``off``: keep none. None: what JAX's own settings say.
         directory: The directory of the checkpoints.
     """
+    global _chosen
     import jax
 
+    if setting == COMPILATION_CACHE_OFF or (_chosen is not None and getattr(jax.config, _CACHE_DIR) == _chosen):
+        _forget_directory()  # that of an earlier session is not the user's
+    _chosen = None
     if setting == COMPILATION_CACHE_OFF:
-        jax.config.update(_CACHE_DIR, None)
-    elif setting is not None and not getattr(jax.config, _CACHE_DIR):
+        return
+    if setting is not None and not getattr(jax.config, _CACHE_DIR):
         where = f"{directory.rstrip('/')}/{PROGRAMS_FOLDER}" if setting == COMPILATION_CACHE_ON else setting
         where = where.removeprefix("file://")  # JAX takes paths
         if setting == COMPILATION_CACHE_ON and "://" in where:
@@ -423,12 +431,21 @@ def keep_programs(setting: str | None, directory: str) -> None:
             )
         else:
             _keep_in(where)
+            _chosen = where
     kept = getattr(jax.config, _CACHE_DIR)
     if not kept:
         return
     logger.info("JAX keeps compiled programs directory=%s", kept)
     if global_state.process_id != 0:
         _keep_in_this_process()
+
+
+def _forget_directory() -> None:
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update(_CACHE_DIR, None)
+    compilation_cache.reset_cache()  # JAX goes on with one that is open
 
 
 def _keep_in(where: str) -> None:

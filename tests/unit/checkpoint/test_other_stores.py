@@ -7,12 +7,15 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any, Literal, Protocol, cast
 from urllib.parse import unquote
 
 import pytest
 
 from gracepoint.checkpoint import CheckpointManager, WriteOptions
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.saving.part import SavePart, clear_tree
 from gracepoint.checkpoint.storage import backend
 from gracepoint.checkpoint.storage.backend import NotAdmitted
 from gracepoint.checkpoint.storage.objects.s3 import S3Uploads
@@ -213,6 +216,55 @@ def test_a_session_is_replaced_before_it_ends(behind: Behind, moto: Server, last
     until(lambda: express.sessions > 1 or not expected, "a second session")
     assert (express.sessions > 1) == expected
     assert [(top / f"{number}").read().data for number in range(3)] == [b"data"] * 3
+
+
+def test_a_session_that_the_server_ended_early_is_opened_again(behind: Behind, moto: Server) -> None:
+    """As where this machine's clock is slow: by that, the session goes on."""
+    express, ended = DirectoryBucket(SESSION_S), set[str]()
+
+    def passed(head: Head) -> Head | bytes:
+        token = head.headers.get("x-amz-s3session-token", "")
+        return refusal(400, "ExpiredToken") if token in ended else express(head)
+
+    top = storage_path(f"{behind(moto, passed, f'{secrets.token_hex(4)}--use1-az4--x-s3').uri}/run")
+    (top / "1").create(b"data")
+    ended.add("1")
+    (top / "2").create(b"data")
+    assert express.sessions == 2
+
+
+@pytest.mark.parametrize("writer", ["thread", "worker"])
+def test_what_tensorstore_must_read_is_refused_whoever_writes_it(
+    behind: Behind, moto: Server, writer: Literal["thread", "worker"]
+) -> None:
+    def passed(head: Head) -> Head | bytes:
+        return refusal(403, "AccessDenied") if "tensorstore" in head.headers.get("user-agent", "") else head
+
+    root = f"{behind(moto, passed).uri}/run"
+    storage_path(root).check_usable()
+    with CheckpointManager(root, options=WriteOptions(compression="zstd", writer=writer)) as manager:
+
+        def save() -> None:
+            manager.save(1, small_state(1))
+            manager.wait_until_finished()
+
+        with pytest.raises(SaveFailed, match="TensorStore cannot read"):
+            save()
+
+
+def test_a_process_clears_nothing_in_a_bucket_for_a_writer_that_died(behind: Behind, moto: Server) -> None:
+    """Each writer's tree has a separate name there, and a bucket that does not answer would hold up the save."""
+    asked: list[str] = []
+
+    def passed(head: Head) -> Head | bytes:
+        asked.append(head.first)
+        return head
+
+    paths = Layout(storage_path(f"{behind(moto, passed).uri}/run"))
+    temporary = paths.temporary(1, "attempt", 1)
+    asked.clear()
+    clear_tree(cast(SavePart, SimpleNamespace(paths=paths, temporary=temporary, process_index=0)))
+    assert asked == []
 
 
 def test_a_directory_bucket_whose_sessions_are_forbidden_says_which_right_is_missing(

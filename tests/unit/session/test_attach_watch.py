@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import re
 import threading
@@ -154,6 +155,26 @@ def test_the_process_exits_if_the_policy_says_so() -> None:
     with watch(Operator(), "restart", leave=leave) as watching, watching.at("claim of the directory"):
         assert left.wait(PATIENCE_S)
     assert codes == [Settings().unsaved_exit_code]
+
+
+def test_a_stuck_handler_of_the_log_keeps_no_process_from_its_exit() -> None:
+    handler, left = logging.StreamHandler(io.StringIO()), threading.Event()
+    held = handler.lock
+    assert held is not None
+    with held, watch(Operator(), "restart", leave=lambda code: left.set()) as watching, watching.at("meeting"):
+        assert left.wait(PATIENCE_S)
+
+
+def test_a_process_exits_though_the_question_of_whom_it_waits_for_fails() -> None:
+    class Broken(InMemoryStore):
+        def list(self, folder: str) -> dict[str, str]:
+            raise ValueError("what nobody expects")
+
+    left, gang = threading.Event(), StoreProcessGroup(Broken(), 1, 2)
+    come_key = gang.waiting.at("b", lambda: list(map(int, Broken().list("b"))))
+    with watch(Operator(), "restart", leave=lambda code: left.set()) as watching, come_key, watching.at("meeting"):
+        watching.met(gang)
+        assert left.wait(PATIENCE_S)
 
 
 def test_an_attach_that_failed_is_not_told_to_go_on() -> None:

@@ -201,6 +201,15 @@ def test_off_is_off_whatever_jax_was_given(tmp_path: Path) -> None:
     assert not programs(tmp_path)
 
 
+def test_a_second_session_of_a_process_keeps_its_own_programs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        train(tmp_path / name, compilation_cache="on")
+        assert programs(tmp_path / name / PROGRAMS_FOLDER)
+    train(tmp_path / "c", compilation_cache="off")
+    assert setting("jax_compilation_cache_dir") is None
+    assert len(programs(tmp_path / "b")) == len(programs(tmp_path / "a"))
+
+
 def test_a_threshold_of_the_user_is_kept(tmp_path: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 3600.0)
     train(tmp_path, compilation_cache="on")

@@ -325,6 +325,11 @@ class SaveOperation:
             CheckpointError: A value of the host state cannot be saved.
         """
         self._prepared = prepared
+        unreadable = getattr(self.temporary.target.backend, "tensorstore_error", None)
+        if unreadable and any(spec is not None and not spec.format.files_hold_values for spec in prepared.specs):
+            raise SaveFailed(
+                f"{self.temporary.target}: {unreadable}. Save without OCDBT and without compression, or mend that"
+            )
         self._host_state_names = tuple(host_state)
         self._small_files = small_files(self.paths, self.temporary, self._gang, prepared, self._extras, host_state)
         self._copies: dict[str, int] = {}

@@ -234,7 +234,8 @@ def clear_tree(part: SavePart) -> None:
 
     Other files are written over. In object stores there is nothing to delete: each writer's tree has a separate name.
     """
-    (part.temporary.path / part.paths.item / ocdbt.process_folder(part.process_index)).delete_folder()
+    if not part.temporary.path.backend.is_far:
+        (part.temporary.path / part.paths.item / ocdbt.process_folder(part.process_index)).delete_folder()
 
 
 def _check_stayed(temporary: Temporary, stayed: Callable[[], bool]) -> None:

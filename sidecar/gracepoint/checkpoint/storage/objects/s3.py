@@ -141,7 +141,9 @@ class S3Api:
         self._place = _place(keys.session(), bucket)
         self.connections = self._place.connections
         finder = _DirectorySessions(keys, bucket, self._place) if self._place.has_sessions else keys
-        self._credentials = Renewed("s3://: credentials", finder)
+        # The end of a session is compared with this machine's clock, so the server's word counts at once.
+        trusted_s = 0.0 if self._place.has_sessions else provider.RENEW_BEFORE_S
+        self._credentials = Renewed("s3://: credentials", finder, trusted_s)
         self.clock = StoreClock()
         self._deletes_with_conditions = True
         self.uploads: provider.Uploads | None = S3Uploads(self)
@@ -320,6 +322,8 @@ def _place(session: Any, bucket: str) -> _Place:
         ((endpoint, kind, signing),) = requests
         url, authorities = urlsplit(endpoint), session.get_config_variable("ca_bundle")
         connections = connections_to(f"{url.scheme}://{url.netloc}", authorities or None)
+    except SettingsError:
+        raise
     except (BotoCoreError, ValueError) as error:
         raise SettingsError(f"s3://{bucket}: the settings of its server cannot be used: {error}") from error
     if kind not in ("v4", "s3v4", "v4-s3express"):
