@@ -208,6 +208,11 @@ class ProcessExit:
 def flush_output() -> None:
     """Writes out what logging and the standard streams still hold, as ``os._exit`` does not."""
     logging.shutdown()
+    flush_streams()
+
+
+def flush_streams() -> None:
+    """Writes out what the standard streams still hold."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or none
             stream.flush()

@@ -37,7 +37,7 @@ from gracepoint.errors import GracepointError
 from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion, host_is_silent
 from gracepoint.multihost.store import Pods, named, pods_of
 from gracepoint.preemption import trainer_watch
-from gracepoint.preemption.exit import ProcessExit, flush_output
+from gracepoint.preemption.exit import ProcessExit, flush_streams
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stall_detector import (
     Activity,
@@ -215,8 +215,8 @@ class AttachWatch:
                 logger.warning("could not reach the operator error=%s", error)
         if self._settings.stall_action == STALL_RESTART:
             logger.error("this process exits, so that the job starts again reason=no progress in %s", stage)
-            with contextlib.suppress(Exception):  # a thread that is stuck may hold the lock of a handler
-                ask_in_thread(flush_output, "gracepoint-last-words", _LAST_WORDS_S)
+            with contextlib.suppress(Exception):  # a thread that is stuck may hold the lock of a stream
+                ask_in_thread(flush_streams, "gracepoint-last-words", _LAST_WORDS_S)
             self._leave(self._settings.unsaved_exit_code)
 
     def _whom(self) -> tuple[list[int] | None, str]:

@@ -341,13 +341,13 @@ class Renewed(Generic[T]):
     Args:
         what: What they are, for messages.
         find: Finds or renews them. It may take minutes. Its argument is whether the server refused the last ones.
-        trusted_s: New ones are not found anew for so many seconds, though a server refuses them.
+        believes_refusals: Whether a refusal counts at once. Otherwise new ones are given some time first.
     """
 
     def __init__(
-        self, subject: str, find: Callable[[bool], StoreCredentials[T]], trusted_s: float = RENEW_BEFORE_S
+        self, subject: str, find: Callable[[bool], StoreCredentials[T]], *, believes_refusals: bool = False
     ) -> None:
-        self._trusted_s = trusted_s
+        self._believes_refusals = believes_refusals
         self._what = subject
         self._find = find
         self._lock = threading.RLock()
@@ -391,7 +391,7 @@ class Renewed(Generic[T]):
         with self._lock:
             if self._found is None or self._found.value != value:
                 return True
-            if time.monotonic() - self._found_s < self._trusted_s:
+            if not self._believes_refusals and time.monotonic() - self._found_s < RENEW_BEFORE_S:
                 return False
             self._found, self._is_refused = None, True
             return True

@@ -142,8 +142,7 @@ class S3Api:
         self.connections = self._place.connections
         finder = _DirectorySessions(keys, bucket, self._place) if self._place.has_sessions else keys
         # The end of a session is compared with this machine's clock, so the server's word counts at once.
-        trusted_s = 0.0 if self._place.has_sessions else provider.RENEW_BEFORE_S
-        self._credentials = Renewed("s3://: credentials", finder, trusted_s)
+        self._credentials = Renewed("s3://: credentials", finder, believes_refusals=self._place.has_sessions)
         self.clock = StoreClock()
         self._deletes_with_conditions = True
         self.uploads: provider.Uploads | None = S3Uploads(self)
