@@ -323,6 +323,7 @@ class SaveOperation:
 
         Raises:
             CheckpointError: A value of the host state cannot be saved.
+            SaveFailed: TensorStore could not read what would be written.
         """
         self._prepared = prepared
         unreadable = getattr(self.temporary.target.backend, "tensorstore_error", None)

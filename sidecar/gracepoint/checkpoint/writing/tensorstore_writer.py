@@ -22,7 +22,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy.typing as npt
 import tensorstore as ts
@@ -32,7 +32,7 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk, as_bytes, 
 from gracepoint.checkpoint.format.manifest import StoredFile, file_of
 from gracepoint.checkpoint.memory import ByteLimiter, stored_values
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.storage.backend import FlatBackend, new_context
+from gracepoint.checkpoint.storage.backend import new_context
 from gracepoint.checkpoint.storage.checks import crc32_of, size_of
 from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
@@ -299,11 +299,9 @@ class EncodedWriter:
         """Makes all files of ``job`` durable.
 
         Raises:
-            SaveFailed: The deadline passed, or was cancelled. Or TensorStore could not read what would be written.
+            SaveFailed: The deadline passed, or was cancelled.
             ValueError, OSError: A file cannot be written. The message names it.
         """
-        if not form_of(job).files_hold_values and (error := cast(FlatBackend, job.folder.backend).tensorstore_error):
-            raise SaveFailed(f"{job.folder}: {error}. Save without OCDBT and without compression, or mend that")
         written = WrittenFiles()
         pool = WritePool([], self._limit_bytes, job.folder, deadline)
         folders = Folders(job.folder, direct=False)
