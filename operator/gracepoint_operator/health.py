@@ -10,7 +10,7 @@ in: that is when the metrics are needed most.
 
 The text of the metrics is made in a thread beside the loop, at most once a second and for a fifth of the time, however
 many ask. One task makes it; all requests meanwhile wait for it, or get the last text. The thread is one of the loop's
-executor, which ends with the loop.
+executor, which ends with the loop. A client that reads more slowly than some new texts are made is disconnected.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ METRICS_PATH = "/metrics"
 _FRESH_S = 1.0
 _RESTS = 4.0
 _SCRAPE_S = 30.0
+#: A client that has not read a text when so many newer ones were made is disconnected.
+_OLD_TEXTS = 3
 _PORTION_BYTES = 64 * 1024
 _REVIEWS_AT_ONCE = 2
 _GOOD_FOR_S = 60.0
@@ -120,6 +122,8 @@ class MetricsPage:
         self._text = b""
         self._fresh_until = -math.inf
         self._making: asyncio.Task[None] | None = None
+        self._number = 0  # of the text
+        self._reading: dict[asyncio.WriteTransport, int] = {}  # which text each client reads
 
     def add_routes(self, app: web.Application) -> None:
         """Adds the route to ``app``."""
@@ -138,17 +142,32 @@ class MetricsPage:
                     await asyncio.shield(self._making)
         if not self._text:
             return web.Response(status=503, text=f"the metrics: no text within {_SCRAPE_S:.0f} s; ask again")
-        return await _in_portions(request, self._text)
+        if request.transport is None:  # the client has gone
+            return web.Response()
+        transport = request.transport
+        self._reading[transport] = self._number
+        try:
+            return await _in_portions(request, self._text)
+        finally:
+            del self._reading[transport]
 
     async def _make_text(self) -> None:
         began = time.monotonic()
         try:
             await self._metrics.update_accounts()
             self._text = await asyncio.to_thread(self._metrics.text)
+            self._number += 1
+            self._drop_slow_readers()
         finally:
             took_s = time.monotonic() - began
             self._fresh_until = time.monotonic() + max(_FRESH_S, _RESTS * took_s)
             self._making = None
+
+    def _drop_slow_readers(self) -> None:
+        """Ends the answers with old texts. So no more texts are in memory, however many clients do not read them."""
+        for transport, number in self._reading.items():
+            if number < self._number - _OLD_TEXTS:
+                transport.abort()
 
 
 async def _in_portions(request: web.Request, text: bytes) -> web.StreamResponse:

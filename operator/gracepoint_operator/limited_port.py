@@ -96,7 +96,7 @@ class ConnectionLimits:
     at_once: int = 1024
     at_once_of_address: int = 256
     handshakes: int = 64
-    a_second_of_address: float = 100.0
+    a_second_of_address: float = 50.0
     bytes: int = 320 * 1024
     bytes_at_once: int = 8 * 1024 * 1024
     replaces: bool = False

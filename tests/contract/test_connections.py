@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import http.client
+import itertools
 import socket
 import ssl
 import threading
@@ -19,7 +20,7 @@ import pytest
 from gracepoint.receivers.channel import ChannelError
 from gracepoint.wire.frames import Frame, Hello, Notice
 from gracepoint.wire.names import PATH_REPORT, PATH_SUBSCRIBE
-from gracepoint_operator import server
+from gracepoint_operator import health, server
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.metrics import Metrics
@@ -373,6 +374,27 @@ def test_scrapes_that_nobody_reads_hold_no_copies_of_the_text(
         assert tracemalloc.get_traced_memory()[1] < len(text)
     finally:
         tracemalloc.stop()
+
+
+def test_scrapes_that_nobody_reads_hold_no_old_texts(
+    start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = start(api)
+    size, numbers = 8_000_000, itertools.count()
+    monkeypatch.setattr(health, "_FRESH_S", 0.0)
+    monkeypatch.setattr(health, "_RESTS", 0.0)
+    monkeypatch.setattr(Metrics, "text", lambda self: b"%d" % (next(numbers) % 10) * size)
+    scrapes = []
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            scrapes.append(connect(replica, opened, ATTACKER, tls=False, port=replica.server.health_port))
+            scrapes[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert scrapes[-1].recv(1) == b"H"
+        until(lambda: tracemalloc.get_traced_memory()[0] < 8 * size, "the clients with old texts to be disconnected")
+    finally:
+        tracemalloc.stop()
+    assert len(replica.scrape()) == size
 
 
 def test_a_request_for_no_webhook_ends_its_connection(
