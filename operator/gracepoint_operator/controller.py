@@ -344,8 +344,8 @@ class Controller:
             raise RuntimeError("controller: found no running loop, expected run() to have begun before feed()")
         if event == "DELETED":
             loop.call_soon_threadsafe(self._take_deletion, body["metadata"]["uid"], version_of(body["metadata"]))
-        elif (found := self.cache.reader.read(kind, body)) is not None:
-            loop.call_soon_threadsafe(self._take, found, event)
+        elif (reading := self.cache.reader.read(kind, body)) is not None:
+            loop.call_soon_threadsafe(self._take, reading, event)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -370,22 +370,22 @@ class Controller:
 
     def _take_body(self, kind: objects.Kind, body: JsonObject) -> None:
         """Like ``feed`` for an object that was modified, on the controller's loop."""
-        if (found := self.cache.reader.read(kind, body)) is not None:
-            self._take(found, "MODIFIED")
+        if (reading := self.cache.reader.read(kind, body)) is not None:
+            self._take(reading, "MODIFIED")
 
-    def _take(self, found: ObjectReading, event: str | None) -> None:
-        policy_before = self._readable_policy(found)
+    def _take(self, reading: ObjectReading, event: str | None) -> None:
+        policy_before = self._readable_policy(reading)
         # A watch can report a change of an object before the first list has brought it. What the object has then may
         # be older than the event.
-        listed = event is None or (event == "MODIFIED" and found.uid not in self.cache.uids(found.kind))
-        affected = self.cache.store(found, listed=listed)
+        listed = event is None or (event == "MODIFIED" and reading.uid not in self.cache.uids(reading.kind))
+        affected = self.cache.store(reading, listed=listed)
         if not self.ready:
             return
-        if found.kind in (objects.CLUSTER_POLICIES, objects.NAMESPACES):
+        if reading.kind in (objects.CLUSTER_POLICIES, objects.NAMESPACES):
             self._follow_limits()
-        if found.kind is objects.PREEMPTIONS and affected:
-            self._follow(found)
-        self._note_policy(found, policy_before)
+        if reading.kind is objects.PREEMPTIONS and affected:
+            self._follow(reading)
+        self._note_policy(reading, policy_before)
         self._decide_soon(affected)
 
     def _take_deletion(self, uid: str, version: int) -> None:
@@ -412,29 +412,29 @@ class Controller:
         self.writers.forget(uid, place)
         return self.cache.drop(uid, version)
 
-    def _follow(self, found: ObjectReading) -> None:
+    def _follow(self, reading: ObjectReading) -> None:
         """Tells what the other replica decided, and adds to its record what only this replica knows."""
-        preemption = self.cache.preemptions.records.get(found.key)
-        if preemption is not None and isinstance(found.value, PreemptionRecord):
+        preemption = self.cache.preemptions.records.get(reading.key)
+        if preemption is not None and isinstance(reading.value, PreemptionRecord):
             self.notifier.tell(preemption)
-            self.writers.preemptions.follow(found.value)
+            self.writers.preemptions.follow(reading.value)
 
-    def _readable_policy(self, found: ObjectReading) -> CheckpointPolicy | None:
-        """The policy of that name as it was known before ``found``. None: it was not known, or could not be read."""
-        if found.kind is not objects.POLICIES or found.key in self.cache.unreadable_policies():
+    def _readable_policy(self, reading: ObjectReading) -> CheckpointPolicy | None:
+        """The policy of that name as it was known before ``reading``. None: it was not known, or could not be read."""
+        if reading.kind is not objects.POLICIES or reading.key in self.cache.unreadable_policies():
             return None
-        return self.cache.policies.get(found.key)
+        return self.cache.policies.get(reading.key)
 
-    def _note_policy(self, found: ObjectReading, before: CheckpointPolicy | None) -> None:
-        if isinstance(found.value, CheckpointPolicy):
-            self.writers.follow(found.value)
-        if found.kind is objects.POLICIES:
+    def _note_policy(self, reading: ObjectReading, before: CheckpointPolicy | None) -> None:
+        if isinstance(reading.value, CheckpointPolicy):
+            self.writers.follow(reading.value)
+        if reading.kind is objects.POLICIES:
             # Replicas that answered each other's writes of a status would go on for ever.
-            now = self._readable_policy(found)
+            now = self._readable_policy(reading)
             if before is None or now is None or (before.uid, before.generation) != (now.uid, now.generation):
-                self.writers.policies.touch(*found.key)
-        elif isinstance(found.value, Workload):
-            self.writers.policies.touch(found.namespace, found.value.policy)
+                self.writers.policies.touch(*reading.key)
+        elif isinstance(reading.value, Workload):
+            self.writers.policies.touch(reading.namespace, reading.value.policy)
 
     def _follow_limits(self, *, of_all: bool = False) -> None:
         """Shows the limits for evictions, says what has changed, and writes the statuses that it matters to soon.

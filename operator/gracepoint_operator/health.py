@@ -97,15 +97,15 @@ class Health:
         return None
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        why = self.why_dead()
-        return web.Response(text="ok") if why is None else web.Response(status=503, text=why)
+        reason = self.why_dead()
+        return web.Response(text="ok") if reason is None else web.Response(status=503, text=reason)
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        why = self.why_not_ready()
-        said = [why or "ok"]
+        reason = self.why_not_ready()
+        lines = [reason or "ok"]
         ages = sorted((kind.title, age_s) for kind, age_s in self._core.watches.ages().items())
-        said += [f"{plural}: the API server answered {age_s:.0f} s ago" for plural, age_s in ages]
-        return web.Response(status=200 if why is None else 503, text="\n".join(said))
+        lines += [f"{plural}: the API server answered {age_s:.0f} s ago" for plural, age_s in ages]
+        return web.Response(status=200 if reason is None else 503, text="\n".join(lines))
 
 
 class MetricsPage:
@@ -238,12 +238,12 @@ class Readers:
             return refusal
 
     async def _review(self, token: str) -> _Refusal | None:
-        found = await self._api.review_token(token)
-        if not found.get("authenticated"):
+        review = await self._api.review_token(token)
+        if not review.get("authenticated"):
             return _Refusal(
-                401, "bad_token", f"the token is not good: {found.get('error') or 'the API server says so'}"
+                401, "bad_token", f"the token is not good: {review.get('error') or 'the API server says so'}"
             )
-        user = found.get("user") or {}
+        user = review.get("user") or {}
         if await self._api.review_access(user, METRICS_PATH):
             return None
         text = (
@@ -267,6 +267,6 @@ class Readers:
             self._good[digest] = self._clock()
         else:
             self._bad[digest] = (self._clock(), refusal)
-        for known in (self._good, self._bad):
-            if len(known) > _REMEMBERED:
-                del known[next(iter(known))]
+        for digests in (self._good, self._bad):
+            if len(digests) > _REMEMBERED:
+                del digests[next(iter(digests))]

@@ -233,23 +233,23 @@ class _Rates:
             address: The address.
             times: It may do it so many times as often as others.
         """
-        return max(0.0, 1.0 - self._left(address, times)) / (self._a_second * times)
+        return max(0.0, 1.0 - self._tokens_now(address, times)) / (self._a_second * times)
 
     def take(self, address: str, times: float = 1.0) -> bool:
         """Returns whether the address may do it now; then it has done it."""
-        left = self._left(address, times)
-        if left < 1.0:
+        tokens = self._tokens_now(address, times)
+        if tokens < 1.0:
             return False
         self._tokens.pop(address, None)
         if len(self._tokens) >= _ADDRESSES:
             del self._tokens[next(iter(self._tokens))]  # the one that has not come for the longest time
-        self._tokens[address] = (left - 1.0, time.monotonic())
+        self._tokens[address] = (tokens - 1.0, time.monotonic())
         return True
 
-    def _left(self, address: str, times: float) -> float:
+    def _tokens_now(self, address: str, times: float) -> float:
         a_second = self._a_second * times
-        left, at = self._tokens.get(address, (math.inf, 0.0))
-        return min(_BURST * a_second, left + (time.monotonic() - at) * a_second)
+        tokens, at = self._tokens.get(address, (math.inf, 0.0))
+        return min(_BURST * a_second, tokens + (time.monotonic() - at) * a_second)
 
 
 class LimitedPort:
@@ -364,10 +364,10 @@ class LimitedPort:
 
     def _largest(self) -> _Connection:
         """The pending connection that has sent the most, of the address that has."""
-        sent: collections.Counter[str] = collections.Counter()
+        by_address: collections.Counter[str] = collections.Counter()
         for one in self._pending.all():
-            sent[one.address] += one.received
-        address = max(sent, key=lambda one: sent[one])
+            by_address[one.address] += one.received
+        address = max(by_address, key=lambda one: by_address[one])
         return max((one for one in self._pending.all() if one.address == address), key=lambda one: one.received)
 
     async def start(self, host: str | None, port: int) -> int:
@@ -552,15 +552,15 @@ class LimitedPort:
         """Gives one connection its turn. Returns 0, or after how many seconds one may have it."""
         soonest_s = math.inf
         self._known_turn = not self._known_turn
-        for known in (self._known_turn, not self._known_turn):
-            for address in [one for one in self._hellos if self._is_known(one) is known]:
+        for of_known in (self._known_turn, not self._known_turn):
+            for address in [one for one in self._hellos if self._is_known(one) is of_known]:
                 if not self._waits(address):
                     continue
-                wait_s = self._begins.wait_s(address, _OF_KNOWN if known else 1.0) or self._make_handshake_place(
+                wait_s = self._begins.wait_s(address, _OF_KNOWN if of_known else 1.0) or self._make_handshake_place(
                     address
                 )
                 if wait_s == 0.0:
-                    self._begin(address, _OF_KNOWN if known else 1.0)
+                    self._begin(address, _OF_KNOWN if of_known else 1.0)
                     return 0.0
                 soonest_s = min(soonest_s, wait_s)
         return soonest_s
@@ -605,10 +605,10 @@ class LimitedPort:
         self._end(crowding, CloseReason.CROWDED)
         return 0.0
 
-    def _end(self, connection: _Connection, why: CloseReason) -> None:
+    def _end(self, connection: _Connection, reason: CloseReason) -> None:
         self._forget(connection)
         connection.abort()
-        self._closed(connection.address, why)
+        self._closed(connection.address, reason)
 
     def ended(self, connection: _Connection) -> None:
         """Called when the socket of a connection is closed."""
@@ -634,12 +634,12 @@ class LimitedPort:
             connection.timer.cancel()
         self._place_free.set()
 
-    def _closed(self, address: str, why: CloseReason) -> None:
-        self._count_closed(why)
-        if why not in (CloseReason.HANDSHAKE, CloseReason.RESTED):
+    def _closed(self, address: str, reason: CloseReason) -> None:
+        self._count_closed(reason)
+        if reason not in (CloseReason.HANDSHAKE, CloseReason.RESTED):
             log.warning(
                 "connections are closed whose callers have not shown who they are",
-                extra=seldom(why, port=self._name, peer=address, pending=self.pending),
+                extra=seldom(reason, port=self._name, peer=address, pending=self.pending),
             )
 
 

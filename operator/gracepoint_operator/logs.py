@@ -97,9 +97,9 @@ def _limit(record: logging.LogRecord) -> tuple[tuple[object, ...], int]:
     if record.name.partition(".")[0] not in _OF_REQUESTS:
         return (record.pathname, record.lineno), OFTEN
     # asyncio makes its messages of several lines; the first one says what happened, the others to which objects.
-    what = _DIFFERS.sub("#", str(record.msg).partition("\n")[0])
+    message = _DIFFERS.sub("#", str(record.msg).partition("\n")[0])
     error = record.exc_info[0] if record.exc_info else None
-    return (record.name, what, error), 1
+    return (record.name, message, error), 1
 
 
 class _InUtc(logging.Formatter):

@@ -16,11 +16,11 @@ class Unreadable(ValueError):
 
 
 @contextlib.contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading(subject: str) -> Iterator[None]:
     """Turns every error of ``CAUSES`` into ``Unreadable``.
 
     Args:
-        what: What is read, for the message.
+        subject: What is read, for the message.
 
     Raises:
         Unreadable: A field is missing or has a wrong type, a time or number cannot be parsed, or the object is nested
@@ -31,7 +31,7 @@ def reading(what: str) -> Iterator[None]:
     except Unreadable:
         raise
     except CAUSES as error:
-        raise Unreadable(f"{what}: {said(error)}") from error
+        raise Unreadable(f"{subject}: {said(error)}") from error
 
 
 def said(error: BaseException) -> str:

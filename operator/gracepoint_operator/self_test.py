@@ -29,22 +29,22 @@ class CheckFailed(Exception):
 def check_certificate(url: str, authorities: str) -> str:
     """Checks that pods can verify the certificate, and that it does not end soon."""
     with _connected(url, authorities) as connection:
-        found = connection.sock.getpeercert()
-        assert found is not None
-        left_days = (ssl.cert_time_to_seconds(str(found["notAfter"])) - time.time()) / 86400
+        certificate = connection.sock.getpeercert()
+        assert certificate is not None
+        left_days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
     if left_days < _DAYS_LEFT:
         raise CheckFailed(f"the certificate ends in {left_days:.1f} days; see the alert GracepointCertificateExpires")
     return f"the certificate is trusted, and valid for {left_days:.0f} days"
 
 
-def check_refusal(url: str, authorities: str, path: str, expected: int, what: str) -> str:
+def check_refusal(url: str, authorities: str, path: str, expected: int, port: str) -> str:
     """Checks that a request which nobody may make is refused as expected."""
     with _connected(url, authorities) as connection:
         connection.request("POST", path, body=b"{}", headers={"Content-Type": "application/json"})
         status = connection.getresponse().status
     if status != expected:
-        raise CheckFailed(f"{what}: found HTTP {status}, expected {expected}; is {url} the operator's Service?")
-    return f"{what} answers"
+        raise CheckFailed(f"{port}: found HTTP {status}, expected {expected}; is {url} the operator's Service?")
+    return f"{port} answers"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,20 +55,20 @@ def main(arguments: list[str] | None = None) -> int:
         "--webhook-url", help="where the API server reaches the webhooks; without it, they are not asked"
     )
     parser.add_argument("--authorities", type=Path, required=True, help="a file with the trusted authorities as PEM")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        authorities = given.authorities.read_text()
+        authorities = options.authorities.read_text()
     except OSError as error:
-        why = f"the trusted authorities: {error}; has the operator started?"
-        return _said([lambda: _fail(why)])
+        message = f"the trusted authorities: {error}; has the operator started?"
+        return _run_checks([lambda: _fail(message)])
     checks = [
-        lambda: check_certificate(given.service_url, authorities),
+        lambda: check_certificate(options.service_url, authorities),
         # An empty message. A caller that is no pod is refused after it was read.
-        lambda: check_refusal(given.service_url, authorities, PATH_SUBSCRIBE, 400, "the channel"),
+        lambda: check_refusal(options.service_url, authorities, PATH_SUBSCRIBE, 400, "the channel"),
     ]
-    if given.webhook_url:
-        checks.append(lambda: check_refusal(given.webhook_url, authorities, "/", 404, "the webhooks' port"))
-    return _said(checks)
+    if options.webhook_url:
+        checks.append(lambda: check_refusal(options.webhook_url, authorities, "/", 404, "the webhooks' port"))
+    return _run_checks(checks)
 
 
 class _connected:  # noqa: N801  used as a function
@@ -99,7 +99,7 @@ def _fail(message: str) -> str:
     raise CheckFailed(message)
 
 
-def _said(checks: list[Callable[[], str]]) -> int:
+def _run_checks(checks: list[Callable[[], str]]) -> int:
     failed = False
     for check in checks:
         try:

@@ -132,11 +132,11 @@ class Admission:
             is_copy = True
         with contextlib.suppress(client.NotFound):
             original = ClusterCheckpointPolicy.of(await self._api.get(objects.CLUSTER_POLICIES, None, name))
-        why = why_no_default(name, original, {} if original is None else await self._labels(namespace))
-        if why is None and original is not None:
+        reason = why_no_default(name, original, {} if original is None else await self._labels(namespace))
+        if reason is None and original is not None:
             return original.as_policy(namespace)
         if is_copy:
-            raise Unreadable(f"It is kept for a default that was withdrawn: {why}")
+            raise Unreadable(f"It is kept for a default that was withdrawn: {reason}")
         return None
 
     def limited(self, policy: CheckpointPolicy) -> CheckpointPolicy:
@@ -144,10 +144,10 @@ class Admission:
 
     async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
         """Read live, too."""
-        found = (await self._api.list(objects.CLUSTER_POLICIES)).items
-        if not any((body.get("spec") or {}).get("default") for body in found):
+        bodies = (await self._api.list(objects.CLUSTER_POLICIES)).items
+        if not any((body.get("spec") or {}).get("default") for body in bodies):
             return None
-        original = default_of(map(ClusterCheckpointPolicy.of, found), await self._labels(namespace))
+        original = default_of(map(ClusterCheckpointPolicy.of, bodies), await self._labels(namespace))
         return None if original is None else await self.policy(namespace, original.name)
 
     async def _labels(self, namespace: str) -> Mapping[str, str]:
@@ -194,13 +194,13 @@ class Admission:
         cache = self._core.cache
         if namespace:
             uids = cache.objects.workloads_with_policy((namespace, policy))
-            found = [(cache.objects.workloads[uid], "") for uid in uids]
+            users = [(cache.objects.workloads[uid], "") for uid in uids]
         else:
             named = [item for item in cache.objects.workloads.values() if item.policy == policy]
-            found = [
+            users = [
                 (item, f"{item.namespace}/") for item in named if cache.policies.original((item.namespace, policy))
             ]
-        going_on = [(item, where) for item, where in found if not (item.finished or item.deleted)]
+        going_on = [(item, where) for item, where in users if not (item.finished or item.deleted)]
         return sorted(f"{item.kind} {where}{item.name}" for item, where in going_on)
 
     def disrupted_nodes(self) -> frozenset[str]:
@@ -302,8 +302,8 @@ class Server:
         thread = threading.Thread(target=self._main, args=(on_failure,), name="server", daemon=True)
         thread.start()
         if not self._listening.wait(_START_TIMEOUT_S) or self._failure is not None:
-            why = self._failure or f"not listening after {_START_TIMEOUT_S:.0f} s"
-            raise RuntimeError(f"the server did not start: {why!r}") from self._failure
+            reason = self._failure or f"not listening after {_START_TIMEOUT_S:.0f} s"
+            raise RuntimeError(f"the server did not start: {reason!r}") from self._failure
 
     def end_streams(self) -> None:
         """Ends the channel, so that the pods connect to the other replica at once. Waits for a bounded time.

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from gracepoint_operator import signals
+from gracepoint_operator import read_errors, signals
 from gracepoint_operator.cache.indexes import DeviceIndex, FirstSeen, GangObjects, SignalIndex
 from gracepoint_operator.cache.policy_store import PolicyStore
 from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, ResourceVersions, version_of
@@ -28,11 +28,10 @@ from gracepoint_operator.logs import about
 from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints, read_claim, read_rule, read_slice
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
-from gracepoint_operator.read_errors import Unreadable, reading
 from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, PreemptionRequest
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
-from gracepoint_operator.workloads import BY_PLACE, Job, Workload, WorkloadType, read_job, read_pod
+from gracepoint_operator.workloads import BY_PLACE, Job, Workload, read_job, read_pod
 
 #: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
 #: of a NodeClaim, the UID of the owner of a Kueue workload.
@@ -91,7 +90,7 @@ class CacheReader:
             objects.KUEUE_WORKLOADS: On.WORKLOAD,
             objects.PODS: On.POD,
             objects.JOBS: On.JOB,
-            **{place: On(known.name) for place, known in BY_PLACE.items()},
+            **{place: On(workload_type.name) for place, workload_type in BY_PLACE.items()},
         }
         self._values: dict[objects.Kind, Callable[[Mapping[str, Any]], Value]] = {
             objects.NAMESPACES: read_namespace,
@@ -101,7 +100,7 @@ class CacheReader:
             objects.RESOURCE_CLAIMS: read_claim,
             objects.PODS: read_pod,
             objects.JOBS: read_job,
-            **{place: _reader_of(known) for place, known in BY_PLACE.items()},
+            **{place: workload_type.read for place, workload_type in BY_PLACE.items()},
             objects.CLUSTER_POLICIES: ClusterCheckpointPolicy.of,
             objects.POLICIES: CheckpointPolicy.of,
             objects.PREEMPTIONS: _read_preemption,
@@ -122,21 +121,21 @@ class CacheReader:
             body: The object as the API server returned it.
         """
         try:
-            with reading("metadata"):
+            with read_errors.reading("metadata"):
                 meta = body["metadata"]
                 uid, name, namespace = (meta.get(field, "") for field in ("uid", "name", "namespace"))
                 if not (uid and name and all(map(_is_short, (uid, name, namespace)))):
                     return None
                 version = version_of(meta)
-        except Unreadable:
+        except read_errors.Unreadable:
             return None
         unreadable_parts: dict[str, None] = {}
         try:
-            with reading(f"{namespace}/{name}".removeprefix("/")):
+            with read_errors.reading(f"{namespace}/{name}".removeprefix("/")):
                 value = self._value(kind, body, unreadable_parts)
                 on = self._marked.get(kind)
                 marks = () if on is None else signals.marks(self._rows[on], on, body, unreadable_parts)
-        except Unreadable as error:
+        except read_errors.Unreadable as error:
             return ObjectReading(kind, namespace, name, uid, version, None, error=str(error))
         return ObjectReading(kind, namespace, name, uid, version, value, marks, tuple(unreadable_parts))
 
@@ -151,10 +150,6 @@ class CacheReader:
 
 def _is_short(text: object) -> bool:
     return isinstance(text, str) and len(text) <= LONGEST_NAME
-
-
-def _reader_of(known: WorkloadType) -> Callable[[Mapping[str, Any]], Workload]:
-    return known.read
 
 
 def _node_of_claim(body: Mapping[str, Any]) -> str:
@@ -183,7 +178,7 @@ _AT_MOST_PARTS = 5
 class _Entry:
     kind: Kind
     whole: bool
-    why: str
+    reason: str
 
 
 class UnreadableObjects:
@@ -203,15 +198,14 @@ class UnreadableObjects:
         self._entries: dict[str, _Entry] = {}  # by UID
         self._numbers: collections.Counter[tuple[str, str]] = collections.Counter()
 
-    def object(self, kind: Kind, uid: str, where: str, why: str) -> None:
+    def object(self, kind: Kind, uid: str, where: str, reason: str) -> None:
         """Records that an object cannot be read. ``where`` is its namespace and name."""
-        self._note(uid, _Entry(kind, True, why), where)
+        self._note(uid, _Entry(kind, True, reason), where)
 
-    def parts(self, kind: Kind, uid: str, where: str, why: Iterable[str]) -> None:
-        """Records that these parts of an object cannot be read. Empty: the whole object can be read."""
-        found = list(why)
-        if found:
-            self._note(uid, _Entry(kind, False, "; ".join(found[:_AT_MOST_PARTS])), where)
+    def parts(self, kind: Kind, uid: str, where: str, errors: Sequence[str]) -> None:
+        """Records which parts of an object cannot be read, and why. Empty: the whole object can be read."""
+        if errors:
+            self._note(uid, _Entry(kind, False, "; ".join(errors[:_AT_MOST_PARTS])), where)
         else:
             self.forget(uid)
 
@@ -224,11 +218,11 @@ class UnreadableObjects:
     def why(self, uid: str) -> str | None:
         """Returns why the newest version of an object cannot be read. None if it can be read, at least in part."""
         entry = self._entries.get(uid)
-        return entry.why if entry is not None and entry.whole else None
+        return entry.reason if entry is not None and entry.whole else None
 
     def objects(self, kind: Kind) -> dict[str, str]:
         """Returns the objects of a kind whose newest version cannot be read: UID -> reason."""
-        return {uid: entry.why for uid, entry in self._entries.items() if entry.whole and entry.kind == kind}
+        return {uid: entry.reason for uid, entry in self._entries.items() if entry.whole and entry.kind == kind}
 
     def _note(self, uid: str, entry: _Entry, where: str) -> None:
         before = self._entries.get(uid)
@@ -238,15 +232,15 @@ class UnreadableObjects:
         if before is not None:
             self._add(before, -1)
         self._add(entry, 1)
-        said = (
+        message = (
             "object left out, it cannot be read" if entry.whole else "a part of an object left out, it cannot be read"
         )
-        log.error(said, extra=about(kind=entry.kind.title, object=where, error=entry.why))
+        log.error(message, extra=about(kind=entry.kind.title, object=where, error=entry.reason))
 
     def _add(self, entry: _Entry, number: int) -> None:
-        what = (entry.kind.title, "object" if entry.whole else "part")
-        self._numbers[what] += number
-        self._count(*what, self._numbers[what])
+        kind_and_extent = (entry.kind.title, "object" if entry.whole else "part")
+        self._numbers[kind_and_extent] += number
+        self._count(*kind_and_extent, self._numbers[kind_and_extent])
 
 
 class ClusterCache:
@@ -308,10 +302,10 @@ class ClusterCache:
             listed: True if it comes from a list, so that it may have changed before now.
             fresh: True if the API server was asked for it just now.
         """
-        found = self.reader.read(kind, body)
-        return set() if found is None else self.store(found, listed=listed, fresh=fresh)
+        reading = self.reader.read(kind, body)
+        return set() if reading is None else self.store(reading, listed=listed, fresh=fresh)
 
-    def store(self, found: ObjectReading, *, listed: bool, fresh: bool = False) -> set[str]:
+    def store(self, reading: ObjectReading, *, listed: bool, fresh: bool = False) -> set[str]:
         """Stores what was read of an object. Returns the UIDs of the workloads that it may matter to.
 
         An object that cannot be read is left out, and the version that was known before stays in force
@@ -319,28 +313,28 @@ class ClusterCache:
         schema.
 
         Args:
-            found: What was read.
+            reading: What was read.
             listed: As in ``put``.
             fresh: As in ``put``.
         """
-        uid, kind = found.uid, found.kind
-        if not self.versions.take(uid, found.version, fresh=fresh):
+        uid, kind = reading.uid, reading.kind
+        if not self.versions.take(uid, reading.version, fresh=fresh):
             return set()
-        self._places[kind][uid] = found.key
-        where = f"{found.namespace}/{found.name}".removeprefix("/")
-        if found.error is not None:
-            self.unreadable_objects.object(kind, uid, where, found.error)
+        self._places[kind][uid] = reading.key
+        where = f"{reading.namespace}/{reading.name}".removeprefix("/")
+        if reading.error is not None:
+            self.unreadable_objects.object(kind, uid, where, reading.error)
             if kind is objects.POLICIES:
-                self.policies.put_unreadable(found.key)
+                self.policies.put_unreadable(reading.key)
             return set()
-        self.unreadable_objects.parts(kind, uid, where, found.unreadable_parts)
-        match found.value:
+        self.unreadable_objects.parts(kind, uid, where, reading.unreadable_parts)
+        match reading.value:
             case Pod() | Node() | Job() | Workload() as value:
-                return self._store_object(value, found, listed)
+                return self._store_object(value, reading, listed)
             case CheckpointPolicy() as policy:
-                before = self.policies.put(found.key, policy)
+                before = self.policies.put(reading.key, policy)
                 same = before is not None and before.spec == policy.spec
-                return policy.newly_saved(before) if same else self.objects.workloads_with_policy(found.key)
+                return policy.newly_saved(before) if same else self.objects.workloads_with_policy(reading.key)
             case ClusterCheckpointPolicy() as cluster_policy:
                 return set(self.objects.workloads) if self.policies.put_cluster(cluster_policy) else set()
             case Namespace() as namespace:
@@ -350,19 +344,19 @@ class ClusterCache:
                 self.preemptions.join(preemption)
                 return {preemption.spec.workload.uid}
             case RequestRecord() as request:
-                wanted = self.preemptions.put_request(request)
+                workload_key = self.preemptions.put_request(request)
                 self.first_seen.see(uid, {request.mark: request.created_at}, listed=listed)
-                return set(self.objects.workloads_named(wanted))
+                return set(self.objects.workloads_named(workload_key))
             case ClaimedDevices() | DeviceTaints() as devices:
                 return self.objects.workloads_of_pods(self._devices.put(devices, listed=listed))
             case str() as owner:
-                return self._store_attached(found, owner, listed)
-        raise AssertionError(f"{where}: found {found.value!r}, expected a value of {kind.plural}")
+                return self._store_attached(reading, owner, listed)
+        raise AssertionError(f"{where}: found {reading.value!r}, expected a value of {kind.plural}")
 
     def unreadable_policies(self) -> dict[Key, str]:
         """The policies whose newest version cannot be read, with the reason."""
         places = self._places[objects.POLICIES]
-        return {places[uid]: why for uid, why in self.unreadable_objects.objects(objects.POLICIES).items()}
+        return {places[uid]: reason for uid, reason in self.unreadable_objects.objects(objects.POLICIES).items()}
 
     def place(self, uid: str) -> tuple[objects.Kind, str, str] | None:
         """Kind, namespace and name of a known object."""
@@ -403,8 +397,8 @@ class ClusterCache:
         if kind in BY_PLACE:
             self.objects.drop_workload(uid)
             return {uid}
-        if (wanted := self.preemptions.drop_request(uid)) is not None:
-            return self.objects.workloads_named(wanted)
+        if (workload_key := self.preemptions.drop_request(uid)) is not None:
+            return self.objects.workloads_named(workload_key)
         if (namespace, name) in self._places[kind].values():
             return set()  # a new object of this name came before the deletion of the old one
         if kind is objects.CLUSTER_POLICIES:
@@ -461,12 +455,12 @@ class ClusterCache:
         Args:
             within_s: Seconds. The same in every call.
         """
-        found = self.preemptions.latest(self._clock(), within_s)
-        return [preemption for preemption in found if self._is_of_known_workload(preemption)]
+        latest = self.preemptions.latest(self._clock(), within_s)
+        return [preemption for preemption in latest if self._is_of_known_workload(preemption)]
 
     def _is_known(self, request: RequestRecord) -> bool:
-        found = self.objects.workloads_named((request.namespace, request.spec.workload.name))
-        return any(self.objects.workloads[uid].kind == request.spec.workload.kind for uid in found)
+        uids = self.objects.workloads_named((request.namespace, request.spec.workload.name))
+        return any(self.objects.workloads[uid].kind == request.spec.workload.kind for uid in uids)
 
     def _is_of_known_workload(self, preemption: PreemptionRecord) -> bool:
         workload = self.objects.workloads.get(preemption.spec.workload.uid)
@@ -480,11 +474,11 @@ class ClusterCache:
         """The policy that applies to a workload: if its own is not known, the one that it was created with."""
         return self._snapshots.policy_of(workload)
 
-    def _store_object(self, value: Pod | Node | Job | Workload, found: ObjectReading, listed: bool) -> set[str]:
+    def _store_object(self, value: Pod | Node | Job | Workload, reading: ObjectReading, listed: bool) -> set[str]:
         """Stores an object of a gang, or a node. Nothing is affected if nothing that matters has changed in it."""
         if isinstance(value, Pod | Job) and not value.workload_uid:
             return set()
-        marks_changed = self._signal_index.see(found.uid, found.marks, listed=listed)
+        marks_changed = self._signal_index.see(reading.uid, reading.marks, listed=listed)
         match value:
             case Pod() as pod:
                 changed = self.objects.put_pod(pod)
@@ -498,14 +492,14 @@ class ClusterCache:
                 changed = self.objects.put_workload(workload)
                 affected = {workload.uid}
             case Node() as node:
-                changed = self.objects.put_node(node, disrupted=any(map(signals.marks_node, found.marks)))
+                changed = self.objects.put_node(node, disrupted=any(map(signals.marks_node, reading.marks)))
                 affected = self.objects.workloads_on(node.name) if changed or marks_changed else set()
         return affected if changed or marks_changed else set()
 
-    def _store_attached(self, found: ObjectReading, owner: str, listed: bool) -> set[str]:
+    def _store_attached(self, reading: ObjectReading, owner: str, listed: bool) -> set[str]:
         """Stores a NodeClaim or a Kueue workload. ``owner``: the node's name, or the workload's UID."""
-        self._signal_index.see(found.uid, found.marks, listed=listed)
-        before = self._signal_index.attach(found.uid, owner)
-        if found.kind is objects.NODE_CLAIMS:
+        self._signal_index.see(reading.uid, reading.marks, listed=listed)
+        before = self._signal_index.attach(reading.uid, owner)
+        if reading.kind is objects.NODE_CLAIMS:
             return self.objects.workloads_on(owner) | self.objects.workloads_on(before)
         return self.objects.queued_as(owner)

@@ -139,13 +139,13 @@ class GangObjects:
 
     def pods_of(self, workload_uid: str, namespace: str | None = None) -> tuple[Pod, ...]:
         """The pods of the workload, by UID. If ``namespace`` is given, only those in it."""
-        known = self._sorted.get(workload_uid)
-        if known is None:
-            known = tuple(self.pods[uid] for uid in sorted(self._pods_of.get(workload_uid, ())))
-            self._sorted[workload_uid] = known
-        if namespace is None or all(pod.namespace == namespace for pod in known):
-            return known
-        return tuple(pod for pod in known if pod.namespace == namespace)
+        pods = self._sorted.get(workload_uid)
+        if pods is None:
+            pods = tuple(self.pods[uid] for uid in sorted(self._pods_of.get(workload_uid, ())))
+            self._sorted[workload_uid] = pods
+        if namespace is None or all(pod.namespace == namespace for pod in pods):
+            return pods
+        return tuple(pod for pod in pods if pod.namespace == namespace)
 
     def jobs_of(self, workload_uid: str) -> Iterator[Job]:
         """The Jobs of the workload, in no order."""
@@ -205,8 +205,8 @@ class GangObjects:
 
     def may_be_of_workload(self, namespace: str, pod_name: str) -> bool:
         """True if the pod may be of a known workload, by its name."""
-        known = (workload for workload in self.workloads.values() if workload.namespace == namespace)
-        return any(BY_NAME[workload.kind].may_have_made(workload.name, pod_name) for workload in known)
+        workloads = (workload for workload in self.workloads.values() if workload.namespace == namespace)
+        return any(BY_NAME[workload.kind].may_have_made(workload.name, pod_name) for workload in workloads)
 
 
 #: After a pause of this length, an attempt begins another series. kubectl drain tries every 5 s.
@@ -242,18 +242,18 @@ class FirstSeen:
             marks: When each mark began, in seconds since the epoch. None if the API does not tell.
             listed: True if the object comes from a list.
         """
-        known = self._since.pop(uid, {})
+        earlier = self._since.pop(uid, {})
         if marks:
             self._since[uid] = {
-                mark: known[mark] if mark in known else self._beginning(hint_at, listed, mark)
+                mark: earlier[mark] if mark in earlier else self._beginning(hint_at, listed, mark)
                 for mark, hint_at in marks.items()
             }
 
-    def recall(self, seen: Mapping[str, float]) -> None:
+    def recall(self, times: Mapping[str, float]) -> None:
         """Uses the times that replicas saw before this one began, by ``digest``, until ``forget_recalled``."""
-        self._recalled = dict(seen)
+        self._recalled = dict(times)
         for marks in self._since.values():
-            marks.update({mark: min(at, seen.get(digest(mark), at)) for mark, at in marks.items()})
+            marks.update({mark: min(at, times.get(digest(mark), at)) for mark, at in marks.items()})
 
     def forget_recalled(self) -> None:
         """Ends the use of recalled times. Call it when everything is listed: a mark that comes later is new."""
@@ -276,19 +276,19 @@ class FirstSeen:
         The first attempt of a series counts. After a pause of ``NEW_SERIES_S`` another series begins.
         """
         now = self._clock()
-        known = self._attempts.get(uid)
-        first_at = now if known is None or now - known.last_at > NEW_SERIES_S else known.first_at
+        series = self._attempts.get(uid)
+        first_at = now if series is None or now - series.last_at > NEW_SERIES_S else series.first_at
         self._attempts[uid] = _Attempts(mark, first_at, now)
 
     def since(self, uids: Iterable[str]) -> dict[str, float]:
         """When each mark on these objects was first seen."""
-        wanted = set(uids)
-        found: dict[str, float] = {}
-        for uid in self._since.keys() & wanted:
-            found.update(self._since[uid])
-        for uid in self._attempts.keys() & wanted:
-            found[self._attempts[uid].mark] = self._attempts[uid].first_at
-        return found
+        unique_uids = set(uids)
+        times: dict[str, float] = {}
+        for uid in self._since.keys() & unique_uids:
+            times.update(self._since[uid])
+        for uid in self._attempts.keys() & unique_uids:
+            times[self._attempts[uid].mark] = self._attempts[uid].first_at
+        return times
 
     def bound_at(self, uids: Iterable[str]) -> dict[str, float]:
         """When each of these pods was first seen bound; pods that are not bound are left out."""
@@ -350,23 +350,23 @@ class DeviceIndex:
         self._rules: dict[str, DeviceTaints] = {}
         self._tainted: set[str] = set()  # UIDs of the slices and rules that have marks
 
-    def put(self, found: ClaimedDevices | DeviceTaints, *, listed: bool) -> set[str]:
+    def put(self, devices: ClaimedDevices | DeviceTaints, *, listed: bool) -> set[str]:
         """Stores an object. Returns the UIDs of the pods to which it may matter."""
-        if isinstance(found, ClaimedDevices):
-            return self._put_claim(found)
-        if found == (self._rules if found.pool is None else self._slices).get(found.uid):
+        if isinstance(devices, ClaimedDevices):
+            return self._put_claim(devices)
+        if devices == (self._rules if devices.pool is None else self._slices).get(devices.uid):
             return set()  # as when Kubernetes writes the status of a rule
-        before = self._pods_of_source(found.uid)
-        self._remove_source(found.uid)
-        if found.pool is None:
-            self._rules[found.uid] = found
+        before = self._pods_of_source(devices.uid)
+        self._remove_source(devices.uid)
+        if devices.pool is None:
+            self._rules[devices.uid] = devices
         else:
-            self._slices[found.uid] = found
-            self._of_pool.setdefault(found.pool, set()).add(found.uid)
-        if found.taints:
-            self._tainted.add(found.uid)
-        self._first_seen.see(found.uid, {mark.id: mark.since_at for _, mark in found.taints}, listed=listed)
-        return before | self._pods_of_source(found.uid)
+            self._slices[devices.uid] = devices
+            self._of_pool.setdefault(devices.pool, set()).add(devices.uid)
+        if devices.taints:
+            self._tainted.add(devices.uid)
+        self._first_seen.see(devices.uid, {mark.id: mark.since_at for _, mark in devices.taints}, listed=listed)
+        return before | self._pods_of_source(devices.uid)
 
     def drop(self, uid: str) -> set[str]:
         """Forgets an object that was deleted. Returns the UIDs of the pods to which it mattered."""
@@ -435,12 +435,12 @@ class DeviceIndex:
 
     def _pods_of_source(self, uid: str) -> set[str]:
         """UIDs of the pods to whose devices it matters what a slice or a rule has."""
-        if (found := self._rules.get(uid)) is not None:
-            rule = found
-            return self._pods_with(lambda device: any(selector.selects(device) for selector, _ in rule.taints))
-        if (found := self._slices.get(uid)) is None or found.pool is None:
+        if (rule := self._rules.get(uid)) is not None:
+            taints = rule.taints
+            return self._pods_with(lambda device: any(selector.selects(device) for selector, _ in taints))
+        if (device_slice := self._slices.get(uid)) is None or device_slice.pool is None:
             return set()
-        pool = found.pool
+        pool = device_slice.pool
         if self._tainted.isdisjoint(self._of_pool[pool]):
             return set()
         # The whole pool: a slice of a new generation takes the place of all others.
@@ -480,15 +480,15 @@ class SignalIndex:
         self._attached: dict[str, set[str]] = {}  # node's name or workload's UID -> UIDs
         self._attached_to: dict[str, str] = {}
 
-    def see(self, uid: str, found: tuple[Mark, ...], *, listed: bool) -> bool:
+    def see(self, uid: str, marks: tuple[Mark, ...], *, listed: bool) -> bool:
         """Notes that the object has these marks now and no others. Returns True if it had others before."""
         before = self._marks.pop(uid, ())
-        if not (found or before):
+        if not (marks or before):
             return False  # as nearly all objects
-        if found:
-            self._marks[uid] = found
-        self._first_seen.see(uid, {mark.id: mark.since_at for mark in found}, listed=listed)
-        return found != before
+        if marks:
+            self._marks[uid] = marks
+        self._first_seen.see(uid, {mark.id: mark.since_at for mark in marks}, listed=listed)
+        return marks != before
 
     def attach(self, uid: str, to: str) -> str:
         """Notes that an object belongs to a node (by name) or a workload (by UID). Returns its previous owner."""
@@ -519,8 +519,8 @@ class SignalIndex:
 
     def _detach(self, uid: str) -> str:
         before = self._attached_to.pop(uid, "")
-        others = self._attached.get(before, set())
-        others.discard(uid)
-        if not others:
+        attached = self._attached.get(before, set())
+        attached.discard(uid)
+        if not attached:
             self._attached.pop(before, None)
         return before

@@ -115,12 +115,12 @@ class PolicyStore:
 
     def get(self, key: Key) -> CheckpointPolicy | None:
         """Returns the policy that applies to the workloads of a namespace that name it. None: there is none."""
-        if (known := self._applied.get(key)) is not None:
-            return known
-        found = self._found(key)
-        if found is None:
+        if (policy := self._applied.get(key)) is not None:
+            return policy
+        unlimited = self._unlimited(key)
+        if unlimited is None:
             return None  # and nothing is kept: pods may name what they like
-        return self._applied.setdefault(key, self.limited(found))
+        return self._applied.setdefault(key, self.limited(unlimited))
 
     def original(self, key: Key) -> ClusterCheckpointPolicy | None:
         """Returns the ClusterCheckpointPolicy whose default applies as the policy ``key``. None: a user wrote it."""
@@ -154,7 +154,7 @@ class PolicyStore:
     def _why_no_default(self, key: Key) -> str | None:
         return why_no_default(key[1], self._of_cluster.get(key[1]), self._labels_of(key[0]))
 
-    def _found(self, key: Key) -> CheckpointPolicy | None:
+    def _unlimited(self, key: Key) -> CheckpointPolicy | None:
         written, original = self._written.get(key), self.original(key)
         if original is None:
             return written

@@ -60,8 +60,8 @@ class PreemptionStore:
 
     def join(self, preemption: PreemptionRecord) -> None:
         """Joins a record from the API server with what is known of it, and keeps the result."""
-        known = self.records.get(preemption.key)
-        joined = preemption if known is None else known.joined(preemption)
+        before = self.records.get(preemption.key)
+        joined = preemption if before is None else before.joined(preemption)
         if joined.same_details(preemption):
             self._unwritten.discard(preemption.key)
         self._keep(joined)
@@ -69,9 +69,9 @@ class PreemptionStore:
     def put_request(self, request: RequestRecord) -> Key:
         """Keeps a request. Returns the namespace and name of the workload that it is for."""
         self.requests[request.uid] = request
-        wanted = (request.namespace, request.spec.workload.name)
-        self._requests_for[wanted].add(request.uid)
-        return wanted
+        workload_key = (request.namespace, request.spec.workload.name)
+        self._requests_for[workload_key].add(request.uid)
+        return workload_key
 
     def drop(self, key: Key) -> str | None:
         """Removes a record. Returns the UID of the workload that it was about, or None if it was not known."""
@@ -97,9 +97,9 @@ class PreemptionStore:
         request = self.requests.pop(uid, None)
         if request is None:
             return None
-        wanted = (request.namespace, request.spec.workload.name)
-        discard(self._requests_for, wanted, uid)
-        return wanted
+        workload_key = (request.namespace, request.spec.workload.name)
+        discard(self._requests_for, workload_key, uid)
+        return workload_key
 
     def of_workload(self, workload_uid: str, namespace: str | None = None) -> list[PreemptionRecord]:
         """The workload's preemptions, oldest first. If ``namespace`` is given, only those in it."""
@@ -115,9 +115,9 @@ class PreemptionStore:
 
     def requests_for(self, workload: WorkloadIdentity) -> tuple[RequestRecord, ...]:
         """The requests for the workload of that kind, namespace and name, oldest first."""
-        found = (self.requests[uid] for uid in self._requests_for.get((workload.namespace, workload.name), ()))
-        mine = (item for item in found if item.spec.workload.kind == workload.kind)
-        return tuple(sorted(mine, key=lambda item: (item.created_at, item.name)))
+        same_name = (self.requests[uid] for uid in self._requests_for.get((workload.namespace, workload.name), ()))
+        of_kind = (item for item in same_name if item.spec.workload.kind == workload.kind)
+        return tuple(sorted(of_kind, key=lambda item: (item.created_at, item.name)))
 
     def disrupted_workload_uids(self) -> set[str]:
         """The workloads with a preemption under way."""

@@ -119,7 +119,7 @@ async def sweep(
     cache: ClusterCache,
     drop: Callable[[str], Set[str]],
     watches: WatchState,
-    wanted: Collection[objects.Kind] = ALWAYS,
+    kinds: Collection[objects.Kind] = ALWAYS,
     begins: Callable[[objects.Kind], Awaitable[None]] = _nothing,
     *,
     findings: Findings | None = None,
@@ -132,7 +132,7 @@ async def sweep(
         cache: Stores what is listed.
         drop: Removes the object with a UID, which no longer exists. Returns the UIDs of the affected workloads.
         watches: Has the version up to which each kind was watched. Is told of failures.
-        wanted: The kinds to list.
+        kinds: The kinds to list.
         begins: Awaited before a kind is listed.
         findings: What sweeps that failed have found. This sweep adds what it finds at once. None: nothing was found.
         metadata_only: If True, the sweep only finds what no longer exists, and which kinds have changed.
@@ -143,29 +143,29 @@ async def sweep(
     unlisted: set[objects.Kind] = set()
     changed: set[objects.Kind] = set()
     findings = Findings() if findings is None else findings
-    for kind in (kind for kind in SELECTORS if kind in wanted):
+    for kind in (kind for kind in SELECTORS if kind in kinds):
         await begins(kind)
         listing = _Listing(api, cache, watches, kind, findings)
         try:
-            found = await (listing.compared() if metadata_only else listing.stored())
+            uids = await (listing.compared() if metadata_only else listing.stored())
         except client.NotFound:
             watches.absent(kind, optional=kind in OPTIONAL)
             if kind in OWN:
                 unlisted.add(kind)
                 continue
-            found = set()
+            uids = set()
         except client.KubeError as error:
             if kind not in OPTIONAL:
                 raise
             watches.failed(kind, str(error), optional=True)
             unlisted.add(kind)
             continue
-        for uid in listing.gone(found):
+        for uid in listing.gone(uids):
             findings.affected |= drop(uid)
         if listing.behind:
             changed.add(kind)
     affected, rewound = frozenset(findings.affected), findings.rewound
-    return Swept(frozenset(unlisted), frozenset(changed), affected, rewound, whole=set(wanted) >= ALWAYS)
+    return Swept(frozenset(unlisted), frozenset(changed), affected, rewound, whole=set(kinds) >= ALWAYS)
 
 
 class _Listing:
@@ -196,12 +196,12 @@ class _Listing:
 
     async def stored(self) -> set[str]:
         """Stores all objects, page by page. Returns their UIDs."""
-        reader, found, metadata = self._cache.reader, set(), {}
+        reader, uids, metadata = self._cache.reader, set(), {}
         async for page in self._pages(lambda body: reader.read(self._kind, body)):
             readings = [reading for reading in page.items if reading is not None]
             self._check(page.metadata, ((reading.uid, reading.version) for reading in readings))
             for reading in readings:
-                found.add(reading.uid)
+                uids.add(reading.uid)
                 is_new = reading.version == 0 or reading.version != self._cache.versions.of(reading.uid)
                 # Fresh: an object that seemed deleted while its kind was not served is back in the same version.
                 affected = self._cache.store(reading, listed=True, fresh=True)
@@ -210,22 +210,22 @@ class _Listing:
             metadata = page.metadata
         if metadata:
             self._watches.listed_at(self._kind, version_of(metadata))
-        return found
+        return uids
 
     async def compared(self) -> set[str]:
         """Compares the versions of all objects with the known ones. Returns their UIDs."""
-        found: dict[str, int] = {}
+        versions: dict[str, int] = {}
         async for page in self._pages(_version, metadata_only=True):
             self._check(page.metadata, page.items)
-            found.update(page.items)
-        if self._is_behind(found):
+            versions.update(page.items)
+        if self._is_behind(versions):
             await asyncio.sleep(_EVENTS_COME_S)  # what changed during the list comes from the watch
-            self.behind = self._is_behind(found)
-        return set(found)
+            self.behind = self._is_behind(versions)
+        return set(versions)
 
-    def gone(self, found: Set[str]) -> set[str]:
+    def gone(self, listed_uids: Set[str]) -> set[str]:
         """The UIDs of the known objects that are not among those that were found, and do not exist any more."""
-        gone = self.before.keys() - found
+        gone = self.before.keys() - listed_uids
         if self._unlisted:
             places = {uid: self._cache.place(uid) for uid in gone}
             gone = {uid for uid, place in places.items() if place is None or place[1] not in self._unlisted}
@@ -258,14 +258,14 @@ class _Listing:
             return True
         return False
 
-    def _is_behind(self, found: Mapping[str, int]) -> bool:
-        return any(self._cache.versions.is_behind(uid, version) for uid, version in found.items())
+    def _is_behind(self, versions: Mapping[str, int]) -> bool:
+        return any(self._cache.versions.is_behind(uid, version) for uid, version in versions.items())
 
     def _check(self, metadata: client.JsonObject, versions: Iterable[tuple[str, int]]) -> None:
         """Notes if a page is older than what was known at the time of the request."""
-        version, known = version_of(metadata), self.before
+        version, before = version_of(metadata), self.before
         if self._rewound or not (
-            0 < version < self._newest or any(version < known.get(uid, 0) for uid, version in versions)
+            0 < version < self._newest or any(version < before.get(uid, 0) for uid, version in versions)
         ):
             return
         log.warning(
@@ -365,7 +365,7 @@ class Relister:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        wanted: Set[objects.Kind] = self._watched
+        kinds: Set[objects.Kind] = self._watched
         in_full = True
         self._watched_at = asyncio.get_running_loop().time() + _WATCHES_BEGIN_S
         while True:
@@ -378,23 +378,23 @@ class Relister:
                     self._cache,
                     self._drop,
                     self._watches,
-                    wanted,
+                    kinds,
                     functools.partial(self._list_begins, in_full=in_full),
                     findings=self._findings,
                     metadata_only=not in_full,
                 )
-                self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=wanted == self._watched)
+                self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=kinds == self._watched)
             except client.KubeError as error:
                 log.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(self.again_s)
                 continue
-            self._listed |= wanted - swept.unlisted - swept.changed
-            self._unlisted = (self._unlisted - wanted) | swept.unlisted
+            self._listed |= kinds - swept.unlisted - swept.changed
+            self._unlisted = (self._unlisted - kinds) | swept.unlisted
             self._after(swept)
             self._findings = Findings()
-            if wanted == self._watched:
+            if kinds == self._watched:
                 self._all_at = asyncio.get_running_loop().time() + EVERY_S
-            wanted, in_full = await self._next_wanted(swept, in_full)
+            kinds, in_full = await self._next_kinds(swept, in_full)
 
     async def _list_begins(self, kind: objects.Kind, in_full: bool) -> None:
         """Waits until the kind's watch has begun, but only for a while after the start."""
@@ -405,7 +405,7 @@ class Relister:
         if in_full or not self._gaps.get(kind, False):
             self._gaps.pop(kind, None)  # what was missed until now will be in the list
 
-    async def _next_wanted(self, swept: Swept, was_full: bool) -> tuple[Set[objects.Kind], bool]:
+    async def _next_kinds(self, swept: Swept, was_full: bool) -> tuple[Set[objects.Kind], bool]:
         """Waits until kinds must be listed again. Returns which, and whether in full."""
         if swept.rewound:
             return self._watched, True

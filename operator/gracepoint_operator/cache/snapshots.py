@@ -55,11 +55,11 @@ def marks_of_pods(
             for pod in pods
             if pod.uid in marked or pod.node in marked_nodes or (marked_jobs and pod.job_name in marked_jobs)
         ]
-    found = {
+    by_pod = {
         pod.uid: _concerning(index, place, queued_as, pod, nodes.get(pod.node), jobs.get(pod.job_name))
         for pod in concerned
     }
-    return {uid: marks for uid, marks in found.items() if marks}
+    return {uid: marks for uid, marks in by_pod.items() if marks}
 
 
 def _concerning(
@@ -109,8 +109,8 @@ class Suspensions:
         if workload is None:
             return []
         places = [self._place(uid) for uid in sorted(self._index.attached_to(workload.queued_as))]
-        found = [place for place in places if place is not None and place[0] is kinds.KUEUE_WORKLOADS]
-        return [(namespace, name) for _, namespace, name in found if namespace == workload.namespace]
+        entries = [place for place in places if place is not None and place[0] is kinds.KUEUE_WORKLOADS]
+        return [(namespace, name) for _, namespace, name in entries if namespace == workload.namespace]
 
     def of(self, workload_uid: str) -> dict[str, float]:
         """The suspensions on a workload and its Jobs: when each mark was first seen, in seconds since the epoch."""
@@ -129,10 +129,10 @@ class Suspensions:
             workload_uid: UID of the workload.
             since: When each mark that concerns the workload was first seen, in seconds since the epoch.
         """
-        found = self.of(workload_uid)
-        if not found or not self.queue_entries(workload_uid):
+        suspensions = self.of(workload_uid)
+        if not suspensions or not self.queue_entries(workload_uid):
             return frozenset()
-        return frozenset(mark for mark in found if self._explained.get(mark) != since.get(mark))
+        return frozenset(mark for mark in suspensions if self._explained.get(mark) != since.get(mark))
 
     def forget(self, uid: str) -> None:
         """Forgets an object that was deleted."""
@@ -164,9 +164,9 @@ class Snapshots:
 
     def policy_of(self, workload: Workload) -> CheckpointPolicy | None:
         """Returns the policy that applies to a workload: if its own is not known, the one that it was created with."""
-        found = self.policies.get((workload.namespace, workload.policy))
-        if found is not None:
-            return found
+        policy = self.policies.get((workload.namespace, workload.policy))
+        if policy is not None:
+            return policy
         kept = kept_policy(workload, list(self.preemptions.of_workload(workload.uid, workload.namespace)))
         return None if kept is None else self.policies.limited(kept)
 
@@ -188,8 +188,8 @@ class Snapshots:
         queued_as = (workload_uid,) if workload is None else workload.queued_as
         marks = marks_of_pods(self.signal_index, self.place, queued_as, pods, nodes, jobs)
         of_devices = self.devices.of(pods)
-        for pod_uid, found in of_devices.of_pods.items():
-            marks[pod_uid] = (*marks.get(pod_uid, ()), *found)
+        for pod_uid, device_marks in of_devices.of_pods.items():
+            marks[pod_uid] = (*marks.get(pod_uid, ()), *device_marks)
         marked = {workload_uid, *(request.uid for request in requests)} | {job.uid for job in jobs.values()}
         marked |= {node.uid for node in nodes.values()} & self.signal_index.marked
         marked.update(pod.uid for pod in pods)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 #: A failure is logged once it has lasted for this time, in seconds: an API server that serves a kind for the first time
 #: refuses some requests for it, and a second later it answers.
-_SAID_AFTER_S = 5.0
+_LOGGED_AFTER_S = 5.0
 #: Each thread that watches makes a request at least this often, unless it hangs.
 HANGS_AFTER_S = 300.0
 
@@ -40,7 +40,7 @@ class _Watch:
             namespace. "": all of them.
         failing_since: When the first request failed after the last answer, by the clock, for the namespaces where that
             is so.
-        said: The namespaces of which the log has that it fails.
+        logged: The namespaces of whose failure there is a log line.
         version: The highest resourceVersion from which the kind was watched, or at which it was listed.
         begun: Whether the watch knows the version after which it begins. If it begins later in another namespace, that
             is a gap.
@@ -48,7 +48,7 @@ class _Watch:
 
     answered_at: dict[str, float] = dataclasses.field(default_factory=dict)
     failing_since: dict[str, float] = dataclasses.field(default_factory=dict)
-    said: set[str] = dataclasses.field(default_factory=set)
+    logged: set[str] = dataclasses.field(default_factory=set)
     version: int = 0
     begun: bool = False
 
@@ -133,12 +133,12 @@ class WatchState:
         with self._lock:
             watch = self._watch(kind)
             failing_since = watch.failing_since.pop(namespace, None)
-            said = namespace in watch.said
-            watch.said.discard(namespace)
+            was_logged = namespace in watch.logged
+            watch.logged.discard(namespace)
             watch.answered_at[namespace] = now
             was_absent = kind in self._absent
             self._absent.discard(kind)
-        if failing_since is not None and said:
+        if failing_since is not None and was_logged:
             failed_for_s = round(now - failing_since, 1)
             log.info("watched again", extra=about(kind=kind.title, **_named(namespace), failed_for_s=failed_for_s))
         if was_absent:
@@ -160,7 +160,7 @@ class WatchState:
             watch = self._watch(kind)
             watch.answered_at.pop(namespace, None)
             watch.failing_since.pop(namespace, None)
-            watch.said.discard(namespace)
+            watch.logged.discard(namespace)
 
     def failed(self, kind: Kind, error: str, namespace: str = "", *, optional: bool) -> None:
         """Notes that a request to list or watch the kind failed. It will be made again."""
@@ -169,10 +169,10 @@ class WatchState:
         with self._lock:
             watch = self._watch(kind)
             since = watch.failing_since.setdefault(namespace, now)
-            says = namespace not in watch.said and now - since >= _SAID_AFTER_S
-            if says:
-                watch.said.add(namespace)
-        if says:
+            must_log = namespace not in watch.logged and now - since >= _LOGGED_AFTER_S
+            if must_log:
+                watch.logged.add(namespace)
+        if must_log:
             message = (
                 "an optional kind is left out, and tried again" if optional else "a kind fails, and is tried again"
             )
@@ -181,13 +181,13 @@ class WatchState:
     def absent(self, kind: Kind, *, optional: bool) -> None:
         """Notes that the cluster does not have the kind. It is watched as soon as its CRD is installed."""
         with self._lock:
-            known = self._watches.pop(kind, None)
-            says = not optional and kind not in self._absent
-            if says:
+            watch = self._watches.pop(kind, None)
+            must_log = not optional and kind not in self._absent
+            if must_log:
                 self._absent.add(kind)
-        if known is not None:
+        if watch is not None:
             self._metrics.watch_age_s.remove(kind.title)
-        if says:
+        if must_log:
             log.warning(
                 "the cluster lacks a kind, which is watched once it is installed",
                 extra=about(kind=kind.title, group=kind.group),
@@ -201,8 +201,8 @@ class WatchState:
     def version(self, kind: Kind) -> int:
         """The highest resourceVersion from which the kind was watched, or at which it was listed."""
         with self._lock:
-            known = self._watches.get(kind)
-            return 0 if known is None else known.version
+            watch = self._watches.get(kind)
+            return 0 if watch is None else watch.version
 
     def listed_at(self, kind: Kind, version: int) -> None:
         """Notes that the kind was listed at that resourceVersion."""
@@ -335,15 +335,15 @@ async def look_afresh(
     except client.NotFound:
         gone = [workload.uid]
     for name in jobs if BY_NAME[workload.kind].makes_jobs else ():
-        known = [
+        job_uids = [
             job.uid for job in cache.objects.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)
         ]
         try:
             body = await api.get(objects.JOBS, workload.namespace, name)
             cache.put(objects.JOBS, body, listed=True)
-            gone += [uid for uid in known if uid != body["metadata"]["uid"]]
+            gone += [uid for uid in job_uids if uid != body["metadata"]["uid"]]
         except client.NotFound:
-            gone += known
+            gone += job_uids
     for uid in gone:
         cache.drop(uid)
     if workload.uid in gone:

@@ -168,8 +168,8 @@ def _unknown_pod(pod_uid: str, expected: str) -> RequestRefused:
 def _read_review(status: client.JsonObject) -> Identity:
     audience = names.TOKEN_AUDIENCE
     if not status.get("authenticated") or audience not in (status.get("audiences") or ()):
-        why = status.get("error") or f"it is expired, or not for the audience {audience!r}"
-        raise RequestRefused(401, AuthenticationFailure.BAD_TOKEN, f"the token is not good: {why}")
+        reason = status.get("error") or f"it is expired, or not for the audience {audience!r}"
+        raise RequestRefused(401, AuthenticationFailure.BAD_TOKEN, f"the token is not good: {reason}")
     user = status.get("user") or {}
     username = str(user.get("username") or "")
     uids = (user.get("extra") or {}).get(_POD_UID) or []

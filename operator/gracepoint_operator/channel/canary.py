@@ -56,7 +56,7 @@ class Canary:
         self._token = secrets.token_urlsafe(32)
         self._subscriber: Subscriber | None = None
         self._heard_at: float | None = None
-        self._said = ""
+        self._last_failure = ""
         metrics.canary_age_s.set_function(lambda: self.silent_s)
 
     @property
@@ -67,8 +67,8 @@ class Canary:
     def admits(self, authorization: str, subscriber: Subscriber) -> bool:
         """Whether this subscriber is the canary, and not a pod. Runs on the controller's loop."""
         # A header may hold any bytes, which aiohttp makes surrogates.
-        found = authorization.encode(errors="surrogateescape")
-        if not hmac.compare_digest(found, f"Bearer {self._token}".encode()):
+        header = authorization.encode(errors="surrogateescape")
+        if not hmac.compare_digest(header, f"Bearer {self._token}".encode()):
             return False
         self._subscriber = subscriber
         return True
@@ -86,10 +86,10 @@ class Canary:
                 await self._stream(host, port, server_name)
             except (OSError, EOFError, ValueError, TimeoutError) as error:  # ssl.SSLError is an OSError
                 self._metrics.canary_failures.inc()
-                said = repr(error)
-                if said != self._said:
-                    log.error("the canary was not notified", extra=about(error=said, silent_s=self.silent_s))
-                self._said = said
+                failure = repr(error)
+                if failure != self._last_failure:
+                    log.error("the canary was not notified", extra=about(error=failure, silent_s=self.silent_s))
+                self._last_failure = failure
                 await asyncio.sleep(EVERY_S)
 
     async def _stream(self, host: str, port: int, server_name: str) -> None:
@@ -102,9 +102,9 @@ class Canary:
             for number in range(_NOTICES_A_STREAM):
                 async with asyncio.timeout(_WITHIN_S):
                     await self._notice(reader, f"canary-{number}")
-                if self._said:
+                if self._last_failure:
                     log.info("the canary is notified again")
-                self._said = ""
+                self._last_failure = ""
                 await asyncio.sleep(EVERY_S)
         finally:
             writer.transport.abort()
@@ -132,8 +132,8 @@ class Canary:
                 raise EOFError("the stream ended")
             if line.startswith(b"{"):  # the body is in chunks, and the length of each is a line
                 with contextlib.suppress(ValueError):
-                    found = Frame.read(line)
-                    if isinstance(found, Notice) and found.preemption == name:
+                    incoming = Frame.read(line)
+                    if isinstance(incoming, Notice) and incoming.preemption == name:
                         break
         heard_at = time.monotonic()
         self._heard_at = heard_at
@@ -248,11 +248,11 @@ class TrustNotifier:
 
     def tell(self, subscribers: Iterable[Subscriber]) -> None:
         """Tells those of the subscribers that have other authorities."""
-        told = 0
+        pods = 0
         for subscriber in subscribers:
             if self._digest and subscriber.trusts not in (None, self._digest):
                 subscriber.trusts = self._digest
                 subscriber.send(Outgoing(functools.partial(Trust, authorities=self._authorities)))
-                told += 1
-        if told:
-            log.info("pods told which authorities to trust", extra=about(pods=told, digest=self._digest))
+                pods += 1
+        if pods:
+            log.info("pods told which authorities to trust", extra=about(pods=pods, digest=self._digest))

@@ -83,15 +83,15 @@ class Notifier:
         now = self._clock()
         match decision:
             case StartPreemption():
-                begun = PreemptionRecord(
+                preemption = PreemptionRecord(
                     decision.namespace,
                     decision.name,
                     None,
                     decision.spec,
                     preemption_status.noticed(decision.expected, decision.spec),
                 )
-                self.changed(begun)
-                log.info("signal", extra=decided(preemption=begun.name, signal=begun.spec.signal))
+                self.changed(preemption)
+                log.info("signal", extra=decided(preemption=preemption.name, signal=preemption.spec.signal))
             case Move():
                 self.changed(dataclasses.replace(decision.preemption, spec=decision.spec))
             case End():
@@ -121,7 +121,7 @@ class Notifier:
         pods, deadline_at = self._cache.objects.pods, preemption.spec.deadline.timestamp()
         retracted = preemption.phase is Phase.RETRACTED
         # Nobody is told long after the deadline: such a record was restored from a backup.
-        ended = preemption.phase.ended or is_late(preemption, self._clock())
+        is_over = preemption.phase.ended or is_late(preemption, self._clock())
         wake_ups = WakeUps()
         for subscriber in subscribers[begin : begin + _AT_ONCE]:
             pod = pods.get(subscriber.hello.pod_uid)
@@ -130,10 +130,10 @@ class Notifier:
             if retracted and preemption.name not in subscriber.retracted:
                 subscriber.retracted.add(preemption.name)
                 subscriber.send(Outgoing(functools.partial(_retraction, subscriber, preemption)), wake_ups)
-            if ended:
+            if is_over:
                 continue
-            told = subscriber.told.get(preemption.name)
-            if told is None or abs(deadline_at - told) > DEADLINE_TOLERANCE_S:
+            sent_deadline_at = subscriber.told.get(preemption.name)
+            if sent_deadline_at is None or abs(deadline_at - sent_deadline_at) > DEADLINE_TOLERANCE_S:
                 subscriber.told[preemption.name] = deadline_at
                 telling = _Telling(subscriber, pod, preemption, self._clock, self._told)
                 subscriber.send(Outgoing(telling.make, telling.written, telling.sent), wake_ups)
@@ -161,13 +161,13 @@ class Notifier:
 
     def changed(self, preemption: PreemptionRecord) -> None:
         """Stores, tells and records a preemption that is new or has changed."""
-        known = self._cache.preemptions.records.get(preemption.key)
+        before = self._cache.preemptions.records.get(preemption.key)
         self._cache.preemptions.put(preemption)
         self.tell(preemption)
-        ended = preemption.phase.ended and known is not None and known.phase is not preemption.phase
-        told = len(self._subscribers.of_workload(preemption.spec.workload.uid)) if known is None else 0
-        after_s = min(_MOST_RECORDED_AFTER_S, told * _RECORDED_AFTER_S)
-        self._preemption_writer.touch(preemption, urgent=known is None or ended, after_s=after_s)
+        is_end = preemption.phase.ended and before is not None and before.phase is not preemption.phase
+        notified_pods = len(self._subscribers.of_workload(preemption.spec.workload.uid)) if before is None else 0
+        after_s = min(_MOST_RECORDED_AFTER_S, notified_pods * _RECORDED_AFTER_S)
+        self._preemption_writer.touch(preemption, urgent=before is None or is_end, after_s=after_s)
 
     def _told(self, pod: Pod, preemption: PreemptionRecord, at: float) -> None:
         if self._acknowledgements.told(preemption.key, pod, at):
@@ -175,9 +175,9 @@ class Notifier:
         self._preemption_writer.touch(self._cache.preemptions.records.get(preemption.key, preemption))
 
     def _reached(self, preemption: PreemptionRecord, stage: str, now: float) -> None:
-        known = self._cache.preemptions.records.get(preemption.key, preemption)
-        after = preemption_status.with_stage(known.status, stage, known.spec.observed_at.timestamp(), now)
-        self.changed(dataclasses.replace(known, status=after))
+        newest = self._cache.preemptions.records.get(preemption.key, preemption)
+        after = preemption_status.with_stage(newest.status, stage, newest.spec.observed_at.timestamp(), now)
+        self.changed(dataclasses.replace(newest, status=after))
 
 
 class _Telling:
@@ -188,7 +188,7 @@ class _Telling:
         pod: Its pod.
         preemption: The preemption.
         clock: Seconds since the epoch.
-        told: Called after the notice was written, with the time at which that was.
+        on_written: Called after the notice was written, with the time at which that was.
     """
 
     __slots__ = ("_at", "_clock", "_pod", "_preemption", "_subscriber", "_told")
@@ -199,13 +199,13 @@ class _Telling:
         pod: Pod,
         preemption: PreemptionRecord,
         clock: Callable[[], float],
-        told: Callable[[Pod, PreemptionRecord, float], None],
+        on_written: Callable[[Pod, PreemptionRecord, float], None],
     ) -> None:
         self._subscriber = subscriber
         self._pod = pod
         self._preemption = preemption
         self._clock = clock
-        self._told = told
+        self._told = on_written
         self._at = 0.0
 
     def make(self) -> Frame:
@@ -264,15 +264,15 @@ def hints_for(gang: GangSnapshot) -> list[Signal]:
     """The hints for a gang: of kinds that its policy names, and first seen after its pods were bound."""
     if gang.policy is None or gang.policy.spec.mode is Mode.OBSERVE:
         return []
-    found = []
+    hints = []
     for pod in gang.suspects if gang.marks else ():
         bound_at = gang.bound_at.get(pod.uid)
         for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ())):
             if signal.confidence is not Confidence.HINT or not gang.policy.spec.counts(signal.kind):
                 continue
             if bound_at is not None and gang.since[signal.mark] >= bound_at:
-                found.append(signal)
-    return found
+                hints.append(signal)
+    return hints
 
 
 class HintNotifier:
@@ -288,18 +288,18 @@ class HintNotifier:
 
     def tell(self, gang: GangSnapshot) -> None:
         """Sends every subscriber of the gang the hints that it was not told yet."""
-        found = hints_for(gang)
-        if not found and gang.workload_uid not in self._hinted:
+        hints = hints_for(gang)
+        if not hints and gang.workload_uid not in self._hinted:
             return  # as for nearly all gangs
-        if found:
+        if hints:
             self._hinted.add(gang.workload_uid)
         else:
             self._hinted.discard(gang.workload_uid)
-        marks = {signal.mark for signal in found}
+        marks = {signal.mark for signal in hints}
         uids = {pod.uid for pod in gang.members}
         for subscriber in self._subscribers.of_workload(gang.workload_uid):
             subscriber.hinted &= marks  # a sign that goes away and comes again is told again
-            new = [signal for signal in found if signal.mark not in subscriber.hinted]
+            new = [signal for signal in hints if signal.mark not in subscriber.hinted]
             if new and subscriber.hello.takes_hints and subscriber.hello.pod_uid in uids:
                 subscriber.hinted |= {signal.mark for signal in new}
                 subscriber.send(Outgoing(functools.partial(_frame, subscriber, new[:_MOST])))

@@ -173,10 +173,10 @@ class ReportHandler:
             is_left, status = preemption is before[0], preemption.status
             if is_left and preemption.spec.mode is Mode.ENFORCE:
                 status = preemption_status.resumed(preemption, message, now)
-            known = dataclasses.replace(preemption, status=status)
-            if (is_left or _names(message, preemption)) and preemption_status.proves_commit(known, message):
+            current = dataclasses.replace(preemption, status=status)
+            if (is_left or _names(message, preemption)) and preemption_status.proves_commit(current, message):
                 log.warning("a commit that nobody reported", extra=about(preemption=preemption.name, pod=pod.name))
-                status = preemption_status.proven_committed(known, message, now)
+                status = preemption_status.proven_committed(current, message, now)
                 self._on_end([message.workload_uid])
             if status != preemption.status:
                 self._notifier.changed(dataclasses.replace(preemption, status=status))
@@ -191,18 +191,18 @@ class ReportHandler:
             return await self._find(pod, report.preemption)
         except UnknownPreemption:
             gang = await self._gang_afresh(pod)
-            if (known := self._cache.preemptions.records.get((pod.namespace, report.preemption))) is not None:
-                return known  # made meanwhile, by another report
+            if (existing := self._cache.preemptions.records.get((pod.namespace, report.preemption))) is not None:
+                return existing  # made meanwhile, by another report
             if gang is None or self._known(pod) is not None:
                 raise
-            begun = self._begun(gang, pod, report, signals.TOLD_BEFORE)
-            if begun is None or begun.name != report.preemption:
+            unrecorded = self._begun(gang, pod, report, signals.TOLD_BEFORE)
+            if unrecorded is None or unrecorded.name != report.preemption:
                 raise
-            log.warning("a notice of which there was no record", extra=about(preemption=begun.name, pod=pod.name))
+            log.warning("a notice of which there was no record", extra=about(preemption=unrecorded.name, pod=pod.name))
         # Nobody knows any more which pods the signal was about. The gang's primary process reports for all.
-        begun = dataclasses.replace(begun, spec=begun.spec.model_copy(update={"nodes": [], "pods": []}))
-        self._cache.preemptions.put(begun)
-        return begun
+        unrecorded = dataclasses.replace(unrecorded, spec=unrecorded.spec.model_copy(update={"nodes": [], "pods": []}))
+        self._cache.preemptions.put(unrecorded)
+        return unrecorded
 
     async def _find(self, pod: Pod, name: str) -> PreemptionRecord:
         """The preemption that a message names.
@@ -211,9 +211,9 @@ class ReportHandler:
         for it shortly.
         """
         key = (pod.namespace, name)
-        known = self._cache.preemptions.records.get(key)
-        if known is not None and known.spec.workload.uid == pod.workload_uid:
-            return known  # at once: all pods of a gang acknowledge at about the same time
+        cached = self._cache.preemptions.records.get(key)
+        if cached is not None and cached.spec.workload.uid == pod.workload_uid:
+            return cached  # at once: all pods of a gang acknowledge at about the same time
         try:
             preemption = await _OTHER_REPLICA_BACKOFF.retried(
                 self._fetch, key, on=client.NotFound, within_s=self.other_replica_s
@@ -228,25 +228,25 @@ class ReportHandler:
         if key not in self._cache.preemptions.records:
             body = await self._api.get(objects.PREEMPTIONS, *key)
             self._cache.put(objects.PREEMPTIONS, body, listed=True)
-            if (why := self._cache.unreadable_objects.why(body["metadata"]["uid"])) is not None:
-                raise UnknownPreemption(f"preemption: found {key[1]!r}, which cannot be read ({why})")
+            if (reason := self._cache.unreadable_objects.why(body["metadata"]["uid"])) is not None:
+                raise UnknownPreemption(f"preemption: found {key[1]!r}, which cannot be read ({reason})")
         if key not in self._cache.preemptions.records:
             raise client.NotFound(f"{key}: it was deleted in between")
         return self._cache.preemptions.records[key]
 
     async def _place(self, pod: Pod, report: Report) -> PreemptionRecord | None:
         """The preemption of a report that names none. None if the SIGTERM was not a disruption."""
-        if (known := self._known(pod)) is not None:
-            return known
+        if (existing := self._known(pod)) is not None:
+            return existing
         gang = await self._gang_afresh(pod)
-        if (known := self._known(pod)) is not None:  # made meanwhile: by another report, or for a signal
-            return known
-        begun = None if gang is None else self._begun(gang, pod, report, signals.TOLD_BY_GANG)
-        if gang is None or begun is None or gang.is_ordinary_life(pod):
+        if (existing := self._known(pod)) is not None:  # made meanwhile: by another report, or for a signal
+            return existing
+        unannounced = None if gang is None else self._begun(gang, pod, report, signals.TOLD_BY_GANG)
+        if gang is None or unannounced is None or gang.is_ordinary_life(pod):
             log.info("a gang ends in ordinary life", extra=seldom(report.phase, pod=pod.name, phase=report.phase))
             return None
-        self._cache.preemptions.put(begun)
-        return begun
+        self._cache.preemptions.put(unannounced)
+        return unannounced
 
     async def _gang_afresh(self, pod: Pod) -> GangSnapshot | None:
         """The pod's gang after its workload and its Job were read again; None if the workload is not known."""

@@ -230,14 +230,14 @@ class Channel:
             return
         hello = subscriber.hello
         pod = await self._admit(authorization, hello.pod_uid, hello.session, early=True)
-        for field, found, expected in (
+        for field, value, expected in (
             ("namespace", hello.namespace, pod.namespace),
             ("pod_name", hello.pod_name, pod.name),
             (json_key("workload_uid"), hello.workload_uid, pod.workload_uid),
             ("restart_attempt", hello.restart_attempt, pod.restart_attempt),
         ):
-            if found != expected:
-                raise _mismatch(field, found, expected)
+            if value != expected:
+                raise _mismatch(field, value, expected)
         self._subscribers.connect(subscriber)
         self._reports.subscribed(pod, hello)
         self._metrics.subscriptions.set(len(self._subscribers))
@@ -274,8 +274,8 @@ class Channel:
         if not self._notifier.ready:
             raise RequestRefused(503, AuthenticationFailure.NOT_READY, "this replica is still starting; try again")
         pod = await self._authenticator.admit(authorization, pod_uid)
-        known = self._subscribers
-        if known.is_stopped(pod_uid, session) or not (early or known.speaks_for(pod_uid, session)):
+        subscribers = self._subscribers
+        if subscribers.is_stopped(pod_uid, session) or not (early or subscribers.speaks_for(pod_uid, session)):
             message = f"session: found {session!r}; a newer one followed it, or another one of the pod is connected"
             raise RequestRefused(403, AuthenticationFailure.STOPPED_SESSION, message)
         return pod
@@ -304,8 +304,8 @@ async def _read(request: web.Request, kind: type[_Any]) -> _Any:
         raise RequestRefused(408, AuthenticationFailure.BAD_MESSAGE, message) from error
 
 
-def _mismatch(field: str, found: object, expected: object) -> RequestRefused:
-    message = f"{field}: found {found!r}, expected {expected!r}, as the pod has it"
+def _mismatch(field: str, value: object, expected: object) -> RequestRefused:
+    message = f"{field}: found {value!r}, expected {expected!r}, as the pod has it"
     return RequestRefused(403, AuthenticationFailure.OTHER_POD, message)
 
 

@@ -103,16 +103,16 @@ class LoopCalls:
             self._loop.call_soon(self._run)
 
 
-def _give(done: asyncio.Task[_Result], answer: asyncio.Future[_Result]) -> None:
+def _give(task: asyncio.Task[_Result], answer: asyncio.Future[_Result]) -> None:
     """Gives the result of a task to whoever waits for it."""
     if answer.done():
         return  # cancelled meanwhile
-    if done.cancelled():
+    if task.cancelled():
         answer.cancel()
-    elif (error := done.exception()) is not None:
+    elif (error := task.exception()) is not None:
         answer.set_exception(error)
     else:
-        answer.set_result(done.result())
+        answer.set_result(task.result())
 
 
 _QUEUE_LENGTH = 32

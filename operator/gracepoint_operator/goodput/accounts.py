@@ -117,43 +117,45 @@ class GoodputLedger:
             case StallTimes():
                 return self.halted(observed)
 
-    def saw(self, seen: PodsObservation) -> GoodputLedger:
+    def saw(self, observation: PodsObservation) -> GoodputLedger:
         """Returns the ledger after an observation of the pods."""
         if self.finished_ms is not None:
             return self
         life = self.current
-        if life is None or _is_next(life, seen):
-            return self._beginning(seen.attempt, seen.created)._seen(seen)  # noqa: SLF001 - another one of this class
-        return self._seen(seen) if seen.created.stamp_ms >= _second(life.created_ms) else self
+        if life is None or _is_next(life, observation):
+            return self._beginning(observation.attempt, observation.created)._with_observation(observation)  # noqa: SLF001 - another one of this class
+        return self._with_observation(observation) if observation.created.stamp_ms >= _second(life.created_ms) else self
 
-    def heard(self, told: ProcessTimes) -> GoodputLedger:
+    def heard(self, times: ProcessTimes) -> GoodputLedger:
         """Returns the ledger after what a process says of its times."""
-        number = self._number_of(told)
+        number = self._number_of(times)
         if number is None:
             return self
         life = self.lives[number]
-        if self.finished_ms is not None and life.session != told.session:
+        if self.finished_ms is not None and life.session != times.session:
             return self
-        if life.session and life.session != told.session:
-            if number != len(self.lives) - 1 or life.stopped_ms is not None or told.attached_ms <= life.created_ms:
+        if life.session and life.session != times.session:
+            if number != len(self.lives) - 1 or life.stopped_ms is not None or times.attached_ms <= life.created_ms:
                 return self  # of a process before
             # The containers were started again, in the same pods.
-            again = Moment(stamp_ms=told.attached_ms, at_ms=told.attached_ms)
+            again = Moment(stamp_ms=times.attached_ms, at_ms=times.attached_ms)
             ledger = self._beginning(life.attempt, again)
-            return ledger._with(len(ledger.lives) - 1, joined(ledger.lives[-1], told))  # noqa: SLF001
+            return ledger._with(len(ledger.lives) - 1, joined(ledger.lives[-1], times))  # noqa: SLF001
         ledger = self._without_guess()
-        return ledger._with(number, joined(ledger.lives[number], told))._guessed()  # noqa: SLF001
+        return ledger._with(number, joined(ledger.lives[number], times))._guessed()  # noqa: SLF001
 
-    def halted(self, told: StallTimes) -> GoodputLedger:
+    def halted(self, times: StallTimes) -> GoodputLedger:
         """Returns the ledger after a process has said that training stalls."""
         life = self.current
         if life is None or self.finished_ms is not None or not life.has_trained or life.gone_ms is not None:
             return self
-        if life.attempt != told.attempt or _second(life.created_ms) > told.created_ms:
+        if life.attempt != times.attempt or _second(life.created_ms) > times.created_ms:
             return self  # of a life before
-        known = told.stalled_ms if life.stalled_ms is None else life.stalled_ms
-        stalled = dataclasses.replace(life, stalled_ms=min(known, told.stalled_ms))
-        if any(stalled.goes_on(mark, 0) for mark in life.marks):  # how long the saves before it took is not known
+        earliest_ms = times.stalled_ms if life.stalled_ms is None else life.stalled_ms
+        stalled = dataclasses.replace(life, stalled_ms=min(earliest_ms, times.stalled_ms))
+        if any(
+            stalled.has_passed_stall(mark, 0) for mark in life.marks
+        ):  # how long the saves before it took is not known
             return self  # of a stall that is over
         return self._with(len(self.lives) - 1, stalled)
 
@@ -171,11 +173,11 @@ class GoodputLedger:
             life = Life(began_ms=self.since_ms, attempt=attempt, created_ms=max(self.since_ms, created.at_ms))
             return dataclasses.replace(self, lives=(life,))
         # The pods of the life before may still end. From now on, the time is the new life's.
-        seen = before.unseen_end_ms(created.at_ms) if before.gone_ms is None else before.gone_ms
-        gone = max(before.began_ms, min(created.at_ms, seen))
-        ended = dataclasses.replace(before, gone_ms=gone)
+        end_ms = before.unseen_end_ms(created.at_ms) if before.gone_ms is None else before.gone_ms
+        gone = max(before.began_ms, min(created.at_ms, end_ms))
+        former = dataclasses.replace(before, gone_ms=gone)
         life = Life(began_ms=gone, attempt=attempt, created_ms=max(gone, created.at_ms))
-        ledger = dataclasses.replace(self, lives=(*self.lives[:-1], ended), disruptions=self.disruptions + 1)
+        ledger = dataclasses.replace(self, lives=(*self.lives[:-1], former), disruptions=self.disruptions + 1)
         kept = ledger._settle()  # noqa: SLF001 - another one of this class
         return dataclasses.replace(kept, lives=(*kept.lives, life))
 
@@ -204,12 +206,12 @@ class GoodputLedger:
 
     def _settle(self) -> GoodputLedger:
         """Settles all that the current life, which has ended, leaves no doubt about."""
-        *earlier, ended = self.lives
-        if not ended.has_trained:  # what it lost of an earlier life, the next one will show
-            return self._settled(ended, lost_ms=None, lives=tuple(earlier))
+        *earlier, newest = self.lives
+        if not newest.has_trained:  # what it lost of an earlier life, the next one will show
+            return self._settled(newest, lost_ms=None, lives=tuple(earlier))
         ledger = self
         for life in earlier:
-            ledger = ledger._settled(life, lost_ms=self._lost_ms(life, ended), lives=(ended,))
+            ledger = ledger._settled(life, lost_ms=self._lost_ms(life, newest), lives=(newest,))
         return ledger
 
     def _settled(self, life: Life, *, lost_ms: int | None, lives: tuple[Life, ...]) -> GoodputLedger:
@@ -235,16 +237,16 @@ class GoodputLedger:
             return 0
         return life.lost_ms(after.first_step, life.began_ms, after.pace_ms)
 
-    def _number_of(self, told: ProcessTimes) -> int | None:
+    def _number_of(self, times: ProcessTimes) -> int | None:
         """The place of the life that a process speaks of. None if it is settled, or not known yet."""
         for number in reversed(range(len(self.lives))):
-            if self.lives[number].session == told.session:
+            if self.lives[number].session == times.session:
                 return number
-        if told.of_former:  # nothing was ever heard of that life here: its times cannot be placed
+        if times.of_former:  # nothing was ever heard of that life here: its times cannot be placed
             return None
         for number in reversed(range(len(self.lives))):
             life = self.lives[number]
-            if life.attempt == told.attempt and _second(life.created_ms) <= told.created_ms:
+            if life.attempt == times.attempt and _second(life.created_ms) <= times.created_ms:
                 return number
         return None
 
@@ -253,23 +255,23 @@ class GoodputLedger:
             return self
         return dataclasses.replace(self, lives=(*self.lives[:number], life, *self.lives[number + 1 :]))
 
-    def _seen(self, seen: PodsObservation) -> GoodputLedger:
+    def _with_observation(self, observation: PodsObservation) -> GoodputLedger:
         life = self.lives[-1]
         gone = life.gone_ms
-        if gone is None and seen.gone_ms is not None:  # a process that said it left had not ended
-            gone = max(life.created_ms, seen.gone_ms, life.left_ms or 0)
+        if gone is None and observation.gone_ms is not None:  # a process that said it left had not ended
+            gone = max(life.created_ms, observation.gone_ms, life.left_ms or 0)
         bound_ms, bound_pods, started_ms = life.bound_ms, life.bound_pods, life.started_ms
         if life.joined_ms is None:  # later, a pod that is made anew does not delay their start any more
-            started_ms = _last(started_ms, seen.started)
-            bound_ms = _last(bound_ms, seen.bound, more=seen.pods > bound_pods)
-            bound_pods = bound_pods if seen.bound is None else max(bound_pods, seen.pods)
+            started_ms = _last(started_ms, observation.started)
+            bound_ms = _last(bound_ms, observation.bound, more=observation.pods > bound_pods)
+            bound_pods = bound_pods if observation.bound is None else max(bound_pods, observation.pods)
         changed = dataclasses.replace(
             life,
-            attempt=max(life.attempt, seen.attempt),
+            attempt=max(life.attempt, observation.attempt),
             bound_ms=bound_ms,
             bound_pods=bound_pods,
             started_ms=started_ms,
-            broke_ms=seen.broke_ms if life.broke_ms is None else life.broke_ms,
+            broke_ms=observation.broke_ms if life.broke_ms is None else life.broke_ms,
             gone_ms=gone,
         )
         return self._with(len(self.lives) - 1, changed)
@@ -305,15 +307,17 @@ def is_later(life: Life, created_ms: int) -> bool:
     """
     if created_ms <= life.created_ms:
         return False
-    ended = min((at for at in (life.broke_ms, life.gone_ms) if at is not None), default=None)
-    if ended is not None and created_ms >= _second(ended):
+    ended_ms = min((at for at in (life.broke_ms, life.gone_ms) if at is not None), default=None)
+    if ended_ms is not None and created_ms >= _second(ended_ms):
         return True
     return life.started_ms is not None and created_ms > life.started_ms + _CLOCKS_MS
 
 
-def _is_next(life: Life, seen: PodsObservation) -> bool:
+def _is_next(life: Life, observation: PodsObservation) -> bool:
     """True if the pods are of a later life."""
-    return seen.attempt > life.attempt or (seen.attempt == life.attempt and is_later(life, seen.created.stamp_ms))
+    return observation.attempt > life.attempt or (
+        observation.attempt == life.attempt and is_later(life, observation.created.stamp_ms)
+    )
 
 
 def _moved(spent: TimeSpent, lost_ms: int) -> TimeSpent:
@@ -322,11 +326,11 @@ def _moved(spent: TimeSpent, lost_ms: int) -> TimeSpent:
     return added(spent, {Category.TRAINING: -lost_ms, Category.RECOMPUTATION: lost_ms}) if lost_ms > 0 else spent
 
 
-def _last(known: int | None, seen: Moment | None, *, more: bool = False) -> int | None:
+def _last(before_ms: int | None, moment: Moment | None, *, more: bool = False) -> int | None:
     """The later of two moments, as it was guessed first. ``more``: what was seen is about more pods."""
-    if seen is None or known is None:
-        return known if seen is None else seen.at_ms
-    return max(known, seen.at_ms) if more or seen.stamp_ms > known else known
+    if moment is None or before_ms is None:
+        return before_ms if moment is None else moment.at_ms
+    return max(before_ms, moment.at_ms) if more or moment.stamp_ms > before_ms else before_ms
 
 
 def _second(moment_ms: int) -> int:
@@ -446,22 +450,22 @@ def read(entry: WorkloadGoodput) -> GoodputLedger:
 
 def spent_of(seconds: SecondsByCategory) -> TimeSpent:
     """Returns milliseconds by category."""
-    found = {category: getattr(seconds, category.value) for category in Category}
-    return {category: round(value * 1000) for category, value in found.items() if value}
+    values = {category: getattr(seconds, category.value) for category in Category}
+    return {category: round(value * 1000) for category, value in values.items() if value}
 
 
 def _seconds(spent: TimeSpent) -> SecondsByCategory:
     return SecondsByCategory(**{category.value: ms / 1000 for category, ms in spent.items() if ms})
 
 
-def _suggestion(found: Suggestion | None) -> SaveSuggestion | None:
-    if found is None:
+def _suggestion(suggestion: Suggestion | None) -> SaveSuggestion | None:
+    if suggestion is None:
         return None
     return SaveSuggestion(
-        save_seconds=round(found.cost_s, 3),
-        seconds_between_disruptions=round(found.between_disruptions_s, 1),
-        seconds_between_losses=round(found.between_losses_s, 1),
-        every_seconds=round(found.interval_s, 1),
+        save_seconds=round(suggestion.cost_s, 3),
+        seconds_between_disruptions=round(suggestion.between_disruptions_s, 1),
+        seconds_between_losses=round(suggestion.between_losses_s, 1),
+        every_seconds=round(suggestion.interval_s, 1),
     )
 
 

@@ -157,10 +157,10 @@ class Life:
         broke_ms = self.broke_ms
         if broke_ms is not None and self.left_ms is not None and 0 < self.left_ms - broke_ms < _END_MS:
             broke_ms = self.left_ms
-        ended = [at for at in (self.left_ms, broke_ms, self.gone_ms) if at is not None]
-        if ended and self.stalled_ms is not None and self.left_ms is None:  # it stalled until it ended
-            ended.append(self.stalled_ms)
-        return min(ended, default=None)
+        ends = [at for at in (self.left_ms, broke_ms, self.gone_ms) if at is not None]
+        if ends and self.stalled_ms is not None and self.left_ms is None:  # it stalled until it ended
+            ends.append(self.stalled_ms)
+        return min(ends, default=None)
 
     def spent(self, now_ms: int) -> TimeSpent:
         """Returns where the time from ``began_ms`` to its end went, or to now if it has not ended.
@@ -187,8 +187,8 @@ class Life:
             (self.restored_ms, Category.RESTORE),
             (self.trained_ms, Category.COMPILE),
         )
-        known = max((number for number, (moment, _) in enumerate(stages) if moment is not None), default=-1)
-        for moment, category in stages[: known + 1]:
+        last_stage = max((number for number, (moment, _) in enumerate(stages) if moment is not None), default=-1)
+        for moment, category in stages[: last_stage + 1]:
             if moment is not None:
                 until(moment, category)
         if self.has_trained:
@@ -198,7 +198,7 @@ class Life:
             if stop - at > saving:
                 spent[Category.TRAINING] = stop - at - saving
         elif stop > at:
-            category = self._next(known)
+            category = self._next(last_stage)
             spent[category] = spent.get(category, 0) + stop - at
         if end > stop:
             spent[Category.LEAVING] = end - stop
@@ -278,26 +278,26 @@ class Life:
             pace = (after.trained_ms - before.trained_ms) / (after.step - before.step)
         return before.trained_ms + round(pace * (step - before.step))
 
-    def goes_on(self, told: StepMark, saving_ms: int) -> bool:
+    def has_passed_stall(self, mark: StepMark, saving_ms: int) -> bool:
         """Returns whether a step that is told of was passed after the stall that is known.
 
         Args:
-            told: The step.
+            mark: The step.
             saving_ms: For how long saves have stopped the training so far.
         """
         if self.stalled_ms is None or self.trained_ms is None:
             return False
-        return self.trained_ms + told.trained_ms + saving_ms > self.stalled_ms + _END_MS
+        return self.trained_ms + mark.trained_ms + saving_ms > self.stalled_ms + _END_MS
 
     def with_marks(self, marks: Iterable[StepMark]) -> tuple[StepMark, ...]:
         """Returns its marks and ``marks``; of two for one step the first that was known."""
         joined = {mark.step: mark for mark in (*marks, *self.marks)}
         return tuple(sorted(joined.values()))[-MARKS:]
 
-    def _next(self, known: int) -> Category:
+    def _next(self, last_stage: int) -> Category:
         """What comes after the last stage that is known."""
         following = (Category.SCHEDULING, Category.IMAGE, Category.UNKNOWN, Category.RESTORE, Category.COMPILE)
-        return Category.WAITING if known < 0 else following[known]
+        return Category.WAITING if last_stage < 0 else following[last_stage]
 
 
 # What becomes known of a life of a gang: what the operator sees, and what a process says. Immutable values. Pure.
@@ -390,50 +390,50 @@ class ProcessTimes:
 # What becomes of a life when a process tells of it. Pure.
 
 
-def joined(life: Life, told: ProcessTimes) -> Life:
+def joined(life: Life, times: ProcessTimes) -> Life:
     """Returns the life with what its process says. What is known already stays, except for sums such as ``saves``.
 
     Messages take different times to arrive. So all times of a process are placed by the message that took least time.
     """
-    before = told.attached_ms if life.attached_ms is None else life.attached_ms
-    attached = min(before, told.attached_ms)
-    late, early = told.attached_ms - attached, before - attached
-    first_step = told.first_step
+    before = times.attached_ms if life.attached_ms is None else life.attached_ms
+    attached = min(before, times.attached_ms)
+    late, early = times.attached_ms - attached, before - attached
+    first_step = times.first_step
     if life.restored_ms is not None or life.trained_ms is not None:
         first_step = life.first_step
-    goes_on = any(life.goes_on(mark, told.saving_ms) for mark in told.marks)
+    stall_is_over = any(life.has_passed_stall(mark, times.saving_ms) for mark in times.marks)
     started = life.started_ms
-    if told.started_ms is not None:  # better than the time that kubelets write, in whole seconds
-        started = max(life.created_ms, told.started_ms - late)
+    if times.started_ms is not None:  # better than the time that kubelets write, in whole seconds
+        started = max(life.created_ms, times.started_ms - late)
     elif started is not None and started == life.attached_ms:  # no more was known of it
         started = attached
     return dataclasses.replace(
         life,
-        session=told.session,
+        session=times.session,
         attached_ms=attached,
         started_ms=attached if started is None and life.bound_ms is not None else started,
-        joined_ms=_known(life.joined_ms, told.joined_ms, late, early),
-        restored_ms=_known(life.restored_ms, told.restored_ms, late, early),
+        joined_ms=_placed(life.joined_ms, times.joined_ms, late, early),
+        restored_ms=_placed(life.restored_ms, times.restored_ms, late, early),
         first_step=first_step,
-        trained_ms=_known(life.trained_ms, told.trained_ms, late, early),
-        left_ms=_known(life.left_ms, told.left_ms, late, early),
-        saving_ms=max(life.saving_ms, told.saving_ms),
-        saves=max(life.saves, told.saves),
-        saves_ms=max(life.saves_ms, told.saves_ms),
-        saved_ms=_newest(life.saved_ms, None if told.saved_ms is None else told.saved_ms - late),
-        stalled_ms=None if goes_on else life.stalled_ms,
-        marks=life.with_marks(told.marks),
+        trained_ms=_placed(life.trained_ms, times.trained_ms, late, early),
+        left_ms=_placed(life.left_ms, times.left_ms, late, early),
+        saving_ms=max(life.saving_ms, times.saving_ms),
+        saves=max(life.saves, times.saves),
+        saves_ms=max(life.saves_ms, times.saves_ms),
+        saved_ms=_newest(life.saved_ms, None if times.saved_ms is None else times.saved_ms - late),
+        stalled_ms=None if stall_is_over else life.stalled_ms,
+        marks=life.with_marks(times.marks),
     )
 
 
-def _known(first: int | None, told: int | None, late: int, early: int) -> int | None:
-    if first is not None:
-        return first - early
-    return None if told is None else told - late
+def _placed(known_ms: int | None, reported_ms: int | None, late: int, early: int) -> int | None:
+    if known_ms is not None:
+        return known_ms - early
+    return None if reported_ms is None else reported_ms - late
 
 
-def _newest(known: int | None, told: int | None) -> int | None:
-    return max((moment for moment in (known, told) if moment is not None), default=None)
+def _newest(one: int | None, other: int | None) -> int | None:
+    return max((moment for moment in (one, other) if moment is not None), default=None)
 
 
 #: A process that says it runs for longer is not believed: ten years.
@@ -494,7 +494,7 @@ def stall_times(stalled_s: float, pod: Pod, now: float) -> StallTimes | None:
 
 def _is_sound(spent: Spent) -> bool:
     offsets = [spent.joined_s, spent.restored_s, spent.trained_s, spent.left_s]
-    known = [0.0, *(offset for offset in offsets if offset is not None), spent.now_s, _LONGEST_S]
+    moments = [0.0, *(offset for offset in offsets if offset is not None), spent.now_s, _LONGEST_S]
     passed = spent.passed or {}
     durations = [spent.saving_s, spent.saves_s, spent.saved_s or 0.0, *passed.values()]
     if len(passed) > MARKS or not all(step.isdecimal() and len(step) <= _MOST_DIGITS for step in passed):
@@ -502,9 +502,9 @@ def _is_sound(spent: Spent) -> bool:
     started_s = 0.0 if spent.last_started_s is None else spent.last_started_s
     numbers = [spent.first_step, spent.saves, *map(int, passed)]
     return (
-        all(math.isfinite(value) for value in (*known, *durations))
+        all(math.isfinite(value) for value in (*moments, *durations))
         and abs(started_s) <= _LONGEST_S
-        and known == sorted(known)
+        and moments == sorted(moments)
         and all(0 <= duration <= spent.now_s for duration in durations)
         and all(0 <= number < _MOST_STEPS for number in numbers)
     )

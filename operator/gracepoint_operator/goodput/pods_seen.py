@@ -80,7 +80,7 @@ def begun(gang: GangSnapshot, now_ms: int) -> GoodputLedger:
     return GoodputLedger(since_ms=min([now_ms, *created]))
 
 
-def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int) -> PodsSeen:
+def look(gang: GangSnapshot, life: Life | None, previous: Known | None, now_ms: int) -> PodsSeen:
     """Looks at the pods of a gang.
 
     The account may be ahead of the pods: another replica has seen new pods, and has written that, before they came to
@@ -92,7 +92,7 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
     Args:
         gang: The gang.
         life: Its newest life that is known. None if there is none.
-        known: What the look before returned. None if there was none.
+        previous: What the look before returned. None if there was none.
         now_ms: The time.
     """
     pods = [pod for pod in gang.pods if pod.policy and not pod.helps and pod.restart_attempt >= 0]
@@ -105,30 +105,30 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
         newer = [pod for pod in newer if pod.restart_attempt == attempt]
         created = _moment(min(pod.created_at for pod in newer), now_ms)
         ends = _ends(newer, {}, now_ms)
-        observation = _observation(newer, attempt, created, now_ms, ends, ended=[], ran=False)
+        observation = _observation(newer, attempt, created, now_ms, ends, ended_ms=[], ran=False)
         pods_of_newer = frozenset(pod.uid for pod in newer)
         after = PodsSeen((observation,), Known(attempt, created.stamp_ms, pods_of_newer, ended=ends))
     else:
-        after = PodsSeen((), known)
+        after = PodsSeen((), previous)
     if life is None:
         return after
     second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
-    if known is None or (known.attempt, known.created_ms) != (life.attempt, second_ms):
-        known = Known(life.attempt, second_ms)
+    if previous is None or (previous.attempt, previous.created_ms) != (life.attempt, second_ms):
+        previous = Known(life.attempt, second_ms)
     created = Moment(stamp_ms=life.created_ms, at_ms=life.created_ms)
     # What fails before all containers run is made anew, and does not end the life.
     ran = life.started_ms is not None
-    if of_life or known.pods:
-        vanished = [now_ms] if known.pods - {pod.uid for pod in pods} else []
-        nodes = known.nodes | gang.nodes.keys()
-        unseen = _unseen(of_life, nodes, known.unseen, now_ms) if gang.nodes else {}
+    if of_life or previous.pods:
+        vanished = [now_ms] if previous.pods - {pod.uid for pod in pods} else []
+        nodes = previous.nodes | gang.nodes.keys()
+        unseen = _unseen(of_life, nodes, previous.unseen, now_ms) if gang.nodes else {}
         again_ms = min((since_ms + _UNSEEN_MS for since_ms in unseen.values()), default=None)
-        lost = dict.fromkeys(known.nodes - gang.nodes.keys(), now_ms)
+        lost = dict.fromkeys(previous.nodes - gang.nodes.keys(), now_ms)
         lost |= {node: since_ms for node, since_ms in unseen.items() if since_ms + _UNSEEN_MS <= now_ms}
-        ends = _ends(of_life, known.ended, now_ms)
-        observation = _observation(of_life, life.attempt, created, now_ms, ends, ended=vanished, lost=lost, ran=ran)
+        ends = _ends(of_life, previous.ended, now_ms)
+        observation = _observation(of_life, life.attempt, created, now_ms, ends, ended_ms=vanished, lost=lost, ran=ran)
         now_known = dataclasses.replace(
-            known,
+            previous,
             pods=frozenset(pod.uid for pod in of_life),
             nodes=frozenset(pod.node for pod in of_life if pod.node in nodes),
             unseen=unseen,
@@ -138,13 +138,13 @@ def look(gang: GangSnapshot, life: Life | None, known: Known | None, now_ms: int
         if again_ms is not None and again_ms > now_ms:
             after = dataclasses.replace(after, again_ms=again_ms)
     else:
-        absent_ms = now_ms if known.absent_ms is None else known.absent_ms
-        now_known = dataclasses.replace(known, absent_ms=absent_ms)
-        if life.gone_ms is not None or (newer and known.absent_ms is None):
+        absent_ms = now_ms if previous.absent_ms is None else previous.absent_ms
+        now_known = dataclasses.replace(previous, absent_ms=absent_ms)
+        if life.gone_ms is not None or (newer and previous.absent_ms is None):
             return after if newer else PodsSeen((), now_known)
         if now_ms - absent_ms < _DOUBT_MS and not newer:
             return PodsSeen((), now_known, absent_ms + _DOUBT_MS)
-        observation = _observation([], life.attempt, created, now_ms, {}, ended=[absent_ms], ran=ran)
+        observation = _observation([], life.attempt, created, now_ms, {}, ended_ms=[absent_ms], ran=ran)
     return PodsSeen((observation, *after.observations), after.known if newer else now_known, after.again_ms)
 
 
@@ -176,21 +176,25 @@ def _is_older(life: Life, pod: Pod) -> bool:
     return pod.finished and _ms(pod.created_at) < second_ms and _ms(ended_at) <= second_ms
 
 
-def _unseen(pods: Sequence[Pod], seen: AbstractSet[str], known: Mapping[str, int], now_ms: int) -> Mapping[str, int]:
+def _unseen(
+    pods: Sequence[Pod], visible: AbstractSet[str], previous: Mapping[str, int], now_ms: int
+) -> Mapping[str, int]:
     """As ``Known.unseen``, after another look."""
-    nodes = {pod.node for pod in pods if pod.node and not pod.finished} - seen
-    return {node: known.get(node, now_ms) for node in nodes}
+    nodes = {pod.node for pod in pods if pod.node and not pod.finished} - visible
+    return {node: previous.get(node, now_ms) for node in nodes}
 
 
-def _ends(pods: Sequence[Pod], known: Mapping[str, tuple[float, int]], now_ms: int) -> Mapping[str, tuple[float, int]]:
+def _ends(
+    pods: Sequence[Pod], previous: Mapping[str, tuple[float, int]], now_ms: int
+) -> Mapping[str, tuple[float, int]]:
     """As ``Known.ended``, after another look."""
-    found: dict[str, tuple[float, int]] = {}
+    ends: dict[str, tuple[float, int]] = {}
     for pod in pods:
         if pod.ended_at is not None:
-            before = known.get(pod.uid)
+            before = previous.get(pod.uid)
             is_known = before is not None and before[0] == pod.ended_at
-            found[pod.uid] = before if before is not None and is_known else (pod.ended_at, now_ms)
-    return found
+            ends[pod.uid] = before if before is not None and is_known else (pod.ended_at, now_ms)
+    return ends
 
 
 def _observation(
@@ -200,7 +204,7 @@ def _observation(
     now_ms: int,
     ends: Mapping[str, tuple[float, int]],
     *,
-    ended: Sequence[int],
+    ended_ms: Sequence[int],
     lost: Mapping[str, int] = types.MappingProxyType({}),
     ran: bool,
 ) -> PodsObservation:
@@ -212,15 +216,15 @@ def _observation(
         created: When its first pod was created.
         now_ms: The time.
         ends: As ``Known.ended``.
-        ended: When pods ended that are not there any more.
+        ended_ms: When pods ended that are not there any more.
         lost: Nodes that are not there any more, and when that was seen.
         ran: True if all its containers were started once.
     """
     unfinished = [pod for pod in pods if not pod.finished]
     living = [pod for pod in unfinished if pod.node not in lost]
     by_kubelet = [ends.get(pod.uid) for pod in pods if pod.finished]
-    ended = [*ended, *(now_ms if end is None else _moment_of_kubelet(*end).at_ms for end in by_kubelet)]
-    broken = [*ended, *(lost[pod.node] for pod in unfinished if pod.node in lost)]
+    ended_ms = [*ended_ms, *(now_ms if end is None else _moment_of_kubelet(*end).at_ms for end in by_kubelet)]
+    broken = [*ended_ms, *(lost[pod.node] for pod in unfinished if pod.node in lost)]
     return PodsObservation(
         attempt=attempt,
         created=created,
@@ -228,14 +232,14 @@ def _observation(
         pods=len(unfinished),
         started=_last([pod.started_at for pod in unfinished], now_ms, _moment_of_kubelet),
         broke_ms=min(broken) if broken and (ran or not living) else None,
-        gone_ms=None if living else max(ended, default=max(broken, default=now_ms)),
+        gone_ms=None if living else max(ended_ms, default=max(broken, default=now_ms)),
     )
 
 
 def _last(times: Sequence[float | None], now_ms: int, moment: Callable[[float, int], Moment]) -> Moment | None:
     """The latest of the times, as ``moment`` guesses it. None if one of them has not come, or there are none."""
-    known = [at for at in times if at is not None]
-    return moment(max(known), now_ms) if known and len(known) == len(times) else None
+    past = [at for at in times if at is not None]
+    return moment(max(past), now_ms) if past and len(past) == len(times) else None
 
 
 def _moment(stamp: float, now_ms: int) -> Moment:
@@ -293,6 +297,6 @@ def exposure(life: Life | None, younger_than_ms: int, now_ms: int) -> Exposure:
     """
     if life is None or not life.session or life.gone_ms is not None:
         return Exposure(False)
-    known = [moment for moment in (life.restored_ms, life.saved_ms) if moment is not None]
-    until_ms = max(known, default=now_ms - younger_than_ms) + younger_than_ms
+    moments = [moment for moment in (life.restored_ms, life.saved_ms) if moment is not None]
+    until_ms = max(moments, default=now_ms - younger_than_ms) + younger_than_ms
     return Exposure(True) if now_ms >= until_ms else Exposure(False, until_ms)

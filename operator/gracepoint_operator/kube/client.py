@@ -67,16 +67,16 @@ class Unavailable(KubeError):
 
 
 def answered(
-    what: str, call: functools.partial[Any], decode: Callable[[bytes], Any], read: Callable[[JsonObject, int], Any]
+    request: str, call: functools.partial[Any], decode: Callable[[bytes], Any], read: Callable[[JsonObject, int], Any]
 ) -> Any:
     """Makes the call, reads the answer and translates errors. Runs in a thread of the pool."""
     try:
         data = call().data
         return read(cast(JsonObject, decode(data)), len(data))
     except ApiException as error:
-        raise of_status(what, error) from error
+        raise of_status(request, error) from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError) as error:
-        raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+        raise Unavailable(f"{request}: {type(error).__name__}: {error}") from error
 
 
 def decoded(data: bytes) -> Any:
@@ -125,10 +125,10 @@ def decoded_versions(data: bytes) -> Any:
         return decoded(data)
 
 
-def of_status(what: str, error: ApiException) -> KubeError:
-    """Translates an answer of the API server that is an error. ``what``: the request."""
+def of_status(request: str, error: ApiException) -> KubeError:
+    """Translates an answer of the API server that is an error. ``request``: the request."""
     status = int(error.status or 0)
-    message = f"{what}: HTTP {status} {error.reason}: {_message(error.body)}"
+    message = f"{request}: HTTP {status} {error.reason}: {_message(error.body)}"
     if status == 404:
         return NotFound(message)
     if status == 409:
@@ -481,11 +481,11 @@ class KubeClient:
             _preload_content=False,
             _request_timeout=(_CONNECT_TIMEOUT_S, self._most_s(timeout_s)),
         )
-        what = f"{method} {path}"
+        request = f"{method} {path}"
         loop = asyncio.get_running_loop()
         outcome = "Cancelled"
         try:
-            answer = await loop.run_in_executor(self._threads, answered, what, call, decode, read)
+            answer = await loop.run_in_executor(self._threads, answered, request, call, decode, read)
             outcome = "ok"
             return answer
         except KubeError as error:

@@ -114,13 +114,13 @@ def changes(present: Mapping[str, str], *, protect: bool) -> dict[str, str | Non
         present: Those of ``READ`` that the pod has.
         protect: Whether the pod is to be protected.
     """
-    ours = {key for key in present.get(SET_BY_US, "").split(",") if key in PROTECTING}
+    set_by_operator = {key for key in present.get(SET_BY_US, "").split(",") if key in PROTECTING}
     if not protect:
-        return dict.fromkeys([*sorted(ours & present.keys()), SET_BY_US]) if SET_BY_US in present else {}
+        return dict.fromkeys([*sorted(set_by_operator & present.keys()), SET_BY_US]) if SET_BY_US in present else {}
     missing = {key: value for key, value in PROTECTING.items() if key not in present}
     if not missing:
         return {}
-    return {**missing, SET_BY_US: ",".join(sorted(ours | missing.keys()))}
+    return {**missing, SET_BY_US: ",".join(sorted(set_by_operator | missing.keys()))}
 
 
 #: The label that the API server gives to every namespace: its name.
@@ -376,8 +376,8 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
 
 def _protection(annotations: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     present = [key for key in READ if key in annotations]
-    found: tuple[tuple[str, str], ...] = shared(tuple((key, text(annotations[key])) for key in present))
-    return found
+    protection: tuple[tuple[str, str], ...] = shared(tuple((key, text(annotations[key])) for key in present))
+    return protection
 
 
 def _time_of(state: Mapping[str, Any], field: str, *names_of_states: str) -> float | None:
@@ -387,8 +387,8 @@ def _time_of(state: Mapping[str, Any], field: str, *names_of_states: str) -> flo
 
 def _last(times: Sequence[float | None]) -> float | None:
     """Returns the latest time. None if there are none, or one of them has not come."""
-    known = [at for at in times if at is not None]
-    return max(known) if known and len(known) == len(times) else None
+    past = [at for at in times if at is not None]
+    return max(past) if past and len(past) == len(times) else None
 
 
 # The kinds of objects that the operator uses, and their paths in the API. Pure.

@@ -42,7 +42,7 @@ class WriteQueue:
     """A queue of writes by key.
 
     Args:
-        what: What is written, for the log.
+        subject: What is written, for the log.
         write: Writes the current state of one key.
         metrics: Counts failed writes.
         interval_s: Pause between two writes of one key, in seconds. It doubles each time the API server refuses a
@@ -55,14 +55,14 @@ class WriteQueue:
 
     def __init__(
         self,
-        what: str,
+        subject: str,
         write: Callable[[Key], Awaitable[None]],
         metrics: Metrics,
         interval_s: float,
         refused: Callable[[Key, str | None], None] = lambda key, why: None,
         say_after_s: float = 120.0,
     ) -> None:
-        self._what = what
+        self._subject = subject
         self._refused = refused
         self._say_after_s = say_after_s
         self._closing = False
@@ -85,7 +85,7 @@ class WriteQueue:
         self._marked.add(key)
         if key not in self._tasks:
             self._urgent[key] = asyncio.Event()
-            self._tasks[key] = asyncio.create_task(self._run(key, after_s), name=f"scribe {self._what} {key}")
+            self._tasks[key] = asyncio.create_task(self._run(key, after_s), name=f"write {self._subject} {key}")
         elif urgent:
             self._urgent[key].set()
 
@@ -111,7 +111,7 @@ class WriteQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, key: Key, after_s: float) -> None:
-        said = ""  # the last refusal
+        refusal = ""  # the last refusal
         backoff = client.RetryPauses(2 * self._interval_s, _REFUSED_AGAIN_AT_MOST_S)
         try:
             if after_s:
@@ -121,7 +121,7 @@ class WriteQueue:
                 self._marked.discard(key)
                 self._urgent[key].clear()
                 awaited = self._awaited.pop(key, [])
-                outcome = await self._attempt(key, said)
+                outcome = await self._attempt(key, refusal)
                 if not isinstance(outcome, _Undecided):
                     self._refused(key, outcome)
                 for written in awaited:
@@ -130,11 +130,11 @@ class WriteQueue:
                 if isinstance(outcome, str):
                     if self._closing:
                         break
-                    said = outcome
+                    refusal = outcome
                     self._marked.add(key)
                     wait_s = backoff.next_s()
                 elif outcome is None:
-                    said = ""
+                    refusal = ""
                     backoff.reset()
                 await self._pause(key, wait_s)
         finally:
@@ -148,7 +148,7 @@ class WriteQueue:
             async with asyncio.timeout(wait_s):
                 await self._urgent[key].wait()
 
-    async def _attempt(self, key: Key, said: str) -> str | _Undecided | None:
+    async def _attempt(self, key: Key, last_refusal: str) -> str | _Undecided | None:
         """Writes a key, and retries while that may succeed.
 
         Returns:
@@ -157,22 +157,22 @@ class WriteQueue:
 
         Args:
             key: The key.
-            said: The refusal before. It is not logged again if it is the same.
+            last_refusal: The refusal before. It is not logged again if it is the same.
         """
         passing = (client.Unavailable, client.Conflict)
         try:
             await _BACKOFF.retried(self._write, key, on=passing, within_s=self._say_after_s)
         except client.Refused as error:
             self._metrics.write_failures.inc()
-            if str(error) != said:
+            if str(error) != last_refusal:
                 log.error(
                     "the API server refuses what is to be written, it is tried again",
-                    extra=about(what=self._what, key=key, error=str(error)),
+                    extra=about(what=self._subject, key=key, error=str(error)),
                 )
             return str(error)
         except (client.KubeError, Unreadable) as error:
             self._metrics.write_failures.inc()
-            log.error("could not write to the API", extra=about(what=self._what, key=key, error=str(error)))
+            log.error("could not write to the API", extra=about(what=self._subject, key=key, error=str(error)))
             if isinstance(error, passing):
                 self._marked.add(key)
             return _Undecided.UNDECIDED

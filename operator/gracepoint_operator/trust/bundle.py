@@ -86,7 +86,7 @@ def read(text: str) -> list[Certificate]:
     Raises:
         NotPem: There is none, or one cannot be read.
     """
-    return [_described(found) for found in _parsed(text)]
+    return [_described(certificate) for certificate in _parsed(text)]
 
 
 def joined(certificates: Iterable[Certificate]) -> str:
@@ -133,14 +133,14 @@ def make_authority(name: str, now: float, life_s: float) -> Pair:
         encipher_only=False,
         decipher_only=False,
     )
-    made = (
+    certificate = (
         _begun(subject, subject, key.public_key(), now, life_s)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return Pair(_pem(made), _key_pem(key))
+    return Pair(_pem(certificate), _key_pem(key))
 
 
 def issue(authority: Pair, host_names: Sequence[str], now: float, life_s: float) -> Pair:
@@ -160,7 +160,7 @@ def issue(authority: Pair, host_names: Sequence[str], now: float, life_s: float)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host_names[0][:64])])
     life_s = min(life_s, issuer.not_valid_after_utc.timestamp() - now)
     names = x509.SubjectAlternativeName([x509.DNSName(name) for name in host_names])
-    made = (
+    certificate = (
         _begun(subject, issuer.subject, key.public_key(), now, life_s)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(names, critical=False)
@@ -172,7 +172,7 @@ def issue(authority: Pair, host_names: Sequence[str], now: float, life_s: float)
         )
         .sign(issuer_key, hashes.SHA256())
     )
-    return Pair(_pem(made), _key_pem(key))
+    return Pair(_pem(certificate), _key_pem(key))
 
 
 def _begun(
@@ -198,10 +198,12 @@ def _parsed(text: str) -> list[x509.Certificate]:
         raise NotPem(f"expected one PEM certificate or more, found {labels} ({error})") from error
 
 
-def _described(found: x509.Certificate) -> Certificate:
-    pem = _pem(found)
-    digest = hashlib.sha256(found.public_bytes(serialization.Encoding.DER)).hexdigest()[:16]
-    return Certificate(pem, digest, found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
+def _described(certificate: x509.Certificate) -> Certificate:
+    pem = _pem(certificate)
+    digest = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).hexdigest()[:16]
+    return Certificate(
+        pem, digest, certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    )
 
 
 def _vouches(authority: x509.Certificate, link: x509.Certificate) -> bool:
@@ -265,20 +267,20 @@ class Bundle:
 
     def since(self, certificates: Iterable[Certificate]) -> float | None:
         """When the first of these authorities was found, in seconds since the epoch. None: none is trusted."""
-        wanted = {item.fingerprint for item in certificates}
-        return min((item.since for item in self.items if item.certificate.fingerprint in wanted), default=None)
+        fingerprints = {item.fingerprint for item in certificates}
+        return min((item.since for item in self.items if item.certificate.fingerprint in fingerprints), default=None)
 
-    def updated(self, found: Iterable[Certificate], now: float, overlap_s: float) -> Bundle:
+    def updated(self, authorities: Iterable[Certificate], now: float, overlap_s: float) -> Bundle:
         """Returns the bundle after the sources were read.
 
         Args:
-            found: The authorities that the sources have now.
+            authorities: The authorities that the sources have now.
             now: Seconds since the epoch.
             overlap_s: How long the certificate of an older authority may be served. An authority stays for twice this
                 time after no source has it any more.
         """
-        sources = {item.fingerprint: item for item in found if item.ends_at > now}
-        known = {item.certificate.fingerprint for item in self.items}
+        sources = {item.fingerprint: item for item in authorities if item.ends_at > now}
+        fingerprints = {item.certificate.fingerprint for item in self.items}
         kept = []
         for item in self.items:
             if item.certificate.fingerprint in sources:
@@ -287,7 +289,7 @@ class Bundle:
             gone_at = now if item.gone_at is None else item.gone_at
             if item.certificate.ends_at > now and now - gone_at < 2 * overlap_s:
                 kept.append(dataclasses.replace(item, gone_at=gone_at))
-        kept += [Trusted(item, now) for fingerprint, item in sources.items() if fingerprint not in known]
+        kept += [Trusted(item, now) for fingerprint, item in sources.items() if fingerprint not in fingerprints]
         return Bundle(tuple(sorted(kept, key=lambda item: (item.since, item.certificate.fingerprint))))
 
     def joined(self, other: Bundle) -> Bundle:
@@ -324,8 +326,8 @@ class Bundle:
             raise NotPem(f"{_STATE_KEY}: {error}") from error
 
 
-def _time(found: object) -> float | None:
-    return float(found) if isinstance(found, int | float) else None
+def _time(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 _DAY_S = 86400.0
@@ -442,8 +444,8 @@ def renewed(
     authorities = [item for item in state.authorities if item.certificate.ends_at > now]
     newest = authorities[-1] if authorities else None
     if newest is None or newest.key is None or newest.certificate.ends_at - now < AUTHORITY_LEFT_S:
-        made = make_authority(name, now, AUTHORITY_LIFE_S)
-        newest = Authority(made.certificate, made.key)
+        pair = make_authority(name, now, AUTHORITY_LIFE_S)
+        newest = Authority(pair.certificate, pair.key)
         authorities.append(newest)
     leaf = state.leaf
     signers = [] if leaf is None else issuers(leaf.chain, (item.certificate for item in authorities))
@@ -453,9 +455,9 @@ def renewed(
     else:
         signer = next(item for item in authorities if item.certificate == signers[-1])
         wait_s = OVERLAP_AFTER_OTHERS_S if signer.key is None else overlap_s
-        known = now - newest.certificate.made_at >= wait_s
+        may_sign = now - newest.certificate.made_at >= wait_s
         old = leaf.certificate.ends_at - now < LEAF_LEFT_S
-        if signer is not newest and (known or (old and signer.key is None)):
+        if signer is not newest and (may_sign or (old and signer.key is None)):
             leaf = _issued(newest, host_names, now)
         elif old:
             leaf = _issued(signer, host_names, now)

@@ -113,7 +113,7 @@ class Certificates:
         self._webhooks_follow = webhooks_follow
         self._clock = clock
         self._state: tuple[tuple[int, int], ...] = ()
-        self._found: list[Certificate] = []
+        self._authorities_found: list[Certificate] = []
         self._next: Pair | None = None
         self._metrics: Metrics | None = None
         self._reads_files = required
@@ -168,19 +168,19 @@ class Certificates:
             ssl.SSLError: The certificate and its key do not fit. Nothing changes.
         """
         load_pair(self.context if self._webhooks_follow else new_context(), pair)  # raises if they do not fit
-        self._found = list(authorities)
+        self._authorities_found = list(authorities)
         self._next = None if pair == self.served else pair
         self.advance()
 
-    def trust(self, known: Bundle) -> None:
+    def trust(self, earlier: Bundle) -> None:
         """Adds what the replicas have trusted before."""
         # In one step, so that an authority which is due to be dropped is not told again.
-        self._set_bundle(self.bundle.joined(known).updated(self._found, self._clock(), self.overlap_s))
+        self._set_bundle(self.bundle.joined(earlier).updated(self._authorities_found, self._clock(), self.overlap_s))
 
     def advance(self) -> None:
         """Does what is due by the time alone: serves a certificate that had to wait, drops an authority."""
         now = self._clock()
-        self._set_bundle(self.bundle.updated(self._found, now, self.overlap_s))
+        self._set_bundle(self.bundle.updated(self._authorities_found, now, self.overlap_s))
         if self._next is not None and (self.served is None or self._may_serve(self.served, self._next, now)):
             if not self._webhooks_follow:
                 load_pair(self.context, self._next)
@@ -209,8 +209,8 @@ class Certificates:
         if {item.fingerprint for item in signers} & {item.fingerprint for item in pem.issuers(old.chain, trusted)}:
             return True
         since = self.bundle.since(signers)
-        known = since is not None and now - since >= self.overlap_s
-        return known or old.certificate.ends_at - now < _LAST_MOMENT_S
+        overlap_is_over = since is not None and now - since >= self.overlap_s
+        return overlap_is_over or old.certificate.ends_at - now < _LAST_MOMENT_S
 
     def _set_bundle(self, bundle: Bundle) -> None:
         if bundle != self.bundle:
@@ -309,17 +309,17 @@ class TrustKeeper:
         self._places = places
         self._metrics = metrics
         self._clock = clock
-        for what in (_SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING):
-            metrics.trust_failures.labels(what=what)  # from 0 on, so that increase() sees the first failures
+        for label in (_SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING):
+            metrics.trust_failures.labels(what=label)  # from 0 on, so that increase() sees the first failures
         self._webhook_steps = tuple(
-            (what, functools.partial(self._webhooks, kind, name), name)
-            for what, kind, name in (
+            (label, functools.partial(self._webhooks, kind, name), name)
+            for label, kind, name in (
                 (_MUTATING, objects.MUTATING_WEBHOOKS, places.mutating),
                 (_VALIDATING, objects.VALIDATING_WEBHOOKS, places.validating),
             )
         )
         self._wake = asyncio.Event()
-        self._said = ""
+        self._last_failure = ""
 
     def touch(self) -> None:
         """Runs soon, because something changed here."""
@@ -359,27 +359,27 @@ class TrustKeeper:
 
     async def _do(self, *steps: tuple[str, Callable[[], Awaitable[None]], str]) -> bool:
         """Takes steps: what each is about, and the name of its object. Returns False if one of them failed."""
-        done, said = True, ""
-        for what, step, name in steps:
+        succeeded, failure = True, ""
+        for label, step, name in steps:
             if not name:
                 continue
             try:
                 await step()
             except client.Conflict:  # the other replica was first
-                done = False
+                succeeded = False
             except (client.KubeError, NotPem, ssl.SSLError) as error:
-                done, said = False, f"{what}: {error}"
-                self._metrics.trust_failures.labels(what=what).inc()
-                if said != self._said:
-                    log.error("certificate or trust not kept, trying again", extra=about(what=what, error=str(error)))
-        self._said = said
-        return done
+                succeeded, failure = False, f"{label}: {error}"
+                self._metrics.trust_failures.labels(what=label).inc()
+                if failure != self._last_failure:
+                    log.error("certificate or trust not kept, trying again", extra=about(what=label, error=str(error)))
+        self._last_failure = failure
+        return succeeded
 
     async def _own_certificate(self) -> None:
         places, certificates = self._places, self._certificates
         body = await self._api.get(objects.SECRETS, places.namespace, places.secret)
-        found = OwnCertificates.of(body.get("data") or {})
-        state = found
+        stored = OwnCertificates.of(body.get("data") or {})
+        state = stored
         if state.leaf is None and certificates.served is not None:
             # The certificate is from a release whose chart made it.
             state = rotation.adopted(certificates.served, certificates.ca)
@@ -390,7 +390,7 @@ class TrustKeeper:
             self._clock(),
             certificates.overlap_s,
         )
-        if state != found:
+        if state != stored:
             await self._api.merge(objects.SECRETS, places.namespace, places.secret, _changed(body, data=state.data()))
             log.info("certificate made", extra=about(secret=places.secret, authorities=len(state.authorities)))
         assert state.leaf is not None
@@ -399,16 +399,16 @@ class TrustKeeper:
     async def _bundle(self) -> None:
         places = self._places
         body = await self._api.get(objects.CONFIG_MAPS, places.namespace, places.config_map)
-        found: Bundle
+        stored: Bundle
         try:
-            found = Bundle.of(body.get("data") or {})
+            stored = Bundle.of(body.get("data") or {})
         except NotPem as error:
             log.error("trusted authorities cannot be read, and are written anew", extra=about(error=str(error)))
-            found = Bundle()
-        self._certificates.trust(found)
+            stored = Bundle()
+        self._certificates.trust(stored)
         self._certificates.advance()
         bundle = self._certificates.bundle
-        if bundle.items and bundle != found:
+        if bundle.items and bundle != stored:
             await self._api.merge(
                 objects.CONFIG_MAPS, places.namespace, places.config_map, _changed(body, data=bundle.data())
             )
@@ -417,10 +417,10 @@ class TrustKeeper:
         if not self._certificates.ca:
             return
         body = await self._api.get(kind, None, name)
-        wanted = base64.b64encode(self._certificates.ca.encode()).decode()
+        ca_bundle = base64.b64encode(self._certificates.ca.encode()).decode()
         webhooks = copy.deepcopy(body.get("webhooks") or [])
         for webhook in webhooks:
-            webhook["clientConfig"]["caBundle"] = wanted
+            webhook["clientConfig"]["caBundle"] = ca_bundle
         if webhooks != body.get("webhooks"):
             await self._api.merge(kind, None, name, _changed(body, webhooks=webhooks))
             log.info("webhooks told which authorities to trust", extra=about(configuration=name))

@@ -79,28 +79,30 @@ def settings(
         backoffs: The pauses in seconds between the attempts of one request.
         watched: The kinds that this run watches, at most one at each place in the API.
     """
-    made = kopf.OperatorSettings()
-    made.posting.enabled = False
-    made.posting.level = logging.CRITICAL
-    made.peering.standalone = True
-    made.persistence.finalizer = f"{GROUP}/never-set"
-    made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    made.persistence.diffbase_storage = _NoComparison()
-    made.networking.connect_timeout = _CONNECT_TIMEOUT_S
-    made.networking.request_timeout = _REQUEST_TIMEOUT_S
-    made.networking.error_backoffs = backoffs
-    made.watching.connect_timeout = _CONNECT_TIMEOUT_S
-    made.watching.server_timeout = _WATCH_S
-    made.watching.client_timeout = _WATCH_S + 30
-    made.watching.inactivity_timeout = _INACTIVE_S
-    made.queueing.error_delays = (0.1, 0.5, 1, 2, 5)
-    made.queueing.idle_timeout = _OBJECT_IDLE_S
-    made.execution.default_backoff = 1.0
-    made.process.ultimate_exiting_timeout = None  # otherwise kopf kills the process when one of its runs ends slowly
+    kopf_settings = kopf.OperatorSettings()
+    kopf_settings.posting.enabled = False
+    kopf_settings.posting.level = logging.CRITICAL
+    kopf_settings.peering.standalone = True
+    kopf_settings.persistence.finalizer = f"{GROUP}/never-set"
+    kopf_settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    kopf_settings.persistence.diffbase_storage = _NoComparison()
+    kopf_settings.networking.connect_timeout = _CONNECT_TIMEOUT_S
+    kopf_settings.networking.request_timeout = _REQUEST_TIMEOUT_S
+    kopf_settings.networking.error_backoffs = backoffs
+    kopf_settings.watching.connect_timeout = _CONNECT_TIMEOUT_S
+    kopf_settings.watching.server_timeout = _WATCH_S
+    kopf_settings.watching.client_timeout = _WATCH_S + 30
+    kopf_settings.watching.inactivity_timeout = _INACTIVE_S
+    kopf_settings.queueing.error_delays = (0.1, 0.5, 1, 2, 5)
+    kopf_settings.queueing.idle_timeout = _OBJECT_IDLE_S
+    kopf_settings.execution.default_backoff = 1.0
+    kopf_settings.process.ultimate_exiting_timeout = (
+        None  # otherwise kopf kills the process when one of its runs ends slowly
+    )
     for kind, selector in SELECTORS.items():
         if selector is not None and kind in watched:
-            made.watching.label_selectors[kind.group, kind.plural] = selector
-    return made
+            kopf_settings.watching.label_selectors[kind.group, kind.plural] = selector
+    return kopf_settings
 
 
 class _NoComparison(kopf.DiffBaseStorage):
@@ -187,9 +189,9 @@ class FreshDiscovery:
         url = request.url.with_path(CRDS.path()).with_query(fieldSelector=f"metadata.name={kind.plural}.{kind.group}")
         timeout = aiohttp.ClientTimeout(total=_CRD_TIMEOUT_S)
         async with request.session.get(url, middlewares=(), timeout=timeout) as response:
-            found = (await response.json())["items"] if response.status == 200 else []
+            definitions = (await response.json())["items"] if response.status == 200 else []
         version = _version(request.url.path) or kind.version
-        return any(_serves(definition, version) for definition in found)
+        return any(_serves(definition, version) for definition in definitions)
 
 
 def _version(path: str) -> str | None:

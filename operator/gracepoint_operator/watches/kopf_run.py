@@ -84,9 +84,9 @@ def run_kopf(
     async def login(**_: Any) -> kopf.AiohttpSession:
         # When the API server refuses credentials, kopf asks for new ones at once.
         await asyncio.sleep(logins.next_s(first_s=0.0))
-        made = _session(api, trace, watched, namespaces)
-        sessions.append(made.aiohttp_session)
-        return made
+        session = _session(api, trace, watched, namespaces)
+        sessions.append(session.aiohttp_session)
+        return session
 
     @kopf.on.cleanup(registry=registry)
     async def release(**_: Any) -> None:
@@ -207,8 +207,8 @@ def request_trace(
         if params.response.status < 400:
             watches.answered(context.kind, context.namespace, listed=context.is_list)
         else:
-            why = f"HTTP {params.response.status} {params.response.reason}"
-            watches.failed(context.kind, why, context.namespace, optional=context.kind in OPTIONAL)
+            error = f"HTTP {params.response.status} {params.response.reason}"
+            watches.failed(context.kind, error, context.namespace, optional=context.kind in OPTIONAL)
 
     async def fails(_: object, context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
         cancelled = isinstance(params.exception, asyncio.CancelledError)  # by a timeout of kopf's, or because it ends
