@@ -32,11 +32,12 @@ from benchmarks.operator_scale_objects import Gang, Size, gangs
 from benchmarks.operator_work_api import StoredApi
 from gracepoint.version import __version__
 from gracepoint.wire.messages import Acknowledgement, Subscription
-from gracepoint_operator import decision_queue
+from gracepoint_operator import event_loop
 from gracepoint_operator.__main__ import _THREADS_TAKE_TURNS_S
 from gracepoint_operator.cache.relister import sweep
-from gracepoint_operator.channel.subscribers import LoopCalls, Subscriber
+from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller, ControllerSettings
+from gracepoint_operator.event_loop import LoopCalls
 from gracepoint_operator.kube import objects
 from gracepoint_operator.metrics import Metrics
 
@@ -167,7 +168,7 @@ class _Run:
 
     def acknowledge(self, gang: Gang, index: int) -> None:
         uid = gang.pod_uid(index)
-        (preemption,) = self._subscribers[uid].told
+        (preemption,) = self._subscribers[uid].sent_deadlines
         receipt = Acknowledgement(pod_uid=uid, session=f"session-{uid}", preemption=preemption, process_index=index)
         asyncio.run_coroutine_threadsafe(self._acknowledged(receipt), self.streams)
 
@@ -230,7 +231,7 @@ def main() -> int:
     parser.add_argument("--top", type=int, default=3, help="name so many of the longest callbacks (%(default)s)")
     parser.add_argument("--scrapes", type=int, metavar="JOBSETS", help="measure scrapes alone, with so many JobSets")
     flags = parser.parse_args()
-    decision_queue.restrain()
+    event_loop.restrain()
     if flags.scrapes:
         count = flags.scrapes
         size = Size(nodes=count, pods=4 * count, jobsets=count, unrelated=0, records=2, big=4)
@@ -248,7 +249,7 @@ def measure(run: _Run) -> tuple[list[Phase], list[report.Figure]]:
     meter, core, big = run.meter, run.core, run.gangs[0]
     run.until(lambda: core.ready, "the first list")
     phases = [meter.take("start: until ready")]
-    decision_queue.spare_what_is_known()
+    event_loop.spare_what_is_known()
     run.settle()
     phases.append(meter.take("start: all are decided about"))
     time.sleep(10.0)
@@ -304,7 +305,7 @@ def scrapes(run: _Run) -> list[report.Figure]:
     """What it costs to tell the metrics with all accounts, as the health port does it."""
     sys.setswitchinterval(_THREADS_TAKE_TURNS_S)  # as in the operator
     run.until(lambda: run.core.ready, "the first list")
-    decision_queue.spare_what_is_known()
+    event_loop.spare_what_is_known()
     run.settle()
     run.meter.take("start")
     late_s: list[float] = []
@@ -349,7 +350,7 @@ def _collections(run: _Run) -> list[report.Figure]:
 
     async def collected(whole: bool) -> float:
         began_s = time.thread_time()
-        decision_queue._collect(whole)
+        event_loop._collect(whole)
         return time.thread_time() - began_s
 
     new_s = run.on_core(collected(False))

@@ -19,7 +19,7 @@ import time
 import urllib.parse
 from pathlib import Path
 
-from gracepoint_operator import decision_queue
+from gracepoint_operator import event_loop
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.answers import Limits
 from gracepoint_operator.decisions.decide import DEFAULT_LIKELY_GANGS_PER_MINUTE
@@ -34,7 +34,7 @@ from gracepoint_operator.trust.bundle import OVERLAP_S
 from gracepoint_operator.trust.certificates import Certificates, TrustPlaces
 from gracepoint_operator.watches.kopf_run import Watches
 
-log = logging.getLogger("gracepoint_operator")
+logger = logging.getLogger("gracepoint_operator")
 
 _SHORTEST_TOKEN = 16
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one replica; returns the exit status."""
     given = _parser().parse_args(arguments)
     configure(given.log_format, given.log_level)
-    decision_queue.restrain()
+    event_loop.restrain()
     sys.setswitchinterval(_THREADS_TAKE_TURNS_S)
     metrics = Metrics(accounts=given.account_metrics == "true")
     try:
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         webhook_token = _read_token(given.webhook_token)
     except (KubeError, OSError, UserRowsError, ValueError) as error:
-        log.error("cannot start", extra=about(error=str(error)))
+        logger.error("cannot start", extra=about(error=str(error)))
         return 1
     settings = ControllerSettings(
         replica=given.replica,
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         longest_hold_s=given.longest_eviction_hold_seconds,
         watches_devices=given.device_taints == "true",
     )
-    core = Controller(api, metrics, time.time, settings, on_ready=decision_queue.spare_what_is_known)
+    core = Controller(api, metrics, time.time, settings, on_ready=event_loop.spare_what_is_known)
     server_settings = ServerSettings(
         webhook_token=webhook_token,
         service_url=given.service_url,
@@ -110,11 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         server.start(failed.set)
         watching.start()
-        log.info("started", extra=about(replica=given.replica, namespace=given.namespace, own_rows=len(own_rows)))
+        logger.info("started", extra=about(replica=given.replica, namespace=given.namespace, own_rows=len(own_rows)))
         while not failed.is_set() and signal.sigtimedwait(_ENDING, _LOOK_S) is None:
             pass
     except RuntimeError as error:
-        log.error("ended by a failure", extra=about(error=str(error)))
+        logger.error("ended by a failure", extra=about(error=str(error)))
         failed.set()
     finally:
         with contextlib.ExitStack() as cleanup:  # each of them in reverse order, even if another one fails
@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
             cleanup.callback(server.stop)
             cleanup.callback(watching.close, _WATCHES_END_S)
             cleanup.callback(server.end_streams)  # first, so that the pods connect to the other replica at once
-    log.info("ended", extra=about(failed=failed.is_set()))
+    logger.info("ended", extra=about(failed=failed.is_set()))
     return 1 if failed.is_set() else 0
 
 

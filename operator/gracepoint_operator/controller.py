@@ -1,6 +1,6 @@
-"""The controller: all parts of one replica, and the event loop on which they decide and tell.
+"""The controller: all parts of one replica, and the event loop on which they decide and notify.
 
-kopf watches in threads of its own and hands each object over with ``feed``. The controller's loop runs in another
+kopf watches in separate threads and hands each object over with ``feed``. The controller's loop runs in another
 thread (``server``), so that neither kopf's work nor its pauses delay a notice. Only this loop touches the cache, the
 subscribers and the acknowledgements. Requests to the API server run in the threads of ``KubeClient``. On the loop:
 
@@ -26,21 +26,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import heapq
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache, ObjectReading, UnreadableObjects
-from gracepoint_operator.cache.preemption_store import version_of
+from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.cache.relister import ALWAYS, Relister, Swept
-from gracepoint_operator.cache.watch_state import WatchState, WorkloadRefresh
+from gracepoint_operator.cache.watch_state import WatchState
+from gracepoint_operator.cache.workload_refresh import WorkloadRefresh
 from gracepoint_operator.channel.authentication import Authenticator
-from gracepoint_operator.channel.canary import TrustNotifier
-from gracepoint_operator.channel.notifier import HintNotifier, Notifier
+from gracepoint_operator.channel.notifier import HintNotifier, Notifier, TrustNotifier
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.service import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
-from gracepoint_operator.decision_queue import DecisionQueue, LoopLag
 from gracepoint_operator.decisions.answers import Answer, Limits
 from gracepoint_operator.decisions.decide import (
     DEFAULT_LIKELY_GANGS_PER_MINUTE,
@@ -51,6 +52,7 @@ from gracepoint_operator.decisions.decide import (
     holds_back,
     next_decision_at,
 )
+from gracepoint_operator.event_loop import LoopLag
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.logs import about
@@ -71,7 +73,15 @@ from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
 from gracepoint_operator.workloads import BY_PLACE, Workload
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+
+#: The loop does other work after this time. Both times are CPU time of the loop's thread.
+_SLICE_S = 0.01
+#: A decision that takes longer is followed by a rest of its workload, this number of times as long.
+_LONG_S = 0.02
+_REST = 4
+#: Seconds until a workload is decided about again after an error.
+_AGAIN_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +94,8 @@ class ControllerSettings:
         namespaces: The namespaces that are watched. Empty: all.
         replicas: Number of replicas.
         rows: The disruption catalogue, in the order in which its rows are tried.
-        likely_gangs_per_minute: At most this number of gangs is told of signals that are not sure, by all replicas
-            together; see ``decide.holds_back``.
+        likely_gangs_per_minute: At most this number of gangs is notified of signals that are not certain, by all
+            replicas together; see ``decide.holds_back``.
         kept: How many Preemptions that have ended are kept, and for how long.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
         protects_pods: Whether the operator has the right to annotate pods.
@@ -110,6 +120,93 @@ class ControllerSettings:
     tick_s: float = 1.0
 
 
+class DecisionQueue:
+    """The workloads to decide about, by UID: soon after an event, and when time alone may change a decision.
+
+    Decisions are made in slices, so that nothing else on the loop waits for long: after a list there is something to
+    decide about every workload. Such a round waits for the workloads with events. If a decision takes long, as for a
+    gang of thousands of pods, the next one about the same workload waits for a multiple of that time: while these pods
+    start, each has an event. The queue has no task; its callbacks end with the loop.
+
+    Args:
+        decide: Decides about a workload. Returns when it has to be decided about again without an event, in seconds
+            since the epoch. None: only after an event.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, decide: Callable[[str], float | None], clock: Callable[[], float]) -> None:
+        self._decide = decide
+        self._clock = clock
+        self._waiting: dict[str, None] = {}  # in the order of their events
+        self._round: dict[str, None] = {}  # after all that wait
+        self._resting: dict[str, bool] = {}  # True: it is to be decided about after its rest
+        self._due_at: dict[str, float] = {}
+        self._times: list[tuple[float, str]] = []  # a heap; only entries that are in _due_at count
+        self._scheduled = False
+
+    def add(self, uids: Iterable[str]) -> None:
+        """Decides about these workloads in the loop's next iterations."""
+        for uid in uids:
+            if uid in self._resting:
+                self._resting[uid] = True
+            else:
+                self._waiting[uid] = None
+        self._schedule()
+
+    def add_round(self, uids: Iterable[str]) -> None:
+        """Decides about these workloads when nothing else waits."""
+        self._round.update(dict.fromkeys(uids))
+        self._schedule()
+
+    def add_due(self) -> None:
+        """Adds the workloads for which it is time. Call it regularly."""
+        now = self._clock()
+        while self._times and self._times[0][0] <= now:
+            at, uid = heapq.heappop(self._times)
+            if self._due_at.get(uid) == at:
+                del self._due_at[uid]
+                self.add([uid])
+
+    def decide_now(self, uid: str) -> None:
+        """Decides about a workload before this method returns."""
+        self._waiting.pop(uid, None)
+        self._round.pop(uid, None)
+        try:
+            at = self._decide(uid)
+        except Exception:
+            logger.exception("a workload could not be decided about", extra=about(workload_uid=uid))
+            at = self._clock() + _AGAIN_S
+        if at is None:
+            self._due_at.pop(uid, None)
+        elif self._due_at.get(uid) != at:
+            self._due_at[uid] = at
+            heapq.heappush(self._times, (at, uid))
+
+    def _schedule(self) -> None:
+        if not self._scheduled and (self._waiting or self._round):
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        """Decides for one slice of time."""
+        self._scheduled = False
+        began_s = time.thread_time()
+        before_s = began_s
+        while (self._waiting or self._round) and before_s - began_s < _SLICE_S:
+            uid = next(iter(self._waiting or self._round))
+            self.decide_now(uid)
+            after_s = time.thread_time()
+            if after_s - before_s > _LONG_S:
+                self._resting[uid] = False
+                asyncio.get_running_loop().call_later(_REST * (after_s - before_s), self._rested, uid)
+            before_s = after_s
+        self._schedule()
+
+    def _rested(self, uid: str) -> None:
+        if self._resting.pop(uid, False):
+            self.add([uid])
+
+
 class Reconciler:
     """Decides about one workload at a time, and hands each decision to the part that carries it out.
 
@@ -120,11 +217,11 @@ class Reconciler:
         hint_notifier: Sends hints.
         writers: Write what was decided to the API server.
         clock: Seconds since the epoch.
-        settings: How many gangs are told of signals that are not sure.
+        settings: How many gangs are notified of signals that are not certain.
 
     Attributes:
         queue: When each workload is decided about.
-        workload_refresh: The looks at workloads whose pods were deleted.
+        workload_refresh: Reads workloads again whose pods were deleted.
         held_back: UIDs of workloads with a preemption that has to wait. They are to be decided about each second.
     """
 
@@ -155,7 +252,7 @@ class Reconciler:
         """
         now, waits = self._clock(), False
         gang = self._cache.gang(uid)
-        self._hint_notifier.tell(gang)
+        self._hint_notifier.notify(gang)
         for decision in decide(gang, now, self._is_held_back):
             match decision:
                 case Check():
@@ -170,22 +267,23 @@ class Reconciler:
             self.held_back.discard(uid)
         elif uid not in self.held_back:
             self.held_back.add(uid)
-            log.warning(
-                "a gang is not told yet, as many were of signals that are not sure", extra=about(workload_uid=uid)
+            logger.warning(
+                "a gang is not notified yet, as many were of signals that are not certain",
+                extra=about(workload_uid=uid),
             )
         observe_at = self._writers.policies.goodput.observe(gang)  # last, so that no notice waits for it
         decided = dataclasses.replace(gang, preemptions=tuple(self._cache.preemptions.of_workload(uid)))
         times = (next_decision_at(decided, now), observe_at, self._writers.pods.protect(decided))
         return min((at for at in times if at is not None), default=None)
 
-    def tell_hints(self, uid: str) -> None:
-        """Tells new subscribers of a workload the hints that they have missed."""
-        self._hint_notifier.tell(self._cache.gang(uid))
+    def notify_hints(self, uid: str) -> None:
+        """Notifies new subscribers of a workload of the hints that they have missed."""
+        self._hint_notifier.notify(self._cache.gang(uid))
 
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
-        late = self._cache.latest_preemptions(WINDOW_S)
+        latest = self._cache.latest_preemptions(WINDOW_S)
         limit, replicas = self._settings.likely_gangs_per_minute, self._settings.replicas
-        return holds_back(spec, late, self._writers.preemptions.made, limit, replicas)
+        return holds_back(spec, latest, self._writers.preemptions.made, limit, replicas)
 
 
 _LAST_WRITES_S = 2.0
@@ -210,11 +308,11 @@ class Controller:
         watches: The state of each watch.
         subscribers: The pods that are connected to this replica.
         writers: Write to the API server.
-        notifier: Tells subscribers.
+        notifier: Notifies subscribers.
         reports: Handles the messages of pods.
         evictions: Answers the eviction webhook.
         channel: The routes for pods.
-        trust_notifier: Tells pods which authorities to trust.
+        trust_notifier: Notifies pods of the authorities to trust.
     """
 
     def __init__(
@@ -251,7 +349,7 @@ class Controller:
         )
         self.missing_policies = MissingPolicies(self.cache, events, metrics)
 
-        # What is decided, and who is told.
+        # What is decided, and who is notified.
         self.notifier = Notifier(
             self.cache, self.subscribers, self.writers.acknowledgements, self.writers.preemptions, metrics, clock
         )
@@ -262,7 +360,7 @@ class Controller:
             api, self.cache, self._take_body, self._decisions.decide_now, self._is_ready, metrics, clock
         )
 
-        # What pods say.
+        # What pods report.
         self.reports = ReportHandler(
             api, self.cache, self.notifier, self.writers, metrics, clock, on_end=self._decisions.add
         )
@@ -413,10 +511,10 @@ class Controller:
         return self.cache.drop(uid, version)
 
     def _follow(self, reading: ObjectReading) -> None:
-        """Tells what the other replica decided, and adds to its record what only this replica knows."""
+        """Notifies pods of what the other replica decided, and adds to its record what only this replica knows."""
         preemption = self.cache.preemptions.records.get(reading.key)
         if preemption is not None and isinstance(reading.value, PreemptionRecord):
-            self.notifier.tell(preemption)
+            self.notifier.notify(preemption)
             self.writers.preemptions.follow(reading.value)
 
     def _readable_policy(self, reading: ObjectReading) -> CheckpointPolicy | None:
@@ -429,7 +527,7 @@ class Controller:
         if isinstance(reading.value, CheckpointPolicy):
             self.writers.follow(reading.value)
         if reading.kind is objects.POLICIES:
-            # Replicas that answered each other's writes of a status would go on for ever.
+            # Replicas that answered each other's writes of a status would never stop.
             now = self._readable_policy(reading)
             if before is None or now is None or (before.uid, before.generation) != (now.uid, now.generation):
                 self.writers.policies.touch(*reading.key)
@@ -437,7 +535,7 @@ class Controller:
             self.writers.policies.touch(reading.namespace, reading.value.policy)
 
     def _follow_limits(self, *, of_all: bool = False) -> None:
-        """Shows the limits for evictions, says what has changed, and writes the statuses that it matters to soon.
+        """Shows the limits for evictions, logs what has changed, and writes the statuses that it matters to soon.
 
         Also of policies that are a default and have no object yet. Each is a request to the API server.
 
@@ -449,15 +547,15 @@ class Controller:
         changed = self.cache.policies.take_changed()
         before, self._limits = self._limits, dict(self.cache.policies.limits())
         for name in before.keys() - self._limits.keys():
-            log.warning("the hold of evictions is not limited any more", extra=about(set_by=name))
+            logger.warning("the hold of evictions is not limited any more", extra=about(set_by=name))
             self.metrics.longest_hold_s.remove(name)
         for name, seconds in self._limits.items():
             if before.get(name) != seconds:
                 message = "the hold of evictions is limited" if seconds else "no eviction is held"
-                log.warning(message, extra=about(set_by=name, longest_hold_s=seconds))
+                logger.warning(message, extra=about(set_by=name, longest_hold_s=seconds))
                 self.metrics.longest_hold_s.labels(set_by=name).set(seconds)
-        named = self.cache.objects.named_policies()
-        for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies(), *named}:
+        named_policies = self.cache.objects.named_policies()
+        for namespace, name in {*self.cache.policies, *self.cache.unreadable_policies(), *named_policies}:
             if of_all or changed((namespace, name)):
                 self.writers.policies.touch(namespace, name)
 
@@ -466,7 +564,7 @@ class Controller:
             return
         is_first = not self.ready
         if is_first:
-            log.info("ready", extra=about(nodes=len(self.cache.objects.nodes), pods=len(self.cache.objects.pods)))
+            logger.info("ready", extra=about(nodes=len(self.cache.objects.nodes), pods=len(self.cache.objects.pods)))
             self._on_ready()
         if self._relister.complete:
             self.cache.first_seen.forget_recalled()
@@ -506,7 +604,7 @@ class Controller:
                 self._decisions.add_due()
                 self._decisions.add(self._reconciler.held_back)
                 self.writers.requests.answer_homeless(self.cache.homeless_requests(), self._clock())
-                joined, self.notifier.joined = self.notifier.joined, set()
-                for workload_uid in joined:
-                    self._reconciler.tell_hints(workload_uid)
+                workload_uids, self.notifier.joined = self.notifier.joined, set()
+                for workload_uid in workload_uids:
+                    self._reconciler.notify_hints(workload_uid)
                     await asyncio.sleep(0)  # after the loss of a replica these are all workloads

@@ -1,16 +1,16 @@
-"""The probes, on a port without TLS, and the metrics, there or on a port of their own that asks who calls. The
+"""The probes, on a port without TLS, and the metrics, there or on a separate port that asks who calls. The
 controller's event loop answers both.
 
 ``/healthz`` fails if a restart would help. ``/readyz`` fails if pods and the API server should go to another replica.
 
-The port of their own asks as the kubelet's does: the API server says whose token it is (TokenReview), and whether that
+The separate port asks as the kubelet's does: the API server says whose token it is (TokenReview), and whether that
 user may GET the path (SubjectAccessReview). Answers are remembered, and at most ``_REVIEWS_AT_ONCE`` are asked for at
-a time, whoever calls and how often. While the API server does not answer, who was let in within the last hour is let
-in: that is when the metrics are needed most.
+a time, whoever calls and how often. While the API server does not answer, who was admitted within the last hour is
+admitted: that is when the metrics are needed most.
 
-The text of the metrics is made in a thread beside the loop, at most once a second and for a fifth of the time, however
-many ask. One task makes it; all requests meanwhile wait for it, or get the last text. The thread is one of the loop's
-executor, which ends with the loop. A client that reads more slowly than some new texts are made is disconnected.
+The text of the metrics is made in another thread than the loop's, at most once a second and for a fifth of the time,
+however many ask. One task makes it; all requests meanwhile wait for it, or get the last text. The thread is one of the
+loop's executor, which ends with the loop. A client that reads more slowly than some new texts are made is disconnected.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from aiohttp import web
 from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
 from gracepoint_operator.channel.canary import SILENT_S, Canary
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.decision_queue import LoopLag
+from gracepoint_operator.event_loop import LoopLag
 from gracepoint_operator.kube.client import KubeClient, KubeError
 from gracepoint_operator.logs import seldom
 from gracepoint_operator.metrics import Metrics
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 METRICS_PATH = "/metrics"
 
@@ -189,7 +189,7 @@ class _Refusal:
     text: str
 
     def response(self) -> web.Response:
-        log.warning("a reader of the metrics was refused", extra=seldom(self.kind))
+        logger.warning("a reader of the metrics was refused", extra=seldom(self.kind))
         headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         return web.Response(status=self.status, text=self.text, headers=headers)
 
@@ -205,7 +205,7 @@ class Readers:
     def __init__(self, api: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._clock = clock
-        self._good: dict[bytes, float] = {}  # when the API server let it in, by the token's digest
+        self._good: dict[bytes, float] = {}  # when the API server admitted it, by the token's digest
         self._bad: dict[bytes, tuple[float, _Refusal]] = {}  # when and why it was refused
         self._reviews = asyncio.Semaphore(_REVIEWS_AT_ONCE)
 
@@ -260,7 +260,7 @@ class Readers:
         return self._bad[digest][1] if digest in self._bad else None
 
     def _remember(self, digest: bytes, refusal: _Refusal | None) -> None:
-        """Keeps the last ones of each sort: strangers' tokens take no place of those that are let in."""
+        """Keeps the last ones of each sort: strangers' tokens take no place of those that are admitted."""
         self._good.pop(digest, None)
         self._bad.pop(digest, None)
         if refusal is None:

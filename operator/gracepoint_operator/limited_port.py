@@ -4,7 +4,7 @@ A connection costs memory, a TLS handshake costs processor time, and both come b
 connection is *pending* until ``keep`` is called for its request, when its caller is known. Pending connections are
 limited in number, for each peer address and in all, and in what they may have sent, and each is closed after a time.
 They are also limited in how often an address may open one, and in how many of them shake hands at a time. Kept
-connections have a limit of their own, if any: beyond, one that rests is closed, and never one with a request.
+connections have a separate limit, if any: beyond, one that rests is closed, and never one with a request.
 
 If all places are taken, the address with the most of them loses its oldest one. So an address that floods a port blocks
 only itself. If all addresses have about equally many, no connection is closed: new connections wait in the kernel's
@@ -43,7 +43,7 @@ from aiohttp import web
 
 from gracepoint_operator.logs import about, seldom
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 4096  # as many as the kernel allows (net.core.somaxconn): a gang's pods connect at once
 #: Seconds for clients to answer the end of a connection.
@@ -60,7 +60,7 @@ _ADDRESSES = 10_000
 _KNOWN_S = 3600.0
 #: So many times as many as an address may begin with may come at once.
 _BURST = 4.0
-#: Of connections that are only accepted, so many times as many as of those that go on. More are refused.
+#: Of connections that are only accepted, so many times as many as of those that may begin. More are refused.
 _ACCEPTED = 10.0
 #: An address that is known may begin with so many times as many.
 _OF_KNOWN = 4.0
@@ -117,7 +117,7 @@ class CloseReason(StrEnum):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: passes everything to aiohttp's protocol, and tells ``port`` what was received, and of its end.
+    """One connection: passes everything to aiohttp's protocol, and notifies ``port`` of each receipt and of its end.
 
     Attributes:
         inner: aiohttp's protocol. None before its turn.
@@ -351,7 +351,7 @@ class LimitedPort:
             self._resting.add(connection)
 
     def takes(self, connection: _Connection, number: int) -> bool:
-        """Called with the number of bytes that a connection has received. Returns whether it goes on."""
+        """Called with the number of bytes that a connection has received. Returns whether it stays open."""
         if connection not in self._pending:
             return connection in self._open
         connection.received += number
@@ -415,7 +415,7 @@ class LimitedPort:
             for connection in list(self._open):
                 connection.abort()
         fields = about(port=self._name, number=len(self._open), waited_s=_CUT_OFF_S)
-        log.error("connections could not be closed", extra=fields)
+        logger.error("connections could not be closed", extra=fields)
 
     async def _accept(self, listener: socket.socket) -> None:
         for number in itertools.count(1):
@@ -429,7 +429,7 @@ class LimitedPort:
                 continue
             except OSError as error:  # no file descriptor is left, or the peer has gone again
                 extra = seldom(type(error).__name__, port=self._name, error=repr(error))
-                log.warning("a connection could not be accepted", extra=extra)
+                logger.warning("a connection could not be accepted", extra=extra)
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
             accepted.setblocking(False)
@@ -496,7 +496,7 @@ class LimitedPort:
             async with asyncio.timeout(self._limits.handshake_s) as limit:
                 await _readable(connection.accepted)
                 if not connection.accepted.recv(1, socket.MSG_PEEK):
-                    return  # it has ended without a word
+                    return  # it has ended without sending anything
                 await self._turn(connection)
                 end = limit.when()
                 assert end is not None
@@ -517,7 +517,7 @@ class LimitedPort:
         finally:
             if self._shaking.remove(connection):
                 self._turn_possible.set()
-            if connection.transport is None:  # asyncio tells a protocol only of the end of a connection that was made
+            if connection.transport is None:  # it was never made, so asyncio does not notify its protocol of the end
                 connection.accepted.close()
                 self.ended(connection)
 
@@ -525,7 +525,7 @@ class LimitedPort:
         """Waits until the connection may shake hands.
 
         Raises:
-            ConnectionAbortedError: It was ended meanwhile.
+            ConnectionAbortedError: It has ended meanwhile.
         """
         if connection not in self._pending:
             raise ConnectionAbortedError
@@ -568,7 +568,7 @@ class LimitedPort:
     def _waits(self, address: str) -> bool:
         """Returns whether a connection of the address waits for its turn. Those that ended meanwhile are forgotten."""
         waiting = self._hellos[address]
-        for connection, turn in [one for one in waiting if one[1].done() or one[0] not in self._pending]:
+        for connection, turn in [entry for entry in waiting if entry[1].done() or entry[0] not in self._pending]:
             waiting.remove((connection, turn))
             if not turn.done():
                 turn.set_result(None)
@@ -637,8 +637,8 @@ class LimitedPort:
     def _closed(self, address: str, reason: CloseReason) -> None:
         self._count_closed(reason)
         if reason not in (CloseReason.HANDSHAKE, CloseReason.RESTED):
-            log.warning(
-                "connections are closed whose callers have not shown who they are",
+            logger.warning(
+                "connections of unknown callers are closed",
                 extra=seldom(reason, port=self._name, peer=address, pending=self.pending),
             )
 

@@ -30,7 +30,7 @@ _DIFFERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def about(**fields: object) -> dict[str, Any]:
-    """The ``extra=`` of a log call: ``log.info("preemption noticed", extra=about(preemption=name))``."""
+    """The ``extra=`` of a log call: ``logger.info("preemption noticed", extra=about(preemption=name))``."""
     return {_FIELDS: fields}
 
 
@@ -53,7 +53,7 @@ def decided(**fields: object) -> dict[str, Any]:
 
 
 class SeldomFilter(logging.Filter):
-    """Passes one record a minute of each message and kind that ``seldom`` names; it says how many it did not pass.
+    """Passes one record a minute of each message and kind that ``seldom`` names; it adds how many it did not pass.
 
     What the libraries say of broken requests and handshakes is limited in the same way. Of everything else but debug
     output it passes ``OFTEN`` a minute of each place in the code, so that nobody can fill a disk with lines of which
@@ -102,19 +102,20 @@ def _limit(record: logging.LogRecord) -> tuple[tuple[object, ...], int]:
     return (record.name, message, error), 1
 
 
-class _InUtc(logging.Formatter):
-    """Times are RFC 3339 in UTC: the lines of pods on machines with different zones are read together."""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  logging's name
-        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _utc(at: float) -> str:
+    """A time as RFC 3339 in UTC: the lines of pods on machines with different zones are read together."""
+    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class PlainFormatter(_InUtc):
+class PlainFormatter(logging.Formatter):
     """Lines of ``time level logger message key=value ...``."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  logging's name
+        return _utc(record.created)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         fields = getattr(record, _FIELDS, {})
@@ -126,12 +127,12 @@ class PlainFormatter(_InUtc):
         return printable(super().format(record)).replace("\n", "\n    ")
 
 
-class JsonFormatter(_InUtc):
+class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "time": self.formatTime(record),
+            "time": _utc(record.created),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
@@ -157,10 +158,10 @@ def configure(log_format: str, level: str = "info") -> None:
     for name in ("kopf._core.engines.activities", "kopf.activities.authentication"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("kopf._core.reactor.observation", "kopf._cogs.clients.api"):
-        logging.getLogger(name).addFilter(_is_not_said_elsewhere)
+        logging.getLogger(name).addFilter(_is_not_logged_elsewhere)
 
 
-def _is_not_said_elsewhere(record: logging.LogRecord) -> bool:
+def _is_not_logged_elsewhere(record: logging.LogRecord) -> bool:
     """False for what kopf says of kinds that a cluster lacks: ``watch_state`` says it of those that it must have, and
     ``watches.event_handlers`` of documents that stay late."""
     message = record.getMessage()

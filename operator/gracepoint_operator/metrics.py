@@ -27,7 +27,7 @@ async def _no_accounts() -> Callable[[], Iterable[AccountRow]]:
 
 
 class Metrics:
-    """All metrics of one operator process, in a registry of their own.
+    """All metrics of one operator process, in a new registry.
 
     Args:
         accounts: Whether there is a series for each category of each workload's account.
@@ -85,23 +85,23 @@ class Metrics:
         )
         self.stalls = prometheus.Counter(
             "gracepoint_stalls",
-            "Stalls of gangs that this replica was told of: their processes made no progress for the policy's time.",
+            "Stalls that gangs reported to this replica: their processes made no progress for the policy's time.",
             registry=self.registry,
         )
         self.stalled = prometheus.Gauge(
             "gracepoint_stalled_workloads",
-            "Gangs that make no progress, as far as this replica was told.",
+            "Gangs that make no progress, as they reported to this replica.",
             registry=self.registry,
         )
         self.stalled_pods = prometheus.Gauge(
             "gracepoint_stalled_pods",
-            "1 for each pod that holds up its gang, as far as this replica was told, at most 10 of a gang.",
+            "1 for each pod that holds up its gang, as reported to this replica, at most 10 of a gang.",
             ["namespace", "workload", "trainer", "stage"],  # not "pod": that is the replica, which a scrape adds
             registry=self.registry,
         )
         self.troubles = prometheus.Counter(
             "gracepoint_troubles",
-            "What went wrong in gangs that train on, as far as this replica was told: Saves or Deletions that fail.",
+            "Failures that gangs reported to this replica while they train: Saves or Deletions that fail.",
             ["kind"],
             registry=self.registry,
         )
@@ -215,7 +215,7 @@ class Metrics:
         )
         self.watch_restarts = prometheus.Counter(
             "gracepoint_watch_restarts",
-            "How often a thread that watches had to begin anew, by what it watches.",
+            "How often a thread that watches had to start again, by what it watches.",
             ["thread"],
             registry=self.registry,
         )
@@ -234,7 +234,7 @@ class Metrics:
         )
         self.workloads_without_policy = prometheus.Gauge(
             "gracepoint_workloads_without_policy",
-            "Workloads that go on and name a CheckpointPolicy that does not exist. Each replica shows all of them.",
+            "Unfinished workloads that name a CheckpointPolicy that does not exist. Each replica shows all of them.",
             registry=self.registry,
         )
         self.sweep_s = prometheus.Histogram(

@@ -1,6 +1,6 @@
 """``python -m gracepoint_operator.self_test``: whether an installation answers as pods and the API server need it.
 
-``helm test`` runs it in a pod of its own. It connects to the Service, checks the certificate against the trusted
+``helm test`` runs it in a separate pod. It connects to the Service, checks the certificate against the trusted
 authorities that the operator keeps in its ConfigMap, and asks the channel and the webhooks something that they refuse.
 It prints a line for each check, and ends with 1 if one failed. No threads; each request has a timeout.
 """
@@ -8,12 +8,13 @@ It prints a line for each check, and ends with 1 if one failed. No threads; each
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import ssl
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gracepoint.wire.names import PATH_SUBSCRIBE
@@ -71,28 +72,22 @@ def main(arguments: list[str] | None = None) -> int:
     return _run_checks(checks)
 
 
-class _connected:  # noqa: N801  used as a function
+@contextlib.contextmanager
+def _connected(url: str, authorities: str) -> Iterator[http.client.HTTPSConnection]:
     """A connection whose certificate was checked."""
-
-    def __init__(self, url: str, authorities: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        self._url = url
-        context = ssl.create_default_context(cadata=authorities)
-        self._connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port or 443, timeout=_TIMEOUT_S, context=context
-        )
-
-    def __enter__(self) -> http.client.HTTPSConnection:
-        try:
-            self._connection.connect()
-        except ssl.SSLCertVerificationError as error:
-            raise CheckFailed(f"{self._url}: pods do not trust the certificate: {error}") from error
-        except OSError as error:
-            raise CheckFailed(f"{self._url}: {error!r}; check the pods of the operator, and NetworkPolicies") from error
-        return self._connection
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
+    parts = urllib.parse.urlsplit(url)
+    context = ssl.create_default_context(cadata=authorities)
+    connection = http.client.HTTPSConnection(
+        parts.hostname or "", parts.port or 443, timeout=_TIMEOUT_S, context=context
+    )
+    try:
+        connection.connect()
+    except ssl.SSLCertVerificationError as error:
+        raise CheckFailed(f"{url}: pods do not trust the certificate: {error}") from error
+    except OSError as error:
+        raise CheckFailed(f"{url}: {error!r}; check the pods of the operator, and NetworkPolicies") from error
+    with contextlib.closing(connection):
+        yield connection
 
 
 def _fail(message: str) -> str:

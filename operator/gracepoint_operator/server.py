@@ -1,9 +1,9 @@
 """The operator's HTTP servers, and the thread that the controller runs on.
 
-There are three ports: HTTPS for pods (the channel), HTTPS for the API server (the webhooks, on a port of their own so
+There are three ports: HTTPS for pods (the channel), HTTPS for the API server (the webhooks, on a separate port so
 that a NetworkPolicy can separate the two), and plain HTTP for probes and metrics. If readers of the metrics must show
 who they are, these have a fourth port, with HTTPS. Each has limits for connections (``limited_port``). All but the
-channel are served on the controller's event loop. The channel has a thread and a loop of its own
+channel are served on the controller's event loop. The channel has a separate thread and loop
 (``channel.service``), because every pod can reach it: what pods do there does not delay an answer to the API
 server.
 
@@ -32,7 +32,7 @@ from gracepoint_operator import workloads
 from gracepoint_operator.channel.canary import Canary
 from gracepoint_operator.channel.service import ChannelThread
 from gracepoint_operator.controller import Controller
-from gracepoint_operator.decision_queue import collect_in_portions
+from gracepoint_operator.event_loop import collect_in_portions
 from gracepoint_operator.health import Health, MetricsPage, Readers
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
@@ -54,7 +54,7 @@ from gracepoint_operator.webhooks import add_routes as add_admission_routes
 from gracepoint_operator.webhooks.release_contract import CRD_NAME, tell_of_others
 from gracepoint_operator.webhooks.updates import MemberPlace, SharedReads, of_workload
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _WORKLOAD_API_S = 60.0
 _PLACES_S = 1.0  # two reads are within the timeout of the webhook for pods
@@ -172,8 +172,8 @@ class Admission:
             return {}  # the pod belongs to no workload that exists
 
     async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
-        held = await self._core.evictions.attempted(namespace, pod, uid)
-        return None if held is None else held.message
+        hold = await self._core.evictions.attempted(namespace, pod, uid)
+        return None if hold is None else hold.message
 
     async def why_requests_are_too_many(self, namespace: str) -> str | None:
         counted = await self._requests.get(namespace)
@@ -196,12 +196,14 @@ class Admission:
             uids = cache.objects.workloads_with_policy((namespace, policy))
             users = [(cache.objects.workloads[uid], "") for uid in uids]
         else:
-            named = [item for item in cache.objects.workloads.values() if item.policy == policy]
+            workloads = [workload for workload in cache.objects.workloads.values() if workload.policy == policy]
             users = [
-                (item, f"{item.namespace}/") for item in named if cache.policies.original((item.namespace, policy))
+                (workload, f"{workload.namespace}/")
+                for workload in workloads
+                if cache.policies.original((workload.namespace, policy))
             ]
-        going_on = [(item, where) for item, where in users if not (item.finished or item.deleted)]
-        return sorted(f"{item.kind} {where}{item.name}" for item, where in going_on)
+        unfinished = [(workload, where) for workload, where in users if not (workload.finished or workload.deleted)]
+        return sorted(f"{workload.kind} {where}{workload.name}" for workload, where in unfinished)
 
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset(self._core.cache.objects.disrupted_nodes)
@@ -209,7 +211,7 @@ class Admission:
 
 @dataclasses.dataclass(frozen=True)
 class ServerSettings:
-    """Where one replica listens, and what it lets in.
+    """Where one replica listens, and what it admits.
 
     Attributes:
         webhook_token: The secret in the webhooks' paths.
@@ -245,12 +247,12 @@ class ServerSettings:
 
 
 class Server:
-    """The controller and all ports, on a thread of their own.
+    """The controller and all ports, on their own thread.
 
     Args:
         core: The controller, which runs on the server's loop.
         certificates: For both HTTPS ports.
-        settings: Where it listens, and what it lets in.
+        settings: Where it listens, and what it admits.
 
     Attributes:
         https_port, webhook_port, health_port, metrics_port: The ports that are listened on, once started.
@@ -325,7 +327,7 @@ class Server:
         if self._loop is not None and self._task is not None and not self._stopped.is_set():
             self._loop.call_soon_threadsafe(self._task.cancel)
             if not self._stopped.wait(_STOP_TIMEOUT_S):
-                log.error("the server did not end", extra=about(waited_s=_STOP_TIMEOUT_S))
+                logger.error("the server did not end", extra=about(waited_s=_STOP_TIMEOUT_S))
 
     def _main(self, on_failure: Callable[[], None]) -> None:
         try:
@@ -334,7 +336,7 @@ class Server:
             pass
         except BaseException as error:  # any error: the process must not live on without its server
             self._failure = error
-            log.exception("the server failed")
+            logger.exception("the server failed")
             on_failure()
         finally:
             self._stopped.set()
@@ -350,8 +352,8 @@ class Server:
             tasks.create_task(self._channel.ended(), name="channel")
             tasks.create_task(self._certificates.watch(), name="certificates")
             tasks.create_task(self._keeper.run(), name="trust")
-            others = tell_of_others(self._api, self._settings.service_host, self._core.watches.namespaces)
-            tasks.create_task(others, name="other releases")
+            other_releases = tell_of_others(self._api, self._settings.service_host, self._core.watches.namespaces)
+            tasks.create_task(other_releases, name="other releases")
             if self._canary is not None:
                 host = self._settings.host or "localhost"
                 self._canary_task = tasks.create_task(
@@ -363,7 +365,7 @@ class Server:
 
     def _trust_changed(self) -> None:
         """On the controller's loop."""
-        self._core.trust_notifier.change(self._certificates.ca)
+        self._core.trust_notifier.set_authorities(self._certificates.ca)
         self._keeper.touch()
 
     async def _certificate(self) -> None:
@@ -372,7 +374,7 @@ class Server:
             await self._keeper.once()
             if self._certificates.served is None:
                 await asyncio.sleep(_CERTIFICATE_AGAIN_S)
-        self._core.trust_notifier.change(self._certificates.ca)
+        self._core.trust_notifier.set_authorities(self._certificates.ca)
 
     def _is_quiet(self) -> bool:
         return not self._core.cache.preemptions.disrupted_workload_uids()
@@ -385,21 +387,21 @@ class Server:
         try:
             await self._certificate()
             context = self._certificates.context
-            served = LimitedPort("webhooks", webhooks, context, _WEBHOOK_LIMITS, self._closed("webhooks"))
+            webhook_port = LimitedPort("webhooks", webhooks, context, _WEBHOOK_LIMITS, self._closed("webhooks"))
             add_admission_routes(
                 webhooks,
                 self._admission,
                 self._settings.webhook_token,
                 self._metrics.count_webhook_refused,
-                served.keep,
+                webhook_port.keep,
             )
             health = LimitedPort("health", plain, None, _HEALTH_LIMITS, self._closed("health"), keepalive=False)
             Health(self._core, self._channel.lag, self._canary).add_routes(plain)
             if self.metrics_port is None:
                 MetricsPage(self._metrics).add_routes(plain)
             self.https_port = await self._channel.start()
-            ports = [served, health]
-            self.webhook_port = await served.start(self._settings.host, self.webhook_port)
+            ports = [webhook_port, health]
+            self.webhook_port = await webhook_port.start(self._settings.host, self.webhook_port)
             self.health_port = await health.start(self._settings.host, self.health_port)
             numbers = {"https": self.https_port, "webhooks": self.webhook_port, "health": self.health_port}
             if self.metrics_port is not None:
@@ -409,7 +411,7 @@ class Server:
                     LimitedPort("metrics", secure, context, _HEALTH_LIMITS, self._closed("metrics"), keepalive=False)
                 )
                 numbers["metrics"] = self.metrics_port = await ports[-1].start(self._settings.host, self.metrics_port)
-            log.info("listening", extra=about(**numbers))
+            logger.info("listening", extra=about(**numbers))
             yield ports
         finally:
             await asyncio.gather(self._channel.stop(), *(port.close() for port in ports))

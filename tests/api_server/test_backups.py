@@ -59,7 +59,7 @@ async def test_restored_records_are_as_before_and_tell_nobody(gang: Gang) -> Non
         await replica.watch()
         again = await replica.connect(0)  # the same pod, whose process began anew
         replica.core._decisions.decide_now(gang.workload_uid)
-        assert again.told == {}, "nobody is told of what has ended long ago"
+        assert again.sent_deadlines == {}, "nobody is notified of what has ended long ago"
         await replica.core.writers.preemptions.close(5.0)
         assert (await gang.records())[0] == bare, "an end that nobody knows is not made up"
 

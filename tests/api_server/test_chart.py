@@ -128,7 +128,7 @@ def test_the_certificate_of_an_earlier_chart_is_kept_and_followed(release: Relea
     assert {"key": "tls.crt", "path": "former/tls.crt"} in [item for s in mounted for item in s["secret"]["items"]]
     made = release.keep()
     assert made.served == leaf
-    assert len(pem.read(made.ca)) == 2
+    assert len(pem.read_certificates(made.ca)) == 2
     assert release.told() == {made.ca}
 
 

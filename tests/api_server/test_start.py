@@ -42,7 +42,7 @@ def test_every_line_of_a_start_is_of_use(fresh: ApiServer, tmp_path: Path) -> No
     with release.operator("first") as operator:
         wait_until("the first replica to be ready", operator.ready, timeout_s=60)
         fresh.define(parts.module_folder("jobset") / "config" / "components" / "crd" / "bases")
-        wait_for(operator, "a kind is there now, and watched")
+        wait_for(operator, "a kind is installed now, and watched")
     found = lines(operator)
     (said,) = [line for line in found if line["level"] != "INFO"]
     assert (said["message"], said["kind"]) == (

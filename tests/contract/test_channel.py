@@ -33,7 +33,7 @@ from gracepoint.settings import Settings
 from gracepoint.wire.frames import Hello, Ping
 from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent, Stall, TroubleKind
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_STALL, PATH_SUBSCRIBE
-from gracepoint_operator.channel import canary, service, subscribers
+from gracepoint_operator.channel import service, subscribers
 from gracepoint_operator.channel.subscribers import Outgoing
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import GoodputLedger, daly_s
@@ -264,7 +264,7 @@ def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> N
 
 
 def test_pod_that_never_reads_is_disconnected_alone(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(subscribers, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(service, "_UNACKNOWLEDGED_MS", 600_000)  # the kernel would notice it as well
     monkeypatch.setattr(subscribers.Subscriber, "next", _much)
     stuck = _that_never_reads(replica)

@@ -18,9 +18,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from gracepoint_operator import read_errors, signals
-from gracepoint_operator.cache.indexes import DeviceIndex, FirstSeen, GangObjects, SignalIndex
+from gracepoint_operator.cache.indexes import (
+    DeviceIndex,
+    FirstSeen,
+    GangObjects,
+    ResourceVersions,
+    SignalIndex,
+    version_of,
+)
 from gracepoint_operator.cache.policy_store import PolicyStore
-from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, ResourceVersions, version_of
+from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.cache.snapshots import Snapshots, Suspensions, undated_since
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.objects import LONGEST_NAME, Kind, Namespace, Node, Pod, read_namespace, read_node
@@ -38,13 +45,6 @@ from gracepoint_operator.workloads import BY_PLACE, Job, Workload, read_job, rea
 Value = (Namespace | Node | Pod | Job | Workload | ClaimedDevices | DeviceTaints) | (
     CheckpointPolicy | ClusterCheckpointPolicy | PreemptionRecord | RequestRecord | str
 )
-
-
-# Reads objects of the API server into what the cache keeps of them.
-#
-# An object of 20 kB becomes a record of some hundred bytes. It is read where it arrives: in the threads of
-# ``KubeClient`` for lists, in the threads that watch for events. So the controller's event loop neither decodes nor
-# holds whole objects. A reader has no state but the catalogue, and any thread may use it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +76,11 @@ class ObjectReading:
 
 
 class CacheReader:
-    """Reads objects.
+    """Reads objects of the API server into what the cache keeps of them.
+
+    An object of 20 kB becomes a record of some hundred bytes. It is read where it arrives: in the threads of
+    ``KubeClient`` for lists, in the threads that watch for events. So the controller's event loop neither decodes nor
+    holds whole objects. A reader has no state but the catalogue, and any thread may use it.
 
     Args:
         rows: The disruption catalogue, in the order in which its rows are tried.
@@ -168,7 +172,7 @@ def _read_preemption(body: Mapping[str, Any]) -> PreemptionRecord | RequestRecor
     return PreemptionRecord.of(body)
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: At most this number of parts of one object is named.
 _AT_MOST_PARTS = 5
@@ -235,7 +239,7 @@ class UnreadableObjects:
         message = (
             "object left out, it cannot be read" if entry.whole else "a part of an object left out, it cannot be read"
         )
-        log.error(message, extra=about(kind=entry.kind.title, object=where, error=entry.reason))
+        logger.error(message, extra=about(kind=entry.kind.title, object=where, error=entry.reason))
 
     def _add(self, entry: _Entry, number: int) -> None:
         kind_and_extent = (entry.kind.title, "object" if entry.whole else "part")
@@ -333,8 +337,8 @@ class ClusterCache:
                 return self._store_object(value, reading, listed)
             case CheckpointPolicy() as policy:
                 before = self.policies.put(reading.key, policy)
-                same = before is not None and before.spec == policy.spec
-                return policy.newly_saved(before) if same else self.objects.workloads_with_policy(reading.key)
+                same_spec = before is not None and before.spec == policy.spec
+                return policy.newly_saved(before) if same_spec else self.objects.workloads_with_policy(reading.key)
             case ClusterCheckpointPolicy() as cluster_policy:
                 return set(self.objects.workloads) if self.policies.put_cluster(cluster_policy) else set()
             case Namespace() as namespace:
@@ -414,7 +418,7 @@ class ClusterCache:
         return set() if workload_uid is None else {workload_uid}
 
     def undated_since(self, *, of_pods: bool = True) -> dict[str, float]:
-        """When the marks were first seen whose time the API does not tell. ``of_pods``: only marks about pods."""
+        """When the marks were first seen whose time the API does not give. ``of_pods``: only marks about pods."""
         return undated_since(self._signal_index, self.objects, self.first_seen, of_pods=of_pods)
 
     def uids(self, kind: objects.Kind) -> Set[str]:
@@ -440,8 +444,8 @@ class ClusterCache:
 
     def homeless_requests(self) -> list[tuple[RequestRecord, list[PreemptionRecord]]]:
         """Requests without a final answer whose workloads are not known, each with the Preemption that it names."""
-        waiting = (request for request in self.preemptions.requests.values() if not request.has_ended)
-        return [(item, self._named_by(item)) for item in waiting if not self._is_known(item)]
+        open_requests = (request for request in self.preemptions.requests.values() if not request.has_ended)
+        return [(request, self._named_by(request)) for request in open_requests if not self._is_known(request)]
 
     def _named_by(self, request: RequestRecord) -> list[PreemptionRecord]:
         preemption = self.preemptions.records.get((request.namespace, request.status.preemption or ""))

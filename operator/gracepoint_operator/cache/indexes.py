@@ -9,6 +9,7 @@
   from a watch, that is now, by this replica's clock. An object from a list (at start, or after a watch lost its place)
   may have changed earlier. Then the time from the API is taken, or the time at which another replica saw it, if that is
   earlier (``recording.pod_writer``).
+* ``ResourceVersions``: the known version of each object.
 
 Only ``ClusterCache`` changes the indexes, and the other modules of ``cache`` read them. ``recording`` also uses
 ``FirstSeen``. The indexes call ``model``, ``signals`` and ``preemption_store``.
@@ -20,6 +21,7 @@ import collections
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any
 
 from gracepoint_operator.cache.preemption_store import Key, discard
 from gracepoint_operator.kube.objects import Node, Pod, Toleration
@@ -239,7 +241,7 @@ class FirstSeen:
 
         Args:
             uid: The object's UID.
-            marks: When each mark began, in seconds since the epoch. None if the API does not tell.
+            marks: When each mark began, in seconds since the epoch. None if the API does not give that.
             listed: True if the object comes from a list.
         """
         earlier = self._since.pop(uid, {})
@@ -264,7 +266,7 @@ class FirstSeen:
 
         Args:
             uid: The pod's UID.
-            hint_at: When it was bound, in seconds since the epoch. None if the API does not tell.
+            hint_at: When it was bound, in seconds since the epoch. None if the API does not give that.
             listed: True if the pod comes from a list.
         """
         if uid not in self._bound_at:
@@ -337,13 +339,13 @@ class DeviceIndex:
     """The devices that pods use, and the taints of devices.
 
     Args:
-        first_seen: Is told when each mark was first seen.
+        first_seen: Keeps when each mark was first seen.
     """
 
     def __init__(self, first_seen: FirstSeen) -> None:
         self._first_seen = first_seen
         self._claims: dict[str, ClaimedDevices] = {}
-        # Namespace and UID of the pod -> UIDs of the claims. A claim is for pods of its own namespace.
+        # Namespace and UID of the pod -> UIDs of the claims. A claim is for pods of its namespace.
         self._of_pod: dict[Key, set[str]] = {}
         self._slices: dict[str, DeviceTaints] = {}
         self._of_pool: dict[tuple[str, str], set[str]] = {}  # driver and pool -> UIDs of the slices
@@ -453,11 +455,11 @@ class DeviceIndex:
     def _remove_source(self, uid: str) -> None:
         self._tainted.discard(uid)
         self._rules.pop(uid, None)
-        gone = self._slices.pop(uid, None)
-        if gone is not None and gone.pool is not None:
-            self._of_pool[gone.pool].discard(uid)
-            if not self._of_pool[gone.pool]:
-                del self._of_pool[gone.pool]
+        device_slice = self._slices.pop(uid, None)
+        if device_slice is not None and device_slice.pool is not None:
+            self._of_pool[device_slice.pool].discard(uid)
+            if not self._of_pool[device_slice.pool]:
+                del self._of_pool[device_slice.pool]
 
 
 def _marks_on(allocated: AllocatedDevice, taints: Iterable[_Taint]) -> Iterator[tuple[str, Mark]]:
@@ -471,7 +473,7 @@ class SignalIndex:
     """Marks by object.
 
     Args:
-        first_seen: Is told when each mark was first seen.
+        first_seen: Keeps when each mark was first seen.
     """
 
     def __init__(self, first_seen: FirstSeen) -> None:
@@ -519,8 +521,83 @@ class SignalIndex:
 
     def _detach(self, uid: str) -> str:
         before = self._attached_to.pop(uid, "")
-        attached = self._attached.get(before, set())
-        attached.discard(uid)
-        if not attached:
+        uids = self._attached.get(before, set())
+        uids.discard(uid)
+        if not uids:
             self._attached.pop(before, None)
         return before
+
+
+#: Seconds for which the version of a deleted object is kept.
+_REMEMBER_GONE_S = 600.0
+
+
+class ResourceVersions:
+    """The known resourceVersion of each object, by UID. It shows whether a version that arrives is new.
+
+    A direct read may be newer than the watch, and the watch must not undo it. The versions of deleted objects are kept
+    for ten minutes.
+
+    Args:
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: dict[str, int] = {}
+        self._gone: dict[str, tuple[float, int]] = {}  # when it was deleted, and its version then
+
+    def take(self, uid: str, version: int, *, fresh: bool = False) -> bool:
+        """Notes the version of an object that arrived. Returns False if a newer one is known.
+
+        Args:
+            uid: The object's UID.
+            version: Its resourceVersion. 0 if it is not a number.
+            fresh: True if the API server was asked just now. Then a version equal to that of the deletion counts: an
+                object that lost the label by which it is watched seems deleted at its current version.
+        """
+        if uid in self._gone:
+            gone_version = self._gone[uid][1]
+            if version < gone_version or (version == gone_version and not fresh):
+                return False
+            del self._gone[uid]
+        if version and version < self._known.get(uid, 0):
+            return False
+        self._known[uid] = version
+        return True
+
+    def of(self, uid: str) -> int:
+        """The known version of the object. 0 if it is not known."""
+        return self._known.get(uid, 0)
+
+    def is_behind(self, uid: str, version: int) -> bool:
+        """True if the object exists in a newer version than the one that is known here."""
+        return max(self._known.get(uid, 0), self._gone.get(uid, (0.0, 0))[1]) < version
+
+    def rewind(self) -> None:
+        """Forgets all versions. Call it when the API server has gone back to an older state (etcd was restored)."""
+        self._known.clear()
+        self._gone.clear()
+
+    def drop(self, uid: str, version: int) -> None:
+        """Notes that the object was deleted. Only a newer version brings it back.
+
+        An object that lost the label by which it is watched looks deleted, and may get the label again.
+
+        Args:
+            uid: The object's UID.
+            version: Its resourceVersion when it was deleted. 0 if that is not known.
+        """
+        now = self._clock()
+        while self._gone and now - next(iter(self._gone.values()))[0] >= _REMEMBER_GONE_S:
+            del self._gone[next(iter(self._gone))]
+        before = self._gone.pop(uid, (now, 0))[1]
+        self._gone[uid] = (now, max(before, version, self._known.pop(uid, 0)))
+
+
+def version_of(meta: Mapping[str, Any]) -> int:
+    """The resourceVersion as a number, which can be compared (KEP-5504). 0 if it is not a number."""
+    try:
+        return int(meta["resourceVersion"])
+    except (KeyError, TypeError, ValueError):
+        return 0

@@ -93,11 +93,11 @@ class PolicyStore:
 
     @property
     def has_changed(self) -> bool:
-        """Whether ``take_changed`` has anything to tell."""
+        """Whether anything has changed since the last call of ``take_changed``."""
         return bool(self._changed)
 
     def take_changed(self) -> Callable[[Key], bool]:
-        """Returns what tells whether a policy, its default or its limits have changed since the last call."""
+        """Returns a test of whether a policy, its default or its limits have changed since the last call."""
         changed, self._changed = self._changed, set()
         return lambda key: not changed.isdisjoint((EVERYTHING, (key[0], ""), key))
 

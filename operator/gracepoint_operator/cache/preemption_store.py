@@ -6,8 +6,8 @@ The controller's event loop owns it; there are no locks.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Hashable
+from typing import TypeVar
 
 from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
 from gracepoint_operator.workloads import WorkloadIdentity
@@ -31,7 +31,7 @@ class PreemptionStore:
         self._preemptions_of: dict[str, set[Key]] = collections.defaultdict(set)
         self._preemptions_under: dict[Key, set[Key]] = collections.defaultdict(set)  # by policy, which may not be there
         self._requests_for: dict[Key, set[str]] = collections.defaultdict(set)  # by workload, which may not be there
-        self._under_way: set[Key] = set()
+        self._in_progress: set[Key] = set()
         self._unwritten: set[Key] = set()  # records with details that the API server may not have yet
         self._latest: set[Key] = set()  # at least the preemptions of the last period for which ``latest`` was called
         self._unmade_since: dict[
@@ -54,9 +54,9 @@ class PreemptionStore:
         self._summarize(preemption.spec.workload.uid)
         self._latest.add(preemption.key)
         if preemption.phase.ended:
-            self._under_way.discard(preemption.key)
+            self._in_progress.discard(preemption.key)
         else:
-            self._under_way.add(preemption.key)
+            self._in_progress.add(preemption.key)
 
     def join(self, preemption: PreemptionRecord) -> None:
         """Joins a record from the API server with what is known of it, and keeps the result."""
@@ -78,7 +78,7 @@ class PreemptionStore:
         preemption = self.records.pop(key, None)
         if preemption is None:
             return None
-        self._under_way.discard(key)
+        self._in_progress.discard(key)
         self._unwritten.discard(key)
         self._latest.discard(key)
         self._unmade_since.pop(key, None)
@@ -116,12 +116,12 @@ class PreemptionStore:
     def requests_for(self, workload: WorkloadIdentity) -> tuple[RequestRecord, ...]:
         """The requests for the workload of that kind, namespace and name, oldest first."""
         same_name = (self.requests[uid] for uid in self._requests_for.get((workload.namespace, workload.name), ()))
-        of_kind = (item for item in same_name if item.spec.workload.kind == workload.kind)
-        return tuple(sorted(of_kind, key=lambda item: (item.created_at, item.name)))
+        of_kind = (request for request in same_name if request.spec.workload.kind == workload.kind)
+        return tuple(sorted(of_kind, key=lambda request: (request.created_at, request.name)))
 
     def disrupted_workload_uids(self) -> set[str]:
-        """The workloads with a preemption under way."""
-        return {self.records[key].spec.workload.uid for key in self._under_way}
+        """The workloads with a preemption in progress."""
+        return {self.records[key].spec.workload.uid for key in self._in_progress}
 
     def latest(self, now: float, within_s: float) -> list[PreemptionRecord]:
         """The preemptions whose records were made in the last ``within_s`` seconds.
@@ -176,80 +176,3 @@ def discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:
     values.discard(value)
     if not values:
         index.pop(key, None)
-
-
-_REMEMBER_GONE_S = 600.0
-
-
-# The known version of each object, and which objects were deleted. It tells whether a version that arrives is new.
-#
-# A direct read may be newer than the watch, and the watch must not undo it. The controller's event loop owns it; there
-# are no locks.
-
-
-class ResourceVersions:
-    """resourceVersions by UID. Those of deleted objects are kept for ten minutes.
-
-    Args:
-        clock: Seconds since the epoch.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._known: dict[str, int] = {}
-        self._gone: dict[str, tuple[float, int]] = {}  # when it was deleted, and its version then
-
-    def take(self, uid: str, version: int, *, fresh: bool = False) -> bool:
-        """Notes the version of an object that arrived. Returns False if a newer one is known.
-
-        Args:
-            uid: The object's UID.
-            version: Its resourceVersion. 0 if it is not a number.
-            fresh: True if the API server was asked just now. Then a version equal to that of the deletion counts: an
-                object that lost the label by which it is watched seems deleted at its current version.
-        """
-        if uid in self._gone:
-            gone_version = self._gone[uid][1]
-            if version < gone_version or (version == gone_version and not fresh):
-                return False
-            del self._gone[uid]
-        if version and version < self._known.get(uid, 0):
-            return False
-        self._known[uid] = version
-        return True
-
-    def of(self, uid: str) -> int:
-        """The known version of the object. 0 if it is not known."""
-        return self._known.get(uid, 0)
-
-    def is_behind(self, uid: str, version: int) -> bool:
-        """True if the object exists in a newer version than the one that is known here."""
-        return max(self._known.get(uid, 0), self._gone.get(uid, (0.0, 0))[1]) < version
-
-    def rewind(self) -> None:
-        """Forgets all versions. Call it when the API server has gone back to an older state (etcd was restored)."""
-        self._known.clear()
-        self._gone.clear()
-
-    def drop(self, uid: str, version: int) -> None:
-        """Notes that the object was deleted. Only a newer version brings it back.
-
-        An object that lost the label by which it is watched looks deleted, and may get the label again.
-
-        Args:
-            uid: The object's UID.
-            version: Its resourceVersion when it was deleted. 0 if that is not known.
-        """
-        now = self._clock()
-        while self._gone and now - next(iter(self._gone.values()))[0] >= _REMEMBER_GONE_S:
-            del self._gone[next(iter(self._gone))]
-        before = self._gone.pop(uid, (now, 0))[1]
-        self._gone[uid] = (now, max(before, version, self._known.pop(uid, 0)))
-
-
-def version_of(meta: Mapping[str, Any]) -> int:
-    """The resourceVersion as a number, which can be compared (KEP-5504). 0 if it is not a number."""
-    try:
-        return int(meta["resourceVersion"])
-    except (KeyError, TypeError, ValueError):
-        return 0

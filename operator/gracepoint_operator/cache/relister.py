@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from typing import TypeVar
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.preemption_store import version_of
+from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient, ListPage
@@ -23,7 +23,7 @@ from gracepoint_operator.logs import about
 from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT
 from gracepoint_operator.workloads import BY_PLACE, JOB_LABEL, POD_LABEL
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -61,16 +61,6 @@ OWN: frozenset[objects.Kind] = frozenset(
 
 #: How long the watch may take to bring what changed during a list.
 _EVENTS_COME_S = 5.0
-
-
-# Lists the API server's objects, instead of waiting for its watches.
-#
-# ``sweep`` lists all kinds, or some. At start, it tells when this replica knows the cluster. Later it finds what was
-# deleted while a watch had lost its place, which no watch ever reports. It also finds that the API server has gone back
-# to an older state, as after etcd was restored from a backup: then known versions are higher than the newest ones.
-#
-# Objects are listed page by page and read in the threads of ``KubeClient``, so that whole objects are held for a moment
-# only. For the later sweeps the metadata of the objects are enough.
 
 
 async def _nothing(kind: objects.Kind) -> None:
@@ -127,11 +117,18 @@ async def sweep(
 ) -> Swept:
     """Lists kinds into ``cache``. A kind that the cluster does not have yet has no objects, but for those in ``OWN``.
 
+    At start, the first sweep makes the cluster known. Later ones find what was deleted while a watch had lost its
+    place, which no watch ever reports. They also find that the API server has gone back to an older state,
+    as after etcd was restored from a backup: then known versions are higher than the newest ones.
+
+    Objects are listed page by page and read in the threads of ``KubeClient``, so that whole objects are held for a
+    moment only. For the later sweeps the metadata of the objects are enough.
+
     Args:
         api: The API server.
         cache: Stores what is listed.
         drop: Removes the object with a UID, which no longer exists. Returns the UIDs of the affected workloads.
-        watches: Has the version up to which each kind was watched. Is told of failures.
+        watches: Has the version up to which each kind was watched. Notes failures.
         kinds: The kinds to list.
         begins: Awaited before a kind is listed.
         findings: What sweeps that failed have found. This sweep adds what it finds at once. None: nothing was found.
@@ -172,7 +169,7 @@ class _Listing:
     """The list of one kind.
 
     If only some namespaces are watched, these are listed one after the other. Of one that may not be listed, what is
-    known stays, and the others are listed all the same.
+    known stays, and the others are still listed.
 
     Attributes:
         before: The versions of the objects that were known when the list began, by UID.
@@ -225,11 +222,11 @@ class _Listing:
 
     def gone(self, listed_uids: Set[str]) -> set[str]:
         """The UIDs of the known objects that are not among those that were found, and do not exist any more."""
-        gone = self.before.keys() - listed_uids
+        uids = self.before.keys() - listed_uids
         if self._unlisted:
-            places = {uid: self._cache.place(uid) for uid in gone}
-            gone = {uid for uid, place in places.items() if place is None or place[1] not in self._unlisted}
-        return set(gone)
+            places = {uid: self._cache.place(uid) for uid in uids}
+            uids = {uid for uid, place in places.items() if place is None or place[1] not in self._unlisted}
+        return set(uids)
 
     async def _pages(
         self, read: Callable[[client.JsonObject], _T], *, metadata_only: bool = False
@@ -268,8 +265,8 @@ class _Listing:
             0 < version < self._newest or any(version < before.get(uid, 0) for uid, version in versions)
         ):
             return
-        log.warning(
-            "the API server has gone back to an older state, and all is listed and watched anew",
+        logger.warning(
+            "the API server has gone back to an older state, and everything is listed and watched again",
             extra=about(kind=self._kind.title, found=version, known=self._seen_version),
         )
         self._cache.versions.rewind()
@@ -288,19 +285,16 @@ _WATCHES_BEGIN_S = 10.0
 _LOOK_S = 0.05
 
 
-# Lists the cluster: at start until that succeeds, every five minutes, and a kind when events may have been missed.
-#
-# No watch repeats a deletion. So if a watch may have missed one, its kind is listed. A watch shows only what happens
-# after the version at which it begins. So at start each kind is listed once its watch has begun, or after a while if it
-# has not. The lists every five minutes compare versions only. If something newer of a kind exists, the kind is then
-# listed in full.
-#
-# One task on the controller's event loop, which runs until it is cancelled. An optional kind that cannot be listed is
-# left out and tried again. Nothing else waits for that kind.
-
-
 class Relister:
-    """Lists the cluster.
+    """Lists the cluster: at start until that succeeds, every five minutes, and a kind when events may have been missed.
+
+    No watch repeats a deletion. So if a watch may have missed one, its kind is listed. A watch shows only what happens
+    after the version at which it begins. So at start each kind is listed once its watch has begun, or after a while if
+    it has not. The lists every five minutes compare versions only. If something newer of a kind exists, the kind is
+    then listed in full.
+
+    One task on the controller's event loop, which runs until it is cancelled. An optional kind that cannot be listed is
+    left out and tried again. Nothing else waits for that kind.
 
     Args:
         api: The API server.
@@ -339,7 +333,7 @@ class Relister:
         self._unlisted: set[objects.Kind] = set()  # kinds that could not be listed, and keep nothing else waiting
         self._gaps: dict[objects.Kind, bool] = {}  # kinds whose events may have been missed; False: only deletions
         self._gap = asyncio.Event()
-        self._findings = Findings()  # what ``after`` was not told of yet
+        self._findings = Findings()  # what was not passed to ``after`` yet
         self._all_at = 0.0  # when all kinds are listed next, by the loop's clock
         self.again_s = 2.0
         self.gaps_together_s = 1.0
@@ -385,7 +379,7 @@ class Relister:
                 )
                 self._watches.swept(asyncio.get_running_loop().time() - began_s, whole=kinds == self._watched)
             except client.KubeError as error:
-                log.warning("the cluster cannot be listed", extra=about(error=str(error)))
+                logger.warning("the cluster cannot be listed", extra=about(error=str(error)))
                 await asyncio.sleep(self.again_s)
                 continue
             self._listed |= kinds - swept.unlisted - swept.changed

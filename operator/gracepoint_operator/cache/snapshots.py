@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from gracepoint_operator.cache.indexes import DeviceIndex, FirstSeen, GangObjects, SignalIndex
+from gracepoint_operator.cache.indexes import DeviceIndex, FirstSeen, GangObjects, ResourceVersions, SignalIndex
 from gracepoint_operator.cache.policy_store import PolicyStore
-from gracepoint_operator.cache.preemption_store import Key, PreemptionStore, ResourceVersions
+from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import Kind, Node, Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -20,9 +20,6 @@ from gracepoint_operator.signals import Mark, is_suspension
 from gracepoint_operator.workloads import Job, Workload
 
 _Place = Callable[[str], tuple[Kind, str, str] | None]
-
-
-# Which marks of the catalogue concern which pods of a gang. Reads the index; has no state.
 
 
 def marks_of_pods(
@@ -45,19 +42,19 @@ def marks_of_pods(
     """
     marked = index.marked
     if queued_as[0] in marked or index.attached_to(queued_as):
-        concerned = list(pods)
+        affected_pods = list(pods)
     else:
         marked_nodes = {name for name, node in nodes.items() if node.uid in marked}
         marked_nodes |= {name for name in {pod.node for pod in pods} if index.attached_to([name])}
         marked_jobs = {name for name, job in jobs.items() if job.uid in marked}
-        concerned = [
+        affected_pods = [
             pod
             for pod in pods
             if pod.uid in marked or pod.node in marked_nodes or (marked_jobs and pod.job_name in marked_jobs)
         ]
     by_pod = {
         pod.uid: _concerning(index, place, queued_as, pod, nodes.get(pod.node), jobs.get(pod.job_name))
-        for pod in concerned
+        for pod in affected_pods
     }
     return {uid: marks for uid, marks in by_pod.items() if marks}
 
@@ -65,10 +62,10 @@ def marks_of_pods(
 def _concerning(
     index: SignalIndex, place: _Place, queued_as: Sequence[str], pod: Pod, node: Node | None, job: Job | None
 ) -> tuple[Mark, ...]:
-    attached = index.attached_to([pod.node, *queued_as])
+    attached_uids = index.attached_to([pod.node, *queued_as])
     # Only objects in the pod's namespace or in none, because anybody may write any owner.
-    attached = {uid for uid in attached if (where := place(uid)) is None or where[1] in ("", pod.namespace)}
-    uids = [pod.uid, pod.workload_uid, *sorted(attached)]
+    attached_uids = {uid for uid in attached_uids if (where := place(uid)) is None or where[1] in ("", pod.namespace)}
+    uids = [pod.uid, pod.workload_uid, *sorted(attached_uids)]
     uids += [] if node is None else [node.uid]
     uids += [] if job is None or job.uid == pod.workload_uid else [job.uid]
     return index.on(uids)
@@ -78,8 +75,8 @@ class Suspensions:
     """Which suspensions of workloads may have a reason that this replica does not know yet.
 
     Kueue says in its own Workload why it takes the quota back, and then suspends the job. Two watches bring that, in
-    any order. So when a workload that Kueue manages is seen suspended, Kueue's Workload is read afresh
-    (``watch_state``). Until then the suspension is unexplained, and nothing is decided by it.
+    any order. So when a workload that Kueue manages is seen suspended, Kueue's Workload is read again
+    (``workload_refresh``). Until then the suspension is unexplained, and nothing is decided by it.
 
     The controller's event loop owns this; there are no locks.
 
@@ -167,8 +164,8 @@ class Snapshots:
         policy = self.policies.get((workload.namespace, workload.policy))
         if policy is not None:
             return policy
-        kept = kept_policy(workload, list(self.preemptions.of_workload(workload.uid, workload.namespace)))
-        return None if kept is None else self.policies.limited(kept)
+        stored_policy = kept_policy(workload, list(self.preemptions.of_workload(workload.uid, workload.namespace)))
+        return None if stored_policy is None else self.policies.limited(stored_policy)
 
     def of(self, workload_uid: str) -> GangSnapshot:
         """Returns everything that is known of a workload."""
@@ -190,12 +187,12 @@ class Snapshots:
         of_devices = self.devices.of(pods)
         for pod_uid, device_marks in of_devices.of_pods.items():
             marks[pod_uid] = (*marks.get(pod_uid, ()), *device_marks)
-        marked = {workload_uid, *(request.uid for request in requests)} | {job.uid for job in jobs.values()}
-        marked |= {node.uid for node in nodes.values()} & self.signal_index.marked
-        marked.update(pod.uid for pod in pods)
+        uids = {workload_uid, *(request.uid for request in requests)} | {job.uid for job in jobs.values()}
+        uids |= {node.uid for node in nodes.values()} & self.signal_index.marked
+        uids.update(pod.uid for pod in pods)
         # By the node names in the pods, because a NodeClaim outlives its node.
-        marked |= self.signal_index.attached_to([*queued_as, *{pod.node for pod in pods}])
-        since = self.first_seen.since(marked | of_devices.sources)
+        uids |= self.signal_index.attached_to([*queued_as, *{pod.node for pod in pods}])
+        since = self.first_seen.since(uids | of_devices.sources)
         return GangSnapshot(
             workload_uid=workload_uid,
             workload=workload,
@@ -214,13 +211,10 @@ class Snapshots:
         )
 
 
-# Which marks tell no time of their own, and when they were first seen. Reads the cache's parts; has no state.
-
-
 def undated_since(
     index: SignalIndex, objects: GangObjects, first_seen: FirstSeen, *, of_pods: bool
 ) -> dict[str, float]:
-    """When marks were first seen. Only for marks whose time the API server does not tell.
+    """When marks were first seen. Only for marks whose time the API server does not give.
 
     Args:
         index: The marks of all objects.
@@ -228,11 +222,11 @@ def undated_since(
         first_seen: When each mark was first seen.
         of_pods: Only for marks that concern a pod.
     """
-    undated = {mark.id for mark in index.on(index.marked) if not (mark.is_exact or mark.row.limit)}
-    if not (undated and of_pods):
-        return {mark: at for mark, at in first_seen.since(index.marked).items() if mark in undated}
+    mark_ids = {mark.id for mark in index.on(index.marked) if not (mark.is_exact or mark.row.limit)}
+    if not (mark_ids and of_pods):
+        return {mark: at for mark, at in first_seen.since(index.marked).items() if mark in mark_ids}
     nodes, gangs = objects.nodes_with_pods(), objects.workloads_with_pods()
     about = {objects.nodes[name].uid for name in nodes & objects.nodes.keys()}
     about |= gangs | {job.uid for gang in gangs for job in objects.jobs_of(gang)}
     about |= index.attached_to([*nodes, *(uid for gang in gangs for uid in objects.workloads[gang].queued_as)])
-    return {mark: at for mark, at in first_seen.since(about & index.marked).items() if mark in undated}
+    return {mark: at for mark, at in first_seen.since(about & index.marked).items() if mark in mark_ids}

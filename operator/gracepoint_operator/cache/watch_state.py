@@ -1,28 +1,23 @@
 """The state of each kind's watch: when the API server last answered it, and whether it fails now.
 
 The threads that watch (``watches.kopf_run``) write here, each for its own kinds. The controller's loop and the health
-port read. The controller also writes the results of its own lists. One lock guards everything, and is held for a few
+port read. The controller also writes the results of its lists. One lock guards everything, and is held for a few
 assignments at a time. The callbacks are called without the lock, in the thread that noticed the event.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.kube import client, objects
-from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: A failure is logged once it has lasted for this time, in seconds: an API server that serves a kind for the first time
 #: refuses some requests for it, and a second later it answers.
@@ -112,7 +107,7 @@ class WatchState:
                 watch.version = max(watch.version, since)
 
     def ended(self, thread: str) -> None:
-        """Notes that the thread has stopped as it was told to."""
+        """Notes that the thread was stopped."""
         with self._lock:
             self._asked_at.pop(thread, None)
 
@@ -126,7 +121,7 @@ class WatchState:
         Args:
             kind: The kind.
             namespace: The namespace that was asked for.
-            listed: True if it answered with the version after which a watch begins. No event tells what happened
+            listed: True if it answered with the version after which a watch begins. No event shows what happened
                 before.
         """
         now = self._clock()
@@ -140,9 +135,9 @@ class WatchState:
             self._absent.discard(kind)
         if failing_since is not None and was_logged:
             failed_for_s = round(now - failing_since, 1)
-            log.info("watched again", extra=about(kind=kind.title, **_named(namespace), failed_for_s=failed_for_s))
+            logger.info("watched again", extra=about(kind=kind.title, **_named(namespace), failed_for_s=failed_for_s))
         if was_absent:
-            log.info("a kind is there now, and watched", extra=about(kind=kind.title))
+            logger.info("a kind is installed now, and watched", extra=about(kind=kind.title))
         if listed or failing_since is not None:
             self.on_gap(kind, listed)
         if listed:
@@ -176,7 +171,7 @@ class WatchState:
             message = (
                 "an optional kind is left out, and tried again" if optional else "a kind fails, and is tried again"
             )
-            log.warning(message, extra=about(kind=kind.title, **_named(namespace), error=error))
+            logger.warning(message, extra=about(kind=kind.title, **_named(namespace), error=error))
 
     def absent(self, kind: Kind, *, optional: bool) -> None:
         """Notes that the cluster does not have the kind. It is watched as soon as its CRD is installed."""
@@ -188,7 +183,7 @@ class WatchState:
         if watch is not None:
             self._metrics.watch_age_s.remove(kind.title)
         if must_log:
-            log.warning(
+            logger.warning(
                 "the cluster lacks a kind, which is watched once it is installed",
                 extra=about(kind=kind.title, group=kind.group),
             )
@@ -246,130 +241,3 @@ class WatchState:
 def _named(namespace: str) -> dict[str, str]:
     """What a log line says of it."""
     return {"namespace": namespace} if namespace else {}
-
-
-_WITHIN_S = 2.0
-_BACKOFF = client.RetryPauses(0.25, 0.5)
-
-
-# Reads a workload and the objects around it afresh, to learn why its pods were deleted or why it is suspended.
-#
-# A watch shows a past state, and watches of different kinds show different ones. A read that begins after an event sees
-# whatever caused the event.
-#
-# The controller's event loop owns a ``WorkloadRefresh``. On it runs one task for each workload that is looked at. The
-# task ends with the API server's answer, or after a bounded time.
-
-
-class WorkloadRefresh:
-    """The looks that are under way.
-
-    Args:
-        api: The API server.
-        cache: Stores what is read.
-        decide: Called with the workload's UID after its look.
-    """
-
-    def __init__(self, api: KubeClient, cache: ClusterCache, decide: Callable[[str], None]) -> None:
-        self._api = api
-        self._cache = cache
-        self._decide = decide
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by the workload's UID
-
-    def begin(self, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str]) -> None:
-        """Begins to look at the workload, unless that is under way. The pods are those that were deleted."""
-        uid = workload.uid
-        if uid not in self._tasks:
-            self._tasks[uid] = asyncio.create_task(self._look(workload, jobs, pod_uids), name=f"check {uid}")
-
-    def cancel(self) -> None:
-        """Cancels all tasks."""
-        for task in list(self._tasks.values()):
-            task.cancel()
-
-    async def _look(self, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str]) -> None:
-        """Asks the API server. If it does not answer in time, what is known counts: deleted pods are disrupted ones."""
-        uid = workload.uid
-
-        async def look() -> None:
-            try:
-                await look_afresh(self._api, self._cache, workload, jobs, pod_uids)
-            except client.KubeError as error:
-                log.warning("no fresh look yet", extra=about(workload=workload.name, error=str(error)))
-                raise
-
-        try:
-            async with asyncio.timeout(_WITHIN_S):
-                await _BACKOFF.retried(look, on=client.KubeError)
-        except TimeoutError:
-            log.warning(
-                "no fresh look in time, pods that are deleted are taken for disrupted",
-                extra=about(workload=workload.name, waited_s=_WITHIN_S),
-            )
-            self._cache.mark_checked(pod_uids)
-            self._cache.suspensions.explain(self._cache.suspensions.of(uid))
-        finally:
-            del self._tasks[workload.uid]
-        self._decide(workload.uid)
-
-
-async def look_afresh(
-    api: KubeClient, cache: ClusterCache, workload: WorkloadIdentity, jobs: Iterable[str], pod_uids: Iterable[str] = ()
-) -> None:
-    """Reads the workload, these of its Jobs and Kueue's Workload into ``cache``, and notes the deleted pods as checked.
-
-    A workload that lost the label by which it is watched becomes known by this read, until the next sweep.
-
-    The namespace is read too. When it is being deleted, its pods, Jobs and workloads are deleted in any order, but the
-    namespace shows this before the first of them is deleted.
-
-    Raises:
-        kube.KubeError: A request to the API server failed. Then nothing was noted.
-    """
-    kind = BY_NAME[workload.kind].kind
-    try:
-        body = await api.get(kind, workload.namespace, workload.name)
-        cache.put(kind, body, listed=True, fresh=True)
-        is_there = body["metadata"]["uid"] == workload.uid and cache.unreadable_objects.why(workload.uid) is not None
-        gone = [] if is_there or workload.uid in cache.objects.workloads else [workload.uid]
-    except client.NotFound:
-        gone = [workload.uid]
-    for name in jobs if BY_NAME[workload.kind].makes_jobs else ():
-        job_uids = [
-            job.uid for job in cache.objects.jobs.values() if (job.namespace, job.name) == (workload.namespace, name)
-        ]
-        try:
-            body = await api.get(objects.JOBS, workload.namespace, name)
-            cache.put(objects.JOBS, body, listed=True)
-            gone += [uid for uid in job_uids if uid != body["metadata"]["uid"]]
-        except client.NotFound:
-            gone += job_uids
-    for uid in gone:
-        cache.drop(uid)
-    if workload.uid in gone:
-        cache.preemptions.mark_gone(workload.uid)
-    await _explain_suspensions(api, cache, workload.uid)
-    if await _namespace_goes(api, workload.namespace):
-        cache.doom(workload.uid)
-    cache.mark_checked(pod_uids)
-
-
-async def _explain_suspensions(api: KubeClient, cache: ClusterCache, workload_uid: str) -> None:
-    """Reads Kueue's Workload if the workload is suspended: Kueue says there who took the quota, before it suspends."""
-    suspended = cache.suspensions.of(workload_uid)  # before the reads: a later suspension needs another look
-    if not suspended:
-        return
-    try:
-        kind = await api.preferred(objects.KUEUE_WORKLOADS)
-        for namespace, name in cache.suspensions.queue_entries(workload_uid):
-            cache.put(objects.KUEUE_WORKLOADS, await api.get(kind, namespace, name), listed=True, fresh=True)
-    except (client.NotFound, client.Refused) as error:
-        log.warning("why a workload is suspended could not be read from Kueue", extra=about(error=str(error)))
-    cache.suspensions.explain(suspended)
-
-
-async def _namespace_goes(api: KubeClient, name: str) -> bool:
-    try:
-        return "deletionTimestamp" in (await api.get(objects.NAMESPACES, None, name))["metadata"]
-    except client.NotFound:
-        return True

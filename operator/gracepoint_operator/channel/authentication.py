@@ -3,7 +3,7 @@
 The token contains the pod's UID. The API server says whether the token is valid and has our audience. A review is
 cached for some seconds, so that not each report of a gang costs one. That the pod exists and runs is checked against
 the cache every time, before the token is reviewed. Acknowledgements from a pod with an open stream need no review
-(``routes``).
+(``service``).
 
 So a caller that wants to load the API server must name a running pod of a workload, and gets one review at a time for
 it. All callers together get ``_REVIEWS_AT_ONCE``, so that threads of ``KubeClient`` stay free. Invalid tokens are

@@ -1,9 +1,9 @@
 """A subscriber of the replica itself, which is sent a notice now and then.
 
-It takes the way of every notice: from the controller's loop into the queue of a stream, to the channel's loop, through
-TLS with the certificate that is served, to a client that trusts what pods are told to trust. So it notices what no
-other check does: a blocked loop of the channel, a listener that accepts nothing, a certificate that has expired or
-that nobody trusts. It does not see whether the cluster is watched; the ages of the watches show that.
+The notice takes the way of every notice: from the controller's loop into the queue of a stream, to the channel's loop,
+through TLS with the certificate that is served, to a client that trusts the same authorities as pods. So the canary
+notices what no other check does: a blocked loop of the channel, a listener that accepts nothing, a certificate that has
+expired or that nobody trusts. It does not see whether the cluster is watched; the ages of the watches show that.
 
 One task on the controller's event loop, which runs until it is cancelled. The channel knows the canary by a secret of
 this process. The canary is no pod: it counts as none, and no preemption reaches it.
@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hmac
 import logging
 import math
 import secrets
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from gracepoint.wire import names
-from gracepoint.wire.frames import Frame, Notice, Ping, Trust, trust_digest
+from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.messages import Confidence, Mode, Subscription
-from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers
+from gracepoint_operator.channel.subscribers import Outgoing, Subscriber
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds between two notices.
 EVERY_S = 10.0
@@ -37,7 +36,7 @@ EVERY_S = 10.0
 SILENT_S = 45.0
 #: Seconds for a connection, and for a notice to arrive.
 _WITHIN_S = 5.0
-#: After this many notices the canary connects anew, so that the handshake is tried as well.
+#: After this many notices the canary connects again, so that the handshake is tried as well.
 _NOTICES_A_STREAM = 30
 _WORKLOAD = "gracepoint-canary"
 
@@ -47,7 +46,7 @@ class Canary:
 
     Args:
         metrics: Gets the latency and the failures.
-        authorities: Returns the PEM certificates that pods are told to trust.
+        authorities: Returns the PEM certificates of the authorities that pods trust.
     """
 
     def __init__(self, metrics: Metrics, authorities: Callable[[], str]) -> None:
@@ -88,7 +87,7 @@ class Canary:
                 self._metrics.canary_failures.inc()
                 failure = repr(error)
                 if failure != self._last_failure:
-                    log.error("the canary was not notified", extra=about(error=failure, silent_s=self.silent_s))
+                    logger.error("the canary was not notified", extra=about(error=failure, silent_s=self.silent_s))
                 self._last_failure = failure
                 await asyncio.sleep(EVERY_S)
 
@@ -103,7 +102,7 @@ class Canary:
                 async with asyncio.timeout(_WITHIN_S):
                     await self._notice(reader, f"canary-{number}")
                 if self._last_failure:
-                    log.info("the canary is notified again")
+                    logger.info("the canary is notified again")
                 self._last_failure = ""
                 await asyncio.sleep(EVERY_S)
         finally:
@@ -168,91 +167,3 @@ def _frame(name: str) -> Notice:
         deadline="",
         mode=Mode.OBSERVE,  # a library ignores a notice of this mode
     )
-
-
-INTERVAL_S = 5.0
-#: A write that has not ended at the third beat has had at least ten seconds.
-_BEATS_OF_A_WRITE = 3
-
-
-# The heartbeat of a subscription's stream: a ping when there is nothing else to send, and the end of a stuck write.
-#
-# Each stream has one timer, which repeats until ``stop``. The frames do not touch it: a timer for each write, and one
-# for each wait for a frame, took a third of the time that it takes to tell a gang. It runs on the stream's event loop.
-
-
-class Heartbeat:
-    """The heartbeat of one stream. It must be created on the stream's event loop.
-
-    Args:
-        subscriber: Gets a ping at each beat at which no frame waits and none is written.
-        give_up: Called once, if a write is stuck.
-
-    Attributes:
-        writing: True while the stream's task writes a frame. The task sets it.
-    """
-
-    def __init__(self, subscriber: Subscriber, give_up: Callable[[], None]) -> None:
-        self.writing = False
-        self._subscriber = subscriber
-        self._give_up = give_up
-        self._held_up = 0  # how many beats in a row found a write in progress
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._go_on)
-
-    def beat(self) -> None:
-        """Handles one beat."""
-        self._held_up = self._held_up + 1 if self.writing else 0
-        if self._held_up == _BEATS_OF_A_WRITE:
-            self._give_up()
-        elif self._subscriber.is_idle and not self.writing:
-            self._subscriber.send(Outgoing(Ping))
-
-    def stop(self) -> None:
-        """Stops the timer."""
-        self._timer.cancel()
-
-    def _go_on(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._go_on)
-        self.beat()
-
-
-# Tells pods which authorities to trust. Runs on the controller's event loop.
-#
-# It is level-based like the notifier: every subscriber whose authorities differ from the operator's is sent these, when
-# they change and when it connects.
-
-
-class TrustNotifier:
-    """Sends the authorities.
-
-    Args:
-        subscribers: The pods that are connected to this replica.
-    """
-
-    def __init__(self, subscribers: Subscribers) -> None:
-        self._subscribers = subscribers
-        self._authorities = ""
-        self._digest = ""
-
-    def change(self, authorities: str) -> None:
-        """Tells all subscribers.
-
-        Args:
-            authorities: PEM certificates.
-        """
-        digest = trust_digest(authorities)
-        if not authorities or digest == self._digest:
-            return
-        self._authorities, self._digest = authorities, digest
-        self.tell(self._subscribers.all())
-
-    def tell(self, subscribers: Iterable[Subscriber]) -> None:
-        """Tells those of the subscribers that have other authorities."""
-        pods = 0
-        for subscriber in subscribers:
-            if self._digest and subscriber.trusts not in (None, self._digest):
-                subscriber.trusts = self._digest
-                subscriber.send(Outgoing(functools.partial(Trust, authorities=self._authorities)))
-                pods += 1
-        if pods:
-            log.info("pods told which authorities to trust", extra=about(pods=pods, digest=self._digest))

@@ -1,9 +1,10 @@
-"""Carries decisions out: tells subscribers at once, and has the rest recorded.
+"""Notifies the pods that are connected: of preemptions, of hints, and of the authorities to trust.
 
-Everything here runs on the controller's event loop. To tell a subscriber means to put a frame into its queue. That
-never waits, neither for a pod nor for the API server. The preemption writer's tasks write later. Telling is
-level-based: ``tell`` looks at a preemption and sends every subscriber what it was not told yet. So a decision of this
-replica, one of the other replica that the watch brings, and one from before a restart take the same path.
+Everything here runs on the controller's event loop. To notify a subscriber means to put a frame into its queue. That
+never waits, neither for a pod nor for the API server. The preemption writer's tasks write later. A notifier compares
+states: it looks at a preemption, a gang or the authorities, and sends every subscriber what was not sent to it yet. So
+a decision of this replica, one of the other replica that the watch brings, and one from before a restart take the same
+path.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from gracepoint.wire.frames import Frame, Hint, Notice, Retraction
+from gracepoint.wire.frames import Frame, Hint, Notice, Retraction, Trust, trust_digest
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
@@ -32,25 +33,25 @@ from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.signals import Signal
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: At most this number of retractions is sent to a process that reconnects. It cannot have missed more.
 _RETRACTIONS = 8
 #: After this number of subscribers the loop does other work: these take about 5 ms of CPU.
 _AT_ONCE = 512
-#: The record of a new preemption is written after this many seconds for each pod that is told: about as long as the
+#: The record of a new preemption is written after this many seconds for each notified pod: about as long as the
 #: channel's thread needs. Requests and the events that they cause would take turns with it for the interpreter, and
-#: half of a gang of a thousand would be told 0.04 s later (``python -m benchmarks.notice``).
+#: half of a gang of a thousand would be notified 0.04 s later (``python -m benchmarks.notice``).
 _RECORDED_AFTER_S, _MOST_RECORDED_AFTER_S = 0.0003, 0.5
 
 
 class Notifier:
-    """Tells subscribers.
+    """Carries out decisions about preemptions: notifies subscribers at once, and has the rest recorded.
 
     Args:
         cache: What is known of the cluster. Preemptions are stored in it.
         subscribers: The pods that are connected to this replica.
-        acknowledgements: Keeps which pods this replica told.
+        acknowledgements: Keeps which pods this replica has notified.
         preemption_writer: Writes preemptions to the API server.
         metrics: Gets latencies.
         clock: Seconds since the epoch.
@@ -90,37 +91,37 @@ class Notifier:
                     decision.spec,
                     preemption_status.noticed(decision.expected, decision.spec),
                 )
-                self.changed(preemption)
-                log.info("signal", extra=decided(preemption=preemption.name, signal=preemption.spec.signal))
+                self.store_and_notify(preemption)
+                logger.info("signal", extra=decided(preemption=preemption.name, signal=preemption.spec.signal))
             case Move():
-                self.changed(dataclasses.replace(decision.preemption, spec=decision.spec))
+                self.store_and_notify(dataclasses.replace(decision.preemption, spec=decision.spec))
             case End():
                 after = preemption_status.ended(
                     decision.preemption.status, decision.phase, decision.reason, decision.message, now
                 )
-                self.changed(dataclasses.replace(decision.preemption, status=after))
+                self.store_and_notify(dataclasses.replace(decision.preemption, status=after))
             case Reached():
                 self._reached(decision.preemption, decision.stage, now)
 
-    def tell(self, preemption: PreemptionRecord, subscribers: Iterable[Subscriber] | None = None) -> None:
-        """Sends what the subscribers were not told yet of a preemption.
+    def notify(self, preemption: PreemptionRecord, subscribers: Iterable[Subscriber] | None = None) -> None:
+        """Sends the subscribers what was not sent to them yet of a preemption.
 
         Args:
             preemption: The preemption.
-            subscribers: Whom to tell. None: every subscriber of its workload.
+            subscribers: Whom to notify. None: every subscriber of its workload.
         """
         if not preemption_status.is_told(preemption):
             return
         whole = (
             self._subscribers.of_workload(preemption.spec.workload.uid) if subscribers is None else list(subscribers)
         )
-        self._tell(preemption, whole, 0)
+        self._notify(preemption, whole, 0)
 
-    def _tell(self, preemption: PreemptionRecord, subscribers: Sequence[Subscriber], begin: int) -> None:
-        """Tells the subscribers from ``begin`` on. Others on the loop run between thousands of them."""
+    def _notify(self, preemption: PreemptionRecord, subscribers: Sequence[Subscriber], begin: int) -> None:
+        """Notifies the subscribers from ``begin`` on. Other work of the loop runs between thousands of them."""
         pods, deadline_at = self._cache.objects.pods, preemption.spec.deadline.timestamp()
         retracted = preemption.phase is Phase.RETRACTED
-        # Nobody is told long after the deadline: such a record was restored from a backup.
+        # Nobody is notified long after the deadline: such a record was restored from a backup.
         is_over = preemption.phase.ended or is_late(preemption, self._clock())
         wake_ups = WakeUps()
         for subscriber in subscribers[begin : begin + _AT_ONCE]:
@@ -132,44 +133,44 @@ class Notifier:
                 subscriber.send(Outgoing(functools.partial(_retraction, subscriber, preemption)), wake_ups)
             if is_over:
                 continue
-            sent_deadline_at = subscriber.told.get(preemption.name)
+            sent_deadline_at = subscriber.sent_deadlines.get(preemption.name)
             if sent_deadline_at is None or abs(deadline_at - sent_deadline_at) > DEADLINE_TOLERANCE_S:
-                subscriber.told[preemption.name] = deadline_at
-                telling = _Telling(subscriber, pod, preemption, self._clock, self._told)
-                subscriber.send(Outgoing(telling.make, telling.written, telling.sent), wake_ups)
+                subscriber.sent_deadlines[preemption.name] = deadline_at
+                notice = _OutgoingNotice(subscriber, pod, preemption, self._clock, self._record_notice)
+                subscriber.send(Outgoing(notice.make, notice.written, notice.sent), wake_ups)
         wake_ups.post()
         if begin + _AT_ONCE < len(subscribers):
-            asyncio.get_running_loop().call_soon(self._tell_rest, preemption.key, subscribers, begin + _AT_ONCE)
+            asyncio.get_running_loop().call_soon(self._notify_rest, preemption.key, subscribers, begin + _AT_ONCE)
 
-    def _tell_rest(self, key: tuple[str, str], subscribers: Sequence[Subscriber], begin: int) -> None:
-        """Goes on with what is known of the preemption now. A change in between was told to all, or is about to be."""
+    def _notify_rest(self, key: tuple[str, str], subscribers: Sequence[Subscriber], begin: int) -> None:
+        """Continues with the preemption as it is known now. A change in between was sent to all, or is about to be."""
         preemption = self._cache.preemptions.records.get(key)
         if preemption is not None:
-            self._tell(preemption, subscribers, begin)
+            self._notify(preemption, subscribers, begin)
 
     def catch_up(self, subscriber: Subscriber) -> None:
-        """Tells a new subscriber of preemptions under way, and of retractions.
+        """Notifies a new subscriber of preemptions in progress, and of retractions.
 
-        An earlier connection, or the other replica, may have told the process, and it may have missed the rest.
+        An earlier connection, or the other replica, may have notified the process, and it may have missed the rest.
         """
         preemptions = self._cache.preemptions.of_workload(subscriber.hello.workload_uid, subscriber.hello.namespace)
         retracted = [preemption.name for preemption in preemptions if preemption.phase is Phase.RETRACTED]
         subscriber.retracted.update(retracted[:-_RETRACTIONS])
         for preemption in preemptions:
-            self.tell(preemption, [subscriber])
+            self.notify(preemption, [subscriber])
         self.joined.add(subscriber.hello.workload_uid)
 
-    def changed(self, preemption: PreemptionRecord) -> None:
-        """Stores, tells and records a preemption that is new or has changed."""
+    def store_and_notify(self, preemption: PreemptionRecord) -> None:
+        """Stores a preemption that is new or has changed, notifies its pods, and has it recorded."""
         before = self._cache.preemptions.records.get(preemption.key)
         self._cache.preemptions.put(preemption)
-        self.tell(preemption)
+        self.notify(preemption)
         is_end = preemption.phase.ended and before is not None and before.phase is not preemption.phase
         notified_pods = len(self._subscribers.of_workload(preemption.spec.workload.uid)) if before is None else 0
         after_s = min(_MOST_RECORDED_AFTER_S, notified_pods * _RECORDED_AFTER_S)
         self._preemption_writer.touch(preemption, urgent=before is None or is_end, after_s=after_s)
 
-    def _told(self, pod: Pod, preemption: PreemptionRecord, at: float) -> None:
+    def _record_notice(self, pod: Pod, preemption: PreemptionRecord, at: float) -> None:
         if self._acknowledgements.told(preemption.key, pod, at):
             self._metrics.signal_to_notice_s.observe(max(at - preemption.spec.observed_at.timestamp(), 0.0))
         self._preemption_writer.touch(self._cache.preemptions.records.get(preemption.key, preemption))
@@ -177,21 +178,21 @@ class Notifier:
     def _reached(self, preemption: PreemptionRecord, stage: str, now: float) -> None:
         newest = self._cache.preemptions.records.get(preemption.key, preemption)
         after = preemption_status.with_stage(newest.status, stage, newest.spec.observed_at.timestamp(), now)
-        self.changed(dataclasses.replace(newest, status=after))
+        self.store_and_notify(dataclasses.replace(newest, status=after))
 
 
-class _Telling:
+class _OutgoingNotice:
     """A notice to one subscriber.
 
     Args:
-        subscriber: Whom to tell.
+        subscriber: Whom to notify.
         pod: Its pod.
         preemption: The preemption.
         clock: Seconds since the epoch.
         on_written: Called after the notice was written, with the time at which that was.
     """
 
-    __slots__ = ("_at", "_clock", "_pod", "_preemption", "_subscriber", "_told")
+    __slots__ = ("_at", "_clock", "_on_written", "_pod", "_preemption", "_subscriber")
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class _Telling:
         self._pod = pod
         self._preemption = preemption
         self._clock = clock
-        self._told = on_written
+        self._on_written = on_written
         self._at = 0.0
 
     def make(self) -> Frame:
@@ -217,8 +218,8 @@ class _Telling:
         self._at = self._clock()
 
     def written(self) -> None:
-        """Keeps that the pod was told."""
-        self._told(self._pod, self._preemption, self._at)
+        """Keeps that the pod was notified."""
+        self._on_written(self._pod, self._preemption, self._at)
 
 
 def _notice(subscriber: Subscriber, preemption: PreemptionRecord, now: float) -> Frame:
@@ -253,13 +254,6 @@ def _retraction(subscriber: Subscriber, preemption: PreemptionRecord) -> Frame:
 _MOST = 64
 
 
-# Tells gangs of hints: signs that a disruption may be near. Hints are not recorded.
-#
-# Runs on the controller's event loop. It is level-based like the notifier: whenever a gang is decided about, each of
-# its subscribers is told what it was not told yet, in one frame. It does not matter which replica tells a hint, or how
-# often a stream was lost in between: the library recognizes a hint by its name, which is the same in all replicas.
-
-
 def hints_for(gang: GangSnapshot) -> list[Signal]:
     """The hints for a gang: of kinds that its policy names, and first seen after its pods were bound."""
     if gang.policy is None or gang.policy.spec.mode is Mode.OBSERVE:
@@ -276,7 +270,11 @@ def hints_for(gang: GangSnapshot) -> list[Signal]:
 
 
 class HintNotifier:
-    """Sends hints.
+    """Notifies gangs of hints: signs that a disruption may be near. Hints are not recorded.
+
+    Whenever a gang is decided about, each of its subscribers is sent the hints that are new to it, in one frame. It
+    does not matter which replica sends a hint, or how often a stream was lost in between: the library recognizes a hint
+    by its name, which is the same in all replicas.
 
     Args:
         subscribers: The pods that are connected to this replica.
@@ -286,8 +284,8 @@ class HintNotifier:
         self._subscribers = subscribers
         self._hinted: set[str] = set()  # UIDs of the workloads that had hints at the last look
 
-    def tell(self, gang: GangSnapshot) -> None:
-        """Sends every subscriber of the gang the hints that it was not told yet."""
+    def notify(self, gang: GangSnapshot) -> None:
+        """Sends every subscriber of the gang the hints that were not sent to it yet."""
         hints = hints_for(gang)
         if not hints and gang.workload_uid not in self._hinted:
             return  # as for nearly all gangs
@@ -298,12 +296,14 @@ class HintNotifier:
         marks = {signal.mark for signal in hints}
         uids = {pod.uid for pod in gang.members}
         for subscriber in self._subscribers.of_workload(gang.workload_uid):
-            subscriber.hinted &= marks  # a sign that goes away and comes again is told again
-            new = [signal for signal in hints if signal.mark not in subscriber.hinted]
-            if new and subscriber.hello.takes_hints and subscriber.hello.pod_uid in uids:
-                subscriber.hinted |= {signal.mark for signal in new}
-                subscriber.send(Outgoing(functools.partial(_frame, subscriber, new[:_MOST])))
-                log.info("hint", extra=about(pod=subscriber.hello.pod_name, signal=new[0].text, hints=len(new)))
+            subscriber.hinted &= marks  # a sign that goes away and comes again is sent again
+            new_hints = [signal for signal in hints if signal.mark not in subscriber.hinted]
+            if new_hints and subscriber.hello.takes_hints and subscriber.hello.pod_uid in uids:
+                subscriber.hinted |= {signal.mark for signal in new_hints}
+                subscriber.send(Outgoing(functools.partial(_frame, subscriber, new_hints[:_MOST])))
+                logger.info(
+                    "hint", extra=about(pod=subscriber.hello.pod_name, signal=new_hints[0].text, hints=len(new_hints))
+                )
 
 
 def _frame(subscriber: Subscriber, new: Sequence[Signal]) -> Hint:
@@ -316,3 +316,41 @@ def _frame(subscriber: Subscriber, new: Sequence[Signal]) -> Hint:
         signal=new[0].text,
         nodes=sorted({signal.node for signal in new if signal.node}),
     )
+
+
+class TrustNotifier:
+    """Notifies pods of the authorities to trust.
+
+    Every subscriber whose authorities differ from the operator's is sent these, when they change and when it connects.
+
+    Args:
+        subscribers: The pods that are connected to this replica.
+    """
+
+    def __init__(self, subscribers: Subscribers) -> None:
+        self._subscribers = subscribers
+        self._authorities = ""
+        self._digest = ""
+
+    def set_authorities(self, authorities: str) -> None:
+        """Notifies all subscribers, if these authorities are new.
+
+        Args:
+            authorities: PEM certificates.
+        """
+        digest = trust_digest(authorities)
+        if not authorities or digest == self._digest:
+            return
+        self._authorities, self._digest = authorities, digest
+        self.notify(self._subscribers.all())
+
+    def notify(self, subscribers: Iterable[Subscriber]) -> None:
+        """Notifies those of the subscribers that have other authorities."""
+        pods = 0
+        for subscriber in subscribers:
+            if self._digest and subscriber.trusts not in (None, self._digest):
+                subscriber.trusts = self._digest
+                subscriber.send(Outgoing(functools.partial(Trust, authorities=self._authorities)))
+                pods += 1
+        if pods:
+            logger.info("pods notified of the authorities to trust", extra=about(pods=pods, digest=self._digest))

@@ -25,7 +25,7 @@ from gracepoint.wire.messages import (
 )
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.watch_state import look_afresh
+from gracepoint_operator.cache.workload_refresh import refresh_workload
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.decisions import effective_signals, preemption_status
 from gracepoint_operator.decisions.effective_signals import Timed
@@ -39,7 +39,7 @@ from gracepoint_operator.model.preemption_record import PreemptionRecord, preemp
 from gracepoint_operator.recording.writers import Writers
 from gracepoint_operator.workloads import ANY_NAME
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _OTHER_REPLICA_BACKOFF = client.RetryPauses(0.1, 0.2)
 _LAST_REPORT_S = 1.0  # the gang does not wait longer for an API server that does not answer
@@ -55,7 +55,7 @@ class ReportHandler:
     Args:
         api: Asked only about preemptions that are not known here.
         cache: What is known of the cluster. Preemptions are stored in it.
-        notifier: Tells what a message changed.
+        notifier: Notifies pods of what a message changed.
         writers: Write what follows from a message to the API server.
         metrics: Gets latencies.
         clock: Seconds since the epoch.
@@ -63,7 +63,7 @@ class ReportHandler:
 
     Attributes:
         other_replica_s: How many seconds the record of a preemption may come after the first message about it: another
-            replica may have told the pod.
+            replica may have notified the pod.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class ReportHandler:
 
     def _acknowledged(self, pod: Pod, preemption: PreemptionRecord) -> None:
         now = self._clock()
-        told_at = self._writers.acknowledgements.told_at(preemption.key, pod.uid)
-        if self._writers.acknowledgements.acknowledged(preemption.key, pod, now) and told_at is not None:
-            self._metrics.notice_to_ack_s.observe(max(now - told_at, 0.0))
+        notified_at = self._writers.acknowledgements.told_at(preemption.key, pod.uid)
+        if self._writers.acknowledgements.acknowledged(preemption.key, pod, now) and notified_at is not None:
+            self._metrics.notice_to_ack_s.observe(max(now - notified_at, 0.0))
         self._writers.preemptions.touch(preemption)
 
     async def _report(self, pod: Pod, report: Report) -> None:
@@ -132,18 +132,18 @@ class ReportHandler:
                 return
             preemption = placed
         now = self._clock()
-        told_at = self._writers.acknowledgements.told_at(preemption.key, pod.uid)
-        if told_at is not None:
-            notice_s = told_at - preemption.spec.observed_at.timestamp()
-        else:  # the other replica told the pod, or nobody did
+        notified_at = self._writers.acknowledgements.told_at(preemption.key, pod.uid)
+        if notified_at is not None:
+            notice_s = notified_at - preemption.spec.observed_at.timestamp()
+        else:  # the other replica notified the pod, or nobody did
             notice_s = preemption.timing("noticeSent") or 0.0
         after = preemption_status.reported(preemption, report, notice_s, now)
         if preemption.phase.ended and after.phase is not report.phase:
-            log.warning(
-                "report of a preemption that has ended",
+            logger.warning(
+                "a report came after its preemption had ended",
                 extra=seldom(report.phase, preemption=preemption.name, phase=preemption.phase, reported=report.phase),
             )
-        self._notifier.changed(dataclasses.replace(preemption, status=after))
+        self._notifier.store_and_notify(dataclasses.replace(preemption, status=after))
         if report.phase.ended:
             self._on_end([preemption.spec.workload.uid])
             # The gang exits when it gets the answer. If this replica died now, nobody else would know the outcome.
@@ -154,7 +154,7 @@ class ReportHandler:
         for preemption in self._cache.preemptions.of_workload(pod.workload_uid, pod.namespace):
             status = preemption_status.of_preemption(preemption.status, stalled, message.stage, self._clock())
             if preemption.includes(pod) and status != preemption.status:
-                self._notifier.changed(dataclasses.replace(preemption, status=status))
+                self._notifier.store_and_notify(dataclasses.replace(preemption, status=status))
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
         self._writers.stalls.resumed(message.workload_uid)
@@ -170,45 +170,50 @@ class ReportHandler:
             if not preemption.includes(pod)
         ]
         for preemption in before:
-            is_left, status = preemption is before[0], preemption.status
-            if is_left and preemption.spec.mode is Mode.ENFORCE:
+            is_latest, status = preemption is before[0], preemption.status
+            if is_latest and preemption.spec.mode is Mode.ENFORCE:
                 status = preemption_status.resumed(preemption, message, now)
             current = dataclasses.replace(preemption, status=status)
-            if (is_left or _names(message, preemption)) and preemption_status.proves_commit(current, message):
-                log.warning("a commit that nobody reported", extra=about(preemption=preemption.name, pod=pod.name))
+            if (is_latest or _names(message, preemption)) and preemption_status.proves_commit(current, message):
+                logger.warning(
+                    "a checkpoint was committed without a report", extra=about(preemption=preemption.name, pod=pod.name)
+                )
                 status = preemption_status.proven_committed(current, message, now)
                 self._on_end([message.workload_uid])
             if status != preemption.status:
-                self._notifier.changed(dataclasses.replace(preemption, status=status))
+                self._notifier.store_and_notify(dataclasses.replace(preemption, status=status))
 
     async def _named(self, pod: Pod, report: Report) -> PreemptionRecord:
         """The preemption that a report names.
 
-        This operator told the gang of it. If all replicas ended before one of them recorded that, only the gang knows
-        of it. Then the record is made from the report.
+        This operator notified the gang of it. If all replicas ended before one of them recorded that, only the gang
+        knows of it. Then the record is made from the report.
         """
         try:
             return await self._find(pod, report.preemption)
         except UnknownPreemption:
-            gang = await self._gang_afresh(pod)
+            gang = await self._refreshed_gang(pod)
             if (existing := self._cache.preemptions.records.get((pod.namespace, report.preemption))) is not None:
                 return existing  # made meanwhile, by another report
-            if gang is None or self._known(pod) is not None:
+            if gang is None or self._preemption_about(pod) is not None:
                 raise
-            unrecorded = self._begun(gang, pod, report, signals.TOLD_BEFORE)
-            if unrecorded is None or unrecorded.name != report.preemption:
+            preemption = self._new_preemption(gang, pod, report, signals.TOLD_BEFORE)
+            if preemption is None or preemption.name != report.preemption:
                 raise
-            log.warning("a notice of which there was no record", extra=about(preemption=unrecorded.name, pod=pod.name))
+            logger.warning(
+                "a notice without a record, which is made from the report",
+                extra=about(preemption=preemption.name, pod=pod.name),
+            )
         # Nobody knows any more which pods the signal was about. The gang's primary process reports for all.
-        unrecorded = dataclasses.replace(unrecorded, spec=unrecorded.spec.model_copy(update={"nodes": [], "pods": []}))
-        self._cache.preemptions.put(unrecorded)
-        return unrecorded
+        preemption = dataclasses.replace(preemption, spec=preemption.spec.model_copy(update={"nodes": [], "pods": []}))
+        self._cache.preemptions.put(preemption)
+        return preemption
 
     async def _find(self, pod: Pod, name: str) -> PreemptionRecord:
         """The preemption that a message names.
 
-        The other replica may have told the pod a moment ago, and may be about to create the object. So the method waits
-        for it shortly.
+        The other replica may have notified the pod a moment ago, and may be about to create the object. So the method
+        waits for it shortly.
         """
         key = (pod.namespace, name)
         cached = self._cache.preemptions.records.get(key)
@@ -236,40 +241,42 @@ class ReportHandler:
 
     async def _place(self, pod: Pod, report: Report) -> PreemptionRecord | None:
         """The preemption of a report that names none. None if the SIGTERM was not a disruption."""
-        if (existing := self._known(pod)) is not None:
+        if (existing := self._preemption_about(pod)) is not None:
             return existing
-        gang = await self._gang_afresh(pod)
-        if (existing := self._known(pod)) is not None:  # made meanwhile: by another report, or for a signal
+        gang = await self._refreshed_gang(pod)
+        if (existing := self._preemption_about(pod)) is not None:  # made meanwhile: by another report, or for a signal
             return existing
-        unannounced = None if gang is None else self._begun(gang, pod, report, signals.TOLD_BY_GANG)
-        if gang is None or unannounced is None or gang.is_ordinary_life(pod):
-            log.info("a gang ends in ordinary life", extra=seldom(report.phase, pod=pod.name, phase=report.phase))
+        preemption = None if gang is None else self._new_preemption(gang, pod, report, signals.TOLD_BY_GANG)
+        if gang is None or preemption is None or gang.is_ordinary_life(pod):
+            logger.info(
+                "a gang ends without a disruption", extra=seldom(report.phase, pod=pod.name, phase=report.phase)
+            )
             return None
-        self._cache.preemptions.put(unannounced)
-        return unannounced
+        self._cache.preemptions.put(preemption)
+        return preemption
 
-    async def _gang_afresh(self, pod: Pod) -> GangSnapshot | None:
+    async def _refreshed_gang(self, pod: Pod) -> GangSnapshot | None:
         """The pod's gang after its workload and its Job were read again; None if the workload is not known."""
         workload = self._cache.objects.workloads.get(pod.workload_uid)
         if workload is None:
             return None
-        await look_afresh(self._api, self._cache, workload, [pod.job_name])
+        await refresh_workload(self._api, self._cache, workload, [pod.job_name])
         return self._cache.gang(pod.workload_uid)
 
-    def _begun(self, gang: GangSnapshot, pod: Pod, report: Report, text: str) -> PreemptionRecord | None:
+    def _new_preemption(self, gang: GangSnapshot, pod: Pod, report: Report, text: str) -> PreemptionRecord | None:
         """A new preemption of which the gang alone knows; None if its workload is gone, or has no policy any more."""
         if gang.workload is None or gang.policy is None:
             return None
         # The stages of a report count from the notice. Nothing else is known of the notice.
-        told_at = self._clock() - max((timing.max_s for timing in report.stages.values()), default=0.0)
-        told_at = max(told_at, pod.created_at)
+        notified_at = self._clock() - max((timing.max_s for timing in report.stages.values()), default=0.0)
+        notified_at = max(notified_at, pod.created_at)
         signal = signals.told_by_gang(pod, report.cause, text)
-        timed = [Timed(signal, told_at)]
+        timed = [Timed(signal, notified_at)]
         spec = effective_signals.begun(gang.workload, gang.policy, gang.preemptions, gang.pods, timed, self._clock())
         name = preemption_name(gang.workload.name, gang.workload.uid, spec.epoch)
         return PreemptionRecord(pod.namespace, name, None, spec, preemption_status.noticed(len(gang.processes), spec))
 
-    def _known(self, pod: Pod) -> PreemptionRecord | None:
+    def _preemption_about(self, pod: Pod) -> PreemptionRecord | None:
         """The preemption that a report without a name is about. None: there is none from which the gang would exit."""
         preemptions = reversed(self._cache.preemptions.of_workload(pod.workload_uid, pod.namespace))
         latest = next(

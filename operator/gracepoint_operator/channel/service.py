@@ -1,4 +1,4 @@
-"""The channel's HTTP routes: pods subscribe, acknowledge and report. See ``gracepoint.wire``.
+"""The channel's HTTP routes and its thread: pods subscribe, acknowledge and report (``gracepoint.wire``).
 
 Each request is one task on the event loop of the channel's thread (``ChannelThread``), and reads and writes there.
 Everything that reads or changes what the operator knows is handed to the controller's loop (``_on_core``) and awaited.
@@ -42,22 +42,21 @@ from gracepoint.wire.messages import (
     json_key,
 )
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
-from gracepoint_operator.channel.canary import INTERVAL_S, Heartbeat, TrustNotifier
-from gracepoint_operator.channel.notifier import Notifier
+from gracepoint_operator.channel.notifier import Notifier, TrustNotifier
 from gracepoint_operator.channel.reports import ReportHandler, UnknownPreemption
-from gracepoint_operator.channel.subscribers import LoopCalls, Subscriber, Subscribers, nothing
-from gracepoint_operator.decision_queue import LoopLag
+from gracepoint_operator.channel.subscribers import HEARTBEAT_S, Heartbeat, Subscriber, Subscribers, nothing
+from gracepoint_operator.event_loop import LoopCalls, LoopLag
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from gracepoint_operator.logs import about, seldom
 from gracepoint_operator.metrics import Metrics
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 10.0
-#: To record that a frame was written may wait this number of seconds, so that the rest of the gang is told first.
+#: To record that a frame was written may wait this number of seconds, so that the rest of the gang is notified first.
 _KEEP_WITHIN_S = 0.05
 #: Enough for a report that names 30,000 processes. The body is read before the caller is known.
 _LARGEST_MESSAGE_BYTES = 256 * 1024
@@ -144,12 +143,12 @@ class Channel:
             _notice_vanished_peers(request)
             await response.prepare(request)
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
-                await _write(response, Hello(replica=self._replica, heartbeat_s=INTERVAL_S))
+                await _write(response, Hello(replica=self._replica, heartbeat_s=HEARTBEAT_S))
             self._post(functools.partial(self._catch_up, subscriber))
             await self._stream(subscriber, response)
         except (ConnectionError, TimeoutError) as error:
             pod = f"{subscriber.hello.namespace}/{subscriber.hello.pod_name}"
-            log.info("a subscriber was lost", extra=seldom(type(error).__name__, pod=pod, error=repr(error)))
+            logger.info("a subscriber was lost", extra=seldom(type(error).__name__, pod=pod, error=repr(error)))
             if request.transport is not None:
                 request.transport.abort()  # do not wait for unsent data
         return response
@@ -158,7 +157,7 @@ class Channel:
         """On the controller's loop."""
         if subscriber.is_pod:
             self._notifier.catch_up(subscriber)
-            self._trust.tell([subscriber])
+            self._trust.notify([subscriber])
 
     async def _stream(self, subscriber: Subscriber, response: web.StreamResponse) -> None:
         loop = asyncio.get_running_loop()
@@ -282,7 +281,7 @@ class Channel:
 
     def _refuse(self, request: web.Request, refusal: RequestRefused) -> web.Response:
         self._metrics.refused.labels(reason=refusal.reason).inc()
-        log.warning(
+        logger.warning(
             "request refused",
             extra=seldom(refusal.reason, path=request.path, peer=request.remote, why=str(refusal)),
         )
@@ -324,22 +323,19 @@ _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0
 
 
-# The channel's thread: its own event loop, its port, its connections.
-#
-# Every pod of the cluster can reach the channel. On a loop of its own, thousands of TLS handshakes and requests delay
-# neither a webhook's answer nor a decision, which belong to the controller's loop. Who runs where:
-#
-# * this thread's loop: accepting, TLS, HTTP, the tasks of requests and streams (``routes``), renewal of the
-#   certificate, and measuring how late the loop is;
-# * the controller's loop: everything that reads or changes what is known. ``routes`` hands such work over and awaits
-#   it.
-#
-# ``start`` and ``stop`` are called on the controller's loop. It must run until ``stop`` has returned, because the
-# streams hand over work as they end. The thread ends with ``stop`` or with a failure, which ``ended`` raises.
-
-
 class ChannelThread:
-    """Serves the channel.
+    """Serves the channel on its own thread: an event loop, a port, and the connections.
+
+    Every pod of the cluster can reach the channel. On a separate loop, thousands of TLS handshakes and requests delay
+    neither a webhook's answer nor a decision, which belong to the controller's loop. Who runs where:
+
+    * this thread's loop: accepting, TLS, HTTP, the tasks of requests and streams (``Channel``), renewal of the
+      certificate, and measuring how late the loop is;
+    * the controller's loop: everything that reads or changes what is known. ``Channel`` hands such work over and awaits
+      it.
+
+    ``start`` and ``stop`` are called on the controller's loop. It must run until ``stop`` has returned, because the
+    streams hand over work as they end. The thread ends with ``stop`` or with a failure, which ``ended`` raises.
 
     Args:
         channel: The routes.
@@ -412,7 +408,7 @@ class ChannelThread:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self.ended()
         except TimeoutError:
-            log.error("the channel's thread did not end", extra=about(waited_s=_STOP_TIMEOUT_S))
+            logger.error("the channel's thread did not end", extra=about(waited_s=_STOP_TIMEOUT_S))
 
     def _main(self) -> None:
         try:
@@ -420,7 +416,7 @@ class ChannelThread:
         except asyncio.CancelledError:
             self._ended.set_result(None)
         except BaseException as error:  # ended() raises it on the controller's loop
-            log.exception("the channel's thread failed")
+            logger.exception("the channel's thread failed")
             if not self._listening.done():
                 self._listening.set_exception(error)
             self._ended.set_exception(error)

@@ -1,120 +1,26 @@
 """The pods that are connected to this replica.
 
-Each has a bounded queue of frames. Only the task of its own stream empties it, and adding a frame never waits. If a pod
+Each has a bounded queue of frames. Only the task of its stream empties it, and adding a frame never waits. If a pod
 does not read, its queue fills up, the pod is disconnected, and it may connect again. The other pods do not notice. The
-controller's event loop owns the subscribers; there are no locks.
+controller's event loop owns the subscribers; there are no locks. Each stream has a ``Heartbeat`` on the stream's loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable
 
-from gracepoint.wire.frames import Frame
+from gracepoint.wire.frames import Frame, Ping
 from gracepoint.wire.messages import Subscription
+from gracepoint_operator.event_loop import LoopCalls
 
-_Result = TypeVar("_Result")
-
-
-class LoopCalls:
-    """Calls on an event loop that come from another thread, many with one wake-up.
-
-    ``call_soon_threadsafe`` wakes the loop for each call. Each wake-up is a system call that lets the woken thread run,
-    and then both threads take turns for every single call. To tell a gang of thousands of pods needs thousands of calls
-    in each direction. Here only the first call wakes the loop, and the others find that it is awake.
-
-    Any thread calls ``post``, and another loop awaits ``run``. The calls run on the loop, in their order. They are
-    given up when the loop has ended.
-
-    Args:
-        loop: Runs the calls.
-        slice_s: After so many seconds of calls the loop does other work.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, slice_s: float = 0.01) -> None:
-        self._slice_s = slice_s
-        self._loop = loop
-        self._calls: collections.deque[Callable[[], object]] = collections.deque()
-        self._is_awake = self._is_due = False
-
-    def post(self, call: Callable[[], object], *, after_s: float = 0.0) -> None:
-        """Runs ``call`` on the loop, after everything that was posted before.
-
-        Args:
-            call: What to run.
-            after_s: The call may wait this many seconds, for others to come. It runs earlier if one comes that does not
-                wait. Two threads that are busy at once take turns for the interpreter, so what is urgent in the
-                posting thread is done sooner if the other thread sleeps meanwhile.
-        """
-        # Append first, then read the flags. ``_run`` clears the flags before it takes calls from the queue. So if a
-        # flag is still set here, a run that will see this call is yet to come.
-        self._calls.append(call)
-        if self._is_awake or (after_s and self._is_due):
-            return
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            if after_s:
-                self._is_due = True
-                self._loop.call_soon_threadsafe(self._loop.call_later, after_s, self._run)
-            else:
-                self._is_awake = True
-                self._loop.call_soon_threadsafe(self._run)
-
-    async def run(self, work: Coroutine[Any, Any, _Result], back: LoopCalls) -> _Result:
-        """Runs ``work`` as a task of the loop, and waits for it on the running loop.
-
-        Args:
-            work: If the wait is cancelled, so is the work.
-            back: Calls on the running loop.
-        """
-        answer: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
-        tasks: list[asyncio.Task[_Result]] = []
-
-        def begin() -> None:
-            task = self._loop.create_task(work)
-            tasks.append(task)
-            task.add_done_callback(lambda done: back.post(functools.partial(_give, done, answer)))
-
-        self.post(begin)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self.post(lambda: tasks[0].cancel())
-            raise
-
-    def _run(self) -> None:
-        self._is_awake = self._is_due = False
-        until_s = time.thread_time() + self._slice_s
-        while self._calls:
-            call = self._calls.popleft()
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001  as the loop handles it for its own callbacks
-                self._loop.call_exception_handler({"message": f"{call!r} failed", "exception": error})
-            if time.thread_time() >= until_s:
-                break
-        if self._calls and not self._is_awake:
-            self._is_awake = True
-            self._loop.call_soon(self._run)
-
-
-def _give(task: asyncio.Task[_Result], answer: asyncio.Future[_Result]) -> None:
-    """Gives the result of a task to whoever waits for it."""
-    if answer.done():
-        return  # cancelled meanwhile
-    if task.cancelled():
-        answer.cancel()
-    elif (error := task.exception()) is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(task.result())
-
-
+#: Seconds between two beats of a stream's heartbeat.
+HEARTBEAT_S = 5.0
+#: A write that has not ended at the third beat has had at least ten seconds.
+_BEATS_OF_A_WRITE = 3
 _QUEUE_LENGTH = 32
 _REMEMBERED_SESSIONS = 64  # for each pod
 
@@ -148,24 +54,24 @@ class Subscriber:
 
     Attributes:
         hello: The message with which the process subscribed.
-        told: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
+        sent_deadlines: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
         retracted: Names of preemptions whose retraction was sent.
         hinted: Marks of which a hint was sent.
         trusts: ``trust_digest`` of the authorities that it has, or was sent. None: it cannot be sent others.
         is_pod: False for the replica's own subscriber (``canary``).
         closed: True once the stream must end.
-        left: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
+        request_ended: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
     """
 
     def __init__(self, hello: Subscription, calls: LoopCalls | None = None) -> None:
         self.hello = hello
-        self.told: dict[str, float] = {}
+        self.sent_deadlines: dict[str, float] = {}
         self.retracted: set[str] = set()
         self.hinted: set[str] = set()
         self.trusts = hello.trust
         self.is_pod = True
         self.closed = False
-        self.left = False
+        self.request_ended = False
         self._frames: collections.deque[Outgoing] = collections.deque()
         self._news = asyncio.Event()
         self._calls = calls
@@ -212,6 +118,45 @@ class Subscriber:
             self._calls.post(self._news.set)
         else:
             wake_ups.add(self._calls, self._news)
+
+
+class Heartbeat:
+    """The heartbeat of one stream: a ping when there is nothing else to send, and the end of a stuck write.
+
+    It must be created on the stream's event loop, on which it runs. Each stream has one timer, which repeats until
+    ``stop``. The frames do not touch it: a timer for each write, and one for each wait for a frame, took a third of the
+    time that it takes to notify a gang.
+
+    Args:
+        subscriber: Gets a ping at each beat at which no frame waits and none is written.
+        give_up: Called once, if a write is stuck.
+
+    Attributes:
+        writing: True while the stream's task writes a frame. The task sets it.
+    """
+
+    def __init__(self, subscriber: Subscriber, give_up: Callable[[], None]) -> None:
+        self.writing = False
+        self._subscriber = subscriber
+        self._give_up = give_up
+        self._held_up = 0  # how many beats in a row found a write in progress
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._next_beat)
+
+    def beat(self) -> None:
+        """Handles one beat."""
+        self._held_up = self._held_up + 1 if self.writing else 0
+        if self._held_up == _BEATS_OF_A_WRITE:
+            self._give_up()
+        elif self._subscriber.is_idle and not self.writing:
+            self._subscriber.send(Outgoing(Ping))
+
+    def stop(self) -> None:
+        """Stops the timer."""
+        self._timer.cancel()
+
+    def _next_beat(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._next_beat)
+        self.beat()
 
 
 class WakeUps:
@@ -261,7 +206,7 @@ class Subscribers:
 
         A request that is cancelled while it is admitted can remove its subscriber first.
         """
-        if subscriber.left:
+        if subscriber.request_ended:
             return
         hello, pod_uid = subscriber.hello, subscriber.hello.pod_uid
         before = self._by_pod.get(pod_uid)
@@ -277,7 +222,7 @@ class Subscribers:
 
     def remove(self, subscriber: Subscriber) -> None:
         """Forgets a subscriber whose request has ended."""
-        subscriber.left = True
+        subscriber.request_ended = True
         if self._by_pod.get(subscriber.hello.pod_uid) is subscriber:
             self._disconnect(subscriber.hello.pod_uid)
 

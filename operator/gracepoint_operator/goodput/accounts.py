@@ -38,7 +38,7 @@ from gracepoint_operator.resources import (
 )
 from gracepoint_operator.workloads import WorkloadIdentity
 
-#: The clock of the API server, which dates pods, may differ by this much from the one by which starts are told.
+#: The clock of the API server, which dates pods, may differ by this much from the one by which starts are reported.
 _CLOCKS_MS = 1000
 
 
@@ -50,8 +50,8 @@ class GoodputLedger:
         since_ms: When the account begins.
         settled: The time of the lives that are settled, from ``since_ms`` on.
         lives: The open lives, oldest first. The last one is the current one.
-        finished_ms: When the workload had finished. None while it goes on.
-        disruptions: How often a life ended and the workload went on.
+        finished_ms: When the workload had finished. None while it runs.
+        disruptions: How often a life ended and the workload continued.
         losses: How many of the settled disruptions lost steps.
         saves: Number of periodic saves in the settled lives.
         saves_ms: For how long they stopped the training.
@@ -79,8 +79,8 @@ class GoodputLedger:
         spent = self.settled
         for number, life in enumerate(self.lives):
             spent = added(spent, self._spent_by(number, life, now_ms))
-        gone = self.current.gone_ms
-        return spent if gone is None or gone >= now_ms else added(spent, {Category.WAITING: now_ms - gone})
+        gone_ms = self.current.gone_ms
+        return spent if gone_ms is None or gone_ms >= now_ms else added(spent, {Category.WAITING: now_ms - gone_ms})
 
     def state(self) -> Category | None:
         """Returns what the time goes into now. None if the workload has finished."""
@@ -107,26 +107,26 @@ class GoodputLedger:
 
     # Changes.
 
-    def took(self, observed: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
-        """Returns the ledger after what was observed, of whichever kind it is."""
+    def with_observation(self, observed: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
+        """Returns the ledger after what was observed, whatever kind that is."""
         match observed:
             case PodsObservation():
-                return self.saw(observed)
+                return self.with_pods(observed)
             case ProcessTimes():
-                return self.heard(observed)
+                return self.with_process_times(observed)
             case StallTimes():
-                return self.halted(observed)
+                return self.with_stall(observed)
 
-    def saw(self, observation: PodsObservation) -> GoodputLedger:
+    def with_pods(self, observation: PodsObservation) -> GoodputLedger:
         """Returns the ledger after an observation of the pods."""
         if self.finished_ms is not None:
             return self
         life = self.current
         if life is None or _is_next(life, observation):
-            return self._beginning(observation.attempt, observation.created)._with_observation(observation)  # noqa: SLF001 - another one of this class
-        return self._with_observation(observation) if observation.created.stamp_ms >= _second(life.created_ms) else self
+            return self._beginning(observation.attempt, observation.created)._observed(observation)  # noqa: SLF001 - another one of this class
+        return self._observed(observation) if observation.created.stamp_ms >= _second(life.created_ms) else self
 
-    def heard(self, times: ProcessTimes) -> GoodputLedger:
+    def with_process_times(self, times: ProcessTimes) -> GoodputLedger:
         """Returns the ledger after what a process says of its times."""
         number = self._number_of(times)
         if number is None:
@@ -144,7 +144,7 @@ class GoodputLedger:
         ledger = self._without_guess()
         return ledger._with(number, joined(ledger.lives[number], times))._guessed()  # noqa: SLF001
 
-    def halted(self, times: StallTimes) -> GoodputLedger:
+    def with_stall(self, times: StallTimes) -> GoodputLedger:
         """Returns the ledger after a process has said that training stalls."""
         life = self.current
         if life is None or self.finished_ms is not None or not life.has_trained or life.gone_ms is not None:
@@ -153,13 +153,12 @@ class GoodputLedger:
             return self  # of a life before
         earliest_ms = times.stalled_ms if life.stalled_ms is None else life.stalled_ms
         stalled = dataclasses.replace(life, stalled_ms=min(earliest_ms, times.stalled_ms))
-        if any(
-            stalled.has_passed_stall(mark, 0) for mark in life.marks
-        ):  # how long the saves before it took is not known
+        # How long the saves before a mark took is not known.
+        if any(stalled.has_passed_stall(mark, 0) for mark in life.marks):
             return self  # of a stall that is over
         return self._with(len(self.lives) - 1, stalled)
 
-    def ended(self, now_ms: int) -> GoodputLedger:
+    def with_end(self, now_ms: int) -> GoodputLedger:
         """Returns the ledger of a workload that has finished by itself."""
         if self.finished_ms is not None:
             return self
@@ -174,25 +173,25 @@ class GoodputLedger:
             return dataclasses.replace(self, lives=(life,))
         # The pods of the life before may still end. From now on, the time is the new life's.
         end_ms = before.unseen_end_ms(created.at_ms) if before.gone_ms is None else before.gone_ms
-        gone = max(before.began_ms, min(created.at_ms, end_ms))
-        former = dataclasses.replace(before, gone_ms=gone)
-        life = Life(began_ms=gone, attempt=attempt, created_ms=max(gone, created.at_ms))
-        ledger = dataclasses.replace(self, lives=(*self.lives[:-1], former), disruptions=self.disruptions + 1)
-        kept = ledger._settle()  # noqa: SLF001 - another one of this class
-        return dataclasses.replace(kept, lives=(*kept.lives, life))
+        gone_ms = max(before.began_ms, min(created.at_ms, end_ms))
+        previous_life = dataclasses.replace(before, gone_ms=gone_ms)
+        life = Life(began_ms=gone_ms, attempt=attempt, created_ms=max(gone_ms, created.at_ms))
+        ledger = dataclasses.replace(self, lives=(*self.lives[:-1], previous_life), disruptions=self.disruptions + 1)
+        settled_ledger = ledger._settle()  # noqa: SLF001 - another one of this class
+        return dataclasses.replace(settled_ledger, lives=(*settled_ledger.lives, life))
 
     def _guessed(self) -> GoodputLedger:
-        """Returns the ledger with what the current life tells of one before it whose end nobody saw."""
+        """Returns the ledger with what the current life shows of one before it whose end nobody saw."""
         if len(self.lives) < 2 or self.lives[0].broke_ms is not None:
             return self
         before, life = self.lives
         before = dataclasses.replace(before, broke_ms=self._guess())
-        gone = before.unseen_end_ms(life.created_ms)
-        lives = (dataclasses.replace(before, gone_ms=gone), dataclasses.replace(life, began_ms=gone))
+        gone_ms = before.unseen_end_ms(life.created_ms)
+        lives = (dataclasses.replace(before, gone_ms=gone_ms), dataclasses.replace(life, began_ms=gone_ms))
         return dataclasses.replace(self, lives=lives)
 
     def _without_guess(self) -> GoodputLedger:
-        """Returns the ledger without what ``_guessed`` added. What a process tells may make the guess another one."""
+        """Returns the ledger without what ``_guessed`` added. What a process reports may change the guess."""
         if len(self.lives) < 2 or self.lives[0].broke_ms != self._guess():
             return self
         return self._with(0, dataclasses.replace(self.lives[0], broke_ms=None))
@@ -255,30 +254,30 @@ class GoodputLedger:
             return self
         return dataclasses.replace(self, lives=(*self.lives[:number], life, *self.lives[number + 1 :]))
 
-    def _with_observation(self, observation: PodsObservation) -> GoodputLedger:
+    def _observed(self, observation: PodsObservation) -> GoodputLedger:
         life = self.lives[-1]
-        gone = life.gone_ms
-        if gone is None and observation.gone_ms is not None:  # a process that said it left had not ended
-            gone = max(life.created_ms, observation.gone_ms, life.left_ms or 0)
+        gone_ms = life.gone_ms
+        if gone_ms is None and observation.gone_ms is not None:  # a process that said it left had not ended
+            gone_ms = max(life.created_ms, observation.gone_ms, life.left_ms or 0)
         bound_ms, bound_pods, started_ms = life.bound_ms, life.bound_pods, life.started_ms
-        if life.joined_ms is None:  # later, a pod that is made anew does not delay their start any more
+        if life.joined_ms is None:  # later, a pod that is made again does not delay their start any more
             started_ms = _last(started_ms, observation.started)
             bound_ms = _last(bound_ms, observation.bound, more=observation.pods > bound_pods)
             bound_pods = bound_pods if observation.bound is None else max(bound_pods, observation.pods)
-        changed = dataclasses.replace(
+        changed_life = dataclasses.replace(
             life,
             attempt=max(life.attempt, observation.attempt),
             bound_ms=bound_ms,
             bound_pods=bound_pods,
             started_ms=started_ms,
             broke_ms=observation.broke_ms if life.broke_ms is None else life.broke_ms,
-            gone_ms=gone,
+            gone_ms=gone_ms,
         )
-        return self._with(len(self.lives) - 1, changed)
+        return self._with(len(self.lives) - 1, changed_life)
 
 
 def stages(ledger: GoodputLedger) -> tuple[object, ...]:
-    """What is known of a workload beside figures: its lives, and which stages each has reached. Times are figures.
+    """What is known of a workload apart from figures: its lives, and which stages each has reached. Times are figures.
 
     Messages take different times to arrive, so the times of stages that are known still move a little. What a workload
     that has finished has spent in all is no moving figure any more.
@@ -338,25 +337,23 @@ def _second(moment_ms: int) -> int:
     return moment_ms // 1000 * 1000
 
 
-# How often to save, from what a save costs and how often work is lost. Pure.
-#
-# Let ``d`` be the time for which a save stops the training, and ``M`` the mean time between two losses. J. W. Young (A
-# first order approximation to the optimum checkpoint interval, CACM 17(9), 1974) finds the interval ``sqrt(2 d M)``. J.
-# T. Daly (A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
-# Systems 22(3), 2006) refines it for losses that are so frequent that ``d`` is not small beside ``M``:
-#
-#     sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d      if d < 2M
-#     M                                                          otherwise
-#
-# Both assume that a disruption loses all steps since the last save. A preemption that is announced early enough loses
-# none, however rarely the job saves. So a disruption counts by the probability that it loses steps. With ``k`` of ``n``
-# disruptions so far that did, it is ``(k + 1) / (n + 2)`` (Laplace's rule of succession): it is never 0, as the next
-# one may come without a notice.
-
-
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """A suggested interval, and what it follows from.
+    """How often to save, and what that follows from: what a save costs, and how often work is lost.
+
+    Let ``d`` be the time for which a save stops the training, and ``M`` the mean time between two losses. J. W. Young
+    (A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974) finds the interval
+    ``sqrt(2 d M)``. J. T. Daly (A higher order estimate of the optimum checkpoint interval for restart dumps, Future
+    Generation Computer Systems 22(3), 2006) refines it for losses that are so frequent that ``d`` is not small compared
+    to ``M``::
+
+        sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d      if d < 2M
+        M                                                          otherwise
+
+    Both assume that a disruption loses all steps since the last save. A preemption that is announced early enough loses
+    none, however rarely the job saves. So a disruption counts by the probability that it loses steps. With ``k`` of
+    ``n`` disruptions so far that did, it is ``(k + 1) / (n + 2)`` (Laplace's rule of succession): it is never 0, as the
+    next one may come without a notice.
 
     Attributes:
         cost_s: Seconds for which a periodic save stops the training.
@@ -401,11 +398,8 @@ _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _MS = datetime.timedelta(milliseconds=1)
 
 
-# A ledger as a policy's status keeps it. Pure.
-
-
 def written(ledger: GoodputLedger, workload: WorkloadIdentity, now_ms: int, *, save_s: float = 0.0) -> WorkloadGoodput:
-    """Returns the entry of a workload.
+    """Returns the ledger of a workload as the status of its policy keeps it.
 
     Args:
         ledger: Its account.

@@ -14,8 +14,6 @@ from enum import StrEnum
 from gracepoint.wire.messages import Spent
 from gracepoint_operator.kube.objects import Pod
 
-# What the time of a workload can go into, and sums of it. Pure.
-
 
 class Category(StrEnum):
     """What the time of a workload goes into. At any moment it is exactly one of these."""
@@ -78,7 +76,7 @@ _LEAST_MS = 10
 _END_MS = 1000
 #: A process that says that it leaves ends within this time, or is killed.
 _LEAVES_MS = 10_000
-#: From fewer saves, the time between two of them cannot be told.
+#: From fewer saves, the time between two of them cannot be estimated.
 _FEW_SAVES = 2
 
 
@@ -107,21 +105,21 @@ class Life:
         bound_pods: How many pods were, at that time.
         started_ms: When the last of its processes was started, as they say. Until they do: when the last of its
             containers was, as kubelets write.
-        session: Session of the process that tells of this life. Empty if none has.
-        attached_ms: When that process began to join the others. What it tells counts from there.
+        session: Session of the process that reports this life. Empty if none has.
+        attached_ms: When that process began to join the others. What it reports counts from there.
         joined_ms: When all processes had joined.
         restored_ms: When the state was restored.
         first_step: The step from which it trained: the one that it restored. 0 if it restored none.
         trained_ms: When the first step was done.
         left_ms: When training ended for good, after the emergency save, as the processes say.
-        stalled_ms: When the last step was passed before it stalled. None: it has not, or training went on after that.
+        stalled_ms: When the last step was passed before it stalled. None: it has not, or training continued after that.
         broke_ms: When its first process ended, or the node of one was deleted.
         gone_ms: When its last process had ended. None while one runs.
         saving_ms: For how long saves stopped the training.
         saves: Number of periodic saves.
         saves_ms: For how long periodic saves stopped the training.
         saved_ms: When the newest step was passed that this life has in a committed checkpoint.
-        marks: Steps that it has passed, in their order: the newest at which saves began, or of which it told.
+        marks: Steps that it has passed, in their order: the newest at which saves began, or that it reported.
     """
 
     began_ms: int
@@ -153,7 +151,7 @@ class Life:
 
     @property
     def stopped_ms(self) -> int | None:
-        """When it stopped to train, or to prepare for that. None while it goes on."""
+        """When it stopped to train, or to prepare for that. None while it does."""
         broke_ms = self.broke_ms
         if broke_ms is not None and self.left_ms is not None and 0 < self.left_ms - broke_ms < _END_MS:
             broke_ms = self.left_ms
@@ -217,7 +215,7 @@ class Life:
     def at_most_until_ms(self, step: int) -> int | None:
         """Returns until when it trained at most, if ``step`` was the newest that it saved. None if that is not known.
 
-        If it had gone on for longer, it would have saved a later step: half as long again as between two saves.
+        If it had trained for longer, it would have saved a later step: half as long again as between two saves.
         """
         if self.trained_ms is None or self.saves < _FEW_SAVES or not self.marks or step <= self.first_step:
             return None
@@ -253,11 +251,11 @@ class Life:
             step: The step.
             now_ms: The time.
             pace_ms: How long a step takes in another life of the gang, if that is known. Counts if this life did not
-                tell when it passed any step.
+                report when it passed any step.
         """
         trained = self.spent(now_ms).get(Category.TRAINING, 0)
-        lost = trained - self._trained_until_ms(step, pace_ms)
-        return lost if lost > _LEAST_MS else 0
+        lost_ms = trained - self._trained_until_ms(step, pace_ms)
+        return lost_ms if lost_ms > _LEAST_MS else 0
 
     def _trained_until_ms(self, step: int, pace_ms: float | None) -> int:
         """For how long it had trained when it passed ``step``."""
@@ -279,7 +277,7 @@ class Life:
         return before.trained_ms + round(pace * (step - before.step))
 
     def has_passed_stall(self, mark: StepMark, saving_ms: int) -> bool:
-        """Returns whether a step that is told of was passed after the stall that is known.
+        """Returns whether a reported step was passed after the stall that is known.
 
         Args:
             mark: The step.
@@ -291,16 +289,13 @@ class Life:
 
     def with_marks(self, marks: Iterable[StepMark]) -> tuple[StepMark, ...]:
         """Returns its marks and ``marks``; of two for one step the first that was known."""
-        joined = {mark.step: mark for mark in (*marks, *self.marks)}
-        return tuple(sorted(joined.values()))[-MARKS:]
+        by_step = {mark.step: mark for mark in (*marks, *self.marks)}
+        return tuple(sorted(by_step.values()))[-MARKS:]
 
     def _next(self, last_stage: int) -> Category:
         """What comes after the last stage that is known."""
-        following = (Category.SCHEDULING, Category.IMAGE, Category.UNKNOWN, Category.RESTORE, Category.COMPILE)
-        return Category.WAITING if last_stage < 0 else following[last_stage]
-
-
-# What becomes known of a life of a gang: what the operator sees, and what a process says. Immutable values. Pure.
+        next_categories = (Category.SCHEDULING, Category.IMAGE, Category.UNKNOWN, Category.RESTORE, Category.COMPILE)
+        return Category.WAITING if last_stage < 0 else next_categories[last_stage]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -365,8 +360,8 @@ class ProcessTimes:
         attached_ms: When it began to join the others.
         started_ms: When the last of the processes was started.
         joined_ms: As in ``Life``. So are the fields that are not described here.
-        of_former: True if a later start tells it. ``attempt`` and ``created_ms`` are those of that start then, and only
-            the session says of which life it is.
+        of_former: True if a later start reports it. ``attempt`` and ``created_ms`` are those of that start then, and
+            only the session says of which life it is.
     """
 
     session: str
@@ -387,49 +382,46 @@ class ProcessTimes:
     of_former: bool = False
 
 
-# What becomes of a life when a process tells of it. Pure.
-
-
 def joined(life: Life, times: ProcessTimes) -> Life:
     """Returns the life with what its process says. What is known already stays, except for sums such as ``saves``.
 
     Messages take different times to arrive. So all times of a process are placed by the message that took least time.
     """
     before = times.attached_ms if life.attached_ms is None else life.attached_ms
-    attached = min(before, times.attached_ms)
-    late, early = times.attached_ms - attached, before - attached
+    attached_ms = min(before, times.attached_ms)
+    late_ms, early_ms = times.attached_ms - attached_ms, before - attached_ms
     first_step = times.first_step
     if life.restored_ms is not None or life.trained_ms is not None:
         first_step = life.first_step
     stall_is_over = any(life.has_passed_stall(mark, times.saving_ms) for mark in times.marks)
-    started = life.started_ms
+    started_ms = life.started_ms
     if times.started_ms is not None:  # better than the time that kubelets write, in whole seconds
-        started = max(life.created_ms, times.started_ms - late)
-    elif started is not None and started == life.attached_ms:  # no more was known of it
-        started = attached
+        started_ms = max(life.created_ms, times.started_ms - late_ms)
+    elif started_ms is not None and started_ms == life.attached_ms:  # no more was known of it
+        started_ms = attached_ms
     return dataclasses.replace(
         life,
         session=times.session,
-        attached_ms=attached,
-        started_ms=attached if started is None and life.bound_ms is not None else started,
-        joined_ms=_placed(life.joined_ms, times.joined_ms, late, early),
-        restored_ms=_placed(life.restored_ms, times.restored_ms, late, early),
+        attached_ms=attached_ms,
+        started_ms=attached_ms if started_ms is None and life.bound_ms is not None else started_ms,
+        joined_ms=_placed(life.joined_ms, times.joined_ms, late_ms, early_ms),
+        restored_ms=_placed(life.restored_ms, times.restored_ms, late_ms, early_ms),
         first_step=first_step,
-        trained_ms=_placed(life.trained_ms, times.trained_ms, late, early),
-        left_ms=_placed(life.left_ms, times.left_ms, late, early),
+        trained_ms=_placed(life.trained_ms, times.trained_ms, late_ms, early_ms),
+        left_ms=_placed(life.left_ms, times.left_ms, late_ms, early_ms),
         saving_ms=max(life.saving_ms, times.saving_ms),
         saves=max(life.saves, times.saves),
         saves_ms=max(life.saves_ms, times.saves_ms),
-        saved_ms=_newest(life.saved_ms, None if times.saved_ms is None else times.saved_ms - late),
+        saved_ms=_newest(life.saved_ms, None if times.saved_ms is None else times.saved_ms - late_ms),
         stalled_ms=None if stall_is_over else life.stalled_ms,
         marks=life.with_marks(times.marks),
     )
 
 
-def _placed(known_ms: int | None, reported_ms: int | None, late: int, early: int) -> int | None:
+def _placed(known_ms: int | None, reported_ms: int | None, late_ms: int, early_ms: int) -> int | None:
     if known_ms is not None:
-        return known_ms - early
-    return None if reported_ms is None else reported_ms - late
+        return known_ms - early_ms
+    return None if reported_ms is None else reported_ms - late_ms
 
 
 def _newest(one: int | None, other: int | None) -> int | None:
@@ -443,11 +435,10 @@ _MOST_DIGITS = 16
 _LONGEST_SESSION = 64
 
 
-# What a process says of its time, on the clock of the operator. Pure.
-
-
 def process_times(spent: Spent, session: str, pod: Pod, now: float, *, of_former: bool = False) -> ProcessTimes | None:
-    """Reads what a process says. None if the figures contradict each other: a process may say anything.
+    """Reads what a process says of its time, on the clock of the operator.
+
+    None if the figures contradict each other: a process may say anything.
 
     Args:
         spent: What it says.

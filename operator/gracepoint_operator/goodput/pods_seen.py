@@ -31,7 +31,7 @@ _UNSEEN_MS = 30_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class LastLook:
     """What a replica knows of the newest life from looks before.
 
     Attributes:
@@ -61,12 +61,12 @@ class PodsSeen:
 
     Attributes:
         observations: What was seen of the life that was known, and of a later one.
-        known: For the next look. None if there never were any pods.
+        last_look: For the next look. None if there never were any pods.
         again_ms: When to look again even if nothing changes. None: there is no need to.
     """
 
     observations: tuple[PodsObservation, ...]
-    known: Known | None
+    last_look: LastLook | None
     again_ms: int | None = None
 
 
@@ -80,7 +80,7 @@ def begun(gang: GangSnapshot, now_ms: int) -> GoodputLedger:
     return GoodputLedger(since_ms=min([now_ms, *created]))
 
 
-def look(gang: GangSnapshot, life: Life | None, previous: Known | None, now_ms: int) -> PodsSeen:
+def look(gang: GangSnapshot, life: Life | None, previous: LastLook | None, now_ms: int) -> PodsSeen:
     """Looks at the pods of a gang.
 
     The account may be ahead of the pods: another replica has seen new pods, and has written that, before they came to
@@ -107,31 +107,33 @@ def look(gang: GangSnapshot, life: Life | None, previous: Known | None, now_ms: 
         ends = _ends(newer, {}, now_ms)
         observation = _observation(newer, attempt, created, now_ms, ends, ended_ms=[], ran=False)
         pods_of_newer = frozenset(pod.uid for pod in newer)
-        after = PodsSeen((observation,), Known(attempt, created.stamp_ms, pods_of_newer, ended=ends))
+        after = PodsSeen((observation,), LastLook(attempt, created.stamp_ms, pods_of_newer, ended=ends))
     else:
         after = PodsSeen((), previous)
     if life is None:
         return after
     second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
     if previous is None or (previous.attempt, previous.created_ms) != (life.attempt, second_ms):
-        previous = Known(life.attempt, second_ms)
+        previous = LastLook(life.attempt, second_ms)
     created = Moment(stamp_ms=life.created_ms, at_ms=life.created_ms)
-    # What fails before all containers run is made anew, and does not end the life.
+    # What fails before all containers run is made again, and does not end the life.
     ran = life.started_ms is not None
     if of_life or previous.pods:
-        vanished = [now_ms] if previous.pods - {pod.uid for pod in pods} else []
+        vanished_ms = [now_ms] if previous.pods - {pod.uid for pod in pods} else []
         nodes = previous.nodes | gang.nodes.keys()
-        unseen = _unseen(of_life, nodes, previous.unseen, now_ms) if gang.nodes else {}
-        again_ms = min((since_ms + _UNSEEN_MS for since_ms in unseen.values()), default=None)
-        lost = dict.fromkeys(previous.nodes - gang.nodes.keys(), now_ms)
-        lost |= {node: since_ms for node, since_ms in unseen.items() if since_ms + _UNSEEN_MS <= now_ms}
+        unseen_nodes = _unseen(of_life, nodes, previous.unseen, now_ms) if gang.nodes else {}
+        again_ms = min((since_ms + _UNSEEN_MS for since_ms in unseen_nodes.values()), default=None)
+        lost_nodes = dict.fromkeys(previous.nodes - gang.nodes.keys(), now_ms)
+        lost_nodes |= {node: since_ms for node, since_ms in unseen_nodes.items() if since_ms + _UNSEEN_MS <= now_ms}
         ends = _ends(of_life, previous.ended, now_ms)
-        observation = _observation(of_life, life.attempt, created, now_ms, ends, ended_ms=vanished, lost=lost, ran=ran)
-        now_known = dataclasses.replace(
+        observation = _observation(
+            of_life, life.attempt, created, now_ms, ends, ended_ms=vanished_ms, lost_nodes=lost_nodes, ran=ran
+        )
+        last_look = dataclasses.replace(
             previous,
             pods=frozenset(pod.uid for pod in of_life),
             nodes=frozenset(pod.node for pod in of_life if pod.node in nodes),
-            unseen=unseen,
+            unseen=unseen_nodes,
             absent_ms=None,
             ended=ends,
         )
@@ -139,13 +141,13 @@ def look(gang: GangSnapshot, life: Life | None, previous: Known | None, now_ms: 
             after = dataclasses.replace(after, again_ms=again_ms)
     else:
         absent_ms = now_ms if previous.absent_ms is None else previous.absent_ms
-        now_known = dataclasses.replace(previous, absent_ms=absent_ms)
+        last_look = dataclasses.replace(previous, absent_ms=absent_ms)
         if life.gone_ms is not None or (newer and previous.absent_ms is None):
-            return after if newer else PodsSeen((), now_known)
+            return after if newer else PodsSeen((), last_look)
         if now_ms - absent_ms < _DOUBT_MS and not newer:
-            return PodsSeen((), now_known, absent_ms + _DOUBT_MS)
+            return PodsSeen((), last_look, absent_ms + _DOUBT_MS)
         observation = _observation([], life.attempt, created, now_ms, {}, ended_ms=[absent_ms], ran=ran)
-    return PodsSeen((observation, *after.observations), after.known if newer else now_known, after.again_ms)
+    return PodsSeen((observation, *after.observations), after.last_look if newer else last_look, after.again_ms)
 
 
 def _is_newer(life: Life, pod: Pod) -> bool:
@@ -157,13 +159,13 @@ def _is_newer(life: Life, pod: Pod) -> bool:
 def _successors(pods: Sequence[Pod]) -> list[Pod]:
     """Returns the pods that were made after all others had ended: nobody has seen that a life ended and another began.
 
-    A single pod that fails early is made anew beside the others, and is no successor.
+    A single pod that fails early is made again while the others stay, and is no successor.
     """
     ended_at = max(
         (math.inf if pod.ended_at is None else pod.ended_at for pod in pods if pod.finished), default=math.inf
     )
-    living = [pod for pod in pods if not pod.finished]
-    return living if all(pod.created_at >= ended_at for pod in living) else []
+    living_pods = [pod for pod in pods if not pod.finished]
+    return living_pods if all(pod.created_at >= ended_at for pod in living_pods) else []
 
 
 def _is_older(life: Life, pod: Pod) -> bool:
@@ -179,7 +181,7 @@ def _is_older(life: Life, pod: Pod) -> bool:
 def _unseen(
     pods: Sequence[Pod], visible: AbstractSet[str], previous: Mapping[str, int], now_ms: int
 ) -> Mapping[str, int]:
-    """As ``Known.unseen``, after another look."""
+    """As ``LastLook.unseen``, after another look."""
     nodes = {pod.node for pod in pods if pod.node and not pod.finished} - visible
     return {node: previous.get(node, now_ms) for node in nodes}
 
@@ -187,7 +189,7 @@ def _unseen(
 def _ends(
     pods: Sequence[Pod], previous: Mapping[str, tuple[float, int]], now_ms: int
 ) -> Mapping[str, tuple[float, int]]:
-    """As ``Known.ended``, after another look."""
+    """As ``LastLook.ended``, after another look."""
     ends: dict[str, tuple[float, int]] = {}
     for pod in pods:
         if pod.ended_at is not None:
@@ -205,7 +207,7 @@ def _observation(
     ends: Mapping[str, tuple[float, int]],
     *,
     ended_ms: Sequence[int],
-    lost: Mapping[str, int] = types.MappingProxyType({}),
+    lost_nodes: Mapping[str, int] = types.MappingProxyType({}),
     ran: bool,
 ) -> PodsObservation:
     """Returns what is seen of a life with these pods.
@@ -215,24 +217,24 @@ def _observation(
         attempt: Number of the workload's restarts before it.
         created: When its first pod was created.
         now_ms: The time.
-        ends: As ``Known.ended``.
+        ends: As ``LastLook.ended``.
         ended_ms: When pods ended that are not there any more.
-        lost: Nodes that are not there any more, and when that was seen.
+        lost_nodes: Nodes that are not there any more, and when that was seen.
         ran: True if all its containers were started once.
     """
     unfinished = [pod for pod in pods if not pod.finished]
-    living = [pod for pod in unfinished if pod.node not in lost]
+    living_pods = [pod for pod in unfinished if pod.node not in lost_nodes]
     by_kubelet = [ends.get(pod.uid) for pod in pods if pod.finished]
     ended_ms = [*ended_ms, *(now_ms if end is None else _moment_of_kubelet(*end).at_ms for end in by_kubelet)]
-    broken = [*ended_ms, *(lost[pod.node] for pod in unfinished if pod.node in lost)]
+    broken_ms = [*ended_ms, *(lost_nodes[pod.node] for pod in unfinished if pod.node in lost_nodes)]
     return PodsObservation(
         attempt=attempt,
         created=created,
         bound=_last([pod.bound_at if pod.node else None for pod in unfinished], now_ms, _moment),
         pods=len(unfinished),
         started=_last([pod.started_at for pod in unfinished], now_ms, _moment_of_kubelet),
-        broke_ms=min(broken) if broken and (ran or not living) else None,
-        gone_ms=None if living else max(ended_ms, default=max(broken, default=now_ms)),
+        broke_ms=min(broken_ms) if broken_ms and (ran or not living_pods) else None,
+        gone_ms=None if living_pods else max(ended_ms, default=max(broken_ms, default=now_ms)),
     )
 
 
@@ -243,7 +245,7 @@ def _last(times: Sequence[float | None], now_ms: int, moment: Callable[[float, i
 
 
 def _moment(stamp: float, now_ms: int) -> Moment:
-    """Guesses when the API server wrote something of which it has written the second."""
+    """Guesses when the API server wrote something, when only the second is known."""
     stamp_ms = _ms(stamp)
     if stamp_ms <= now_ms < stamp_ms + _SECOND_MS:
         at_ms = now_ms
@@ -255,7 +257,7 @@ def _moment(stamp: float, now_ms: int) -> Moment:
 
 
 def _moment_of_kubelet(stamp: float, now_ms: int) -> Moment:
-    """Guesses when something happened to a container, of which the kubelet has written the second."""
+    """Guesses when something happened to a container, when only the second is known, as the kubelet wrote it."""
     stamp_ms = _ms(stamp)
     latest_ms = now_ms - stamp_ms - _WRITES_MS
     earliest_ms = latest_ms - _LOOKS_MS

@@ -2,7 +2,7 @@
 
 Only this module uses the ``kubernetes`` package. The client of that package is synchronous. So every call runs in a
 thread of a small pool that ``KubeClient`` owns, with a timeout, and the caller's event loop does not block. Objects are
-plain dicts. Exceptions of the package and of urllib3 are turned into those of ``errors``.
+plain dicts. Exceptions of the package and of urllib3 are turned into ``KubeError``.
 """
 
 from __future__ import annotations
@@ -32,38 +32,28 @@ from gracepoint_operator.kube.objects import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIE
 JsonObject = dict[str, Any]
 
 
-# The errors of requests to the API server, and how its answers are decoded.
-#
-# KubeError
-# ├── NotFound        404: the object, or its whole kind, does not exist
-# ├── Conflict        409 on a write: somebody else wrote in between
-# │   └── AlreadyExists   409 on a create
-# ├── Refused         any other 4xx: trying again does not help
-# └── Unavailable     5xx, 429, timeouts, broken connections: trying again may help
-
-
 class KubeError(Exception):
     """A request to the API server failed."""
 
 
 class NotFound(KubeError):
-    """The object, or its whole kind, does not exist."""
+    """404: the object, or its whole kind, does not exist."""
 
 
 class Conflict(KubeError):
-    """Another client wrote the object in between."""
+    """409 on a write: another client wrote the object in between."""
 
 
 class AlreadyExists(Conflict):
-    """An object of that name already exists."""
+    """409 on a create: an object of that name already exists."""
 
 
 class Refused(KubeError):
-    """The API server refuses the request; the same request will be refused again."""
+    """Any other 4xx: the API server refuses the request; the same request will be refused again."""
 
 
 class Unavailable(KubeError):
-    """The API server could not be reached or was busy; the same request may succeed later."""
+    """5xx, 429, a timeout or a broken connection: the same request may succeed later."""
 
 
 def answered(
@@ -147,9 +137,6 @@ def _message(body: str | bytes | None) -> str:
 
 
 _T = TypeVar("_T")
-
-
-# What the client of the API server returns. Pure.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,7 +368,7 @@ class KubeClient:
         return len(page.get("items") or ()) + int(remaining)
 
     async def preferred(self, kind: Kind) -> Kind:
-        """Returns the kind in the version that the cluster prefers, if the kind has none of its own."""
+        """Returns the kind in the version that the cluster prefers, if the kind names none."""
         if not kind.any_version:
             return kind
         group = await self._call("GET", kind.prefix)
@@ -568,9 +555,9 @@ class RetryPauses:
         self._failures, self._over_at = 0, math.inf
 
     def __iter__(self) -> Iterator[float]:
-        fresh = RetryPauses(self._first_s, self._most_s)
+        pauses = RetryPauses(self._first_s, self._most_s)
         while True:
-            yield fresh.next_s()
+            yield pauses.next_s()
 
     async def retried(
         self,

@@ -1,7 +1,10 @@
-"""What the operator needs to know about nodes and pods: small frozen records read from the API. Pure.
+"""The kinds of API objects, and what the operator needs to know about nodes and pods: small frozen records. Pure.
 
 Decisions use these records, so that no rule depends on the shape of API objects. Times are seconds since the epoch
 (``_at``), durations are seconds (``_s``). Workloads and their Jobs are read in ``workloads``.
+
+If a field has a wrong type, the functions that read it raise ``Unreadable``, or an error that ``read_errors.reading``
+turns into it.
 """
 
 from __future__ import annotations
@@ -21,12 +24,6 @@ from gracepoint_operator.read_errors import Unreadable, reading
 LONGEST_NAME = 253
 
 _Shared = TypeVar("_Shared", bound=Hashable)
-
-
-# Reads single fields of API objects: texts, numbers, labels, conditions and times. Pure.
-#
-# If a field has a wrong type, each function raises ``Unreadable``, or an error that ``read_errors.reading`` turns into
-# it.
 
 
 def parse_time(text: str | None) -> float | None:
@@ -90,7 +87,7 @@ def label_number(label: str, default: int) -> int:
     return int(label) if label.isdecimal() and len(label) < 64 else default
 
 
-#: What Karpenter and the cluster autoscaler look for before they remove a node for reasons of their own.
+#: What Karpenter and the cluster autoscaler look for before they choose to remove a node.
 PROTECTING = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -101,14 +98,11 @@ SET_BY_US = f"{GROUP}/protected-by"
 READ = (*PROTECTING, SET_BY_US)
 
 
-# The annotations by which pods are protected from autoscalers, and who has set them. Pure.
-#
-# Users may set these annotations themselves. So the operator notes in an annotation of its own which ones it has set,
-# and changes no others.
-
-
 def changes(present: Mapping[str, str], *, protect: bool) -> dict[str, str | None]:
     """Returns the annotations that have to change. A value of None removes the annotation. Empty if nothing has to.
+
+    Users may set the annotations that protect pods from autoscalers themselves. So the operator notes in another
+    annotation which ones it has set, and changes no others.
 
     Args:
         present: Those of ``READ`` that the pod has.
@@ -117,10 +111,10 @@ def changes(present: Mapping[str, str], *, protect: bool) -> dict[str, str | Non
     set_by_operator = {key for key in present.get(SET_BY_US, "").split(",") if key in PROTECTING}
     if not protect:
         return dict.fromkeys([*sorted(set_by_operator & present.keys()), SET_BY_US]) if SET_BY_US in present else {}
-    missing = {key: value for key, value in PROTECTING.items() if key not in present}
-    if not missing:
+    to_add = {key: value for key, value in PROTECTING.items() if key not in present}
+    if not to_add:
         return {}
-    return {**missing, SET_BY_US: ",".join(sorted(set_by_operator | missing.keys()))}
+    return {**to_add, SET_BY_US: ",".join(sorted(set_by_operator | to_add.keys()))}
 
 
 #: The label that the API server gives to every namespace: its name.
@@ -391,12 +385,9 @@ def _last(times: Sequence[float | None]) -> float | None:
     return max(past) if past and len(past) == len(times) else None
 
 
-# The kinds of objects that the operator uses, and their paths in the API. Pure.
-
-
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """The place of one kind of objects in the API."""
+    """A kind of objects that the operator uses, and its path in the API."""
 
     prefix: str  # "/api/v1" or "/apis/<group>/<version>"; without the version if any version will do
     plural: str

@@ -23,7 +23,7 @@ from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.read_errors import Unreadable
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 
@@ -165,14 +165,14 @@ class WriteQueue:
         except client.Refused as error:
             self._metrics.write_failures.inc()
             if str(error) != last_refusal:
-                log.error(
+                logger.error(
                     "the API server refuses what is to be written, it is tried again",
                     extra=about(what=self._subject, key=key, error=str(error)),
                 )
             return str(error)
         except (client.KubeError, Unreadable) as error:
             self._metrics.write_failures.inc()
-            log.error("could not write to the API", extra=about(what=self._subject, key=key, error=str(error)))
+            logger.error("could not write to the API", extra=about(what=self._subject, key=key, error=str(error)))
             if isinstance(error, passing):
                 self._marked.add(key)
             return _Undecided.UNDECIDED

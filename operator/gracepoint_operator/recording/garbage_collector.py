@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Collection
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.preemption_store import version_of
+from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.decisions.answers import Due, Key, Limits, due, over
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient

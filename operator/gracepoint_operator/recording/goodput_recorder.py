@@ -26,7 +26,7 @@ from gracepoint_operator.goodput.life import (
     process_times,
     stall_times,
 )
-from gracepoint_operator.goodput.pods_seen import Known
+from gracepoint_operator.goodput.pods_seen import LastLook
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.logs import seldom
 from gracepoint_operator.metrics import AccountRow, Metrics
@@ -80,7 +80,7 @@ class _Account:
     base: tuple[WorkloadGoodput, GoodputLedger] | None = None
     waiting: list[_Change] = dataclasses.field(default_factory=list)
     handed: int = 0
-    known: Known | None = None
+    known: LastLook | None = None
     rests_until: float = 0.0
 
     def read(self, entry: WorkloadGoodput | None) -> GoodputLedger:
@@ -139,7 +139,7 @@ class GoodputRecorder:
         account.rests_until = now_ms / 1000 + pause_s if pause_s > _AT_ONCE_S else 0.0
         ledger = self._ledger(account, policy, workload.uid)
         seen = pods_seen.look(gang, ledger.current, account.known, now_ms)
-        account.known = seen.known
+        account.known = seen.last_look
         for observation in seen.observations:
             ledger = self._change(account, workload, ledger, observation)
         if workload.finished:
@@ -188,7 +188,7 @@ class GoodputRecorder:
         All its processes may report a stall at once. If a report changes nothing in the present ledger, the pods need
         not be read first: an attempt that is found then has not trained yet.
         """
-        return self._clock() >= account.rests_until and ledger.took(said) != ledger
+        return self._clock() >= account.rests_until and ledger.with_observation(said) != ledger
 
     def answer(self, message: Forecast) -> SaveEvery | None:
         """Returns how often a gang should save. None if it does not want to know, or if that is not known."""
@@ -305,7 +305,7 @@ def _repeats(change: _Change, account: _Account) -> bool:
 
 def _with_changes(ledger: GoodputLedger, changes: Iterable[_Change]) -> GoodputLedger:
     for change in changes:
-        ledger = ledger.ended(change.at_ms) if isinstance(change, _End) else ledger.took(change)
+        ledger = ledger.with_end(change.at_ms) if isinstance(change, _End) else ledger.with_observation(change)
     return ledger
 
 

@@ -1,7 +1,8 @@
-"""The authorities that pods and the API server trust, with an overlap. Pure.
+"""Certificates and keys, the authorities that pods and the API server trust, and when both are renewed. Pure.
 
-All replicas keep the bundle in one ConfigMap. An authority is trusted from the moment at which any replica first finds
-it. It stays for a while after no source has it any more, because a replica may still serve a certificate of it.
+Only this module uses the ``cryptography`` package. All replicas keep the bundle of trusted authorities in one
+ConfigMap. An authority is trusted from the moment at which any replica first finds it. It stays for a while after no
+source has it any more, because a replica may still serve a certificate of it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,6 @@ SKEW_S = 300.0
 
 
 _LABEL = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,40})-----")
-
-
-# Certificates and keys as PEM: reads, makes and compares them. Pure.
-#
-# Only this module uses the ``cryptography`` package.
 
 
 class NotPem(ValueError):
@@ -77,10 +73,10 @@ class Pair:
     @property
     def certificate(self) -> Certificate:
         """The certificate itself, which is the first of the chain."""
-        return read(self.chain)[0]
+        return read_certificates(self.chain)[0]
 
 
-def read(text: str) -> list[Certificate]:
+def read_certificates(text: str) -> list[Certificate]:
     """Returns the certificates of a PEM text in their order.
 
     Raises:
@@ -120,7 +116,7 @@ def make_authority(name: str, now: float, life_s: float) -> Pair:
         life_s: Seconds until it expires.
     """
     key = ec.generate_private_key(ec.SECP256R1())
-    # The time tells it from an authority of the same installation that it follows.
+    # The time distinguishes it from an authority of the same installation that it follows.
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} {_date(now):%Y-%m-%d %H:%M:%S}"[:64])])
     usage = x509.KeyUsage(
         digital_signature=True,
@@ -144,7 +140,7 @@ def make_authority(name: str, now: float, life_s: float) -> Pair:
 
 
 def issue(authority: Pair, host_names: Sequence[str], now: float, life_s: float) -> Pair:
-    """Makes a server's certificate with a key of its own.
+    """Makes a server's certificate with a new key.
 
     Args:
         authority: Signs it.
@@ -281,16 +277,16 @@ class Bundle:
         """
         sources = {item.fingerprint: item for item in authorities if item.ends_at > now}
         fingerprints = {item.certificate.fingerprint for item in self.items}
-        kept = []
+        items = []
         for item in self.items:
             if item.certificate.fingerprint in sources:
-                kept.append(dataclasses.replace(item, gone_at=None))
+                items.append(dataclasses.replace(item, gone_at=None))
                 continue
             gone_at = now if item.gone_at is None else item.gone_at
             if item.certificate.ends_at > now and now - gone_at < 2 * overlap_s:
-                kept.append(dataclasses.replace(item, gone_at=gone_at))
-        kept += [Trusted(item, now) for fingerprint, item in sources.items() if fingerprint not in fingerprints]
-        return Bundle(tuple(sorted(kept, key=lambda item: (item.since, item.certificate.fingerprint))))
+                items.append(dataclasses.replace(item, gone_at=gone_at))
+        items += [Trusted(item, now) for fingerprint, item in sources.items() if fingerprint not in fingerprints]
+        return Bundle(tuple(sorted(items, key=lambda item: (item.since, item.certificate.fingerprint))))
 
     def joined(self, other: Bundle) -> Bundle:
         """Returns the authorities of both, each from its earlier time on."""
@@ -318,7 +314,7 @@ class Bundle:
         try:
             return cls(
                 tuple(
-                    Trusted(read(item["pem"])[0], float(item["since"]), _time(item.get("goneAt")))
+                    Trusted(read_certificates(item["pem"])[0], float(item["since"]), _time(item.get("goneAt")))
                     for item in json.loads(data.get(_STATE_KEY) or "[]")
                 )
             )
@@ -340,19 +336,6 @@ LEAF_LEFT_S = 30 * _DAY_S
 OVERLAP_S = _DAY_S
 #: The same if the certificate that is served was made in another way.
 OVERLAP_AFTER_OTHERS_S = 30 * _DAY_S
-
-
-# When the operator's own authority and certificate are renewed. Pure.
-#
-# The state is what the operator's Secret holds. Both replicas compute the next state from it, and only one of two
-# writes of the same version succeeds. A renewal takes three steps, each at least ``overlap_s`` after the one before:
-#
-# 1. A new authority is added. Everybody is told to trust it and the old one. The certificate stays.
-# 2. The certificate is signed by the new authority.
-# 3. The old authority is removed.
-#
-# A certificate that was made in another way has an authority whose key is not known. It is followed in the same steps,
-# after a longer overlap, because the pods that trust it may have a library which cannot be told of a new authority.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,10 +389,10 @@ class OwnCertificates:
             text = {name: base64.b64decode(value, validate=True).decode() for name, value in data.items()}
         except (binascii.Error, UnicodeDecodeError) as error:
             raise NotPem(f"the Secret's data: expected PEM in base64 ({error})") from error
-        missing = {"ca.crt", "ca.key", "tls.crt", "tls.key"} - text.keys()
-        if missing:
-            raise NotPem(f"the Secret's data: expected {', '.join(sorted(missing))} beside {sorted(text)}")
-        certificates, keys = read(text["ca.crt"]), read_keys(text["ca.key"])
+        missing_keys = {"ca.crt", "ca.key", "tls.crt", "tls.key"} - text.keys()
+        if missing_keys:
+            raise NotPem(f"the Secret's data: expected {', '.join(sorted(missing_keys))} beside {sorted(text)}")
+        certificates, keys = read_certificates(text["ca.crt"]), read_keys(text["ca.key"])
         if len(keys) > len(certificates):
             raise NotPem(
                 f"ca.key: found {len(keys)} keys, expected at most {len(certificates)}, one for each of ca.crt"
@@ -426,13 +409,24 @@ def adopted(leaf: Pair, bundle: str) -> OwnCertificates:
         leaf: The certificate that is served now.
         bundle: The authorities that pods trust now, as PEM.
     """
-    return OwnCertificates(tuple(Authority(item, None) for item in read(bundle)), leaf)
+    return OwnCertificates(tuple(Authority(item, None) for item in read_certificates(bundle)), leaf)
 
 
 def renewed(
     state: OwnCertificates, name: str, host_names: Sequence[str], now: float, overlap_s: float = OVERLAP_S
 ) -> OwnCertificates:
     """Returns the next state. It equals ``state`` if nothing is due.
+
+    Both replicas compute the next state from what the operator's Secret holds, and only one of two writes of the same
+    version succeeds. A renewal takes three steps, each at least ``overlap_s`` after the one before:
+
+    1. A new authority is added. Everybody trusts it and the old one from then on. The certificate stays.
+    2. The certificate is signed by the new authority.
+    3. The old authority is removed.
+
+    A certificate that was made in another way has an authority whose key is not known. It is followed in the same
+    steps, after a longer overlap, because the pods that trust it may have a library that cannot be notified of a new
+    authority.
 
     Args:
         state: What the Secret holds.
@@ -456,10 +450,10 @@ def renewed(
         signer = next(item for item in authorities if item.certificate == signers[-1])
         wait_s = OVERLAP_AFTER_OTHERS_S if signer.key is None else overlap_s
         may_sign = now - newest.certificate.made_at >= wait_s
-        old = leaf.certificate.ends_at - now < LEAF_LEFT_S
-        if signer is not newest and (may_sign or (old and signer.key is None)):
+        expires_soon = leaf.certificate.ends_at - now < LEAF_LEFT_S
+        if signer is not newest and (may_sign or (expires_soon and signer.key is None)):
             leaf = _issued(newest, host_names, now)
-        elif old:
+        elif expires_soon:
             leaf = _issued(signer, host_names, now)
         elif signer is newest and now - leaf.certificate.made_at >= overlap_s:
             authorities = [newest]

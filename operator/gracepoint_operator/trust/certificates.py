@@ -1,16 +1,16 @@
-"""What this replica serves, and which authorities it tells others to trust.
+"""What this replica serves, and which authorities it publishes to pods and webhooks.
 
 ``Certificates`` belongs to the controller's event loop. The channel's thread reads ``served``, which is replaced as a
-whole. It has a TLS context of its own (``follow``), because OpenSSL allows no change of a context that another thread
-uses. A renewed certificate is for new connections; open ones go on.
+whole. It has a separate TLS context (``follow``), because OpenSSL allows no change of a context that another thread
+uses. A renewed certificate is for new connections; open ones continue.
 
 A server keeps the context that it began with, and OpenSSL keeps one certificate for each type of key in a context. So
-each certificate gets a context of its own, to which the server's context hands every handshake (``load_pair``).
+each certificate gets a new context, to which the server's context hands every handshake (``load_pair``).
 
-A certificate that nobody trusts yet is not served at once: pods and the API server are first told of its authority.
-The replica keeps the old certificate in memory for that time, even if the files have only the new one. If others tell
-the API server (the chart, cert-manager), they tell it of the new authority alone, and the webhooks' port serves what
-the files have.
+A certificate that nobody trusts yet is not served at once: pods and the API server first learn to trust its authority.
+The replica keeps the old certificate in memory for that time, even if the files have only the new one. If others set
+the ``caBundle`` of the webhooks (the chart, cert-manager), they set the new authority alone, and the webhooks' port
+serves what the files have.
 """
 
 from __future__ import annotations
@@ -32,16 +32,25 @@ from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient, RetryPauses
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.trust import bundle as pem
-from gracepoint_operator.trust import bundle as rotation
-from gracepoint_operator.trust.bundle import OVERLAP_S, Bundle, Certificate, NotPem, OwnCertificates, Pair
+from gracepoint_operator.trust.bundle import (
+    OVERLAP_S,
+    Bundle,
+    Certificate,
+    NotPem,
+    OwnCertificates,
+    Pair,
+    adopted,
+    issuers,
+    read_certificates,
+    renewed,
+)
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
 #: A certificate that expires this soon is replaced at once.
 _LAST_MOMENT_S = 3600.0
-#: Beside ``ca.crt``: the authority that will sign the next certificate.
+#: In the folder of ``ca.crt``: the authority that will sign the next certificate.
 _NEXT_AUTHORITY = "next-ca.crt"
 
 
@@ -58,29 +67,29 @@ def load_pair(context: ssl.SSLContext, pair: Pair) -> None:
     Raises:
         ssl.SSLError: The certificate and its key are damaged, or do not fit. The one before is still served.
     """
-    fresh = new_context()
+    new_server_context = new_context()
 
     def hand_over(connection: ssl.SSLObject, server_name: str | None, before: ssl.SSLContext) -> None:
-        connection.context = fresh
+        connection.context = new_server_context
 
     # The ssl module reads only files, and the container has no file system to write to. This one is in memory.
     file = os.memfd_create("certificate")
     try:
         os.write(file, f"{pair.chain}\n{pair.key}".encode())
-        fresh.load_cert_chain(f"/proc/self/fd/{file}")
+        new_server_context.load_cert_chain(f"/proc/self/fd/{file}")
     finally:
         os.close(file)
     context.sni_callback = hand_over
 
 
 class Certificates:
-    """What this replica serves, and which authorities it tells others to trust.
+    """What this replica serves, and which authorities it publishes to pods and webhooks.
 
     Args:
         directory: Has ``tls.crt``, ``tls.key``, ``ca.crt`` and perhaps ``next-ca.crt``.
         required: False if the operator makes its certificate, so that the files may be missing.
         overlap_s: How long an authority is known before a certificate of it alone is served, in seconds.
-        webhooks_follow: True if the webhooks' port serves what a source has at once, as others tell the API server.
+        webhooks_follow: True if the webhooks' port serves what a source has at once, as others set their ``caBundle``.
         clock: Seconds since the epoch.
 
     Attributes:
@@ -113,7 +122,7 @@ class Certificates:
         self._webhooks_follow = webhooks_follow
         self._clock = clock
         self._state: tuple[tuple[int, int], ...] = ()
-        self._authorities_found: list[Certificate] = []
+        self._source_authorities: list[Certificate] = []
         self._next: Pair | None = None
         self._metrics: Metrics | None = None
         self._reads_files = required
@@ -144,14 +153,14 @@ class Certificates:
             NotPem: ``ca.crt`` holds no certificate.
         """
         paths = [self.directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
-        following = self.directory / _NEXT_AUTHORITY
-        stats = [path.stat() for path in (*paths, following) if path != following or path.exists()]
+        next_authority = self.directory / _NEXT_AUTHORITY
+        stats = [path.stat() for path in (*paths, next_authority) if path != next_authority or path.exists()]
         state = tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)
         if state == self._state:
             return False
         authorities = [
-            *pem.read(paths[2].read_text()),
-            *(pem.read(following.read_text()) if following.exists() else []),
+            *read_certificates(paths[2].read_text()),
+            *(read_certificates(next_authority.read_text()) if next_authority.exists() else []),
         ]
         self.offer(Pair(paths[0].read_text(), paths[1].read_text()), authorities)
         self._state = state
@@ -168,24 +177,24 @@ class Certificates:
             ssl.SSLError: The certificate and its key do not fit. Nothing changes.
         """
         load_pair(self.context if self._webhooks_follow else new_context(), pair)  # raises if they do not fit
-        self._authorities_found = list(authorities)
+        self._source_authorities = list(authorities)
         self._next = None if pair == self.served else pair
         self.advance()
 
     def trust(self, earlier: Bundle) -> None:
         """Adds what the replicas have trusted before."""
-        # In one step, so that an authority which is due to be dropped is not told again.
-        self._set_bundle(self.bundle.joined(earlier).updated(self._authorities_found, self._clock(), self.overlap_s))
+        # In one step, so that an authority that is due to be dropped is not sent again.
+        self._set_bundle(self.bundle.joined(earlier).updated(self._source_authorities, self._clock(), self.overlap_s))
 
     def advance(self) -> None:
         """Does what is due by the time alone: serves a certificate that had to wait, drops an authority."""
         now = self._clock()
-        self._set_bundle(self.bundle.updated(self._authorities_found, now, self.overlap_s))
+        self._set_bundle(self.bundle.updated(self._source_authorities, now, self.overlap_s))
         if self._next is not None and (self.served is None or self._may_serve(self.served, self._next, now)):
             if not self._webhooks_follow:
                 load_pair(self.context, self._next)
             self.served, self._next = self._next, None
-            log.info("certificate served", extra=about(expires_in_s=round(self.served.certificate.ends_at - now)))
+            logger.info("certificate served", extra=about(expires_in_s=round(self.served.certificate.ends_at - now)))
             self._changed()
 
     async def watch(self) -> None:
@@ -201,12 +210,12 @@ class Certificates:
                     self.load()
                 self.advance()
             except (OSError, ssl.SSLError, NotPem) as error:
-                log.error("certificate not loaded, keeping the old one", extra=about(error=str(error)))
+                logger.error("certificate not loaded, keeping the old one", extra=about(error=str(error)))
 
     def _may_serve(self, old: Pair, new: Pair, now: float) -> bool:
         trusted = [item.certificate for item in self.bundle.items]
-        signers = pem.issuers(new.chain, trusted)
-        if {item.fingerprint for item in signers} & {item.fingerprint for item in pem.issuers(old.chain, trusted)}:
+        signers = issuers(new.chain, trusted)
+        if {item.fingerprint for item in signers} & {item.fingerprint for item in issuers(old.chain, trusted)}:
             return True
         since = self.bundle.since(signers)
         overlap_is_over = since is not None and now - since >= self.overlap_s
@@ -216,7 +225,7 @@ class Certificates:
         if bundle != self.bundle:
             before, self.bundle = self.bundle, bundle
             if bundle.pem != before.pem:
-                log.info("trusted authorities", extra=about(number=len(bundle.items), digest=bundle.digest))
+                logger.info("trusted authorities", extra=about(number=len(bundle.items), digest=bundle.digest))
             self._changed()
 
     def _changed(self) -> None:
@@ -228,20 +237,20 @@ class Certificates:
             return
         expiry = self._metrics.certificate_expiry
         expiry.labels(certificate="server").set(self.served.certificate.ends_at)
-        signers = pem.issuers(self.served.chain, (item.certificate for item in self.bundle.items))
+        signers = issuers(self.served.chain, (item.certificate for item in self.bundle.items))
         # Clients accept any of the authorities, so the last one counts.
         expiry.labels(certificate="authority").set(max((item.ends_at for item in signers), default=0.0))
 
 
 async def follow(certificates: Certificates, context: ssl.SSLContext) -> None:
     """Keeps the context of another thread up to date until cancelled. Runs on that thread's event loop."""
-    loaded: Pair | None = None
+    loaded_pair: Pair | None = None
     while True:
-        served = certificates.served
-        if served is not None and served is not loaded:
-            load_pair(context, served)
-            loaded = served
-        await asyncio.sleep(POLL_S if loaded is not None else 0.05)
+        pair = certificates.served
+        if pair is not None and pair is not loaded_pair:
+            load_pair(context, pair)
+            loaded_pair = pair
+        await asyncio.sleep(POLL_S if loaded_pair is not None else 0.05)
 
 
 _EVERY_S = 60.0
@@ -291,7 +300,7 @@ class TrustKeeper:
         places: Where they are kept.
         metrics: Counts failures.
         clock: Seconds since the epoch.
-        look_s: Pause in seconds between two looks at what the webhooks are told.
+        look_s: Pause in seconds between two looks at the webhooks.
     """
 
     def __init__(
@@ -332,7 +341,7 @@ class TrustKeeper:
             self._wake.clear()  # before the run, so that a change during it causes another one
             if await self.once():
                 backoff.reset()
-                await self._stay_told()
+                await self._watch_webhooks()
             else:
                 await self._woken(backoff.next_s())
 
@@ -345,7 +354,7 @@ class TrustKeeper:
             *self._webhook_steps,
         )
 
-    async def _stay_told(self) -> None:
+    async def _watch_webhooks(self) -> None:
         """Waits until everything is due again, and puts back meanwhile what others take away from the webhooks."""
         for _ in range(round(_EVERY_S / self._look_s)):
             if await self._woken(self._look_s) or not await self._do(*self._webhook_steps):
@@ -371,44 +380,46 @@ class TrustKeeper:
                 succeeded, failure = False, f"{label}: {error}"
                 self._metrics.trust_failures.labels(what=label).inc()
                 if failure != self._last_failure:
-                    log.error("certificate or trust not kept, trying again", extra=about(what=label, error=str(error)))
+                    logger.error(
+                        "certificate or trust not kept, trying again", extra=about(what=label, error=str(error))
+                    )
         self._last_failure = failure
         return succeeded
 
     async def _own_certificate(self) -> None:
         places, certificates = self._places, self._certificates
         body = await self._api.get(objects.SECRETS, places.namespace, places.secret)
-        stored = OwnCertificates.of(body.get("data") or {})
-        state = stored
+        stored_state = OwnCertificates.of(body.get("data") or {})
+        state = stored_state
         if state.leaf is None and certificates.served is not None:
             # The certificate is from a release whose chart made it.
-            state = rotation.adopted(certificates.served, certificates.ca)
-        state = rotation.renewed(
+            state = adopted(certificates.served, certificates.ca)
+        state = renewed(
             state,
             places.secret,
             [places.host, f"{places.host}.cluster.local"],
             self._clock(),
             certificates.overlap_s,
         )
-        if state != stored:
+        if state != stored_state:
             await self._api.merge(objects.SECRETS, places.namespace, places.secret, _changed(body, data=state.data()))
-            log.info("certificate made", extra=about(secret=places.secret, authorities=len(state.authorities)))
+            logger.info("certificate made", extra=about(secret=places.secret, authorities=len(state.authorities)))
         assert state.leaf is not None
-        certificates.offer(state.leaf, pem.read(state.bundle))
+        certificates.offer(state.leaf, read_certificates(state.bundle))
 
     async def _bundle(self) -> None:
         places = self._places
         body = await self._api.get(objects.CONFIG_MAPS, places.namespace, places.config_map)
-        stored: Bundle
+        stored_bundle: Bundle
         try:
-            stored = Bundle.of(body.get("data") or {})
+            stored_bundle = Bundle.of(body.get("data") or {})
         except NotPem as error:
-            log.error("trusted authorities cannot be read, and are written anew", extra=about(error=str(error)))
-            stored = Bundle()
-        self._certificates.trust(stored)
+            logger.error("trusted authorities cannot be read, and are written again", extra=about(error=str(error)))
+            stored_bundle = Bundle()
+        self._certificates.trust(stored_bundle)
         self._certificates.advance()
         bundle = self._certificates.bundle
-        if bundle.items and bundle != stored:
+        if bundle.items and bundle != stored_bundle:
             await self._api.merge(
                 objects.CONFIG_MAPS, places.namespace, places.config_map, _changed(body, data=bundle.data())
             )
@@ -423,7 +434,7 @@ class TrustKeeper:
             webhook["clientConfig"]["caBundle"] = ca_bundle
         if webhooks != body.get("webhooks"):
             await self._api.merge(kind, None, name, _changed(body, webhooks=webhooks))
-            log.info("webhooks told which authorities to trust", extra=about(configuration=name))
+            logger.info("caBundle of the webhooks updated", extra=about(configuration=name))
 
 
 def _changed(body: client.JsonObject, **parts: object) -> client.JsonObject:

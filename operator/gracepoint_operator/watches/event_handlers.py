@@ -128,21 +128,11 @@ def _watch(registry: kopf.OperatorRegistry, kind: objects.Kind, controller: Cont
         controller.feed(kind, event["type"], dict(event["object"]))
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: How long a document may be late, in seconds. One or two are usual.
 _LATE_AT_MOST_S = 60.0
 _CRD_TIMEOUT_S = 5.0
-
-
-# Lets kopf find a kind whose CRD was installed meanwhile, although the API server's discovery is late.
-#
-# At each event of a CRD, kopf reads the discovery documents of the CRD's group and watches the kinds that they show.
-# The API server renews these documents some time after the last event. If kopf reads an older document, it does not
-# look again. So a document that lacks a watched kind counts as a failed request if the CRD of that kind is established:
-# kopf makes the request again. After a minute the document is taken as it is.
-#
-# Runs on the event loop of one thread that watches.
 
 
 class _DiscoveryIsLate(aiohttp.ClientConnectionError):
@@ -150,7 +140,14 @@ class _DiscoveryIsLate(aiohttp.ClientConnectionError):
 
 
 class FreshDiscovery:
-    """A middleware of kopf's session.
+    """Lets kopf find a kind whose CRD was installed meanwhile, although the API server's discovery is late.
+
+    At each event of a CRD, kopf reads the discovery documents of the CRD's group and watches the kinds that they show.
+    The API server renews these documents some time after the last event. If kopf reads an older document, it does not
+    look again. So a document that lacks a watched kind counts as a failed request if the CRD of that kind is
+    established: kopf makes the request again. After a minute the document is taken as it is.
+
+    A middleware of kopf's session. It runs on the event loop of one thread that watches.
 
     Args:
         watched: The kinds that are watched with the session.
@@ -178,7 +175,7 @@ class FreshDiscovery:
             late_s = self._clock() - self._late_since.setdefault((kind, path), self._clock())
             if late_s < _LATE_AT_MOST_S:
                 raise _DiscoveryIsLate(f"{path} lacks {kind.plural}, although its CRD is established")
-            log.error(
+            logger.error(
                 "discovery lacks a kind, which is not watched until its CRD changes",
                 extra=about(kind=kind.title, path=path, late_s=round(late_s, 1)),
             )
@@ -225,8 +222,8 @@ def _serves(definition: dict[str, Any], version: str | None) -> bool:
     if "deletionTimestamp" in definition["metadata"]:
         return False
     conditions = (definition.get("status") or {}).get("conditions") or ()
-    served = {each["name"] for each in definition["spec"]["versions"] if each["served"]}
-    return bool(served if version is None else version in served) and any(
+    versions = {entry["name"] for entry in definition["spec"]["versions"] if entry["served"]}
+    return bool(versions if version is None else version in versions) and any(
         condition["type"] == "Established" and condition["status"] == "True" for condition in conditions
     )
 
@@ -235,19 +232,16 @@ def _serves(definition: dict[str, Any], version: str | None) -> bool:
 _NOTHING = "metadata.name=-"
 
 
-# Lets kopf begin its watches without a list of all objects.
-#
-# kopf lists a kind only to learn the resourceVersion after which its watch begins, and keeps some kilobytes for each
-# object that it was shown. The controller lists the objects itself (``cache.relister``): page by page, after the watch
-# has its version. So kopf's own lists ask for a name that no object has. They are empty, and have a version all the
-# same.
-#
-# If only some namespaces are watched, kopf itself learns from the list of namespaces which of them exist. So that list
-# is left as it is.
-
-
 class EmptyLists:
-    """A middleware of kopf's session.
+    """Lets kopf begin its watches without a list of all objects. A middleware of kopf's session.
+
+    kopf lists a kind only to learn the resourceVersion after which its watch begins, and keeps some kilobytes for each
+    object that it was shown. The controller lists the objects itself (``cache.relister``): page by page, after the
+    watch has its version. So the lists of kopf ask for a name that no object has. They are empty, and still have a
+    version.
+
+    If only some namespaces are watched, kopf itself learns from the list of namespaces which of them exist. So that
+    list is left as it is.
 
     Args:
         watched: The kinds that are watched with the session.

@@ -1,7 +1,11 @@
-"""One run of kopf on an event loop of its own, from start to end.
+"""The threads that watch the cluster with kopf.
 
-The calling thread runs the loop. The loop owns kopf's tasks and sessions, and they end with it. The run ends when kopf
-fails, or when the caller sets ``ends``.
+One thread watches most of the required kinds. Each optional kind has a separate thread, because kopf ends all its
+watches when one of them meets an error that kopf does not retry. So has each kind that is a subset of a resource
+(``Kind.subset``). ``Watches.start`` starts them from the main thread. Each runs kopf on its own event loop, which owns
+the tasks and sessions of that run; they end with it. Whatever ends kopf, the thread runs it again after a pause. Only
+``Watches.close`` ends a thread. While the API server cannot be reached, or answers with an error, kopf retries each
+request without end. ``WatchState`` holds the state of each watch.
 """
 
 from __future__ import annotations
@@ -35,13 +39,13 @@ from gracepoint_operator.watches.event_handlers import (
     watch_all,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds for kopf to end by itself. Then its tasks are cancelled, at most this often, with a wait after each time.
 _KOPF_ENDS_S = 1.0
 _CANCELLATIONS = 4
 _CANCELLED_S = 0.5
-#: Seconds in which the loop closes connections after it was told to.
+#: Seconds in which the loop closes connections once it was asked to.
 _CONNECTIONS_CLOSE_S = 0.1
 
 
@@ -69,7 +73,7 @@ def run_kopf(
     Args:
         registry: The handlers. Handlers for login and cleanup are added.
         api: Its credentials are used.
-        trace: Is told of kopf's requests.
+        trace: Follows kopf's requests.
         logins: The pauses between two logins.
         ends: Set by another thread to end the run.
         replica: This replica's name.
@@ -77,7 +81,7 @@ def run_kopf(
         namespaces: The namespaces that are watched. Empty: all.
         backoffs: The pauses in seconds between the attempts of one request.
     """
-    over = asyncio.Event()
+    kopf_ends = asyncio.Event()
     sessions: list[aiohttp.ClientSession] = []
 
     @kopf.on.login(registry=registry)
@@ -91,7 +95,7 @@ def run_kopf(
     @kopf.on.cleanup(registry=registry)
     async def release(**_: Any) -> None:
         ends.set()  # kopf waits for the flag in a thread
-        over.set()
+        kopf_ends.set()
 
     watching = kopf.operator(
         registry=registry,
@@ -102,7 +106,7 @@ def run_kopf(
         identity=cast(Any, replica),  # a NewType of str that kopf does not export
         stop_flag=ends,
     )
-    return _run_on_a_loop(watching, over, sessions)
+    return _run_on_a_loop(watching, kopf_ends, sessions)
 
 
 def _session(
@@ -129,38 +133,38 @@ def _session(
 
 
 def _run_on_a_loop(
-    watching: Coroutine[Any, Any, None], over: asyncio.Event, sessions: list[aiohttp.ClientSession]
+    watching: Coroutine[Any, Any, None], kopf_ends: asyncio.Event, sessions: list[aiohttp.ClientSession]
 ) -> str:
-    """Runs kopf on a loop of its own. Returns why it ended.
+    """Runs kopf on a new loop. Returns why it ended.
 
-    kopf begins to end when ``over`` is set. If one of its watches has failed, kopf may then wait forever for the
+    kopf begins to end when ``kopf_ends`` is set. If one of its watches has failed, kopf may then wait forever for the
     others: they ignore the first cancellation and wait for credentials that nobody fetches any more. So tasks that have
-    not ended in time are cancelled again, and given up in the end. Then ``sessions`` are closed.
+    not ended in time are cancelled again, and abandoned in the end. Then ``sessions`` are closed.
     """
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(_log_error)
 
     async def run() -> str:
         task = asyncio.create_task(watching)
-        begins_to_end = asyncio.create_task(over.wait())
+        begins_to_end = asyncio.create_task(kopf_ends.wait())
         await asyncio.wait({task, begins_to_end}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({task}, timeout=_KOPF_ENDS_S)
         for _ in range(_CANCELLATIONS):
-            others = asyncio.all_tasks() - {asyncio.current_task(), task}
-            if task.done() and not others:
+            other_tasks = asyncio.all_tasks() - {asyncio.current_task(), task}
+            if task.done() and not other_tasks:
                 break
-            for other in others if task.done() else {task, *others}:
-                other.cancel()
-            await asyncio.wait({task, *others}, timeout=_CANCELLED_S)
+            for other_task in other_tasks if task.done() else {task, *other_tasks}:
+                other_task.cancel()
+            await asyncio.wait({task, *other_tasks}, timeout=_CANCELLED_S)
         for session in sessions:
             if session.connector is not None:  # not closed by kopf
                 await session.connector.close(abort_ssl=True)  # an API server that hangs does not answer a goodbye
             await session.close()
         await asyncio.sleep(_CONNECTIONS_CLOSE_S)
         if not task.done():
-            return "kopf did not end, and was given up"
+            return "kopf did not end in time"
         if task.cancelled() or task.exception() is None:
-            return "told to begin anew"
+            return "asked to start again"
         return repr(task.exception())  # an error that kopf does not retry
 
     try:
@@ -177,20 +181,17 @@ def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None
     the meantime: ``SystemError: AST constructor recursion depth mismatch``.
     """
     error = context.get("exception") or context["message"]
-    log.warning("a task of kopf failed", extra=about(error=repr(error)))
-
-
-# Reports the requests of a kopf session to ``WatchState``. Runs on the event loop of the thread that watches.
+    logger.warning("a task of kopf failed", extra=about(error=repr(error)))
 
 
 def request_trace(
     thread: str, watches: WatchState, watched: Collection[Kind] = SELECTORS.keys()
 ) -> aiohttp.TraceConfig:
-    """Traces the requests of one thread.
+    """Reports the requests of one thread to ``WatchState``. It runs on that thread's event loop.
 
     Args:
         thread: The name of the thread.
-        watches: Is told of each request and its outcome.
+        watches: Notes each request and its outcome.
         watched: The kinds that the thread watches.
     """
 
@@ -227,18 +228,8 @@ def _run_backoff() -> RetryPauses:
     return RetryPauses(0.5, 30.0, forgets_after_s=60.0)
 
 
-# The threads that watch the cluster.
-#
-# One thread watches most of the required kinds. Each optional kind has a thread of its own, because kopf ends all its
-# watches when one of them meets an error that kopf does not retry. So has each kind that is a subset of a resource
-# (``Kind.subset``). ``Watches.start`` starts them from the main thread. Each runs kopf on an event loop of its own.
-# Whatever ends kopf, the thread runs it again after a pause. Only ``Watches.close`` ends a thread. While the API server
-# cannot be reached, or answers with an error, kopf retries each request without end. ``WatchState`` holds the state of
-# each watch.
-
-
 class Watches:
-    """All watches. Each group of kinds has a thread of its own.
+    """All watches. Each group of kinds has its own thread.
 
     Args:
         controller: Gets every object.
@@ -258,13 +249,13 @@ class Watches:
         backoffs: Iterable[float] = REQUEST_BACKOFFS,
     ) -> None:
         # kopf has one label selector for each resource, so kinds at the same place cannot share a run.
-        apart = {kind for kind in controller.watched if kind in OPTIONAL or kind.subset}
-        groups = {"required": controller.watched - apart} | {kind.title: {kind} for kind in apart}
+        separate_kinds = {kind for kind in controller.watched if kind in OPTIONAL or kind.subset}
+        groups = {"required": controller.watched - separate_kinds} | {kind.title: {kind} for kind in separate_kinds}
         self._threads = [
             _WatchThread(controller, api, metrics, name, watched, replica=replica, backoffs=backoffs)
             for name, watched in sorted(groups.items())
         ]
-        controller.watches.on_rewind = self.begin_anew
+        controller.watches.on_rewind = self.start_again
         controller.watches.expect(controller.watched)
 
     def start(self) -> None:
@@ -272,10 +263,10 @@ class Watches:
         for thread in self._threads:
             thread.start()
 
-    def begin_anew(self) -> None:
+    def start_again(self) -> None:
         """Lists and watches everything again. Callable from any thread. Returns at once."""
         for thread in self._threads:
-            thread.begin_anew()
+            thread.start_again()
 
     def close(self, timeout_s: float) -> None:
         """Ends all watches. Waits for at most ``timeout_s`` seconds for all of them together."""
@@ -287,11 +278,11 @@ class Watches:
                 continue  # never started
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
-                log.error("watches did not end", extra=about(thread=thread.name, waited_s=timeout_s))
+                logger.error("watches did not end", extra=about(thread=thread.name, waited_s=timeout_s))
 
 
 class _WatchThread(threading.Thread):
-    """Runs kopf for some kinds, again and again. Other threads call ``stop`` and ``begin_anew``.
+    """Runs kopf for some kinds, again and again. Other threads call ``stop`` and ``start_again``.
 
     Args:
         controller: Gets every object.
@@ -329,7 +320,7 @@ class _WatchThread(threading.Thread):
         self._stopped.set()
         self._run_ends.set()
 
-    def begin_anew(self) -> None:
+    def start_again(self) -> None:
         self._run_ends.set()
 
     def run(self) -> None:
@@ -344,8 +335,8 @@ class _WatchThread(threading.Thread):
                 break
             pause_s = pauses.next_s()
             self._metrics.watch_restarts.labels(thread=self.name).inc()
-            log.error(
-                "watches ended, and begin anew", extra=about(thread=self.name, error=error, in_s=round(pause_s, 1))
+            logger.error(
+                "watches ended, and start again", extra=about(thread=self.name, error=error, in_s=round(pause_s, 1))
             )
             self._controller.watches.asked(self.name)
             self._stopped.wait(pause_s)

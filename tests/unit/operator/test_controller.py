@@ -209,7 +209,7 @@ async def test_a_returning_process_is_told_only_of_the_newest_retractions(api: M
         told = [frame.preemption for frame in await frames(returned) if isinstance(frame, Retraction)]
         assert told == [f"train-{JOBSET_UID[:8]}-{number}" for number in range(33, 41)]
         for preemption in replica.core.cache.preemptions.of_workload(JOBSET_UID):
-            replica.core.notifier.tell(preemption)  # as a listing of all of them brings about
+            replica.core.notifier.notify(preemption)  # as a listing of all of them brings about
         assert await frames(returned) == []
 
 

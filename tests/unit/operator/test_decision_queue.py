@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gracepoint_operator.decision_queue import DecisionQueue
+from gracepoint_operator.controller import DecisionQueue
 from tests.unit.operator.fakes.objects import NOW, Clock
 
 _WAIT_S = 10.0

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gracepoint_operator import decision_queue
-from gracepoint_operator.decision_queue import LOOK_S, PORTION, PUT_OFF_S, WHOLE_S
+from gracepoint_operator import event_loop
+from gracepoint_operator.event_loop import LOOK_S, PORTION, PUT_OFF_S, WHOLE_S
 
 
 def _collected(
@@ -36,7 +36,7 @@ def _collected(
 
     async def run() -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await decision_queue.collect_in_portions(
+            await event_loop.collect_in_portions(
                 lambda: quiet(now), sleep=sleep, new=lambda: int((now - since_s) * new_a_second), collect=collect
             )
 
@@ -55,7 +55,7 @@ def test_it_collects_as_soon_as_there_is_a_portion_of_new_objects() -> None:
 @pytest.fixture
 def looks_a_day(monkeypatch: pytest.MonkeyPatch) -> int:
     """It looks only once a minute. Returns how many looks a day has."""
-    monkeypatch.setattr(decision_queue, "LOOK_S", 60.0)
+    monkeypatch.setattr(event_loop, "LOOK_S", 60.0)
     return round(WHOLE_S / 60.0)
 
 
@@ -74,15 +74,15 @@ def test_a_collection_does_not_look_at_what_was_known_before() -> None:
     """In a process of its own: the settings are those of the process."""
     program = """
         import gc, time
-        from gracepoint_operator import decision_queue
-        decision_queue.restrain()
+        from gracepoint_operator import event_loop
+        event_loop.restrain()
         known = [[index] for index in range(2_000_000)]
         began_s = time.thread_time()
-        decision_queue._collect(True)
+        event_loop._collect(True)
         whole_s = time.thread_time() - began_s
         new = [[index] for index in range(1_000)]
         began_s = time.thread_time()
-        decision_queue._collect(False)
+        event_loop._collect(False)
         assert time.thread_time() - began_s < whole_s / 20, (time.thread_time() - began_s, whole_s)
         assert gc.get_freeze_count() > 2_000_000
     """
@@ -93,15 +93,15 @@ def test_a_collection_does_not_look_at_what_was_known_before() -> None:
 def test_garbage_in_cycles_is_found_though_it_was_spared_once() -> None:
     program = """
         import gc, weakref
-        from gracepoint_operator import decision_queue
+        from gracepoint_operator import event_loop
         class Cycle: pass
-        decision_queue.restrain()
+        event_loop.restrain()
         one = Cycle(); one.itself = one; gone = weakref.ref(one)
-        decision_queue._collect(False)
+        event_loop._collect(False)
         del one
-        decision_queue._collect(False)
+        event_loop._collect(False)
         assert gone() is not None
-        decision_queue._collect(True)
+        event_loop._collect(True)
         assert gone() is None
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
@@ -125,7 +125,7 @@ def test_the_portion_is_counted_by_pythons_own_collections() -> None:
 
     async def run() -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await decision_queue.collect_in_portions(lambda: True, sleep=sleep, collect=collect)
+            await event_loop.collect_in_portions(lambda: True, sleep=sleep, collect=collect)
 
     gc.collect()
     gc.disable()

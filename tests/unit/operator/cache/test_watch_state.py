@@ -71,7 +71,7 @@ def test_a_kind_that_every_cluster_needs_is_missed_once_and_greeted(
     watches.answered(objects.NODE_CLAIMS, listed=True)
     assert caplog.messages == [
         "the cluster lacks a kind, which is watched once it is installed",
-        "a kind is there now, and watched",
+        "a kind is installed now, and watched",
     ]
 
 

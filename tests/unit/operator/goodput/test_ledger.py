@@ -70,7 +70,7 @@ FIRST = (
 def ledger_of(*changes: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
     ledger = NEW
     for change in changes:
-        ledger = ledger.took(change)
+        ledger = ledger.with_observation(change)
     return ledger
 
 
@@ -135,7 +135,7 @@ def test_a_life_that_told_of_no_step_had_the_next_ones_pace() -> None:
     told = dataclasses.replace(says("b", 70_000, first_step=200, attempt=1), created_ms=60_000)
     ledger = ledger_of(*killed, pods(1, 60_000), told)
     assert (ledger.all_losses, Category.RECOMPUTATION in ledger.spent(78_000)) == (0, False), "no pace is known"
-    ledger = ledger.heard(dataclasses.replace(told, marks=(StepMark(210, 1000),)))
+    ledger = ledger.with_process_times(dataclasses.replace(told, marks=(StepMark(210, 1000),)))
     assert (ledger.all_losses, ledger.spent(78_000)[Category.RECOMPUTATION]) == (1, 30_000 - 20_000)
 
 
@@ -155,7 +155,7 @@ def test_a_life_that_stalls_until_it_ends_trained_until_its_last_step(told: int)
     halts = [dataclasses.replace(HALT, stalled_ms=36_000 + later) for later in range(told)]
     ledger = ledger_of(*KILLED[:2], *halts)
     assert ledger.state() is Category.TRAINING, "it may go on"
-    ended = ledger.saw(KILLED[2]).spent(61_000)
+    ended = ledger.with_pods(KILLED[2]).spent(61_000)
     assert (ended[Category.TRAINING], ended[Category.LEAVING]) == (15_000, 25_000)
 
 
@@ -169,7 +169,7 @@ def test_a_stall_that_is_told_again_after_it_is_over_changes_nothing() -> None:
     """Each replica takes what it was told, whenever it can write it."""
     told = dataclasses.replace(KILLED[1], marks=(*KILLED[1].marks, StepMark(151, 30_000)))
     ledger = ledger_of(*KILLED[:2], HALT, told)
-    assert ledger.halted(HALT) == ledger
+    assert ledger.with_stall(HALT) == ledger
 
 
 def test_a_step_before_a_stall_that_comes_late_does_not_end_it() -> None:
@@ -190,7 +190,7 @@ def test_a_stall_that_ends_with_a_preemption_counts_until_the_save() -> None:
 )
 def test_a_stall_of_another_life_changes_nothing(stall_times: StallTimes) -> None:
     ledger = ledger_of(*KILLED[:2])
-    assert ledger.halted(stall_times) == ledger
+    assert ledger.with_stall(stall_times) == ledger
 
 
 @pytest.mark.parametrize(
@@ -280,10 +280,10 @@ def test_containers_about_which_nobody_tells_are_unknown_time() -> None:
 
 
 def test_nothing_counts_after_the_workload_has_finished() -> None:
-    ledger = ledger_of(*FIRST).ended(39_000)
+    ledger = ledger_of(*FIRST).with_end(39_000)
     assert total_ms(ledger.spent(10**9)) == 38_000
     assert ledger.state() is None
-    assert ledger.saw(pods(1, 100_000)) == ledger
+    assert ledger.with_pods(pods(1, 100_000)) == ledger
 
 
 def test_a_pod_made_anew_while_training_delays_no_start() -> None:
@@ -293,7 +293,7 @@ def test_a_pod_made_anew_while_training_delays_no_start() -> None:
 
 def test_a_process_of_an_attempt_that_was_not_seen_changes_nothing() -> None:
     ledger = ledger_of(*FIRST[:1], dataclasses.replace(FIRST[1], left_ms=None))
-    assert ledger.heard(says("b", 60_000, attempt=1)) == ledger
+    assert ledger.with_process_times(says("b", 60_000, attempt=1)) == ledger
 
 
 def test_processes_know_better_than_kubelets_when_they_were_started() -> None:
@@ -354,4 +354,4 @@ def test_a_process_of_a_settled_life_says_nothing_of_the_current(session: str) -
     seen, told = second(150)
     ledger = ledger_of(seen, dataclasses.replace(told, session=session)) if session else ledger_of(seen)
     late = dataclasses.replace(FIRST[1], attempt=1, created_ms=40_000, attached_ms=45_000, of_former=True)
-    assert ledger.heard(late) == ledger
+    assert ledger.with_process_times(late) == ledger

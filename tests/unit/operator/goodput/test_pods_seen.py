@@ -8,7 +8,7 @@ import pytest
 
 from gracepoint_operator.goodput.accounts import GoodputLedger
 from gracepoint_operator.goodput.life import Life, PodsObservation
-from gracepoint_operator.goodput.pods_seen import Known, look
+from gracepoint_operator.goodput.pods_seen import LastLook, look
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
@@ -37,12 +37,12 @@ def life(attempt: int = 0, created_ms: int = CREATED_MS) -> Life:
     return Life(began_ms=0, attempt=attempt, created_ms=created_ms, bound_ms=created_ms, started_ms=created_ms + 10_000)
 
 
-def seen(scene: Scene, known_life: Life | None = None, known: Known | None = None) -> tuple[PodsObservation, ...]:
+def seen(scene: Scene, known_life: Life | None = None, known: LastLook | None = None) -> tuple[PodsObservation, ...]:
     return look(scene.cache.gang(JOBSET_UID), known_life, known, round(scene.clock() * 1000)).observations
 
 
-def known_pods(attempt: int = 0) -> Known:
-    return Known(attempt, CREATED_MS, frozenset({f"uid-pod-{index}-{attempt}" for index in range(2)}))
+def known_pods(attempt: int = 0) -> LastLook:
+    return LastLook(attempt, CREATED_MS, frozenset({f"uid-pod-{index}-{attempt}" for index in range(2)}))
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_an_end_counts_from_when_the_containers_were_first_seen_to_end(scene: Sc
     first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS + 500)
     assert [seen.gone_ms for seen in first.observations] == [None]
     scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW))
-    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 1900).observations
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.last_look, NOW_MS + 1900).observations
     assert (found.broke_ms, found.gone_ms) == (NOW_MS + 210, NOW_MS + 210)
 
 
@@ -117,11 +117,11 @@ def test_a_process_on_a_deleted_node_has_ended(scene: Scene) -> None:
     """Its pod stays until the control plane cleans up, and the other process hangs for a while."""
     first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
     scene.gone(objects.node("node-1"))
-    after = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 100)
+    after = look(scene.cache.gang(JOBSET_UID), life(), first.last_look, NOW_MS + 100)
     (found,) = after.observations
     assert (found.broke_ms, found.gone_ms) == (NOW_MS + 100, None)
     scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW + 20))
-    (found,) = look(scene.cache.gang(JOBSET_UID), life(), after.known, NOW_MS + 25_000).observations
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), after.last_look, NOW_MS + 25_000).observations
     assert found.gone_ms == NOW_MS + 20_500
 
 
@@ -136,7 +136,7 @@ def test_a_node_that_stays_unseen_was_lost_before_the_replica_began(scene: Scene
     first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
     assert first.again_ms is not None
     assert NOW_MS < first.again_ms < NOW_MS + 60_000
-    second = look(scene.cache.gang(JOBSET_UID), life(), first.known, first.again_ms)
+    second = look(scene.cache.gang(JOBSET_UID), life(), first.last_look, first.again_ms)
     (found,) = second.observations
     assert (found.broke_ms, found.gone_ms, second.again_ms) == (NOW_MS, None, None)
 
@@ -145,7 +145,7 @@ def test_nodes_are_not_lost_if_the_replica_sees_none(scene: Scene) -> None:
     for index in range(2):
         scene.gone(objects.node(f"node-{index + 1}"))
     first = look(scene.cache.gang(JOBSET_UID), life(), known_pods(), NOW_MS)
-    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 60_000).observations
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.last_look, NOW_MS + 60_000).observations
     assert (found.broke_ms, found.gone_ms) == (None, None)
 
 
@@ -187,7 +187,7 @@ def test_a_life_nobody_saw_end_is_no_part_of_the_next(scene: Scene, failed: list
     waiting = dataclasses.replace(life(), bound_ms=None, started_ms=None)
     ledger = GoodputLedger(since_ms=0, lives=(waiting,))
     for observation in seen(scene, waiting):
-        ledger = ledger.saw(observation)
+        ledger = ledger.with_pods(observation)
     assert ledger.disruptions + 1 == lives
     assert ledger.current is not None
     assert ledger.current.created_ms == (NOW_MS - 9_500 if lives == 2 else CREATED_MS)
@@ -208,8 +208,8 @@ def test_an_account_ahead_of_the_pods_ends_no_life(scene: Scene) -> None:
     first = look(gang, ahead, known_pods(), NOW_MS)
     assert first.observations == ()
     assert first.again_ms == NOW_MS + 10_000
-    assert look(gang, ahead, first.known, NOW_MS + 9000).observations == ()
-    (found,) = look(gang, ahead, first.known, NOW_MS + 10_000).observations
+    assert look(gang, ahead, first.last_look, NOW_MS + 9000).observations == ()
+    (found,) = look(gang, ahead, first.last_look, NOW_MS + 10_000).observations
     assert (found.attempt, found.gone_ms) == (1, NOW_MS)
 
 
@@ -219,7 +219,7 @@ def test_a_missed_end_is_seen_when_the_next_life_begins() -> None:
         scene.gone(objects.pod(index))
     first = look(scene.cache.gang(JOBSET_UID), life(), None, NOW_MS)
     scene.seen(kinds.PODS, objects.pod(0, attempt=1, created_at=NOW + 5, phase="Pending", on=""))
-    old, new = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 5100).observations
+    old, new = look(scene.cache.gang(JOBSET_UID), life(), first.last_look, NOW_MS + 5100).observations
     assert (old.gone_ms, new.created.at_ms) == (NOW_MS, NOW_MS + 5100)
 
 
@@ -228,5 +228,5 @@ def test_a_replica_that_begins_after_the_end_sees_it_at_last() -> None:
     for index in range(2):
         scene.gone(objects.pod(index))
     first = look(scene.cache.gang(JOBSET_UID), life(), None, NOW_MS)
-    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.known, NOW_MS + 15_000).observations
-    assert GoodputLedger(since_ms=0, lives=(life(),)).saw(found).lives[0].gone_ms == NOW_MS
+    (found,) = look(scene.cache.gang(JOBSET_UID), life(), first.last_look, NOW_MS + 15_000).observations
+    assert GoodputLedger(since_ms=0, lives=(life(),)).with_pods(found).lives[0].gone_ms == NOW_MS

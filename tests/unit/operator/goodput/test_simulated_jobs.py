@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gracepoint_operator.goodput import accounts, pods_seen
 from gracepoint_operator.goodput.accounts import GoodputLedger
 from gracepoint_operator.goodput.life import Category, process_times, total_ms
-from gracepoint_operator.goodput.pods_seen import Known
+from gracepoint_operator.goodput.pods_seen import LastLook
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.resources import WorkloadGoodput
 from gracepoint_operator.workloads import Workload
@@ -25,7 +25,7 @@ class TwoReplicas:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._known: list[Known | None] = [None, None]
+        self._known: list[LastLook | None] = [None, None]
         self._again_ms: list[int | None] = [None, None]  # when each has to look again even if nothing changes
         self._gang: GangSnapshot | None = None
         self.entry: WorkloadGoodput | None = None
@@ -54,16 +54,16 @@ class TwoReplicas:
     def _look(self, number: int, gang: GangSnapshot, now_ms: int) -> None:
         ledger = pods_seen.begun(gang, now_ms) if self.entry is None else self.ledger
         seen = pods_seen.look(gang, ledger.current, self._known[number], now_ms)
-        self._known[number], self._again_ms[number] = seen.known, seen.again_ms
+        self._known[number], self._again_ms[number] = seen.last_look, seen.again_ms
         for observation in seen.observations:
-            ledger = ledger.saw(observation)
+            ledger = ledger.with_pods(observation)
         self._write(ledger, now_ms)
 
     def hear(self, told: Told, now: float) -> None:
         said = process_times(told.spent, told.session, told.pod, now)
         assert said is not None
         self._pass(now)
-        self._write(self.ledger.heard(said), round(now * 1000))
+        self._write(self.ledger.with_process_times(said), round(now * 1000))
 
     def _write(self, ledger: GoodputLedger, now_ms: int) -> None:
         assert self._workload is not None

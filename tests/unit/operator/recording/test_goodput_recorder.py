@@ -267,7 +267,7 @@ def test_a_full_status_keeps_its_accounts_until_workloads_have_finished() -> Non
     now_ms = round(scene.clock() * 1000)
     full = [accounts.written(GoodputLedger(since_ms=0), other, now_ms) for other in others]
     assert names(recorder, [workload, *others], full) == {other.name for other in others}
-    full[7] = accounts.written(GoodputLedger(since_ms=0).ended(5), others[7], now_ms)
+    full[7] = accounts.written(GoodputLedger(since_ms=0).with_end(5), others[7], now_ms)
     assert names(recorder, [workload, *others], full) == {other.name for other in others} - {"other-7"} | {"train"}
 
 

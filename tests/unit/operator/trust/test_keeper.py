@@ -93,8 +93,8 @@ async def test_a_rotation_of_three_years_never_leaves_the_api_server_behind(api:
         (trusted,) = told(api)
         served = replica.certificates.served
         assert served is not None
-        assert bundle.issuers(served.chain, bundle.read(trusted))
-        authorities |= {item.fingerprint for item in bundle.read(trusted)}
+        assert bundle.issuers(served.chain, bundle.read_certificates(trusted))
+        authorities |= {item.fingerprint for item in bundle.read_certificates(trusted)}
         clock.move(10 * DAY_S)
         replica.certificates.advance()
     assert len(authorities) == 2
@@ -110,7 +110,7 @@ async def test_a_certificate_of_the_charts_own_making_stays_for_a_month(api: Mem
     assert await replica.keeper.once()
     assert replica.certificates.served == leaf
     (trusted,) = told(api)
-    assert len(bundle.read(trusted)) == 2
+    assert len(bundle.read_certificates(trusted)) == 2
     clock.move(31 * DAY_S)
     assert await replica.keeper.once()
     assert replica.certificates.served not in (None, leaf)

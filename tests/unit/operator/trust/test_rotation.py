@@ -155,5 +155,5 @@ def test_a_key_is_never_shown() -> None:
 )
 def test_an_error_about_a_certificate_does_not_quote_it(text: str, says: str) -> None:
     with pytest.raises(NotPem, match=says) as raised:
-        bundle.read(text)
+        bundle.read_certificates(text)
     assert "secret" not in str(raised.value)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gracepoint_operator.channel.subscribers import LoopCalls
+from gracepoint_operator.event_loop import LoopCalls
 
 WAIT_S = 60.0
 
