@@ -25,10 +25,12 @@ def held_ports(count: int) -> Iterator[list[int]]:
 def hold_coordinator_port() -> socket.socket:
     """Holds a port that the kernel chose until the socket is closed.
 
-    The coordination service can listen on it meanwhile, as gRPC sets SO_REUSEPORT.
+    The coordination service can listen on it meanwhile, as gRPC sets SO_REUSEPORT, and so can process 0 while it waits
+    for the others, as it sets SO_REUSEADDR.
     """
     held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     held.bind(("::", 0))
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return held

@@ -22,10 +22,11 @@
         │   └── HostStateLost   it was saved in an emergency without a value of the host state
         ├── CheckpointRefused   a leaf cannot be saved, or cannot be restored as the arguments say
         ├── InvalidSharding     one replica cannot read for the others with this sharding
-        └── SaveFailed          a save did not become durable
+        ├── SaveFailed          a save did not become durable
+        └── StorageAway         the storage does not answer, and may do so later
 
-``Preempted`` is not in the tree: it is a ``SystemExit``. So a training script that does not know of it exits with the
-right exit code, and ``except Exception`` does not swallow it.
+``Preempted`` and ``NotJoined`` are not in the tree: each is a ``SystemExit``. So a training script that does not know
+of them exits with the right exit code, and ``except Exception`` does not swallow them.
 """
 
 from __future__ import annotations
@@ -167,6 +168,29 @@ class SaveFailed(CheckpointError):
     """A save did not become durable. Earlier complete checkpoints are not affected."""
 
 
+class StorageAway(CheckpointError):
+    """The storage does not answer, or is not mounted. It may be there later: nothing says that access is wrong."""
+
+
+class NotJoined(SystemExit):
+    """Ends the training script before it trained, for a reason that is not the program's: another start may succeed.
+
+    A process of an earlier attempt that is no longer wanted, a peer that did not come or died before all had joined,
+    devices or storage that are away. ``code`` is the policy's exit code for that: such an exit is not counted as a
+    failure of the program.
+
+    Attributes:
+        reason: What happened, as a sentence.
+    """
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(code)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class Preempted(SystemExit):
     """Ends the training script after a preemption; ``code`` is the policy's exit code.
 
@@ -200,6 +224,7 @@ _WORDS: dict[str, type[CheckpointError]] = {
     "exists": CheckpointExists,
     "corrupt": CheckpointCorrupt,
     "save failed": SaveFailed,
+    "storage away": StorageAway,
     "error": CheckpointError,
 }
 

@@ -78,6 +78,22 @@ def setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
+#: What may be wrong if JAX computes on the CPU by fallback, and what to do.
+FALLBACK = (
+    "The driver is not ready, or JAX's package for these devices is missing; JAX then takes the CPU without an error. "
+    "Start again when jax.devices() shows the devices: with JAX_PLATFORMS=cuda (or tpu), JAX itself raises until then. "
+    "If training is to continue on the CPU, set JAX_PLATFORMS=cpu"
+)
+
+
+def cpu_by_fallback() -> bool:
+    """Returns whether JAX computes on the CPU though nothing asks for that (``JAX_PLATFORMS``, ``jax_platforms``)."""
+    import jax
+
+    chosen = setting("jax_platforms") or getattr(jax.config, "jax_platform_name", None)
+    return jax.default_backend() == "cpu" and not chosen
+
+
 def jit(function: Callable[..., Any], **options: Any) -> Any:
     """Returns ``function`` compiled by JAX. Its calls are isolated, and so is the ``lower`` that it has."""
     import jax

@@ -6,6 +6,7 @@ Nothing here has threads or state.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -26,6 +27,13 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 def host_name() -> str:
     """Returns the name of the machine; in a pod, the pod's."""
     return os.uname().nodename
+
+
+def flush_streams() -> None:
+    """Writes out what the standard streams still hold, as ``os._exit`` does not."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or none
+            stream.flush()
 
 
 def process_id() -> int:

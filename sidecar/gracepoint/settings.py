@@ -22,6 +22,7 @@ from gracepoint.wire.names import (
     COMPILATION_CACHE_OFF,
     COMPILATION_CACHE_ON,
     DEFAULT_HEAD_START_S,
+    DEFAULT_NOT_JOINED_EXIT_CODE,
     DEFAULT_SAVED_EXIT_CODE,
     DEFAULT_STALL_AFTER_S,
     DEFAULT_TOLERATE_FAILURES_S,
@@ -224,6 +225,12 @@ class Settings:
     )
     saved_exit_code: int = setting(DEFAULT_SAVED_EXIT_CODE, _exit_code)
     unsaved_exit_code: int = setting(DEFAULT_UNSAVED_EXIT_CODE, _exit_code)
+    not_joined_exit_code: int = setting(DEFAULT_NOT_JOINED_EXIT_CODE, _exit_code)
+    join_timeout_s: float | None = setting(
+        None,
+        _number(0, above=True),
+        "seconds that a start waits for processes that are not there, and for storage that is away; not set: no limit",
+    )
     grace_period_s: float = setting(
         30.0, _number(0, above=True), "seconds that the pod lives after a SIGTERM; the default is Kubernetes' own"
     )

@@ -1,4 +1,4 @@
-"""Joins and leaves a JAX cluster with ``jax.distributed``, and adds four things to it.
+"""Joins and leaves a JAX cluster with ``jax.distributed``, and adds five things to it.
 
 * A pod finds its place without the API server (``detect``). JAX's own detection on Kubernetes asks the API server,
   which most training pods are not allowed to do, and supports only a single Job. The same information is in the pod
@@ -9,37 +9,38 @@
       volumes:      [{name: podinfo, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]
       volumeMounts: [{name: podinfo, mountPath: /etc/podinfo}]
 
-* If the coordinator does not answer, an error names it. JAX alone ends the process from C++ (SIGABRT) when its own
-  timeout is over.
+* The processes meet before JAX joins them (``rendezvous``), for as long as one is missing. JAX alone ends a process
+  from C++ (SIGABRT) when its own timeout is over.
+* JAX connects to process 0 directly, whatever proxy the environment names (``exempt_from_proxies``).
 * Process 0 connects to the service in itself without looking up its own name, which the cluster's DNS may not know
   yet.
 * ``shutdown`` first waits for the other processes at our own barrier, because a process that is late at JAX's barrier
   ends *all* processes with SIGABRT.
 
-Everything runs in the calling thread except one request of ``shutdown`` that cannot be interrupted. It has its own
-daemon thread ("gracepoint-shutdown"), which ends with the answer. The state of the cluster is JAX's, and ``State``
-reads it at each access, so it does not matter which code joined the cluster.
+Everything runs in the calling thread except the threads of ``rendezvous``, and one request of ``shutdown`` that cannot
+be interrupted. It has its own daemon thread ("gracepoint-shutdown"), which ends with the answer. The state of the
+cluster is JAX's, and ``State`` reads it at each access, so it does not matter which code joined the cluster.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gracepoint import trace
+from gracepoint import machine, trace
 from gracepoint.arguments import shown
-from gracepoint.deadline import Backoff
 from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.jax_isolation import setting
 from gracepoint.multihost.barriers import StoreProcessGroup
+from gracepoint.multihost.rendezvous import Gathering, Guest, Host, Introduction, pauses, split
 from gracepoint.multihost.store import JaxStore
 from gracepoint.settings import Settings
 from gracepoint.wire.names import (
@@ -151,6 +152,33 @@ class Place:
     num_processes: int | None = None
     process_id: int | None = None
 
+    @property
+    def is_known(self) -> bool:
+        """True if nothing of it is missing."""
+        return None not in (self.coordinator_address, self.num_processes, self.process_id)
+
+
+@dataclasses.dataclass(frozen=True)
+class JobAttempt:
+    """The start of a job that this process belongs to.
+
+    Attributes:
+        job: UID of the JobSet or Job. None outside Kubernetes.
+        attempt: Restarts of the JobSet when this pod was created.
+        pod: Name of the pod, or of the machine.
+        exit_code: Exit code of this process if it does not get in.
+    """
+
+    job: str | None
+    attempt: int
+    pod: str
+    exit_code: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> JobAttempt:
+        pod = settings.pod_name or machine.host_name()
+        return cls(settings.jobset_uid, settings.restart_attempt, pod, settings.not_joined_exit_code)
+
 
 def read_labels(path: str) -> dict[str, str]:
     """Reads a pod's labels from the file of a downward-API volume, which has ``key="value"`` on each line.
@@ -181,8 +209,7 @@ def detect(environ: Mapping[str, str], labels: Mapping[str, str], explicit: Plac
     Raises:
         SettingsError: The pod belongs to a JobSet, and a part cannot be determined. The message names it.
     """
-    merged = {env: labels[label] for label, env in _ENV_OF_LABEL.items() if label in labels}
-    merged |= {name: value for name, value in environ.items() if value}
+    merged = _merged(environ, labels)
     if Env.JOBSET_NAME not in merged:
         if ENV_JOB_COMPLETION_INDEX not in merged:
             return None
@@ -202,6 +229,11 @@ def detect(environ: Mapping[str, str], labels: Mapping[str, str], explicit: Plac
         settings, labels, process_id, is_explicit=Env.COORDINATOR_JOB in merged
     )
     return Place(address, settings.process_count, process_id)
+
+
+def _merged(environ: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
+    merged = {env: labels[label] for label, env in _ENV_OF_LABEL.items() if label in labels}
+    return merged | {name: value for name, value in environ.items() if value}
 
 
 def _defaults(merged: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
@@ -244,45 +276,31 @@ def _address(settings: Settings, labels: Mapping[str, str], process_id: int, *, 
 
 
 _KNOCK_S = 1.0
-_FIRST_PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
 
 
-def wait_for_coordinator(address: str, *, timeout_s: float) -> float:
-    """Waits until something listens at ``host:port``. Returns how many seconds that took.
+def wait_for_coordinator(address: str, *, timeout_s: float) -> None:
+    """Waits until JAX's coordination service listens at ``host:port``. All processes are there by then.
+
+    JAX's own client would look for it only once a second.
 
     Raises:
         ClusterError: Nothing listens there within the timeout. The message says why the last attempt failed.
         SettingsError: The address has no port.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise SettingsError(f"coordinator_address: expected host:port, found {address!r}")
-    began = time.monotonic()
-    next_s = coordinator_pauses()
+    where, began, next_s = split(address), time.monotonic(), pauses()
     while True:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
-                return time.monotonic() - began
-        except OSError as error:  # the name does not exist yet, refused, no route, timeout
+            with socket.create_connection(where, timeout=_KNOCK_S):
+                return
+        except OSError as error:  # refused, no route, timeout
             waited_s = time.monotonic() - began
             pause_s = next_s(waited_s)
             if waited_s + pause_s > timeout_s:
                 raise ClusterError(
-                    f"waited {waited_s:.0f} s for process 0 at {address}, which did not answer: {error}. Expected its "
-                    f"coordination service there: see whether that process runs, and whether all have its address"
+                    f"waited {waited_s:.0f} s for the coordination service of process 0 at {address}, which did not "
+                    f"answer: {error}. All processes had met before: see the log of process 0"
                 ) from error
         time.sleep(pause_s)
-
-
-def coordinator_pauses() -> Callable[[float], float]:
-    """Returns a function that returns, by the seconds waited so far, how many to pause before the next look.
-
-    Most processes come just before or after process 0, so pauses begin short and grow to 0.1 s. Each look is up to ten
-    requests to the cluster's DNS, so a large job would send thousands of them in a second. Therefore a pause in a long
-    wait is a twentieth of the time waited so far, and at most a second.
-    """
-    backoff = Backoff(_FIRST_PAUSE_S, _MOST_PAUSE_S, jitter=0.0)
-    return lambda waited_s: backoff.next_s(max(0.1, waited_s / 20))
 
 
 logger = logging.getLogger(__name__)
@@ -295,8 +313,17 @@ _MISSING = "{name}: expected a value, found none: give it to initialize(), or se
 _LOOPBACK = "127.0.0.1"
 #: JAX's variable for the address to which process 0 binds.
 _ENV_JAX_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
-#: gRPC connects through the proxy that one of these names, also to addresses of this machine.
+#: gRPC connects through the proxy that one of these names, also to addresses of this machine, unless the first of the
+#: second ones that is set lists the host. It reads no others, and none in capital letters.
 _ENV_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_ENV_NO_PROXY = ("no_grpc_proxy", "no_proxy")
+#: Seconds that JAX may take to join processes of which all are there.
+JAX_JOINS_S = 300
+#: JAX's own timeout is so much longer than ours: at its end JAX would abort this process.
+_JAX_LATER_S = 60
+
+#: What says which start of which job this is.
+_OF_START = (Env.JOBSET_UID, Env.RESTART_ATTEMPT, Env.POD_NAME, Env.NOT_JOINED_EXIT_CODE)
 
 # Number of calls of shutdown() in this cluster. It is the key of the barrier, because every call is collective.
 _shutdowns = 0
@@ -329,7 +356,7 @@ def initialize(
         num_processes: The number of processes.
         process_id: The id of this process, 0 to ``num_processes - 1``.
         local_device_ids: The devices of the host that this process uses. None: all.
-        initialization_timeout: Seconds within which all processes must join.
+        initialization_timeout: Seconds to wait for processes that are not there. JAX may take as many again.
         cluster_detection_method: None: all of the above. "jobset": only the pod. "deactivate": only the arguments.
             Otherwise the name of one of JAX's methods.
         heartbeat_timeout_seconds: Seconds of silence after which a process counts as dead.
@@ -344,8 +371,10 @@ def initialize(
         environ: The process's environment.
 
     Raises:
-        ClusterError: The function was called twice, or after JAX's backend was initialised; or process 0 does not
-            answer at its address in time; or this version of JAX does not support recoverability.
+        AgreementError: The processes have other numbers of processes, or other versions.
+        ClusterError: The function was called twice, or after JAX's backend was initialised; or this version of JAX does
+            not support recoverability.
+        NotJoined: A process does not come in time; or this one is of an earlier attempt of the job.
         SettingsError: A part is missing or out of range.
         TypeError: ``num_processes`` or ``process_id`` is not an integer.
     """
@@ -366,8 +395,11 @@ def initialize(
     _warn_of_loopback(place, environ)
     if recoverable is not None:
         _set_recoverable(recoverable)
+    merged = _merged(environ, read_labels(pod_labels_file))
     join_cluster(
         place,
+        JobAttempt.of(Settings.from_environment({name: merged[name] for name in _OF_START if name in merged})),
+        wait_s=initialization_timeout,
         initialization_timeout=initialization_timeout,
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
         shutdown_timeout_seconds=shutdown_timeout_seconds,
@@ -378,37 +410,96 @@ def initialize(
     )
 
 
-def join_cluster(place: Place, *, initialization_timeout: int, **options: Any) -> None:
-    """Waits until process 0 answers at its address, then calls ``jax.distributed.initialize``.
+def join_cluster(
+    place: Place,
+    start: JobAttempt,
+    *,
+    wait_s: float | None,
+    initialization_timeout: int = JAX_JOINS_S,
+    meet_as: Place | None = None,
+    waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    **options: Any,
+) -> None:
+    """Waits until all processes are there, then calls ``jax.distributed.initialize``.
+
+    If the place is known to JAX's own detection alone, the processes do not meet before. This process ends with its
+    exit code nevertheless, and not by JAX, if JAX does not join them in time.
+
+    Args:
+        place: What JAX is told.
+        start: The start of the job.
+        wait_s: Seconds to wait for processes that are not there. None: no limit.
+        initialization_timeout: Seconds that JAX may take once all are there.
+        meet_as: The place at which the processes meet, if it is not the one that JAX is told.
+        waiting: Entered while this process waits for others that are not there.
+        options: Further arguments of ``jax.distributed.initialize``.
 
     Raises:
-        ClusterError: Process 0 does not answer within the timeout.
+        AgreementError: The processes cannot train together.
+        NotJoined: This process does not get in, for a reason that is not the program's.
     """
     import jax
 
-    if place.coordinator_address is not None and place.process_id:
-        with trace.span("wait for process 0"):
-            waited_s = wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
-        initialization_timeout = max(1, math.ceil(initialization_timeout - waited_s))
-    logger.info(
-        "joining the JAX cluster address=%s process=%s of=%s",
-        place.coordinator_address,
-        place.process_id,
-        place.num_processes,
-    )
-    address = _to_connect_to(place, options.get("coordinator_bind_address"), os.environ)
-    jax.distributed.initialize(
-        address,
-        place.num_processes,
-        place.process_id,
-        initialization_timeout=initialization_timeout,
-        **options,
-    )
+    at = meet_as or place
+    bind_address = options.get("coordinator_bind_address") or os.environ.get(_ENV_JAX_BIND_ADDRESS)
+    exempt_from_proxies(at.coordinator_address or place.coordinator_address, os.environ)
+    gathering = Gathering([], start.exit_code)
+    if at.is_known and (at.num_processes or 0) > 1:
+        with trace.span("wait for the other processes"), waiting():
+            gathering = _gathered(at, start, wait_s, bind_address, jax.__version__)
+    with gathering.watching(initialization_timeout):
+        if place.coordinator_address is not None and place.process_id:
+            with trace.span("wait for process 0"):
+                wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
+        logger.info(
+            "joining the JAX cluster address=%s process=%s of=%s",
+            place.coordinator_address,
+            place.process_id,
+            place.num_processes,
+        )
+        address = _to_connect_to(place, bind_address)
+        jax.distributed.initialize(
+            address,
+            place.num_processes,
+            place.process_id,
+            initialization_timeout=initialization_timeout + _JAX_LATER_S,
+            **options,
+        )
     if address != place.coordinator_address:
         jax_state().coordinator_address = place.coordinator_address  # what others read is the address for all
 
 
-def _to_connect_to(place: Place, bind_address: str | None, environ: Mapping[str, str]) -> str | None:
+def _gathered(
+    at: Place, start: JobAttempt, wait_s: float | None, bind_address: str | None, jax_version: str
+) -> Gathering:
+    """Waits until all processes are there."""
+    address, process_id, count = at.coordinator_address, at.process_id, at.num_processes
+    assert address is not None
+    assert process_id is not None
+    assert count is not None
+    me = Introduction(process_id, count, start.job, start.attempt, start.pod, jax_version)
+    if process_id:
+        return Gathering([Guest(me, address, wait_s, start.exit_code).gather()], start.exit_code)
+    listens_at = bind_address or f":{split(address)[1]}"
+    return Gathering(Host(me, listens_at, wait_s, start.exit_code).gather(), start.exit_code)
+
+
+def exempt_from_proxies(address: str | None, environ: MutableMapping[str, str]) -> None:
+    """Has gRPC, with which JAX joins the processes, connect to the coordinator directly if the environment has a proxy.
+
+    A proxy is for what is outside the cluster, and would not reach a pod by its name. Only gRPC reads the variable.
+    """
+    proxies = [name for name in _ENV_PROXIES if environ.get(name)]
+    hosts = [] if address is None else [split(address)[0], _LOOPBACK]
+    hosts += [name for name in environ.get(ENV_TPU, "").split(",") if name]
+    listed = next((environ[name] for name in _ENV_NO_PROXY if name in environ), "")
+    missing = [host for host in dict.fromkeys(hosts) if host not in listed.split(",")]
+    if proxies and missing:
+        environ[_ENV_NO_PROXY[0]] = ",".join([*filter(None, [listed]), *missing])
+        logger.info("JAX connects to these directly, not by the proxy of %s: %s", proxies[0], ", ".join(missing))
+
+
+def _to_connect_to(place: Place, bind_address: str | None) -> str | None:
     """Returns the address at which this process connects to the coordination service.
 
     Process 0 hosts the service, and uses the loopback interface. The name of a new pod can be looked up only some
@@ -416,16 +507,16 @@ def _to_connect_to(place: Place, bind_address: str | None, environ: Mapping[str,
     and all processes wait for process 0.
     """
     host, _, port = (place.coordinator_address or "").rpartition(":")
-    is_bound_to_all = not (bind_address or environ.get(_ENV_JAX_BIND_ADDRESS))
-    # With a proxy, or certificates that are checked against the address, another address is another place.
-    must_be_named = any(environ.get(name) for name in _ENV_PROXIES) or _has_certificates()
-    if place.process_id != 0 or not host or _is_loopback(host) or not is_bound_to_all or must_be_named:
+    if place.process_id != 0 or not host or _is_loopback(host) or bind_address or _has_certificates():
         return place.coordinator_address
     return f"{_LOOPBACK}:{port}"
 
 
 def _has_certificates() -> bool:
-    """Returns whether the coordination service has mutual TLS, which JAX has from 0.12 on."""
+    """Returns whether the coordination service has mutual TLS, which JAX has from 0.12 on.
+
+    Its certificates are checked against the address, so another address is another place.
+    """
     import jax
 
     return bool(getattr(jax.config, "jax_mtls_cert_file", None))

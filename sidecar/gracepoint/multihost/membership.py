@@ -12,18 +12,24 @@ There are no threads here. The training thread joins and meets; any thread may r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+import importlib.util
 import json
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, overload
 
 from gracepoint.errors import AgreementError, GracepointError, SettingsError
+from gracepoint.jax_isolation import FALLBACK, cpu_by_fallback
 from gracepoint.multihost.barriers import StoreProcessGroup
-from gracepoint.multihost.distributed import DEACTIVATE, ENV_TPU, Place, global_state, join_cluster
+from gracepoint.multihost.distributed import DEACTIVATE, ENV_TPU, JobAttempt, Place, global_state, join_cluster
+from gracepoint.multihost.rendezvous import Comparison, Introduction, compare, difference, not_joined, outdated
 from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyValueStore
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.settings import Settings
@@ -127,6 +133,8 @@ def introduce(
     injected: int | None,
     nonce: str,
     *,
+    start: JobAttempt,
+    lacks: str = "",
     started_unix_s: float | None = None,
     gang: ProcessGroup,
     store: KeyValueStore,
@@ -138,41 +146,69 @@ def introduce(
         me: This process.
         injected: The number of processes that was injected into this process. None if none was.
         nonce: A random text. Only that of the process with id 0 in the coordination service counts.
+        start: The start of the job that this process belongs to.
+        lacks: What this process lacks for the training, as a sentence. Empty if nothing.
         started_unix_s: When this process was started, in seconds since the epoch. None: it is not known.
         gang: The processes, by their ids in the coordination service.
         store: Takes the names.
         timeout_s: Seconds to wait for the others.
 
     Raises:
-        AgreementError: The process indices are not 0 to N-1. Raised in all processes.
+        AgreementError: The process indices are not 0 to N-1, or the versions differ. Raised in all processes.
         BarrierTimeout: A process did not arrive in time.
+        NotJoined: The processes are of several attempts or jobs, or one lacks something. Raised in all processes.
     """
     count = gang.process_count
 
     def merge(texts: list[str]) -> str:
         messages = [json.loads(text) for text in texts]
-        members = sorted((names for names, _, _, _ in messages), key=lambda names: names[0])
+        members = sorted((names for names, *_ in messages), key=lambda names: names[0])
         indices = [names[0] for names in members]
         if indices != list(range(count)):
             return json.dumps({"wrong": f"expected the process indices 0 to {count - 1} once each, found {indices}"})
-        for start in range(0, count, _BLOCK):
-            store.set(f"names/{start // _BLOCK}", json.dumps(members[start : start + _BLOCK]))
-        wrong = next((injected for _, injected, _, _ in messages if injected is not None and injected != count), None)
-        starts = [start for _, _, _, start in messages]
+        if problem := _problem([Introduction(*who) for *_, who, _ in messages]):
+            return json.dumps(problem)
+        if lacking := [lacks for *_, lacks in messages if lacks]:
+            return json.dumps({"not_joined": "; ".join(lacking[:_AT_MOST])})
+        for first in range(0, count, _BLOCK):
+            store.set(f"names/{first // _BLOCK}", json.dumps(members[first : first + _BLOCK]))
+        told = [told for _, told, *_ in messages]
+        wrong = next((number for number in told if number is not None and number != count), None)
+        starts = [started for _, _, _, started, *_ in messages]
         last_start = None if None in starts else max(starts)
         return json.dumps(
             {"nonce": messages[0][2], "miscounted": wrong, "last_start": last_start, "host": messages[0][0]}
         )
 
-    message = json.dumps([dataclasses.astuple(me), injected, nonce, started_unix_s])
+    import jax
+
+    who = Introduction(gang.process_index, count, start.job, start.attempt, start.pod, jax.__version__)
+    about = [dataclasses.astuple(me), injected, nonce, started_unix_s, dataclasses.astuple(who)]
+    message = json.dumps([*about, f"{who} {lacks}" if lacks else ""])
     answer = json.loads(gang.reduce("members", message, merge, timeout_s=timeout_s))
     if "wrong" in answer:
         raise AgreementError(answer["wrong"])
+    if "not_joined" in answer:
+        raise not_joined(answer["not_joined"], start.exit_code)
     host = ProcessNames(*answer["host"])
     return Introduced(answer["nonce"], Members(store, count, host), host, answer["miscounted"], answer["last_start"])
 
 
-_INITIALIZATION_TIMEOUT_S = 300
+def _problem(all_there: Sequence[Introduction]) -> dict[str, str] | None:
+    """Returns why the processes of one JAX cluster cannot train together, as an answer to them. None if they can."""
+    newest = max(all_there, key=lambda each: each.attempt)
+    for each in all_there:
+        verdict = compare(each, newest)
+        if verdict is Comparison.FIRST_IS_OLD:
+            also = ". It was in the same JAX cluster, so all of its processes end"
+            return {"not_joined": outdated(each, newest) + also}
+        if verdict is Comparison.OTHER_JOB:
+            return {"not_joined": f"{each} is of job {each.job}, and {newest} of job {newest.job}, in one JAX cluster"}
+        if verdict is Comparison.DIFFERS:
+            return {"wrong": difference(each, newest)}
+    return None
+
+
 _MEETING_TIMEOUT_S = 300.0
 
 # Number of calls of attach() in this process. It is the same in all processes, because every call is collective.
@@ -198,13 +234,24 @@ class Meeting:
         return self.attempt.rpartition("-")[0]
 
 
-def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
+def join(
+    settings: Settings,
+    environ: Mapping[str, str] = os.environ,
+    waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> bool:
     """Joins the JAX cluster that the settings describe, or adopts one that is initialised already.
+
+    Args:
+        settings: This process's settings.
+        environ: The process's environment.
+        waiting: Entered while this process waits for others that are not there.
 
     Returns:
         True if this call initialised ``jax.distributed``.
 
     Raises:
+        AgreementError: The processes have other numbers of processes, or other versions.
+        NotJoined: This process does not get in, for a reason that is not the program's.
         SettingsError: The pod belongs to an Indexed Job, but nothing says how many processes there are; or a
             part of the address or of the process id is missing.
     """
@@ -223,12 +270,16 @@ def join(settings: Settings, environ: Mapping[str, str] = os.environ) -> bool:
                 f"job of one process, set {Env.PROCESS_COUNT}=1. Training as that many separate jobs is refused"
             )
         return False
+    start, wait_s = JobAttempt.of(settings), settings.join_timeout_s
     if ENV_TPU in environ:
         logger.info("leaving the cluster's detection to jax reason=%s is set", ENV_TPU)
-        join_cluster(Place(), initialization_timeout=_INITIALIZATION_TIMEOUT_S)
+        known = Place()
+        with contextlib.suppress(SettingsError):  # the pod was not injected: JAX alone knows the place
+            known = Place(settings.coordinator_address, settings.process_count, settings.process_id)
+        join_cluster(Place(), start, wait_s=wait_s, meet_as=known, waiting=waiting)
         return True
     place = Place(settings.coordinator_address, settings.process_count, settings.process_id)
-    join_cluster(place, initialization_timeout=_INITIALIZATION_TIMEOUT_S, cluster_detection_method=DEACTIVATE)
+    join_cluster(place, start, wait_s=wait_s, waiting=waiting, cluster_detection_method=DEACTIVATE)
     return True
 
 
@@ -269,17 +320,22 @@ def meet(
         AgreementError: JAX's processes are not those of the coordination service, or their number is not the one that
             was injected. Raised in all processes.
         BarrierTimeout: A process did not arrive in time.
+        NotJoined: Processes are of several attempts or jobs; or one was given accelerators that JAX does not find.
+            Raised in all processes.
+        SettingsError: This process was given accelerators for which JAX's package is missing.
     """
     import jax
 
     global _meetings
     _meetings += 1
-    state = global_state
+    state, start = global_state, JobAttempt.of(settings)
     job = f"{settings.jobset_uid or 'local'}-{settings.restart_attempt}"
     if state.client is None or state.num_processes == 1:
         _check_count(
             [settings.process_count], 1, "jax.distributed" if state.initialized else None, settings.min_processes
         )
+        if lacks := lacking_accelerators(os.environ, in_pod=settings.pod_name is not None):
+            raise not_joined(f"this process {lacks}", start.exit_code)
         attempt = f"{job}-{secrets.token_hex(4)}"
         me = ProcessNames(0, 0, settings.pod_name)
         return Meeting(SingleProcess(), InMemoryStore(), attempt, (me,), me, None, last_started_unix_s=started_unix_s)
@@ -296,10 +352,17 @@ def meet(
             f"the backend was initialised before jax.distributed, or it does not span the cluster"
         )
     me = ProcessNames(jax.process_index(), state.process_id, settings.pod_name)
+    try:
+        lacks = lacking_accelerators(os.environ, in_pod=settings.pod_name is not None)
+    except SettingsError as error:
+        everybody.fail("members", error)
+        raise
     introduced = introduce(
         me,
         settings.process_count,
         secrets.token_hex(4),
+        start=start,
+        lacks=lacks,
         started_unix_s=started_unix_s,
         gang=everybody,
         store=hall,
@@ -312,6 +375,46 @@ def meet(
     gang = StoreProcessGroup(store, me.process_index, count, names=PodNames(introduced.members))
     host = introduced.host.process_index
     return Meeting(gang, store, attempt, introduced.members, me, state.client, host, introduced.last_started_unix_s)
+
+
+# Environment variable -> what its value begins with if a device plugin has set it. Images set
+# NVIDIA_VISIBLE_DEVICES=all without any device.
+_GIVEN = {
+    "NVIDIA_VISIBLE_DEVICES": re.compile("GPU-|MIG-"),
+    "TPU_WORKER_HOSTNAMES": re.compile("."),
+    "TPU_ACCELERATOR_TYPE": re.compile("."),
+}
+#: Device files that a pod has only if it was given devices. Plugins that use CDI set no variable.
+_DEVICE_FILES = ("nvidia[0-9]*", "kfd", "accel[0-9]*", "vfio/[0-9]*")
+
+
+def lacking_accelerators(environ: Mapping[str, str], *, in_pod: bool, devices: Path = Path("/dev")) -> str:
+    """Returns, as the rest of a sentence, that this container was given accelerators that JAX does not find.
+
+    For a start of which no checkpoint may say what the job computed on before.
+
+    Args:
+        environ: The process's environment.
+        in_pod: Whether this is a pod. Elsewhere the machine's own devices say nothing.
+        devices: The folder of device files.
+
+    Raises:
+        SettingsError: JAX's package for such devices is missing, which another start would not change.
+    """
+    given = [f"{name}={value}" for name in _GIVEN if _GIVEN[name].match(value := environ.get(name, ""))]
+    has_package = any(importlib.util.find_spec(name) is not None for name in ("jax_plugins", "libtpu"))
+    if in_pod and has_package:
+        given += [str(file) for pattern in _DEVICE_FILES for file in sorted(devices.glob(pattern))]
+    if not given or not cpu_by_fallback():
+        return ""
+    shown = ", ".join(given[:_AT_MOST])
+    if not has_package:
+        raise SettingsError(f"{shown} gives this container accelerators, and JAX finds cpu alone. {FALLBACK}")
+    return f"was given accelerators ({shown}), and JAX finds cpu alone. {FALLBACK}"
+
+
+#: Devices that a message names.
+_AT_MOST = 8
 
 
 def _check_count(injected: Sequence[int | None], joined: int, by: str | None, least: int) -> None:

@@ -27,12 +27,11 @@ import contextlib
 import logging
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 
-from gracepoint import trace
+from gracepoint import machine, trace
 from gracepoint.errors import GracepointError
 from gracepoint.multihost import KeyValueStore
 
@@ -208,11 +207,4 @@ class ProcessExit:
 def flush_output() -> None:
     """Writes out what logging and the standard streams still hold, as ``os._exit`` does not."""
     logging.shutdown()
-    flush_streams()
-
-
-def flush_streams() -> None:
-    """Writes out what the standard streams still hold."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or none
-            stream.flush()
+    machine.flush_streams()

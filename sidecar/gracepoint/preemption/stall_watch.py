@@ -32,12 +32,12 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gracepoint import trace
+from gracepoint import machine, trace
 from gracepoint.errors import GracepointError
 from gracepoint.multihost.stalls import StallBoard, StalledAt, Suspicion, host_is_silent
 from gracepoint.multihost.store import Pods, named, pods_of
 from gracepoint.preemption import trainer_watch
-from gracepoint.preemption.exit import ProcessExit, flush_streams
+from gracepoint.preemption.exit import ProcessExit
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stall_detector import (
     Activity,
@@ -138,6 +138,8 @@ class AttachWatch:
         self._session = secrets.token_hex(8)
         self._thread_id = threading.get_ident()
         self._stage = ""
+        self._may_last = False
+        self._tries = 0  # attempts at what is waited for: each is progress
         self._gang: ProcessGroup | None = None
         self._pods: Pods = ()
         self._host = 0
@@ -161,14 +163,24 @@ class AttachWatch:
             self._thread.stop()
 
     @contextlib.contextmanager
-    def at(self, stage: str) -> Iterator[None]:
-        """Names what ``attach`` does within the block."""
-        before, self._stage = self._stage, stage
+    def at(self, stage: str, *, may_last: bool = False) -> Iterator[None]:
+        """Names what ``attach`` does within the block.
+
+        Args:
+            stage: As text.
+            may_last: True if it waits for what is not there, such as a pod without a node. That is no stall.
+        """
+        before = self._stage, self._may_last
+        self._stage, self._may_last = stage, may_last
         try:
             with trace.span(stage):
                 yield
         finally:
-            self._stage = before
+            self._stage, self._may_last = before
+
+    def goes_on(self) -> None:
+        """Says that the stage is not stuck, though it lasts."""
+        self._tries += 1
 
     def met(self, gang: ProcessGroup, pods: Pods = (), host: int = 0) -> None:
         """Says who the processes are. From now on it is known for whom this one waits.
@@ -187,10 +199,12 @@ class AttachWatch:
     def _look(self) -> None:
         now_s, cpu_s, stage = time.monotonic(), time.process_time(), self._stage
         # The start of JAX's backend is a part of the meeting, and computes.
-        doing = [Activity("attach", stage, (stage,), thread_id=self._thread_id, computes=True)] if stage else []
+        doing = (
+            [Activity("attach", stage, (stage, self._tries), thread_id=self._thread_id, computes=True)] if stage else []
+        )
         for slow in self._slow.look(now_s, cpu_s, doing).stalled:
             logger.warning("attach waits stage=%s seconds=%.0f %s", stage, slow.for_s, self._whom()[1])
-        changes = self._stalls.look(now_s, cpu_s, doing)
+        changes = self._stalls.look(now_s, cpu_s, [] if self._may_last else doing)
         if changes.over and self._told:
             self._tell_over()
         for stalled in changes.stalled:
@@ -216,7 +230,7 @@ class AttachWatch:
         if self._settings.stall_action == STALL_RESTART:
             logger.error("this process exits, so that the job starts again reason=no progress in %s", stage)
             with contextlib.suppress(Exception):  # a thread that is stuck may hold the lock of a stream
-                ask_in_thread(flush_streams, "gracepoint-last-words", _LAST_WORDS_S)
+                ask_in_thread(machine.flush_streams, "gracepoint-last-words", _LAST_WORDS_S)
             self._leave(self._settings.unsaved_exit_code)
 
     def _whom(self) -> tuple[list[int] | None, str]:

@@ -14,20 +14,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import logging
+import math
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gracepoint import machine, trace
 from gracepoint import trace as tracing
 from gracepoint.arguments import shown
-from gracepoint.errors import SettingsError
+from gracepoint.errors import SettingsError, StorageAway
 from gracepoint.multihost import global_state, join, meet
 from gracepoint.multihost.membership import PodNames
+from gracepoint.multihost.rendezvous import not_joined
 from gracepoint.preemption.stall_watch import AttachWatch
 from gracepoint.preemption.time_spent import ProcessStart
 from gracepoint.receivers import Receiver
@@ -117,6 +121,8 @@ def _load(settings: Settings) -> None:
 #: Where a single process without any setting keeps its checkpoints, below the current folder.
 LOCAL_DIRECTORY = "gracepoint-checkpoints"
 _CHECK_TIMEOUT_S = 60.0
+#: Longer than a store's client tries to reach it, so that a process to which it does not answer can say so.
+_SHARED_TIMEOUT_S = 90.0
 
 
 def attach(
@@ -131,6 +137,8 @@ def attach(
     tolerate_failures_s: float | None = None,
     saved_exit_code: int | None = None,
     unsaved_exit_code: int | None = None,
+    not_joined_exit_code: int | None = None,
+    join_timeout_s: float | None = None,
     grace_period_s: float | None = None,
     margin: float | None = None,
     head_start_s: float | None = None,
@@ -170,6 +178,10 @@ def attach(
             emergency save is tried whatever failed before. 0: the first failure ends training. Default: 900.
         saved_exit_code: Exit code of the process after an emergency save. Default: 77.
         unsaved_exit_code: Exit code if that save failed. Default: 78.
+        not_joined_exit_code: Exit code if this process does not get into the job for a reason that is not the
+            program's. Default: 79.
+        join_timeout_s: Seconds that this call waits for processes that are not there, and for storage that is away.
+            Default: no limit.
         grace_period_s: Seconds that the process lives after a SIGTERM. Default: 30.
         margin: Factor on predicted durations. Default: 1.25.
         head_start_s: A preemption's save begins no later than this many seconds before the deadline, however short it
@@ -204,13 +216,15 @@ def attach(
             processes. None: the defaults.
 
     Raises:
+        NotJoined: This process does not get into the job, for a reason that is not the program's.
         Preempted: It was raised before in this process, which is to exit.
         SettingsError: A setting is missing, unknown or wrong, or a session is open already. Or this container has
-            accelerators, and JAX has fallen back to the CPU.
+            accelerators, and JAX has no package for them.
         CheckpointError: The directory cannot be written to, or not all processes share its storage. Or another job uses
             it, or another cluster of the same start of this job.
-        AgreementError: JAX's cluster has another number of processes than the operator's webhook counted.
-        BarrierTimeout: A process did not come.
+        AgreementError: JAX's cluster has another number of processes than the operator's webhook counted. Or the
+            processes have different versions of this library or of JAX.
+        BarrierTimeout: A process of the JAX cluster did not come.
     """
     arguments = locals().copy()  # those that are settings have the names of the fields of ``Settings``
     start = ProcessStart(time.monotonic(), time.time(), machine.process_age_s())
@@ -241,7 +255,7 @@ def _opened(
         programs = ProgramWatch()
         if_it_fails.callback(programs.close)
         with watch.at("joining of the JAX cluster"):
-            join(settings)
+            join(settings, waiting=functools.partial(watch.at, "waiting for the other processes", may_last=True))
         with watch.at("meeting of the processes"):
             meeting = meet(settings, watch.met, start.unix_s)
         watch.met(meeting.gang, PodNames(meeting.members), meeting.host)
@@ -251,13 +265,11 @@ def _opened(
         with tracing.span("import of the checkpoint engine"):
             from gracepoint.checkpoint.engine import StepCheckpointer
             from gracepoint.checkpoint.format.layout import Layout
-            from gracepoint.checkpoint.restoring.restore_tree import check_accelerators_of_container
             from gracepoint.checkpoint.saving.planner import SaveSettings
             from gracepoint.checkpoint.saving.schedule import SaveSchedule
             from gracepoint.checkpoint.steps.retention import Retention
             from gracepoint.checkpoint.storage.storage_path import storage_path
 
-        check_accelerators_of_container(os.environ)
         keep_programs(settings.compilation_cache, where)
         checkpointer = StepCheckpointer(
             Layout(storage_path(where)),
@@ -275,11 +287,21 @@ def _opened(
         checkpointer.remember_throughput()
         job = settings.jobset_uid or meeting.attempt
         # First the claim: it makes room for what is written next, which only the job that has the lease may do.
-        with watch.at("claim of the directory"):
-            checkpointer.access.claim(job, start=meeting.start, timeout_s=_CHECK_TIMEOUT_S)
+        # The others wait for process 0, which waits for the storage, and says so.
+        with (
+            watch.at("claim of the directory", may_last=meeting.gang.process_index != 0),
+            _not_joined_if_away(settings),
+        ):
+            checkpointer.access.claim(
+                job,
+                start=meeting.start,
+                timeout_s=_CHECK_TIMEOUT_S,
+                away_s=_away_s(settings),
+                on_away=watch.goes_on,
+            )
         if_it_fails.callback(checkpointer.access.release)
-        with watch.at("check of the directory"):
-            checkpointer.access.check_shared(timeout_s=_CHECK_TIMEOUT_S)
+        with watch.at("check of the directory"), _not_joined_if_away(settings):
+            checkpointer.access.check_shared(timeout_s=_SHARED_TIMEOUT_S)
         logger.info(
             "attached process=%d of=%d attempt=%s directory=%s",
             meeting.gang.process_index,
@@ -303,6 +325,24 @@ def _opened(
             raise
         if_it_fails.pop_all()
         return session
+
+
+def _away_s(settings: Settings) -> float:
+    """Returns how many seconds a start waits for storage that is away. Outside a pod somebody looks on: not at all."""
+    if settings.join_timeout_s is not None:
+        return settings.join_timeout_s
+    return 0.0 if settings.pod_name is None else math.inf
+
+
+@contextlib.contextmanager
+def _not_joined_if_away(settings: Settings) -> Iterator[None]:
+    """Ends the processes of a job by the exit code for it if the storage is away: the program has not failed."""
+    try:
+        yield
+    except StorageAway as error:
+        if settings.pod_name is None:
+            raise
+        raise not_joined(str(error), settings.not_joined_exit_code) from error
 
 
 def _begin_trace(settings: Settings, age_s: float | None) -> None:

@@ -39,6 +39,9 @@ KEEPER_SOCKET = f"{KEEPER_DIRECTORY}/keeper.sock"
 #: Exit codes if the policy names none. From 3 to 125, as shells, Python and runtimes use 0 to 2 and 126 to 255.
 DEFAULT_SAVED_EXIT_CODE = 77
 DEFAULT_UNSAVED_EXIT_CODE = 78
+#: Exit code of a process that did not get into a training job for a reason that is not the program's. It trained
+#: nothing, and another start may succeed.
+DEFAULT_NOT_JOINED_EXIT_CODE = 79
 
 #: Seconds before the deadline at which a preemption's save begins at the latest, if the policy names none.
 DEFAULT_HEAD_START_S = 60.0
@@ -128,6 +131,8 @@ class Env:
     HOST_MEMORY_LIMIT_BYTES = "GRACEPOINT_HOST_MEMORY_LIMIT_BYTES"
     SAVED_EXIT_CODE = "GRACEPOINT_SAVED_EXIT_CODE"
     UNSAVED_EXIT_CODE = "GRACEPOINT_UNSAVED_EXIT_CODE"
+    NOT_JOINED_EXIT_CODE = "GRACEPOINT_NOT_JOINED_EXIT_CODE"
+    JOIN_TIMEOUT_S = "GRACEPOINT_JOIN_TIMEOUT_S"
     GRACE_PERIOD_S = "GRACEPOINT_GRACE_PERIOD_S"
     MARGIN = "GRACEPOINT_MARGIN"
     HEAD_START_S = "GRACEPOINT_HEAD_START_S"

@@ -5,7 +5,8 @@ JAX itself is real in tests/multiprocess/test_multihost.py; here only its ``init
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -20,8 +21,10 @@ from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.jax_isolation import setting
 from gracepoint.multihost import distributed, global_state, initialize, join, shutdown
 from gracepoint.multihost.distributed import jax_state
+from gracepoint.multihost.rendezvous import Guest, Host, Line
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
+from tests.ports import held_ports
 
 Call = Callable[..., Mapping[str, Any]]
 
@@ -38,6 +41,10 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     monkeypatch.setattr(jax_state(), "coordinator_address", None)
     for name in ("grpc_proxy", "https_proxy", "http_proxy", "JAX_COORDINATOR_BIND_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
+    # All are there at once: how they meet is tested with rendezvous, and here what follows.
+    monkeypatch.setattr(Host, "gather", lambda self: [])
+    monkeypatch.setattr(Guest, "gather", lambda self: nobody())
+    monkeypatch.setattr(distributed, "wait_for_coordinator", lambda address, timeout_s: None)
     monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
 
     def initialize_here(*arguments: Any, **options: Any) -> Mapping[str, Any]:
@@ -50,6 +57,14 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     return initialize_here
 
 
+def nobody() -> Line:
+    ours, theirs = socket.socketpair()
+    line = Line(ours, 0.0)
+    line.joined = True
+    with theirs:
+        return line
+
+
 def test_every_setting_reaches_jax(call: Call) -> None:
     options = {
         "local_device_ids": [0, 1],
@@ -60,7 +75,9 @@ def test_every_setting_reaches_jax(call: Call) -> None:
         "cluster_detection_method": "deactivate",
         "initialization_timeout": 13,
     }
-    assert call("h:1", 4, 0, **options) == {**options, "address": "h:1", "count": 4, "process_id": 0}
+    # JAX's own timeout ends the process, so it comes after ours.
+    reached = {**options, "initialization_timeout": 73}
+    assert call("h:1", 4, 0, **options) == {**reached, "address": "h:1", "count": 4, "process_id": 0}
 
 
 @pytest.mark.parametrize("devices", [1, (0, 1)], ids=["one", "several"])
@@ -86,7 +103,7 @@ def test_by_default_the_settings_are_jaxs_own(call: Call) -> None:
         "address": "localhost:1",
         "count": 2,
         "process_id": 0,
-        "initialization_timeout": 300,
+        "initialization_timeout": 360,
         "heartbeat_timeout_seconds": 100,
         "shutdown_timeout_seconds": 300,
         "local_device_ids": None,
@@ -125,7 +142,7 @@ def test_jobset_pod_is_detected_and_jax_does_not_ask_the_api_server(call: Call) 
         pytest.param(1, {}, {}, "h:1", id="another process"),
         pytest.param(0, {"coordinator_bind_address": "10.0.0.1:1"}, {}, "h:1", id="bound to an address"),
         pytest.param(0, {}, {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.1:1"}, "h:1", id="bound by JAX's variable"),
-        pytest.param(0, {}, {"https_proxy": "http://proxy:3128"}, "h:1", id="behind a proxy"),
+        pytest.param(0, {}, {"https_proxy": "http://proxy:3128"}, "127.0.0.1:1", id="behind a proxy"),
     ],
 )
 def test_process_0_connects_to_its_own_service_by_loopback(
@@ -136,7 +153,7 @@ def test_process_0_connects_to_its_own_service_by_loopback(
     environ: dict[str, str],
     asked: str,
 ) -> None:
-    monkeypatch.setattr(distributed, "wait_for_coordinator", lambda address, timeout_s: 0.0)
+    monkeypatch.setenv("no_grpc_proxy", "")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert call("h:1", 2, process, **options)["address"] == asked
@@ -206,49 +223,91 @@ def test_process_0_connects_by_name_where_certificates_are_checked(call: Call, m
     assert call("h:1", 2, 0)["address"] == "h:1"
 
 
-def test_a_coordinator_that_does_not_answer_is_an_error_that_names_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(ClusterError, match=rf"waited 0 s for process 0 at {address}, .*refused"):
-        distributed.wait_for_coordinator(address, timeout_s=0.3)
+def test_a_service_that_does_not_start_is_an_error_that_names_it() -> None:
+    with (
+        held_ports(1) as (port,),
+        pytest.raises(ClusterError, match=rf"service of process 0 at 127.0.0.1:{port}, .*ref"),
+    ):
+        distributed.wait_for_coordinator(f"127.0.0.1:{port}", timeout_s=0.3)
 
 
-def test_a_coordinator_that_comes_later_is_waited_for() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    waited: list[float] = []
-    waiting = threading.Thread(
-        target=lambda: waited.append(distributed.wait_for_coordinator(f"127.0.0.1:{port}", timeout_s=60))
-    )
-    waiting.start()
-    with socket.create_server(("127.0.0.1", port)):
-        waiting.join(60)
-    assert waited
+def test_a_service_that_comes_later_is_waited_for() -> None:
+    with held_ports(1) as (port,):
+        waiting = threading.Thread(
+            target=lambda: distributed.wait_for_coordinator(f"127.0.0.1:{port}", timeout_s=60), daemon=True
+        )
+        waiting.start()
+        with socket.create_server(("127.0.0.1", port)):
+            waiting.join(60)
+            assert not waiting.is_alive()
 
 
-def test_process_0_is_looked_for_less_often_the_longer_it_is_awaited() -> None:
-    looks, waited_s, next_s = [0.0], 0.0, distributed.coordinator_pauses()
-    while waited_s < 600:
-        waited_s += next_s(waited_s)
-        looks.append(waited_s)
-    gaps = list(itertools.pairwise(looks))
-    assert all(late - early <= max(0.1, late / 20) + 1e-9 for early, late in gaps)
-    assert max(late - early for early, late in gaps) == pytest.approx(1.0)
-    assert len([look for look in looks if look <= 0.2]) >= 5
-    assert len(looks) < 720  # thousands, with 0.1 s
+@pytest.mark.parametrize(
+    ("environ", "exempt"),
+    [
+        pytest.param({}, None, id="no proxy"),
+        pytest.param({"HTTPS_PROXY": "p:1"}, None, id="one that gRPC does not read"),
+        pytest.param({"no_proxy": "a"}, None, id="only exemptions"),
+        pytest.param({"http_proxy": "p:1"}, "gpt-w-0-0.gpt,127.0.0.1", id="a proxy"),
+        pytest.param(
+            {"https_proxy": "p:1", "no_proxy": "a,.svc"}, "a,.svc,gpt-w-0-0.gpt,127.0.0.1", id="others exempt"
+        ),
+        pytest.param(
+            {"grpc_proxy": "p:1", "no_grpc_proxy": "b", "no_proxy": "a"}, "b,gpt-w-0-0.gpt,127.0.0.1", id="gRPC's"
+        ),
+        pytest.param(
+            {"http_proxy": "p:1", "no_grpc_proxy": "127.0.0.1,gpt-w-0-0.gpt"}, "127.0.0.1,gpt-w-0-0.gpt", id="both"
+        ),
+        pytest.param(
+            {"http_proxy": "p:1", "TPU_WORKER_HOSTNAMES": "t-0,t-1"}, "gpt-w-0-0.gpt,127.0.0.1,t-0,t-1", id="TPU"
+        ),
+    ],
+)
+def test_the_coordinator_is_exempt_from_proxies(environ: dict[str, str], exempt: str | None) -> None:
+    found = dict(environ)
+    distributed.exempt_from_proxies("gpt-w-0-0.gpt:8476", found)
+    assert found.get("no_grpc_proxy") == exempt
+    assert {name: value for name, value in found.items() if name != "no_grpc_proxy"} == {
+        name: value for name, value in environ.items() if name != "no_grpc_proxy"
+    }
+    again = dict(found)
+    distributed.exempt_from_proxies("gpt-w-0-0.gpt:8476", again)
+    assert again == found
 
 
-def test_process_0_waits_for_nobody_and_the_wait_counts_towards_the_timeout(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distributed, "wait_for_coordinator", lambda address, timeout_s: timeout_s - 7)
-    assert call("h:1", 2, 1, initialization_timeout=20)["initialization_timeout"] == 7
-    assert call("h:1", 2, 0, initialization_timeout=20)["initialization_timeout"] == 20
+def test_who_a_process_is_comes_from_its_pod(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[Any] = []
+
+    def gather(self: Host) -> list[Line]:
+        came.append(vars(self))
+        return []
+
+    monkeypatch.setattr(Host, "gather", gather)
+    labels = tmp_path / "labels"
+    labels.write_text('jobset.sigs.k8s.io/jobset-uid="uid-1"\njobset.sigs.k8s.io/restart-attempt="3"\n')
+    environ = {Env.POD_NAME: "pod-0", Env.NOT_JOINED_EXIT_CODE: "80"}
+    call("h:1", 2, 0, environ=environ, pod_labels_file=str(labels))
+    call("h:1", 2, 0, pod_labels_file=str(tmp_path / "none"))
+    told = [(each["_me"].job, each["_me"].attempt, each["_me"].pod, each["_exit_code"]) for each in came]
+    assert told[0] == ("uid-1", 3, "pod-0", 80)
+    assert told[1] == (None, 0, os.uname().nodename, 79)
 
 
-def test_attach_leaves_tpu_to_jax(call: Call) -> None:
+def test_attach_leaves_tpu_to_jax_once_all_are_there(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[str] = []
+
+    def gather(self: Guest) -> Line:
+        met.append("all")
+        return nobody()
+
+    monkeypatch.setattr(Guest, "gather", gather)
+    tpu = {"TPU_WORKER_HOSTNAMES": "a,b"}
     settings = Settings(process_count=2, pods_per_job=2, completion_index=1)
-    assert join(settings, {"TPU_WORKER_HOSTNAMES": "a,b"})
+    assert join(settings, tpu)
+    assert not met  # the pod was not injected: only JAX knows the place
+    injected = dataclasses.replace(settings, jobset_name="gpt", coordinator_job="w", coordinator_port=1, subdomain="g")
+    assert join(injected, tpu)
+    assert met == ["all"]
 
 
 def test_state_outside_a_cluster_is_that_of_one_process() -> None:
@@ -264,4 +323,4 @@ def test_state_outside_a_cluster_is_that_of_one_process() -> None:
 
 def test_the_places_of_arguments_are_those_of_the_reference(call: Call) -> None:
     found = call("h:1", 2, 0, [0], 30)
-    assert (found["local_device_ids"], found["initialization_timeout"]) == ([0], 30)
+    assert (found["local_device_ids"], found["initialization_timeout"]) == ([0], 90)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gracepoint.errors import AgreementError
+from gracepoint.errors import AgreementError, NotJoined
 from gracepoint.multihost import InMemoryStore, KeyValueStore, ProcessNames
+from gracepoint.multihost.distributed import JobAttempt
 from gracepoint.multihost.membership import Introduced, Members, PodNames, introduce
 from gracepoint.multihost.store import StoreUnavailable
 from tests.unit.multihost.fakes.gangs import gangs, together
@@ -23,6 +24,8 @@ def met(
     injected: list[int | None],
     store: KeyValueStore | None = None,
     starts: Sequence[float | None] | None = None,
+    of: Sequence[JobAttempt] | None = None,
+    lacks: Sequence[str] | None = None,
 ) -> list[object]:
     """What each process learns, by its id in the service."""
     shared = store or InMemoryStore()
@@ -34,6 +37,8 @@ def met(
                 named(index, place),
                 count,
                 f"nonce {place}",
+                start=of[place] if of else JobAttempt("uid-1", 0, f"gpt-w-0-{place}", 79),
+                lacks=lacks[place] if lacks else "",
                 started_unix_s=start,
                 gang=gang,
                 store=shared,
@@ -86,6 +91,28 @@ def test_process_indices_that_do_not_fit_are_an_error_of_all() -> None:
     for found in met([0, 1, 1], [None] * 3):
         assert isinstance(found, AgreementError)
         assert "expected the process indices 0 to 2 once each, found [0, 1, 1]" in str(found)
+
+
+def test_an_earlier_attempt_in_the_same_cluster_is_named_to_all_at_once() -> None:
+    of = [JobAttempt("uid-1", 4, "new-0", 79), JobAttempt("uid-1", 3, "old-1", 79), JobAttempt("uid-1", 4, "new-2", 80)]
+    found = met([0, 1, 2], [None] * 3, of=of)
+    assert [error.code for error in found if isinstance(error, NotJoined)] == [79, 79, 80]
+    for error in found:
+        assert "process 1 (old-1) of attempt 3 leaves, as process 0 (new-0) of attempt 4 has started" in str(error)
+
+
+def test_two_jobs_in_one_cluster_are_named_to_all() -> None:
+    of = [JobAttempt("uid-1", 0, "one-0", 79), JobAttempt("uid-2", 0, "two-1", 79)]
+    for error in met([0, 1], [None] * 2, of=of):
+        assert isinstance(error, NotJoined)
+        assert "process 1 (two-1) of attempt 0 is of job uid-2, and process 0" in str(error)
+        assert "of job uid-1" in str(error)
+
+
+def test_what_one_process_lacks_is_told_to_all() -> None:
+    for error in met([0, 1], [None] * 2, lacks=["", "was given accelerators, and JAX finds cpu alone"]):
+        assert isinstance(error, NotJoined)
+        assert str(error) == "process 1 (gpt-w-0-1) of attempt 0 was given accelerators, and JAX finds cpu alone"
 
 
 def test_names_of_many_processes_are_read_in_blocks_when_asked_for() -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -40,6 +41,7 @@ from gracepoint.errors import (
     SettingsError,
 )
 from gracepoint.multihost import distributed
+from gracepoint.multihost.rendezvous import Guest, Line
 from gracepoint.multihost.utilities import reached_preemption_hook
 from gracepoint.preemption import forecast
 from gracepoint.preemption.coordinator import Coordinator
@@ -947,7 +949,9 @@ def test_an_injected_pod_joins_where_the_environment_says(tmp_path: Path, monkey
         raise Joined(json.dumps([args, kwargs]))
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(distributed, "wait_for_coordinator", lambda address, timeout_s: 0.0)
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(Guest, "gather", lambda self: Line(ours, 0.0))
+    monkeypatch.setattr(distributed, "wait_for_coordinator", lambda address, timeout_s: None)
     for name, value in {
         Env.JOBSET_NAME: "gpt",
         Env.PROCESS_COUNT: "4",
@@ -959,7 +963,7 @@ def test_an_injected_pod_joins_where_the_environment_says(tmp_path: Path, monkey
         Env.SUBDOMAIN: "gpt",
     }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(Joined) as caught:
+    with theirs, pytest.raises(Joined) as caught:
         gracepoint.attach(tmp_path)
     args, kwargs = json.loads(str(caught.value))
     assert args == ["gpt-workers-0-0.gpt:8476", 4, 3]

@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,9 +49,8 @@ from gracepoint.errors import (
     CheckpointError,
     CheckpointMismatch,
     CheckpointRefused,
-    SettingsError,
 )
-from gracepoint.jax_isolation import setting
+from gracepoint.jax_isolation import FALLBACK, cpu_by_fallback
 
 
 def is_handled(stored: StoredLeaf, like: Any, handlers: HandlerRegistry | None) -> bool:
@@ -459,39 +457,6 @@ def check_devices(stored: StoredTree) -> None:
         f"{stored.folder} was saved on {before.devices} {before.platform}, and JAX finds {jax.device_count()} cpu: "
         f"{before.devices} {before.platform} -> {jax.device_count()} cpu. {FALLBACK}"
     )
-
-
-def check_accelerators_of_container(environ: Mapping[str, str]) -> None:
-    """To be called at a start, of which no checkpoint may say what the job computed on before.
-
-    Only what the device plugins of Kubernetes set counts: images set ``NVIDIA_VISIBLE_DEVICES=all`` without any device.
-
-    Raises:
-        SettingsError: The container was given accelerators, and JAX has taken the CPU though nothing asks for that.
-    """
-    limits = {name: value for name in _GIVEN if _GIVEN[name].match(value := environ.get(name, ""))}
-    if limits and cpu_by_fallback():
-        shown = ", ".join(f"{name}={value}" for name, value in limits.items())
-        raise SettingsError(f"{shown} gives this container accelerators, and JAX finds cpu alone. {FALLBACK}")
-
-
-# Environment variable -> what its value begins with if a device plugin has set it.
-_GIVEN = {
-    "NVIDIA_VISIBLE_DEVICES": re.compile("GPU-|MIG-"),
-    "TPU_WORKER_HOSTNAMES": re.compile("."),
-    "TPU_ACCELERATOR_TYPE": re.compile("."),
-}
-FALLBACK = (
-    "The driver is not ready, or JAX's package for these devices is missing; JAX then takes the CPU without an error. "
-    "Start again when jax.devices() shows the devices: with JAX_PLATFORMS=cuda (or tpu), JAX itself raises until then. "
-    "If training is to continue on the CPU, set JAX_PLATFORMS=cpu"
-)
-
-
-def cpu_by_fallback() -> bool:
-    """Returns whether JAX computes on the CPU though nothing asks for that (``JAX_PLATFORMS``, ``jax_platforms``)."""
-    chosen = setting("jax_platforms") or getattr(jax.config, "jax_platform_name", None)
-    return jax.default_backend() == "cpu" and not chosen
 
 
 def _largest(meshes: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, int], ...] | None:

@@ -41,8 +41,8 @@ from gracepoint.checkpoint.storage import checks, posix
 from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
 from gracepoint.checkpoint.storage.checks import appears
 from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointError, CheckpointExists
+from gracepoint.deadline import Backoff, Deadline
+from gracepoint.errors import CheckpointError, CheckpointExists, StorageAway
 from gracepoint.process_group import ProcessGroup
 from gracepoint.threads import DaemonThread, is_forked
 
@@ -298,6 +298,10 @@ def _written(path: StoragePath, holder: Holder, generation: Generation | None) -
 _APPEARS_S = 5.0
 #: Seconds between two tries to take the lease where the storage is full.
 _ACCESS_LOOK_EVERY_S = 1.0
+#: The longest pause before the next look at storage that is away.
+_AWAY_PAUSE_S = 30.0
+#: What stands for no limit in the requests of JAX's store: three weeks, in milliseconds below 2**31.
+_LONGEST_S = 21 * 86400.0
 
 
 class DirectoryAccess:
@@ -332,6 +336,7 @@ class DirectoryAccess:
         Raises:
             CheckpointError: Process 0 cannot write there, or another process does not see what it wrote.
             BarrierError: Other processes did not take part in time.
+            StorageAway: The storage does not answer a process. Raised in all processes.
         """
         deadline = Deadline.after(timeout_s, self._clock)
         self._shared_checks += 1
@@ -348,11 +353,18 @@ class DirectoryAccess:
             return ""
 
         by_process_zero(write, gang=gang, key=f"{key}/written", deadline=deadline)
-        sees = "yes" if appears(probe, within_s=_APPEARS_S, sleep=time.sleep) else "no"
+        try:
+            sees = "yes" if appears(probe, within_s=_APPEARS_S, sleep=time.sleep) else "no"
+        except OSError as error:
+            if not checks.is_away(error):
+                raise
+            sees = f"process {gang.process_index} does not reach {paths.root}: {error}"
         answers = gang.gather(f"{key}/seen", sees, timeout_s=deadline.remaining_s())
         if gang.process_index == 0:
             with posix.telling(probe):
                 probe.delete()
+        if away := [answer for answer in answers if answer not in ("yes", "no")]:
+            raise StorageAway("; ".join(away))
         blind = [str(process) for process, answer in enumerate(answers) if answer == "no"]
         if blind:
             raise CheckpointError(
@@ -360,7 +372,15 @@ class DirectoryAccess:
                 f"what process 0 wrote there. Mount one volume that all pods share at this path"
             )
 
-    def claim(self, job: str, *, timeout_s: float, start: str | None = None) -> None:
+    def claim(
+        self,
+        job: str,
+        *,
+        timeout_s: float,
+        start: str | None = None,
+        away_s: float = 0.0,
+        on_away: Callable[[], object] = lambda: None,
+    ) -> None:
         """Takes the directory's lease in process 0, so that no other job uses it until ``release``. Collective.
 
         Args:
@@ -368,21 +388,36 @@ class DirectoryAccess:
             timeout_s: Seconds for the call. It waits at most ``lease.PATIENCE_S`` of them for another job's lease.
             start: The part of the attempt up to the last "-", which all attempts of one start of the job share. Two
                 clusters of one start must not use the directory. None: this is not checked.
+            away_s: Seconds that process 0 waits in addition while the storage is away.
+            on_away: Called in process 0 after each attempt that found it away.
 
         Raises:
             CheckpointError: Another job, or another cluster of the same start, uses the directory, or process 0
                 cannot write there. Raised in all processes.
             BarrierError: Process 0 did not answer in time.
+            StorageAway: The storage did not answer in time. Raised in all processes.
         """
-        deadline = Deadline.after(timeout_s, self._clock)
+        began_s = self._clock()
+        deadline = Deadline.after(min(timeout_s + away_s, _LONGEST_S), self._clock)
         self._claims += 1
 
         def take() -> str:
-            patience = Deadline.after(min(PATIENCE_S, deadline.remaining_s()), self._clock)
-            with self._naming_the_folder():
-                while not self._taken(job, start, patience):
-                    time.sleep(_ACCESS_LOOK_EVERY_S)
-            return ""
+            pauses = Backoff(_ACCESS_LOOK_EVERY_S, _AWAY_PAUSE_S)
+            while True:
+                patience = Deadline.after(min(PATIENCE_S, deadline.remaining_s()), self._clock)
+                try:
+                    with self._naming_the_folder():
+                        while not self._taken(job, start, patience):
+                            time.sleep(_ACCESS_LOOK_EVERY_S)
+                except StorageAway as error:
+                    waited_s, pause_s = self._clock() - began_s, pauses.next_s()
+                    if waited_s + pause_s > away_s:
+                        raise
+                    on_away()
+                    logger.warning("attach waits for storage seconds=%.0f error=%s", waited_s, error)
+                    time.sleep(pause_s)
+                else:
+                    return ""
 
         by_process_zero(take, gang=self._gang, key=f"{self._key}/lease/{self._claims}", deadline=deadline)
 
@@ -429,6 +464,8 @@ class DirectoryAccess:
         except OSError as error:
             if isinstance(error, CheckpointError):
                 raise
+            if checks.is_away(error):
+                raise StorageAway(f"process 0 does not reach {self._paths.root}: {error}") from error
             is_file = isinstance(error, FileExistsError)
             problem = "expected a folder, found a file" if is_file else checks.explained(error, self._paths.root)
             raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {problem}") from error

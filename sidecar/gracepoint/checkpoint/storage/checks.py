@@ -140,6 +140,33 @@ def read_checked(path: StoragePath, size_bytes: int, expected: int, out: memoryv
         raise CheckpointCorrupt(f"{path}: its contents do not fit its checksum")
 
 
+#: What systems and stores say of storage that cannot be reached now. That a bucket does not exist, and that credentials
+#: fail, have other numbers.
+_AWAY = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+
+
+def is_away(error: BaseException) -> bool:
+    """Returns whether ``error`` says that storage does not answer now: no connection, no answer, a mount that is gone.
+
+    Nothing says that access to it is wrong, so it may succeed later.
+    """
+    return isinstance(error, OSError) and error.errno in _AWAY and not isinstance(error, StaleGeneration)
+
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REASONS = {
     errno.ENOSPC: "the file system is full: delete something, make it larger, or keep fewer steps",

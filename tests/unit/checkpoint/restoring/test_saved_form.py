@@ -16,8 +16,9 @@ import pytest
 import gracepoint
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.format import orbax_metadata
-from gracepoint.errors import CheckpointRefused, SettingsError
+from gracepoint.errors import CheckpointRefused, NotJoined, SettingsError
 from gracepoint.jax_isolation import setting
+from gracepoint.multihost.membership import lacking_accelerators
 from tests.unit.checkpoint.fakes.engine import sharding
 
 pytestmark = pytest.mark.integration
@@ -130,3 +131,34 @@ def test_what_images_set_by_themselves_is_no_accelerator(
 ) -> None:
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", value)
     gracepoint.attach(tmp_path).close()
+
+
+@pytest.fixture
+def _has_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's package for accelerators is installed."""
+    (tmp_path / "packages" / "jax_plugins").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+
+
+@pytest.mark.usefixtures("_has_a_plugin")
+def test_a_start_without_the_devices_that_the_container_was_given_is_no_failure_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_chosen: None
+) -> None:
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "GPU-5a1f")
+    with pytest.raises(NotJoined, match=r"was given accelerators \(NVIDIA_VISIBLE_DEVICES=GPU-5a1f\)") as caught:
+        gracepoint.attach(tmp_path / "steps", not_joined_exit_code=80)
+    assert caught.value.code == 80
+    jax.config.update("jax_platforms", "cpu")
+    gracepoint.attach(tmp_path / "steps").close()
+
+
+@pytest.mark.usefixtures("_has_a_plugin")
+@pytest.mark.parametrize("file", ["nvidia0", "nvidia11", "kfd", "accel3", "vfio/7"])
+def test_device_files_of_a_pod_are_devices_that_it_was_given(file: str, tmp_path: Path, nothing_chosen: None) -> None:
+    (tmp_path / "dev/vfio").mkdir(parents=True)
+    for other in ("nvidiactl", "nvidia-uvm", "null", "vfio/vfio"):
+        (tmp_path / "dev" / other).touch()
+    assert lacking_accelerators({}, in_pod=True, devices=tmp_path / "dev") == ""
+    (tmp_path / "dev" / file).touch()
+    assert f"dev/{file}" in lacking_accelerators({}, in_pod=True, devices=tmp_path / "dev")
+    assert lacking_accelerators({}, in_pod=False, devices=tmp_path / "dev") == ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import math
 import os
 import resource
 import subprocess
@@ -23,7 +25,8 @@ from gracepoint.checkpoint.steps.lease import Holder, Lease
 from gracepoint.checkpoint.storage.backend import Generation
 from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointError, SaveFailed
+from gracepoint.errors import CheckpointError, SaveFailed, StorageAway
+from gracepoint.process_group import ProcessGroup
 from tests.forked import forked
 from tests.interrupts import interrupt
 from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
@@ -516,3 +519,69 @@ def test_a_file_that_is_no_lease_is_not_replaced(tmp_path: Path, held: list[Leas
     Layout(storage_path(tmp_path)).lease().put(b"something")
     with pytest.raises(CheckpointError, match="is not a lease of Gracepoint's"):
         claim(tmp_path, "job-a", held)
+
+
+def away(root: Path, monkeypatch: pytest.MonkeyPatch, errors: list[OSError]) -> None:
+    """Has the storage of ``root`` fail with these errors, one after the other, when process 0 first uses it."""
+    make = StoragePath.make_folder_durably
+
+    def make_once_it_is_there(self: StoragePath) -> None:
+        if errors and str(self) == str(root):
+            raise errors.pop(0)
+        make(self)
+
+    monkeypatch.setattr(StoragePath, "make_folder_durably", make_once_it_is_there)
+    monkeypatch.setattr(lease, "_AWAY_PAUSE_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ETIMEDOUT, errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ESTALE, errno.ENOTCONN]
+)
+def test_storage_that_is_away_is_waited_for_and_named(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away(tmp_path, monkeypatch, [OSError(number, "as the storage says")] * 3)
+    tries: list[None] = []
+
+    def use(gang: ProcessGroup) -> None:
+        access = engine(tmp_path, gang).access
+        access.claim("job-a", timeout_s=30, away_s=math.inf, on_away=lambda: tries.append(None))
+        access.release()
+
+    assert outcomes_in_gang(2, use) == [None, None]
+    assert len(tries) == 3
+    assert f"attach waits for storage seconds=0 error=process 0 does not reach {tmp_path}" in caplog.text
+
+
+def test_storage_that_stays_away_is_an_error_of_its_own_in_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away(tmp_path, monkeypatch, [TimeoutError(errno.ETIMEDOUT, "as the storage says")] * 10_000)
+    for error in outcomes_in_gang(
+        2, lambda gang: engine(tmp_path, gang).access.claim("job-a", timeout_s=30, away_s=0.1)
+    ):
+        assert isinstance(error, StorageAway)
+        assert f"process 0 does not reach {tmp_path}: [Errno 110] as the storage says" in str(error)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENODEV, errno.EROFS, errno.EIO, errno.ENOENT])
+def test_storage_that_refuses_is_an_error_at_once(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away(tmp_path, monkeypatch, [OSError(number, "as the storage says")])
+    for error in outcomes_in_gang(
+        2, lambda gang: engine(tmp_path, gang).access.claim("job-a", timeout_s=30, away_s=math.inf)
+    ):
+        assert isinstance(error, CheckpointError)
+        assert not isinstance(error, StorageAway)
+        assert "as the storage says" in str(error)
+
+
+def test_a_process_that_does_not_reach_the_storage_says_so_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def appears(*_: Any, **__: Any) -> bool:
+        raise TimeoutError(errno.ETIMEDOUT, "as the storage says")
+
+    monkeypatch.setattr(lease, "appears", appears)
+    for error in outcomes_in_gang(2, lambda gang: engine(tmp_path, gang).access.check_shared(timeout_s=30)):
+        assert isinstance(error, StorageAway)
+        assert f"process 1 does not reach {tmp_path}: [Errno 110] as the storage says" in str(error)

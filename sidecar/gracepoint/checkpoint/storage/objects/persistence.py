@@ -164,6 +164,8 @@ def _nothing() -> None:
 PATIENCE_S = 60.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
+#: Seconds of failures after which a warning says so, once: whoever waits should know for what.
+_SAID_AFTER_S = 10.0
 # Before anything is known of a store, a request is hedged after this time, and the time for its bytes at this speed.
 _HEDGE_FIRST_S = 2.0
 _HEDGE_FIRST_BYTES_PER_S = 5e6
@@ -250,6 +252,7 @@ class Persistence:
             OSError: Another error of ``act``.
         """
         began_s, pauses, pace = time.monotonic(), request_backoff(), self._paces[kind]
+        is_said = False
         limit = backend.current()
         patient = patient or limit is not None
         check = go_on if limit is None else _both(limit, go_on)
@@ -272,7 +275,10 @@ class Persistence:
                         errno.ETIMEDOUT,
                         f"{subject}: {tries} requests in {elapsed_s:.1f} s failed, the last with: {error}",
                     ) from error
-                logger.debug("%s: request %d failed, the next in %.2f s: %s", subject, tries, wait_s, error)
+                is_worth_saying = elapsed_s >= _SAID_AFTER_S and not is_said
+                is_said = is_said or is_worth_saying
+                level = logging.WARNING if is_worth_saying else logging.DEBUG
+                logger.log(level, "%s: request %d failed, the next in %.2f s: %s", subject, tries, wait_s, error)
                 wait(wait_s, check)
             else:
                 pace.note(size_bytes, time.monotonic() - tried_s)

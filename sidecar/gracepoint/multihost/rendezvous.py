@@ -1,0 +1,705 @@
+"""How the processes of one start meet before JAX joins them: who is there, who is missing, and who does not belong.
+
+JAX ends a process from C++ (SIGABRT) if another one does not come within its timeout, and cannot tell a process of an
+earlier attempt from one of its own. So JAX is called only once all processes are known to be there.
+
+Process 0 listens at the coordinator's own port, which nothing else uses until JAX's service starts there. The others
+connect, and both sides introduce themselves (``Introduction``). Each judges by the two introductions alone
+(``compare``), so both come to the same conclusion at once: an older attempt leaves (``NotJoined``), whichever side it
+is; another job is not waited for, and not sent away, as nobody knows which of two jobs is the older one; different
+numbers of processes or different versions end all (``AgreementError``), as another start would not change them.
+
+A connection stays open while its process waits. When all are there, process 0 closes its listener, says so to all
+(``begin``), and every process calls JAX. Until JAX returns, the connections stay open: one that breaks is a process
+that died, for which JAX would wait in vain. Then all others leave at once, with the exit code for that.
+
+A message is a line of JSON. What is no introduction is closed: whoever scans ports, speaks another protocol or says
+nothing takes no place for long, and is named in the log if it speaks JAX's protocol.
+
+The calling thread does everything until ``begin``. From then on a thread of its own ("gracepoint-joining", a daemon)
+owns the connections, as the calling thread is in JAX's C++ code. It ends when JAX has returned, or ends the process. A
+name is looked up in one more thread ("gracepoint-lookup", a daemon), because a resolver without an answer takes
+minutes. It ends with the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import logging
+import os
+import queue
+import resource
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NoReturn, Self
+
+from gracepoint import machine
+from gracepoint.deadline import Backoff
+from gracepoint.errors import AgreementError, NotJoined, SettingsError
+from gracepoint.multihost.store import named
+from gracepoint.version import __version__
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two lines of the log that say who is missing.
+SAY_EVERY_S = 30.0
+#: Seconds within which whoever connects has to introduce itself.
+_INTRODUCTION_S = 10.0
+#: Seconds that an attempt to connect takes at most.
+_CONNECT_S = 1.0
+#: Seconds that one look at a name takes at most. The resolver goes on meanwhile.
+_LOOKUP_S = 5.0
+#: Connections of which nobody knows yet who they are.
+_MOST_STRANGERS = 128
+_LINE_BYTES = 8192
+_NAME_CHARACTERS = 300
+#: Seconds without any sign of life after which the kernel gives a connection up: about half a minute.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+#: With these bytes JAX's own client begins (RFC 9113).
+_HTTP2_PREFACE = b"PRI * HTTP/2.0"
+_JOIN_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Introduction:
+    """What a process says of itself.
+
+    Attributes:
+        process_id: Its id in JAX's coordination service.
+        process_count: How many processes there are, as it was told.
+        job: UID of its JobSet or Job. None outside Kubernetes.
+        attempt: Restarts of the JobSet when its pod was created.
+        pod: Name of its pod, or of its machine.
+        version: Version of this library.
+        jax: Version of JAX.
+    """
+
+    process_id: int
+    process_count: int
+    job: str | None
+    attempt: int
+    pod: str
+    jax: str
+    version: str = __version__
+
+    @classmethod
+    def read(cls, message: Mapping[str, Any]) -> Self:
+        """Reads a message. Ignores fields that it does not know.
+
+        Raises:
+            ValueError: It is no introduction.
+        """
+        made = cls(**{field.name: message.get(field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+        numbers = (made.process_id, made.process_count, made.attempt)
+        if not all(type(number) is int and number >= 0 for number in numbers) or made.process_id >= made.process_count:
+            raise ValueError("expected a process id below the number of processes, and an attempt")
+        texts = (made.pod, made.jax, made.version, "" if made.job is None else made.job)
+        if not all(isinstance(text, str) and len(text) <= _NAME_CHARACTERS and text.isprintable() for text in texts):
+            raise ValueError("expected short texts")
+        return made
+
+    def __str__(self) -> str:
+        return f"process {self.process_id} ({self.pod}) of attempt {self.attempt}"
+
+
+class Comparison(StrEnum):
+    """What two introductions mean for each other."""
+
+    FITS = "fits"
+    FIRST_IS_OLD = "the first is of an earlier attempt"
+    SECOND_IS_OLD = "the second is of an earlier attempt"
+    OTHER_JOB = "they are of two jobs"
+    DIFFERS = "they are of one attempt, and cannot train together"
+
+
+def compare(first: Introduction, second: Introduction) -> Comparison:
+    """Judges two introductions. Pure, so that both sides come to the same verdict."""
+    if first.job != second.job:
+        return Comparison.OTHER_JOB
+    if first.attempt != second.attempt:
+        return Comparison.FIRST_IS_OLD if first.attempt < second.attempt else Comparison.SECOND_IS_OLD
+    return Comparison.DIFFERS if difference(first, second) else Comparison.FITS
+
+
+def difference(first: Introduction, second: Introduction) -> str:
+    """Returns, as a sentence, why two processes of one attempt cannot train together. Empty if they can."""
+    for field, name in (("process_count", "processes"), ("version", "gracepoint"), ("jax", "jax")):
+        found, other = getattr(first, field), getattr(second, field)
+        if found != other:
+            one, two = sorted((first, second), key=lambda each: each.process_id)
+            has = "was told {} {}" if field == "process_count" else "has {1} {0}"
+            said = ", ".join(f"{each} {has.format(getattr(each, field), name)}" for each in (one, two))
+            fix = (
+                "the job's size was changed while it ran: start all pods again"
+                if field == "process_count"
+                else "run the same image in all pods; a tag that was moved is another image"
+            )
+            return f"{said}. Expected the same in all processes: {fix}"
+    return ""
+
+
+def outdated(old: Introduction, new: Introduction) -> str:
+    """Returns, as a sentence, why a process of an earlier attempt leaves."""
+    return (
+        f"{old} leaves, as {new} has started: this job is at attempt {new.attempt}, and the pods of attempt "
+        f"{old.attempt} are to end"
+    )
+
+
+class Line:
+    """A connection on which lines of JSON are exchanged. It belongs to one thread at a time.
+
+    Attributes:
+        who: Who is at the other end. None before it has introduced itself.
+        joined: Whether JAX has joined the process at the other end.
+    """
+
+    def __init__(self, sock: socket.socket, now_s: float) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):  # no TCP
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):  # macOS has other names for some
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self.sock = sock
+        self.since_s = now_s
+        self.who: Introduction | None = None
+        self.joined = False
+        self.unread = bytearray()
+
+    def send(self, **message: Any) -> None:
+        """Sends a message. A connection that has broken shows when it is read."""
+        with contextlib.suppress(OSError):
+            self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Returns the messages that have come. None if the other end has closed, or says what is no message."""
+        try:
+            data = self.sock.recv(_LINE_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        self.unread += data
+        *lines, rest = self.unread.split(b"\n")
+        if not data or len(rest) > _LINE_BYTES:
+            return None
+        try:
+            messages = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            return None
+        self.unread = rest
+        return messages if all(isinstance(message, dict) for message in messages) else None
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Gathering:
+    """All processes of a start are there, and connected to process 0. Ends with ``watching``.
+
+    Args:
+        lines: The connections: in process 0 those to all others, elsewhere the one to process 0.
+        exit_code: Exit code of this process if another one dies before JAX has joined all.
+        leave: Ends this process with an exit code.
+    """
+
+    def __init__(self, lines: Sequence[Line], exit_code: int, leave: Callable[[int], object] = os._exit) -> None:
+        self._lines = lines
+        self._exit_code = exit_code
+        self._leave = leave
+        self._is_joined = False  # written once, before the thread is woken
+
+    @contextlib.contextmanager
+    def watching(self, within_s: float) -> Iterator[None]:
+        """Ends this process if, within the block, another one dies, or ``within_s`` seconds pass.
+
+        In the block JAX joins the processes. Its C++ code cannot be interrupted, and would end this process by SIGABRT.
+        """
+        wake, woken = socket.socketpair()
+        thread = threading.Thread(target=self._watch, args=(woken, within_s), name="gracepoint-joining", daemon=True)
+        thread.start()
+        try:
+            yield
+            self._is_joined = True
+        finally:
+            wake.close()
+            thread.join(_JOIN_S)
+
+    def _watch(self, woken: socket.socket, within_s: float) -> None:
+        until_s = time.monotonic() + within_s
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(woken, selectors.EVENT_READ)
+                for line in self._lines:
+                    selector.register(line.sock, selectors.EVENT_READ, line)
+                while (left_s := until_s - time.monotonic()) > 0:
+                    ready = [key for key, _ in selector.select(left_s)]
+                    if any(key.data is None for key in ready):
+                        return
+                    for line in (key.data for key in ready):
+                        if (reason := self._heard(line)) is not None:
+                            self._end(reason)
+                            return
+                        if line.joined:
+                            selector.unregister(line.sock)
+            self._end(f"all processes were there, and JAX has not joined them within {within_s:.0f} s")
+        finally:
+            woken.close()
+            for line in self._lines:
+                if self._is_joined:
+                    line.send(joined=True)
+                line.close()
+
+    def _heard(self, line: Line) -> str | None:
+        """Reads a connection. Returns why this process has to end, if it has to."""
+        messages = line.receive()
+        for message in messages or ():
+            if "ends" in message:
+                return str(message["ends"])
+            line.joined = line.joined or "joined" in message
+        return None if line.joined or messages is not None else f"{line.who} died before JAX had joined all processes"
+
+    def _end(self, reason: str) -> None:
+        for line in self._lines:
+            line.send(ends=reason)
+        logger.error("%s. This process exits, as it cannot train without it code=%d", reason, self._exit_code)
+        machine.flush_streams()
+        self._leave(self._exit_code)
+
+
+class _Waiting:
+    """Says every half a minute who is missing, and ends the wait when its time is over."""
+
+    def __init__(self, me: Introduction, timeout_s: float | None, exit_code: int) -> None:
+        self._me = me
+        self._timeout_s = timeout_s
+        self._exit_code = exit_code
+        self._began_s = self._said_s = time.monotonic()
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def look(self, for_whom: Callable[[], str]) -> bool:
+        """Returns whether something was said. ``for_whom`` returns who is missing, and what is known of it.
+
+        Raises:
+            NotJoined: The time is over.
+        """
+        if self._timeout_s is not None and self.waited_s >= self._timeout_s:
+            raise not_joined(f"{self._me} waited {self.waited_s:.0f} s for {for_whom()}", self._exit_code)
+        if time.monotonic() - self._said_s < SAY_EVERY_S:
+            return False
+        self._said_s = time.monotonic()
+        logger.warning("%s waits for %s seconds=%.0f", self._me, for_whom(), self.waited_s)
+        return True
+
+    def pause_s(self, most_s: float = SAY_EVERY_S) -> float:
+        """Returns for how many seconds to wait before the next look."""
+        left_s = most_s if self._timeout_s is None else self._timeout_s - self.waited_s
+        return max(0.0, min(most_s, left_s, self._said_s + SAY_EVERY_S - time.monotonic()))
+
+
+def not_joined(reason: str, code: int) -> NotJoined:
+    """Returns the error, after it was logged: an exit says nothing."""
+    logger.error("not joined: %s. Exit code %d says that the program has not failed", reason, code)
+    return NotJoined(code, reason=reason)
+
+
+class Host:
+    """Process 0, to which all others come.
+
+    Args:
+        me: This process.
+        address: ``host:port`` at which it listens. An empty host: all interfaces.
+        timeout_s: Seconds to wait for the others. None: no limit.
+        exit_code: Exit code if they do not come.
+    """
+
+    def __init__(self, me: Introduction, address: str, timeout_s: float | None, exit_code: int) -> None:
+        self._me = me
+        self._address = address
+        self._exit_code = exit_code
+        self._waiting = _Waiting(me, timeout_s, exit_code)
+        self._present: dict[int, Line] = {}
+        self._strangers: dict[Line, None] = {}  # in the order in which they came
+        self._last_refused = ""
+        self._selector = selectors.DefaultSelector()
+
+    def gather(self) -> list[Line]:
+        """Waits until all processes are there. Returns the connections to them.
+
+        Raises:
+            AgreementError: A process cannot train with this one.
+            NotJoined: This process is of an earlier attempt; or the others do not come in time.
+        """
+        _allow_files(2 * self._me.process_count)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(self._listener())
+            stack.enter_context(self._selector)
+            self._selector.register(listener, selectors.EVENT_READ)
+            stack.callback(self._close_all)
+            try:
+                while len(self._present) < self._me.process_count - 1:
+                    self._look(listener)
+            except NotJoined as error:
+                self._tell(ends=error.reason)
+                raise
+            listener.close()  # before the others are told: JAX's service needs the port
+            present, self._present = list(self._present.values()), {}
+            for line in present:
+                line.send(begin=True)
+            return present
+
+    def _look(self, listener: socket.socket) -> None:
+        for key, _ in self._selector.select(self._waiting.pause_s(1.0 if self._strangers else SAY_EVERY_S)):
+            if key.data is None:
+                self._accept(listener)
+            elif key.data.sock.fileno() >= 0:  # not closed by an event before this one
+                self._hear(key.data)
+        self._drop_silent()
+        if self._waiting.look(self._missing):
+            self._tell(missing=self._missing())
+
+    def _listener(self) -> socket.socket:
+        while True:
+            try:
+                listener = listen(self._address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                used = f"the port of {self._address}, which another process of this machine uses: {error}"
+                self._waiting.look(lambda: used)  # noqa: B023 - called at once
+                time.sleep(self._waiting.pause_s(_CONNECT_S))
+            else:
+                listener.setblocking(False)
+                return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError as error:  # it is gone again, or this process has no more files
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._last_refused = f"; a connection was not accepted: {error}"
+                time.sleep(0.1)
+            return
+        line = Line(sock, time.monotonic())
+        self._selector.register(sock, selectors.EVENT_READ, line)
+        self._strangers[line] = None
+        if len(self._strangers) > _MOST_STRANGERS:
+            self._drop(next(iter(self._strangers)))
+
+    def _hear(self, line: Line) -> None:
+        messages = line.receive()
+        if messages is None:
+            if line.unread.startswith(_HTTP2_PREFACE):
+                self._last_refused = (
+                    "; JAX's own client knocks: a process calls jax.distributed.initialize itself, or has another "
+                    "version of this library. Let attach() or gracepoint.multihost.initialize() join all processes"
+                )
+            elif line.who is not None:
+                logger.warning("%s has gone again", line.who)
+            self._drop(line)
+        elif messages and line.who is None:
+            try:
+                line.who = Introduction.read(messages[0])
+            except ValueError:
+                self._drop(line)
+            else:
+                self._admit(line, line.who)
+
+    def _admit(self, line: Line, who: Introduction) -> None:
+        line.send(**dataclasses.asdict(self._me))
+        verdict = compare(self._me, who)
+        if verdict is Comparison.FIRST_IS_OLD:
+            raise not_joined(outdated(self._me, who), self._exit_code)
+        if verdict is Comparison.DIFFERS:
+            self._fail(difference(self._me, who), line)
+        if verdict is not Comparison.FITS or who.process_id == 0:
+            refused = (
+                f"; refused {who}, of job {who.job}: {verdict if verdict is not Comparison.FITS else 'its id is taken'}"
+            )
+            if refused != self._last_refused:  # it may try again every second
+                logger.warning("process 0 has%s", refused.removeprefix(";"))
+            self._last_refused = refused
+            self._drop(line)
+            return
+        before = self._present.pop(who.process_id, None)
+        if before is not None:  # a pod that was replaced, and whose end was not seen
+            before.send(ends=f"{who} has come in its place")
+            self._drop(before)
+        del self._strangers[line]
+        self._present[who.process_id] = line
+
+    def _fail(self, reason: str, stranger: Line) -> NoReturn:
+        self._tell(failed=reason)
+        stranger.send(failed=reason)
+        raise AgreementError(reason)
+
+    def _tell(self, **message: Any) -> None:
+        for line in self._present.values():
+            line.send(**message)
+
+    def _missing(self) -> str:
+        missing = [process for process in range(1, self._me.process_count) if process not in self._present]
+        here = f"{len(self._present) + 1} of {self._me.process_count} are here"
+        return f"{named(missing)}; {here}{self._last_refused}"
+
+    def _drop_silent(self) -> None:
+        now_s = time.monotonic()
+        for line in [line for line in self._strangers if now_s - line.since_s > _INTRODUCTION_S]:
+            self._drop(line)
+
+    def _drop(self, line: Line) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(line.sock)
+        line.close()
+        self._strangers.pop(line, None)
+        if line.who is not None and self._present.get(line.who.process_id) is line:
+            del self._present[line.who.process_id]
+
+    def _close_all(self) -> None:
+        for line in [*self._present.values(), *self._strangers]:
+            line.close()
+
+
+def listen(address: str) -> socket.socket:
+    """Returns a socket that listens at ``host:port``. An empty host, ``::`` or ``0.0.0.0``: all interfaces.
+
+    It does not share its port with another listener, as JAX's service would: two attempts on one machine would each get
+    some of the other's connections.
+
+    Raises:
+        OSError: The port is used, or there is no such interface.
+    """
+    host, port = split(address)
+    if host in ("", "::", "0.0.0.0"):
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=socket.SOMAXCONN
+            )
+        return socket.create_server(("", port), backlog=socket.SOMAXCONN)
+    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server((str(where[0]), port), family=family, backlog=socket.SOMAXCONN)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Returns host and port of ``host:port``.
+
+    Raises:
+        SettingsError: The address has no port.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or ":" not in address:
+        raise SettingsError(f"coordinator_address: expected host:port, found {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def _allow_files(count: int) -> None:
+    """Raises this process's limit of open files, where it can, so that as many connections and JAX's own fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 512
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+class Lookup:
+    """Looks one name up, in a thread of its own: a resolver without an answer takes minutes.
+
+    Args:
+        host: The name, or an address.
+        port: The port of the addresses.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._answers: queue.SimpleQueue[Sequence[Any] | OSError] | None = None  # None: nothing is asked
+
+    def __call__(self, timeout_s: float) -> Sequence[Any]:
+        """Returns the addresses, as ``socket.getaddrinfo`` does.
+
+        Raises:
+            OSError: There is none, or no answer yet. The next call continues to wait for the same answer.
+        """
+        if self._answers is None:
+            self._answers = queue.SimpleQueue()
+            asking = threading.Thread(target=self._ask, args=(self._answers,), name="gracepoint-lookup", daemon=True)
+            asking.start()
+        try:
+            found = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"its name {self._host} cannot be looked up: the resolver does not answer") from None
+        self._answers = None
+        if isinstance(found, OSError):
+            resolver = ", the cluster's DNS does not answer" if _is_silent(found) else ""
+            raise OSError(f"its name {self._host} cannot be looked up{resolver}: {found}") from found
+        return found
+
+    def _ask(self, answers: queue.SimpleQueue[Sequence[Any] | OSError]) -> None:
+        try:
+            answers.put(socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM))
+        except UnicodeError as error:  # a label that is empty or too long
+            answers.put(OSError(str(error)))
+        except OSError as error:
+            answers.put(error)
+
+
+def _is_silent(error: OSError) -> bool:
+    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+
+
+class Guest:
+    """Any process but process 0, to which it comes.
+
+    Args:
+        me: This process.
+        address: ``host:port`` of process 0.
+        timeout_s: Seconds to wait for the others. None: no limit.
+        exit_code: Exit code if they do not come.
+    """
+
+    def __init__(self, me: Introduction, address: str, timeout_s: float | None, exit_code: int) -> None:
+        self._me = me
+        self._address = address
+        self._exit_code = exit_code
+        self._lookup = Lookup(*split(address))
+        self._waiting = _Waiting(me, timeout_s, exit_code)
+        self._known = ""  # what is known of process 0
+        self._tries = 0
+
+    def gather(self) -> Line:
+        """Waits until all processes are there. Returns the connection to process 0.
+
+        Raises:
+            AgreementError: A process cannot train with the others.
+            NotJoined: This process is of an earlier attempt, or another one has taken its place; or the others do not
+                come in time.
+        """
+        next_s = pauses()
+        while True:
+            try:
+                line = Line(self._connected(), time.monotonic())
+            except OSError as error:  # the name does not exist yet, refused, no route, timeout
+                self._known = str(error)
+            else:
+                try:
+                    if self._converse(line):
+                        return line
+                except BaseException:
+                    line.close()
+                    raise
+                line.close()
+            self._waiting.look(self._missing)
+            time.sleep(self._waiting.pause_s(next_s(self._waiting.waited_s)))
+
+    def _missing(self) -> str:
+        return f"process 0 at {self._address}: {self._known}"
+
+    def _connected(self) -> socket.socket:
+        addresses = self._lookup(_LOOKUP_S)
+        # One after the other: of a pod that was replaced, the old address may be listed, too.
+        family, kind, protocol, _, where = addresses[self._tries % len(addresses)]
+        self._tries += 1
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(_CONNECT_S)
+            sock.connect(where)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _converse(self, line: Line) -> bool:
+        """Talks to whoever is at process 0's address. Returns whether all are there; if not, the next try follows."""
+        line.send(**dataclasses.asdict(self._me))
+        with selectors.DefaultSelector() as selector:
+            selector.register(line.sock, selectors.EVENT_READ)
+            silent_since_s = time.monotonic()
+            while True:
+                if selector.select(self._waiting.pause_s(1.0 if line.who is None else SAY_EVERY_S)):
+                    messages = line.receive()
+                    if messages is None:
+                        self._known = "it has gone again" if line.who else _stranger(line)
+                        return False
+                    silent_since_s = time.monotonic()
+                    for message in messages:
+                        if (is_all_there := self._heard(line, message)) is not None:
+                            return is_all_there
+                elif line.who is None and time.monotonic() - silent_since_s > _INTRODUCTION_S:
+                    self._known = "something answers there that says nothing"
+                    return False
+                elif time.monotonic() - silent_since_s > 3 * SAY_EVERY_S:
+                    self._known = "it has fallen silent"
+                    return False
+                self._waiting.look(self._missing)
+
+    def _heard(self, line: Line, message: Mapping[str, Any]) -> bool | None:
+        """Acts on a message of process 0. Returns None if the conversation goes on, else as ``_converse``."""
+        if line.who is None:
+            return None if self._meets(line, message) else False
+        if "begin" in message:
+            return True
+        if "failed" in message:
+            raise AgreementError(str(message["failed"]))
+        if "ends" in message:
+            raise not_joined(f"{self._me} leaves: {message['ends']}", self._exit_code)
+        if "missing" in message:
+            self._known = f"it is here, and waits for {message['missing']}"
+        return None
+
+    def _meets(self, line: Line, message: Mapping[str, Any]) -> bool:
+        """Reads the introduction of process 0. Returns whether it is the one that this process looks for."""
+        try:
+            line.who = Introduction.read(message)
+        except ValueError:
+            self._known = "something answers there that is not process 0"
+            return False
+        verdict = compare(line.who, self._me)
+        if verdict is Comparison.SECOND_IS_OLD:
+            raise not_joined(outdated(self._me, line.who), self._exit_code)
+        if verdict is Comparison.DIFFERS:
+            raise AgreementError(difference(line.who, self._me))
+        if verdict is not Comparison.FITS:
+            what = f"of job {line.who.job}; this is job {self._me.job}" if verdict is Comparison.OTHER_JOB else "old"
+            known = f"{line.who} is there, which is {what}"
+            if known != self._known:
+                logger.warning("%s goes on waiting for its own process 0: %s", self._me, known)
+            self._known = known
+            return False
+        self._known = "it is here, and waits for others"
+        return True
+
+
+def _stranger(line: Line) -> str:
+    if not line.unread:
+        return "the connection was closed at once"
+    return (
+        "another server answers there: JAX's coordination service, if a cluster has begun without this process, or "
+        "another program"
+    )
+
+
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 0.01, 5.0
+
+
+def pauses() -> Callable[[float], float]:
+    """Returns a function that returns, by the seconds waited so far, how many to pause before the next look.
+
+    Most processes come just before or after process 0, so pauses begin short and grow to 0.1 s. Each look is up to ten
+    requests to the cluster's DNS, so a large job would send thousands of them in a second. Therefore a pause in a long
+    wait is a twentieth of the time waited so far, and at most a second; after an hour 5 s.
+    """
+    backoff = Backoff(_FIRST_PAUSE_S, _MOST_PAUSE_S, jitter=0.0)
+    return lambda waited_s: backoff.next_s(max(0.1, min(waited_s / 20, max(1.0, waited_s / 720))))
