@@ -108,10 +108,14 @@ def restarts_in_place(jobset: Json) -> bool:
     return bool((jobset.get("failurePolicy") or {}).get("restartStrategy") == IN_PLACE)
 
 
+def action_at(rules: Iterable[FailureRule], replicated_job: str, failure: JobFailure) -> str:
+    """Returns what a JobSet with these rules does at such a failure of a Job."""
+    return next((rule.action for rule in rules if rule.matches(replicated_job, failure)), "RestartJobSet")
+
+
 def restarts_alone(rules: Iterable[FailureRule], replicated_job: str, failure: JobFailure) -> bool:
     """Returns whether such a failure of a Job leaves the other Jobs of the JobSet alone."""
-    action = next((rule.action for rule in rules if rule.matches(replicated_job, failure)), "")
-    return action in _ALONE
+    return action_at(rules, replicated_job, failure) in _ALONE
 
 
 def _failure(job: Json, exit_code: int, failed: int) -> JobFailure | None:

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from gracepoint.wire.messages import Mode
 from gracepoint.wire.names import (
     DEFAULT_HEAD_START_S,
+    DEFAULT_NOT_JOINED_EXIT_CODE,
     DEFAULT_SAVED_EXIT_CODE,
     DEFAULT_STALL_AFTER_S,
     DEFAULT_TOLERATE_FAILURES_S,
@@ -246,6 +247,7 @@ class CompilationCache(Model):
 
 _AUTO_MESSAGE = "Auto must stand alone: it finds out which of the others this is"
 _CODES_MESSAGE = "savedExitCode and unsavedExitCode must differ: they tell the two outcomes apart"
+_NOT_JOINED_MESSAGE = "startup.notJoinedExitCode must differ from both exit codes of afterSave"
 
 
 class SignalKind(StrEnum):
@@ -319,11 +321,28 @@ class AfterSave(Model):
         json_schema_extra=rules(cel("self.savedExitCode != self.unsavedExitCode", _CODES_MESSAGE))
     )
 
+    @property
+    def exit_codes(self) -> list[int]:
+        """Both codes in ascending order, as Kubernetes wants them."""
+        return sorted((self.saved_exit_code, self.unsaved_exit_code))
+
     @model_validator(mode="after")
     def _codes_differ(self) -> AfterSave:
         if self.saved_exit_code == self.unsaved_exit_code:
             raise ValueError(f"{_CODES_MESSAGE}; found {self.saved_exit_code}")
         return self
+
+
+class Startup(Model):
+    """How a process starts that finds its peers, its devices or its storage away."""
+
+    join_timeout_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Seconds that a process waits for processes that are not there yet, and for storage that is away. Then it ends
+    with notJoinedExitCode and gives its node back for a while. 0: it waits without a limit."""
+    not_joined_exit_code: ExitCode | None = None
+    """Exit code of a process that did not get into the job for a reason that is not the program's. Its Job replaces the
+    pod after a pause, which is not counted; the other processes wait for it. Absent: 79, or the next number that
+    afterSave does not use."""
 
 
 class ExitBreaker(Model):
@@ -425,6 +444,8 @@ class CheckpointPolicySpec(PolicyInForce):
     """Whether compiled programs are kept. An edit applies to JobSets created afterwards."""
     deadline: DeadlinePolicy = DeadlinePolicy()
     """How early an emergency save starts. An edit applies to JobSets created afterwards."""
+    startup: Startup = Startup()
+    """How long processes wait for one another at the start. An edit applies to JobSets created afterwards."""
     after_save: AfterSave = AfterSave()
     """How processes exit after a save. An edit applies to JobSets created afterwards."""
     voluntary_disruption: VoluntaryDisruption = VoluntaryDisruption()
@@ -438,6 +459,31 @@ class CheckpointPolicySpec(PolicyInForce):
         if len(value) > 1 and CloudMetadata.AUTO in value:
             raise ValueError(f"{_AUTO_MESSAGE}; found {[str(cloud) for cloud in value]}")
         return value
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "!has(self.startup.notJoinedExitCode) || (self.startup.notJoinedExitCode != "
+                "self.afterSave.savedExitCode && self.startup.notJoinedExitCode != self.afterSave.unsavedExitCode)",
+                _NOT_JOINED_MESSAGE,
+            )
+        )
+    )
+
+    @model_validator(mode="after")
+    def _not_joined_is_told_apart(self) -> CheckpointPolicySpec:
+        if self.not_joined_exit_code in self.after_save.exit_codes:
+            raise ValueError(f"{_NOT_JOINED_MESSAGE}; found {self.not_joined_exit_code}")
+        return self
+
+    @property
+    def not_joined_exit_code(self) -> int:
+        """The exit code of a process that did not get into the job."""
+        if self.startup.not_joined_exit_code is not None:
+            return self.startup.not_joined_exit_code
+        # Policies that are older than this code may use its usual value for something else.
+        usual = range(DEFAULT_NOT_JOINED_EXIT_CODE, DEFAULT_NOT_JOINED_EXIT_CODE + 3)
+        return next(code for code in usual if code not in self.after_save.exit_codes)
 
     @property
     def in_force(self) -> PolicyInForce:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 
 from gracepoint_operator import workloads
 from gracepoint_operator.resources import CheckpointPolicySpec
@@ -22,12 +23,6 @@ MAX_POD_FAILURE_RULES = 20
 
 
 # What the release contracts of JobSets and of Jobs have in common. Pure.
-
-
-def exit_codes(policy: CheckpointPolicySpec) -> list[int]:
-    """Returns the exit codes of the training container after a save."""
-    # Kubernetes requires them in ascending order.
-    return sorted((policy.after_save.saved_exit_code, policy.after_save.unsaved_exit_code))
 
 
 def expect(spec: Json, key: str, value: object, path: str, why: str, problems: Problems) -> None:
@@ -64,51 +59,65 @@ def enough_processes(members: Sequence[TrainingJob], policy: CheckpointPolicySpe
         )
 
 
+def on_exit(member: TrainingJob, action: str, codes: Sequence[int]) -> Json:
+    """Returns the rule of a podFailurePolicy for exit codes of the training container, which must be ascending."""
+    return {
+        "action": action,
+        "onExitCodes": {"containerName": member.container["name"], "operator": "In", "values": list(codes)},
+    }
+
+
 def put_pod_rules(
-    member: TrainingJob, ours: Sequence[Json], codes: Collection[int], expected: str, problems: Problems
+    member: TrainingJob,
+    ours: Sequence[Json],
+    expected: Mapping[str, str],
+    problems: Problems,
+    *,
+    last: Sequence[Json] = (),
 ) -> None:
     """Puts the contract's rules before the user's in the podFailurePolicy of a Job.
 
     Args:
         member: The Job.
-        ours: The contract's rules. All have the same action.
-        codes: Exit codes of the training container after a save.
-        expected: The action that a user's rule about these codes must have, and why.
+        ours: The contract's rules.
+        expected: Why rules of ours have their actions, by action. A user's rule about the same must have it, too.
         problems: Gets the user's rules that contradict the contract.
+        last: Rules of the contract that come after the user's.
     """
     pod_failure_policy = member.job.get("podFailurePolicy") or {}
     member.job["podFailurePolicy"] = pod_failure_policy
     rules: list[Json] = pod_failure_policy.get("rules") or []
-    action = ours[0]["action"]
     for i, rule in enumerate(rules):
-        if rule.get("action") != action and _is_about_leaving(rule, codes, member.container["name"]):
-            problems.add(
-                f"{member.path}.podFailurePolicy.rules[{i}].action",
-                found=f"{rule.get('action')} for {_subject(rule)}",
-                expected=expected,
-                fix="Remove the rule",
-            )
+        for own in ours:
+            if rule.get("action") != own["action"] and _is_about_the_same(rule, own):
+                problems.add(
+                    f"{member.path}.podFailurePolicy.rules[{i}].action",
+                    found=f"{rule.get('action')} for {_subject(rule)}",
+                    expected=f"{own['action']}: {expected[own['action']]}",
+                    fix="Remove the rule",
+                )
     # The first rule that matches is applied, so ours come first. The user's rules apply to other failures.
-    theirs = [rule for rule in rules if rule not in ours]
-    pod_failure_policy["rules"] = [*ours, *theirs]
-    if len(theirs) > MAX_POD_FAILURE_RULES - len(ours):
+    theirs = [rule for rule in rules if rule not in ours and rule not in last]
+    pod_failure_policy["rules"] = [*ours, *theirs, *last]
+    most = MAX_POD_FAILURE_RULES - len(ours) - len(last)
+    if len(theirs) > most:
         problems.add(
             f"{member.path}.podFailurePolicy.rules",
             found=f"{len(theirs)} rules",
-            expected=f"at most {MAX_POD_FAILURE_RULES - len(ours)} beside ours, as Kubernetes takes no more",
+            expected=f"at most {most} beside ours, as Kubernetes takes no more",
             fix="Remove some, or put their exit codes together",
         )
 
 
-def _is_about_leaving(rule: Json, codes: Collection[int], container: str) -> bool:
-    """Returns whether a user's rule names the same exit codes or condition as our rules.
+def _is_about_the_same(rule: Json, own: Json) -> bool:
+    """Returns whether a user's rule names an exit code, or the condition, of a rule of ours.
 
     A NotIn rule names no code, so our rules may come before it.
     """
-    on_codes: Json = rule.get("onExitCodes") or {}
-    named = on_codes.get("operator") == "In" and set(on_codes.get("values") or []) & set(codes)
-    if named and on_codes.get("containerName") in (None, container):
-        return True
+    if own_codes := own.get("onExitCodes"):
+        on_codes: Json = rule.get("onExitCodes") or {}
+        named = on_codes.get("operator") == "In" and set(on_codes.get("values") or []) & set(own_codes["values"])
+        return bool(named) and on_codes.get("containerName") in (None, own_codes["containerName"])
     conditions: list[Json] = rule.get("onPodConditions") or []
     return any(c.get("type") == "DisruptionTarget" and c.get("status", "True") == "True" for c in conditions)
 
@@ -117,9 +126,48 @@ def _subject(rule: Json) -> str:
     return f"exit codes {rule['onExitCodes']['values']}" if rule.get("onExitCodes") else "DisruptionTarget"
 
 
+NO_LIMIT = 2**31 - 1
+#: A container of any name has ended with an error. A pod that never ran a container has none that did.
+_PROGRAM_FAILED: Json = {"action": "FailIndex", "onExitCodes": {"operator": "NotIn", "values": [0]}}
+
+
+# Only exits of programs count. Pure.
+#
+# A kubelet may refuse a pod that was scheduled to it: the device plugin is not there yet, another pod was quicker, the
+# node has other labels by now. Such a pod is Failed without a container that ended, and no rule of a podFailurePolicy
+# can match that. So the rule that comes last matches each container that failed, and fails its Job. What no rule
+# matches is left to the limits of the Job, which are endless: it makes another pod, after 10 s, and after twice as long
+# each time, up to 10 min (k8s.io/kubernetes/pkg/controller/job). The other processes wait at their start meanwhile.
+#
+# With limits for each index, the pauses of one index do not grow with the failures of others. And the rule has the
+# action FailIndex, with no index allowed to fail, as FailJob would also match pods that end because their Job is
+# suspended (``getFailJobMessage`` looks at each pod, ``calculateFailedIndexes`` at those that the Job still counts).
+
+
+def own_last_rules() -> list[Json]:
+    """Returns the contract's rules that come after the user's in the podFailurePolicy of a Job."""
+    return [copy.deepcopy(_PROGRAM_FAILED)]
+
+
+def counting_rules(job: Json) -> list[int]:
+    """Returns the places of a user's rules by which a failure counts for its Job, which then makes another pod."""
+    rules = (job.get("podFailurePolicy") or {}).get("rules") or []
+    return [i for i, rule in enumerate(rules) if rule.get("action") == "Count"]
+
+
+def replace_what_never_ran(job: Json) -> None:
+    """Lets a Job make pods anew that never ran a container, without an end. It fails if a program fails.
+
+    If a rule of its user lets failures of programs count for the Job, they cannot be told from such pods by the limits.
+    Then the first of either fails the Job.
+    """
+    job["backoffLimit"] = NO_LIMIT
+    job["backoffLimitPerIndex"] = 0 if counting_rules(job) else NO_LIMIT
+    job["maxFailedIndexes"] = 0
+
+
 #: The default of Kubernetes, and the one beside backoffLimitPerIndex (k8s.io/kubernetes/pkg/apis/batch/v1, defaults).
 _DEFAULT_BACKOFF_LIMIT = 6
-_NO_BACKOFF_LIMIT = 2**31 - 1
 #: Restart policies that are refused, and what messages call them. Kubernetes refuses a Job with the default, too.
 _RESTARTS_IN_PLACE = {"OnFailure": "OnFailure", "Always": "Always (the default where it is not set)"}
 #: Kueue reads it to admit a Job with fewer pods.
@@ -132,7 +180,8 @@ _WITH_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
 # When a process exits with one of the policy's exit codes, or its pod is disrupted, the Job ignores the failure and
 # creates another pod for the index. All processes of the gang leave together, so all pods are replaced together.
 #
-# Other failures count for each index. Kubernetes delays the replacement of a pod after every failure, also after
+# Other failures count for each index, also those of pods that never ran a container: the Job has no second limit by
+# which it could tell them from crashes. Kubernetes delays the replacement of a pod after every failure, also after
 # ignored ones: by 10 s, and twice as long each time, up to 10 min (k8s.io/kubernetes/pkg/controller/job,
 # backoff_utils). Without a limit for each index, the delay grows with the number of pods that failed, so that it would
 # be minutes for a large gang at once. So the contract needs ``backoffLimitPerIndex``.
@@ -172,7 +221,7 @@ def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPo
         )
     run_all_pods(member, problems)
     _replace_uncounted(member, policy, problems)
-    check_template(member, exit_codes(policy), problems)
+    check_template(member, policy.after_save.exit_codes, problems)
     _finds_process_0(member, problems)
     _partly_admitted((workload.get("metadata") or {}).get("annotations") or {}, policy.training.min_processes, problems)
 
@@ -208,10 +257,10 @@ def _partly_admitted(annotations: Json, least: int, problems: Problems) -> None:
 
 def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec) -> list[Json]:
     """Returns the contract's own rules in the podFailurePolicy of the Job."""
-    on_codes = {"containerName": member.container["name"], "operator": "In", "values": exit_codes(policy)}
     return [
-        {"action": "Ignore", "onExitCodes": on_codes},
+        on_exit(member, "Ignore", policy.after_save.exit_codes),
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        on_exit(member, "Ignore", [policy.not_joined_exit_code]),
     ]
 
 
@@ -223,11 +272,11 @@ def _replace_uncounted(member: TrainingJob, policy: CheckpointPolicySpec, proble
         # A gang cannot train without one of its processes.
         job.setdefault("maxFailedIndexes", 0)
         if job.get("backoffLimit") in (None, _DEFAULT_BACKOFF_LIMIT):
-            job["backoffLimit"] = _NO_BACKOFF_LIMIT
+            job["backoffLimit"] = NO_LIMIT
     if job.get("podReplacementPolicy") != "Failed":
         job["podReplacementPolicy"] = "Failed"  # Kubernetes allows no other beside a podFailurePolicy
-    expected = "Ignore: the Job replaces pods that leave, without counting"
-    put_pod_rules(member, own_pod_rules(member, policy), exit_codes(policy), expected, problems)
+    expected = {"Ignore": "the Job replaces pods that leave, without counting"}
+    put_pod_rules(member, own_pod_rules(member, policy), expected, problems)
 
 
 def _finds_process_0(member: TrainingJob, problems: Problems) -> None:
@@ -241,8 +290,6 @@ def _finds_process_0(member: TrainingJob, problems: Problems) -> None:
 
 
 STRATEGY = workloads.IN_PLACE
-#: JobSet's webhook requires this backoff limit.
-BACKOFF_LIMIT = 2**31 - 1
 #: Variables that JobSet's agent needs, and the one by which it starts the training itself.
 _AGENT_NEEDS = {"JOBSET_NAME", "POD_NAME"}
 _WORKER_COMMAND = "WORKER_COMMAND"
@@ -287,12 +334,12 @@ def allow_restarts_in_place(member: TrainingJob, problems: Problems) -> None:
     """Fills in what JobSet requires of the Jobs of such a JobSet, or adds what contradicts it to ``problems``."""
     job = member.job
     if job.get("backoffLimit") is None:
-        job["backoffLimit"] = BACKOFF_LIMIT
-    elif job["backoffLimit"] != BACKOFF_LIMIT:
+        job["backoffLimit"] = NO_LIMIT
+    elif job["backoffLimit"] != NO_LIMIT:
         problems.add(
             f"{member.path}.backoffLimit",
             found=job["backoffLimit"],
-            expected=f"{BACKOFF_LIMIT}, which JobSet requires with the restart strategy {STRATEGY}",
+            expected=f"{NO_LIMIT}, which JobSet requires with the restart strategy {STRATEGY}",
             fix="Remove it",
         )
     # JobSet requires these to be written, even if they are the default.

@@ -111,19 +111,28 @@ def _stays_ended(member: TrainingJob, codes: Collection[int], problems: Problems
             expected=f"Never or nothing, {why}",
             fix="Remove it",
         )
-    for i, rule in enumerate(container.get("restartPolicyRules") or []):
+    for i in matching_restart_rules(container, codes):
+        rule = container["restartPolicyRules"][i]
+        on: Json = rule.get("exitCodes") or {}
+        problems.add(
+            f"{path}.restartPolicyRules[{i}]",
+            found=f"{rule.get('action')} for exit codes {on.get('operator')} {on.get('values')}",
+            expected=f"none that matches {sorted(codes)}, {why}",
+            fix="Remove the rule, or these codes from it"
+            if on.get("operator") == "In"
+            else "Remove the rule, or add these codes to it",
+        )
+
+
+def matching_restart_rules(container: Json, codes: Collection[int]) -> list[int]:
+    """Returns the places of the rules by which the container restarts in place when it ends with one of the codes."""
+
+    def matches(rule: Json) -> bool:
         on: Json = rule.get("exitCodes") or {}
         named = set(on.get("values") or []) & set(codes)
-        matches = bool(named) if on.get("operator") == "In" else len(named) < len(set(codes))
-        if matches:
-            problems.add(
-                f"{path}.restartPolicyRules[{i}]",
-                found=f"{rule.get('action')} for exit codes {on.get('operator')} {on.get('values')}",
-                expected=f"none that matches {sorted(codes)}, {why}",
-                fix="Remove the rule, or these codes from it"
-                if on.get("operator") == "In"
-                else "Remove the rule, or add these codes to it",
-            )
+        return bool(named) if on.get("operator") == "In" else len(named) < len(set(codes))
+
+    return [i for i, rule in enumerate(container.get("restartPolicyRules") or []) if matches(rule)]
 
 
 def _finds_names(member: TrainingJob, problems: Problems) -> None:
@@ -189,6 +198,7 @@ YIELDING = frozenset(
         Env.TOLERATE_FAILURES_S,
         Env.STALL_AFTER_S,
         Env.STALL_ACTION,
+        Env.JOIN_TIMEOUT_S,
         Env.METADATA,
         Env.WRITER,
         Env.COMPILATION_CACHE,
@@ -334,6 +344,7 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.KEEP_EVERY_STEPS: policy.checkpoint.keep_every_steps,
         Env.KEEP_FOR_S: policy.checkpoint.keep_for_seconds,
         Env.WRITER: _WRITERS[policy.checkpoint.writer],
+        Env.JOIN_TIMEOUT_S: policy.startup.join_timeout_seconds,
     }
     unless_default = {
         Env.HEAD_START_S: (policy.deadline.head_start_seconds, names.DEFAULT_HEAD_START_S),
@@ -342,6 +353,10 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.STALL_AFTER_S: (policy.stalls.after_seconds, names.DEFAULT_STALL_AFTER_S),
         Env.STALL_ACTION: (policy.stalls.action.lower(), names.STALL_REPORT),
     }
+    # The contract depends on it, so a value of the container's own does not count.
+    theirs = any(variable["name"] == Env.NOT_JOINED_EXIT_CODE for variable in member.container.get("env") or [])
+    if theirs or policy.not_joined_exit_code != names.DEFAULT_NOT_JOINED_EXIT_CODE:
+        later[Env.NOT_JOINED_EXIT_CODE] = policy.not_joined_exit_code
     return {
         Env.DIRECTORY: _filled_in(policy.checkpoint.directory),
         Env.SAVE_EVERY_STEPS: policy.checkpoint.every_steps,

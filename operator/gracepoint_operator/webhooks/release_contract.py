@@ -9,6 +9,10 @@ policy's exit codes, or its pod is disrupted, its Job fails at once and as a who
 of the JobSet restarts the JobSet for exactly this reason without counting the restart. Other failures are handled as
 the user has configured.
 
+Only exits of programs count. A pod that never ran a container is made anew by its Job, and so is one whose process did
+not get into the gang (``contracts``). A failed program fails its Job at once, with reason MaxFailedIndexesExceeded, and
+the JobSet does what its user's rules say for BackoffLimitExceeded, which the reason would otherwise be.
+
 A Job that does not train may end the gang all the same: with a backoff limit of 0, one eviction of its pod fails it,
 and the JobSet restarts as a whole. Such a Job gets the rule for disruptions, too, so that this restart does not count.
 
@@ -41,31 +45,47 @@ from gracepoint_operator.webhooks.contracts import (
     DEFAULT_GRACE_PERIOD_S,
     DEFAULT_MAX_RESTARTS,
     MAX_POD_FAILURE_RULES,
+    NO_LIMIT,
     STRATEGY,
     agent_starts_training,
     allow_restarts_in_place,
     apply_job_contract,
+    counting_rules,
     enough_processes,
-    exit_codes,
     expect,
     in_place_is_possible,
+    on_exit,
+    own_last_rules,
     put_pod_rules,
+    replace_what_never_ran,
     restarts_all_containers,
     restarts_in_place,
     run_all_pods,
 )
-from gracepoint_operator.webhooks.injection import KEEPER, check_template
+from gracepoint_operator.webhooks.injection import KEEPER, check_template, matching_restart_rules
 from gracepoint_operator.webhooks.training_jobs import HelperJob, Json, Problems, TrainingJob, gang, helpers, is_job
-from gracepoint_operator.workloads import FailureRule, failure_rules, failures_at_disruption, restarts_alone
+from gracepoint_operator.workloads import (
+    FailureRule,
+    JobFailure,
+    action_at,
+    failure_rules,
+    failures_at_disruption,
+    restarts_alone,
+)
 
 #: Names of our rules in the JobSet's failure policy: for Jobs that train, and for others. The names are reserved.
 RULE_NAME = "gracepoint_preemption"
 HELPER_RULE_NAME = "gracepoint_helper_preemption"
+#: Those of rules for failed programs begin so. The action follows.
+_PROGRAM_RULE_NAME = "gracepoint_program_"
 RULE_ACTION = "RestartJobSetAndIgnoreMaxRestarts"
 RULE_REASON = "PodFailurePolicy"
 RULES = "spec.failurePolicy.rules"
 _DISRUPTED_SAYS = "condition DisruptionTarget matching FailJob rule"
 _DISRUPTED: Json = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+#: How the Job of a failed program fails without the contract's rule for it, and with it.
+_USUALLY = JobFailure("BackoffLimitExceeded", "Job has reached the specified backoff limit")
+_BY_INDEX = JobFailure("MaxFailedIndexesExceeded", "Job has exceeded the specified maximal number of failed indexes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +118,8 @@ def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | 
         return ContractViolation(tuple(problems)) if problems else Patched(made)
     in_place = restarts_in_place(made) and all(map(in_place_is_possible, members))
     for member in members:
-        if in_place:
-            allow_restarts_in_place(member, problems)
-        else:
-            backoff = "a replaced pod cannot join the running gang"
-            expect(member.job, "backoffLimit", 0, member.path, backoff, problems)
-        _fail_as_a_whole(member, policy, problems)
-        check_template(member, exit_codes(policy), problems)
+        _fail_as_a_whole(member, policy, in_place, problems)
+        check_template(member, policy.after_save.exit_codes, problems)
         _run_at_once(member, members, problems)
     _hostnames(made, problems)
     if not in_place:
@@ -112,15 +127,27 @@ def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | 
     if problems:
         return ContractViolation(tuple(problems))
     spec = made["spec"]
-    theirs = [rule for rule in failure_rules(spec) if rule.name not in (RULE_NAME, HELPER_RULE_NAME)]
+    theirs = [rule for rule in failure_rules(spec) if not _is_reserved(rule.name)]
     others = [] if in_place else helpers(made, policy.training)
     uncounted = [helper.name for helper in others if _leaves_with_the_gang(helper, theirs)]
-    _restart_uncounted(spec, members, uncounted, policy)
+    failing = [] if in_place else [*(member.name for member in members), *uncounted]
+    ours = [
+        *_uncounted_rules(members, uncounted, _leaving_codes(policy, in_place)),
+        *_rules_for_programs(theirs, failing),
+    ]
+    failure_policy = spec.setdefault("failurePolicy", {"maxRestarts": DEFAULT_MAX_RESTARTS})
+    # The first rule that matches is executed, so ours come first.
+    kept = [rule for rule in failure_policy.get("rules") or [] if not _is_reserved(str(rule.get("name")))]
+    failure_policy["rules"] = [*ours, *kept]
     return Patched(made)
 
 
-def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
-    """Makes a Job fail at once when one of its pods leaves. The Job does not replace pods by itself."""
+def _is_reserved(rule: str) -> bool:
+    return rule in (RULE_NAME, HELPER_RULE_NAME) or rule.startswith(_PROGRAM_RULE_NAME)
+
+
+def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, in_place: bool, problems: Problems) -> None:
+    """Makes a Job fail at once when one of its pods leaves, or its program fails."""
     job, pod, path = member.job, member.template["spec"], member.path
     if pod.get("restartPolicy") == "OnFailure":
         problems.add(
@@ -135,13 +162,18 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems
         pod["terminationGracePeriodSeconds"] = DEFAULT_GRACE_PERIOD_S
     expect(job, "completionMode", "Indexed", path, "the index is the process's place in the gang", problems)
     run_all_pods(member, problems)
-    if job.get("backoffLimitPerIndex") is not None:
-        problems.add(
-            f"{path}.backoffLimitPerIndex",
-            found=job["backoffLimitPerIndex"],
-            expected="nothing: a replaced pod cannot join the running gang",
-            fix="Remove it; the JobSet's failurePolicy.maxRestarts limits restarts",
-        )
+    if in_place:
+        allow_restarts_in_place(member, problems)
+    limits = ["backoffLimitPerIndex"] if in_place else ["backoffLimit", "backoffLimitPerIndex"]
+    for name in limits:
+        # 0 is the user's word for the same; the other is ours, in a JobSet that was exported.
+        if job.get(name) not in ((None,) if in_place else (None, 0, NO_LIMIT)):
+            problems.add(
+                f"{path}.{name}",
+                found=job[name],
+                expected="nothing: a replaced pod cannot join the running gang",
+                fix="Remove it; the JobSet's failurePolicy.maxRestarts limits restarts",
+            )
     if job.get("podReplacementPolicy") == "TerminatingOrFailed":
         problems.add(
             f"{path}.podReplacementPolicy",
@@ -149,22 +181,29 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, problems
             expected="Failed: Kubernetes allows no other beside a podFailurePolicy",
             fix="Remove it",
         )
-    put_pod_rules(
-        member,
-        own_pod_rules(member, policy),
-        exit_codes(policy),
-        "FailJob: if one pod leaves, the gang leaves as a whole and the JobSet restarts it",
-        problems,
-    )
+    expected = {
+        "FailJob": "if one pod leaves, the gang leaves as a whole and the JobSet restarts it",
+        "Ignore": "a process that did not get into the gang is made anew, and the others wait for it",
+    }
+    ours = own_pod_rules(member, policy, in_place)
+    put_pod_rules(member, ours, expected, problems, last=[] if in_place else own_last_rules())
+    if not in_place:
+        replace_what_never_ran(job)
 
 
-def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec) -> list[Json]:
-    """Returns the contract's own rules in the podFailurePolicy of a Job of the gang."""
-    on_codes = {"containerName": member.container["name"], "operator": "In", "values": exit_codes(policy)}
-    return [
-        {"action": "FailJob", "onExitCodes": on_codes},
-        copy.deepcopy(_DISRUPTED),
-    ]
+def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec, in_place: bool) -> list[Json]:
+    """Returns the contract's rules that come first in the podFailurePolicy of a Job of the gang."""
+    leaving = [on_exit(member, "FailJob", _leaving_codes(policy, in_place)), copy.deepcopy(_DISRUPTED)]
+    return leaving if in_place else [*leaving, on_exit(member, "Ignore", [policy.not_joined_exit_code])]
+
+
+def _leaving_codes(policy: CheckpointPolicySpec, in_place: bool) -> list[int]:
+    """Returns the exit codes at which the gang leaves its nodes.
+
+    Where a pod that is made anew restarts the others in place, which counts, these leave, too, if one did not get in.
+    """
+    codes = policy.after_save.exit_codes
+    return sorted([*codes, policy.not_joined_exit_code]) if in_place else codes
 
 
 def uncounted_helpers(jobset: Json) -> list[str]:
@@ -202,18 +241,45 @@ def _leaves_with_the_gang(helper: HelperJob, rules: Sequence[FailureRule]) -> bo
     if pod["restartPolicy"] != "Never" or job.get("podReplacementPolicy") == "TerminatingOrFailed":
         return False
     present: list[Json] = (job.get("podFailurePolicy") or {}).get("rules") or []
-    if _DISRUPTED not in present:
-        if len(present) >= MAX_POD_FAILURE_RULES:
-            return False
-        job["podFailurePolicy"] = {"rules": [copy.deepcopy(_DISRUPTED), *present]}
+    last = own_last_rules() if _counts_at_once(job) else []
+    first = [] if _DISRUPTED in present else [copy.deepcopy(_DISRUPTED)]
+    made = [*first, *(rule for rule in present if rule not in last), *last]
+    if len(made) > MAX_POD_FAILURE_RULES:
+        return False
+    job["podFailurePolicy"] = {"rules": made}
+    if last:
+        replace_what_never_ran(job)
     return True
 
 
-def _restart_uncounted(
-    spec: Json, members: list[TrainingJob], helping: list[str], policy: CheckpointPolicySpec
-) -> None:
-    """Puts our rules before the user's rules, because the first rule that matches is executed."""
-    codes = "|".join(map(str, exit_codes(policy)))
+def _counts_at_once(job: Json) -> bool:
+    """Returns whether any failure ends a Job that does not train, and failures of programs can be told from others."""
+    limits = (job.get("backoffLimit"), job.get("backoffLimitPerIndex"), job.get("maxFailedIndexes"))
+    indexed = job.get("completionMode") in (None, "Indexed")  # JobSet's default
+    return indexed and not counting_rules(job) and limits in ((0, None, None), (NO_LIMIT, NO_LIMIT, 0))
+
+
+def _rules_for_programs(theirs: Sequence[FailureRule], jobs: Iterable[str]) -> list[Json]:
+    """Returns rules that do for failed programs what the user's rules did before the contract changed the reason."""
+    targets: dict[str, list[str]] = {}
+    for name in jobs:
+        wanted = action_at(theirs, name, _USUALLY)
+        if wanted != action_at(theirs, name, _BY_INDEX):
+            targets.setdefault(wanted, []).append(name)
+    return [
+        {
+            "name": f"{_PROGRAM_RULE_NAME}{action}",
+            "action": action,
+            "onJobFailureReasons": [_BY_INDEX.reason],
+            "targetReplicatedJobs": names,
+        }
+        for action, names in targets.items()
+    ]
+
+
+def _uncounted_rules(members: list[TrainingJob], helping: list[str], leaving: Sequence[int]) -> list[Json]:
+    """Returns the rules that restart the JobSet without counting."""
+    codes = "|".join(map(str, leaving))
     rule: dict[str, Any] = {
         "name": RULE_NAME,
         "action": RULE_ACTION,
@@ -236,10 +302,7 @@ def _restart_uncounted(
                 "targetReplicatedJobs": helping,
             }
         )
-    failure_policy = spec.setdefault("failurePolicy", {"maxRestarts": DEFAULT_MAX_RESTARTS})
-    names = {RULE_NAME, HELPER_RULE_NAME}
-    theirs = [other for other in failure_policy.get("rules") or [] if other.get("name") not in names]
-    failure_policy["rules"] = [*ours, *theirs]
+    return ours
 
 
 def _run_at_once(member: TrainingJob, members: list[TrainingJob], problems: Problems) -> None:
@@ -386,7 +449,7 @@ def _other_rules(jobset: Json, policy: CheckpointPolicySpec) -> list[str]:
     """Returns the paths of other rules that make a Job fail whose failure restarts the JobSet without being counted."""
     targets, found = uncounted_helpers(jobset), []
     for member in gang(jobset, policy.training, Problems()):
-        own = own_pod_rules(member, policy)
+        own = own_pod_rules(member, policy, in_place=False)  # these versions of JobSet have no restarts in place
         found += [path for path, rule in _failing(member.path, member.job) if rule not in own]
     for helper in helpers(jobset, policy.training):
         if helper.name in targets:
@@ -516,6 +579,9 @@ def creation_warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
         *_run_elsewhere(made, kind),
         *_taken_for_processes(made, members, policy),
         *_counted(made, policy),
+        *_counted_without_a_run(made, members),
+        *_counted_in_place(made, members, policy),
+        *_kept_by_sidecars(members),
         *_restarted_alone(made, members),
         *_killed_at_once(members),
         *_keeper_killed(members),
@@ -570,12 +636,50 @@ def _counted(made: Json, policy: CheckpointPolicy) -> list[str]:
     ]
 
 
+def _counted_without_a_run(made: Json, members: list[TrainingJob]) -> list[str]:
+    """Warns of rules because of which pods that never ran a container count like failures of the program."""
+    if is_job(made):
+        return []
+    return [
+        f"{member.path}.podFailurePolicy.rules[{i}].action: found Count, so that a pod that a kubelet refuses counts "
+        "towards maxRestarts, too. Remove the rule: what no rule matches counts already"
+        for member in members
+        for i in counting_rules(member.job)
+    ]
+
+
+def _counted_in_place(made: Json, members: list[TrainingJob], policy: CheckpointPolicy) -> list[str]:
+    """Warns of a process that did not get into the gang and would be restarted in place, which counts."""
+    if is_job(made) or not restarts_in_place(made):
+        return []
+    code = policy.spec.not_joined_exit_code
+    return [
+        f"{member.path}.template.spec.containers[{member.container['name']}].restartPolicyRules[{i}]: found a rule "
+        f"that matches {code}, the exit code of a process that did not get into the gang: it restarts in place, which "
+        f"counts towards maxRestarts. Leave {code} out, as {policy.spec.after_save.saved_exit_code}"
+        for member in members
+        for i in matching_restart_rules(member.container, [code])
+    ]
+
+
+def _kept_by_sidecars(members: list[TrainingJob]) -> list[str]:
+    """Warns of containers that may outlive the training: a pod ends when all its containers have ended."""
+    return [
+        f"{member.path}.template.spec.containers[{container['name']}]: if this container does not end with the "
+        "training, the pod stays on its node after the save, and the gang does not come back elsewhere. Make it an "
+        "init container with restartPolicy: Always, which the kubelet ends after the training"
+        for member in members
+        for container in member.template["spec"].get("containers") or []
+        if container.get("name") != member.container["name"]
+    ]
+
+
 def _restarted_alone(made: Json, members: list[TrainingJob]) -> list[str]:
     """Warns of rules that replace one Job of the gang. The others end too, and each of them is handled for itself."""
     names, found = {member.name for member in members}, []
     for i, rule in enumerate(((made.get("spec") or {}).get("failurePolicy") or {}).get("rules") or []):
         targets = set(rule.get("targetReplicatedJobs") or names)
-        if rule.get("action") not in _WHOLE_ACTIONS and targets & names:
+        if rule.get("action") not in _WHOLE_ACTIONS and targets & names and not _is_reserved(str(rule.get("name"))):
             found.append(
                 f"spec.failurePolicy.rules[{i}].action: found {rule.get('action')}; if one process of the gang fails, "
                 "all end, and each Job counts for itself. Use RestartJobSet, which restarts the gang as a whole"

@@ -44,6 +44,19 @@ def test_a_policy_that_names_only_the_directory_has_sensible_settings() -> None:
     assert (read.name, read.namespace, read.uid, read.generation) == ("default", "team", "u-1", 3)
 
 
+@pytest.mark.parametrize(("saved", "unsaved", "not_joined"), [(77, 78, 79), (79, 78, 80), (80, 79, 81), (77, 90, 79)])
+def test_the_code_of_a_process_that_did_not_get_in_is_none_that_an_older_policy_uses(
+    saved: int, unsaved: int, not_joined: int
+) -> None:
+    read = CheckpointPolicy.of(policy(afterSave={"savedExitCode": saved, "unsavedExitCode": unsaved}))
+    assert read.spec.not_joined_exit_code == not_joined
+
+
+def test_a_code_of_a_process_that_did_not_get_in_and_of_a_save_is_refused() -> None:
+    with pytest.raises(Unreadable, match=r"startup.notJoinedExitCode must differ from both .*; found 77"):
+        CheckpointPolicy.of(policy(startup={"notJoinedExitCode": 77}))
+
+
 def test_a_read_only_view_is_read_like_the_object_itself() -> None:
     body = policy()
     body["spec"] = types.MappingProxyType(body["spec"])
@@ -105,6 +118,7 @@ def test_a_read_only_view_is_read_like_the_object_itself() -> None:
         pytest.param({"deadline": {"margin": 0.5}}, "deadline.margin", id="margin below 1"),
         pytest.param({"afterSave": {"savedExitCode": 1}}, "afterSave.savedExitCode", id="a shell's code"),
         pytest.param({"afterSave": {"savedExitCode": 78}}, "afterSave", id="both exit codes alike (one by default)"),
+        pytest.param({"startup": {"joinTimeoutSeconds": -1}}, "startup.joinTimeoutSeconds", id="a time before now"),
     ],
 )
 def test_a_bad_policy_is_refused_naming_the_field(spec: dict[str, Any], field: str) -> None:

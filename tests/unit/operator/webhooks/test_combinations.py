@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 
 from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
+from gracepoint_operator.webhooks.contracts import NO_LIMIT
 from gracepoint_operator.webhooks.updates import shown
 from tests.unit.operator.fakes.samples import (
     POLICY,
@@ -58,7 +59,7 @@ def _container(body: Json) -> Json:
 _JOB = "spec.replicatedJobs[0].template.spec"
 FIELDS = (
     Field(f"{_JOB}.template.spec.restartPolicy", pod_of, "restartPolicy", "Never", "Never", "OnFailure"),
-    Field(f"{_JOB}.backoffLimit", job_of, "backoffLimit", 0, 0, 6),
+    Field(f"{_JOB}.backoffLimit", job_of, "backoffLimit", NO_LIMIT, NO_LIMIT, 6),
     Field(f"{_JOB}.completionMode", job_of, "completionMode", "Indexed", "Indexed", "NonIndexed"),
     Field(f"{_JOB}.parallelism", job_of, "parallelism", None, 1, 2),
     Field(f"{_JOB}.podReplacementPolicy", job_of, "podReplacementPolicy", None, "Failed", "TerminatingOrFailed"),

@@ -7,7 +7,7 @@ import pytest
 from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.webhooks import inject_workload
 from gracepoint_operator.webhooks.release_contract import Patched, creation_warnings, release_contract
-from tests.unit.operator.fakes.samples import SETTINGS, Json, jobset, pod_of, policy_spec
+from tests.unit.operator.fakes.samples import SETTINGS, Json, jobset, pod_of, policy_spec, replicated_job
 
 
 def policy(
@@ -151,3 +151,24 @@ def test_rule_that_replaces_one_job_is_warned_of(rule: Json, warned: bool) -> No
     found = [text for text in of(body, policy("gs://bucket/{jobset}")) if text.startswith("spec.failurePolicy")]
     assert bool(found) is warned
     assert all("Use RestartJobSet" in text for text in found)
+
+
+def test_a_container_that_may_outlive_the_training_is_warned_of() -> None:
+    body = jobset()
+    pod_of(body)["containers"].append({"name": "logs", "image": "l"})
+    (text,) = [text for text in of(body, policy()) if "containers[logs]" in text]
+    assert "the pod stays on its node after the save" in text
+    assert "restartPolicy: Always" in text
+
+
+def test_a_native_sidecar_is_not_warned_of() -> None:
+    body = jobset()
+    pod_of(body)["initContainers"] = [{"name": "mesh", "image": "m", "restartPolicy": "Always"}]
+    assert not [text for text in of(body, policy()) if "mesh" in text]
+
+
+def test_a_rule_by_which_pods_that_never_ran_count_is_warned_of() -> None:
+    rule = {"action": "Count", "onExitCodes": {"operator": "In", "values": [42]}}
+    body = jobset(replicated_job(podFailurePolicy={"rules": [rule]}))
+    (text,) = [text for text in of(body, policy()) if "Count" in text]
+    assert text.startswith("spec.replicatedJobs[0].template.spec.podFailurePolicy.rules[3].action: found Count")

@@ -8,6 +8,7 @@ import pytest
 
 from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_operator.webhooks import ContractViolation, release_contract
+from gracepoint_operator.webhooks.contracts import NO_LIMIT
 from gracepoint_operator.webhooks.release_contract import HELPER_RULE_NAME, InstalledApi, creation_warnings
 from gracepoint_operator.webhooks.training_jobs import Problems, gang, helpers
 from gracepoint_operator.webhooks.updates import of_workload
@@ -26,6 +27,8 @@ from tests.unit.operator.fakes.samples import (
 
 NAMED = policy_spec(training={"replicatedJobs": ["workers"]})
 DISRUPTION = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+COUNTING = {"action": "Count", "onExitCodes": {"operator": "In", "values": [9]}}
+PROGRAM_FAILED = {"action": "FailIndex", "onExitCodes": {"operator": "NotIn", "values": [0]}}
 
 
 def asking(job: Json, resource: str = "nvidia.com/gpu") -> Json:
@@ -107,7 +110,9 @@ def test_a_name_in_the_policy_and_the_label_of_a_helper_contradict_each_other() 
 
 def test_a_helper_whose_end_restarts_the_jobset_does_so_uncounted() -> None:
     made = injected(jobset(replicated_job("workers"), replicated_job("data", backoffLimit=0)), NAMED)
-    assert job_of(made, 1)["podFailurePolicy"]["rules"] == [DISRUPTION]
+    assert job_of(made, 1)["podFailurePolicy"]["rules"] == [DISRUPTION, PROGRAM_FAILED]
+    limits = [job_of(made, 1)[name] for name in ("backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes")]
+    assert limits == [NO_LIMIT, NO_LIMIT, 0], "what never ran is made anew, and a failed program ends the Job"
     assert pod_of(made, 1)["restartPolicy"] == "Never"
     assert "terminationGracePeriodSeconds" not in pod_of(made, 1), "it has nothing to save"
     rule = rule_for_helpers(made)
@@ -140,6 +145,32 @@ def test_a_helper_without_which_the_gang_goes_on_is_left_as_it_is(helper: Json, 
     theirs, ours = helper["template"]["spec"], job_of(made, 1)
     assert {**ours, "template": theirs["template"]} == theirs
     assert pod_of(made, 1) == theirs["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param({"completionMode": "NonIndexed"}, id="pods without an index"),
+        pytest.param({"podFailurePolicy": {"rules": [COUNTING]}}, id="failures that count for the Job"),
+        pytest.param({"backoffLimitPerIndex": 0, "completions": 1}, id="limits of their own"),
+    ],
+)
+def test_a_helper_whose_programs_cannot_be_told_from_pods_that_never_ran_keeps_its_limits(job: Json) -> None:
+    helper = replicated_job("data", backoffLimit=0, **job)
+    made = job_of(injected(jobset(replicated_job("workers"), helper), NAMED), 1)
+    theirs = helper["template"]["spec"]
+    assert made["podFailurePolicy"]["rules"][0] == DISRUPTION
+    assert PROGRAM_FAILED not in made["podFailurePolicy"]["rules"]
+    for name in ("backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes"):
+        assert made.get(name) == theirs.get(name), name
+
+
+def test_a_failed_helper_is_handled_as_the_users_rules_say_for_the_backoff_limit() -> None:
+    rule = {"action": "FailJobSet", "onJobFailureReasons": ["BackoffLimitExceeded"]}
+    body = jobset(replicated_job("workers"), replicated_job("data", backoffLimit=0), failurePolicy={"rules": [rule]})
+    rules = injected(body, NAMED)["spec"]["failurePolicy"]["rules"]
+    ours = next(item for item in rules if item.get("onJobFailureReasons") == ["MaxFailedIndexesExceeded"])
+    assert (ours["action"], ours["targetReplicatedJobs"]) == ("FailJobSet", ["workers", "data"])
 
 
 def test_an_old_jobset_that_cannot_tell_failures_apart_is_refused_with_a_helpers_own_rule() -> None:

@@ -46,7 +46,9 @@ def test_the_jobset_shows_the_policy_and_every_field_that_was_filled_in() -> Non
         [
             "spec.failurePolicy",
             f"{JOB}.backoffLimit",
+            f"{JOB}.backoffLimitPerIndex",
             f"{JOB}.completionMode",
+            f"{JOB}.maxFailedIndexes",
             f"{JOB}.podFailurePolicy",
             f"{JOB}.template.metadata",
             f"{JOB}.template.spec.containers[train].env",
@@ -67,11 +69,11 @@ def test_the_pods_show_the_policy_and_the_container() -> None:
 
 
 def test_what_the_user_wrote_rightly_is_not_called_filled_in() -> None:
-    body = jobset(replicated_job(backoffLimit=0))
+    body = jobset(replicated_job(completionMode="Indexed"))
     pod_of(body).update(restartPolicy="Never", terminationGracePeriodSeconds=600)
     fields = annotation(annotated(body)["metadata"])["fields"]
     assert f"{JOB}.podFailurePolicy" in fields
-    assert not [field for field in fields if field.endswith(("backoffLimit", "restartPolicy", "PeriodSeconds"))]
+    assert not [field for field in fields if field.endswith(("completionMode", "restartPolicy", "PeriodSeconds"))]
 
 
 def test_replicated_jobs_that_do_not_train_show_nothing() -> None:

@@ -43,6 +43,7 @@ def test_every_variable_of_the_wire_is_set() -> None:
         },
         deadline={"headStartSeconds": 10},
         stalls={"afterSeconds": 60, "action": "Restart"},
+        startup={"joinTimeoutSeconds": 900, "notJoinedExitCode": 99},
         training={"minProcesses": 2},
     )
     assert set(environment(pod_of(injected(jobset(), policy))["containers"][0])) == wanted
@@ -136,6 +137,20 @@ def test_for_how_long_saves_may_fail_is_told_only_where_the_policy_differs() -> 
     told = environment(pod_of(injected(jobset(), policy))["containers"][0])
     assert told[Env.TOLERATE_FAILURES_S] == "0"
     assert Env.TOLERATE_FAILURES_S not in environment(pod_of(injected(jobset()))["containers"][0])
+
+
+def test_how_a_start_waits_and_ends_is_told_only_where_the_policy_differs() -> None:
+    policy = policy_spec(startup={"joinTimeoutSeconds": 900, "notJoinedExitCode": 99})
+    told = environment(pod_of(injected(jobset(), policy))["containers"][0])
+    assert (told[Env.JOIN_TIMEOUT_S], told[Env.NOT_JOINED_EXIT_CODE]) == ("900", "99")
+    untold = environment(pod_of(injected(jobset()))["containers"][0])
+    assert not {Env.JOIN_TIMEOUT_S, Env.NOT_JOINED_EXIT_CODE} & untold.keys()
+
+
+def test_the_contract_has_the_exit_code_that_the_process_uses() -> None:
+    body = jobset()
+    pod_of(body)["containers"][0]["env"] = [{"name": Env.NOT_JOINED_EXIT_CODE, "value": "33"}]
+    assert environment(pod_of(injected(body))["containers"][0])[Env.NOT_JOINED_EXIT_CODE] == "79"
 
 
 def jax_variables(cache: Json, directory: str = "/checkpoints/{jobset}", **theirs: str) -> dict[str, str]:

@@ -101,7 +101,7 @@ def test_jobset_without_messages_is_warned_of_and_other_rules_are_refused() -> N
     job_of(body)["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": on_codes}]}
     refusal = found.refusal(contracted(body), POLICY)
     assert refusal is not None
-    assert "spec.replicatedJobs[0].template.spec.podFailurePolicy.rules[2] would restart the JobSet" in refusal
+    assert "spec.replicatedJobs[0].template.spec.podFailurePolicy.rules[3] would restart the JobSet" in refusal
     assert read_installed_api(crd()).refusal(contracted(body), POLICY) is None
 
 
@@ -109,7 +109,8 @@ def test_jobset_without_messages_is_warned_of_and_other_rules_are_refused() -> N
 def test_actions_of_newer_jobsets_in_rules_of_the_users_own_are_accepted(action: str) -> None:
     rule = {"name": "mine", "action": action, "onJobFailureReasons": ["BackoffLimitExceeded"]}
     made = contracted(jobset(failurePolicy={"maxRestarts": 2, "rules": [rule]}))
-    assert [item["name"] for item in made["spec"]["failurePolicy"]["rules"]] == ["gracepoint_preemption", "mine"]
+    names = [item["name"] for item in made["spec"]["failurePolicy"]["rules"]]
+    assert names == ["gracepoint_preemption", f"gracepoint_program_{action}", "mine"]
 
 
 def test_unserved_version_does_not_count_as_empty() -> None:

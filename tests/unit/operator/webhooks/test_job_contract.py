@@ -55,6 +55,7 @@ def test_pods_that_leave_are_replaced_without_being_counted() -> None:
     assert spec["podFailurePolicy"]["rules"] == [
         {"action": "Ignore", "onExitCodes": on_codes},
         {"action": "Ignore", "onPodConditions": DISRUPTION},
+        {"action": "Ignore", "onExitCodes": {**on_codes, "values": [79]}},
     ]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (DEFAULT_MAX_RESTARTS, 0)
     assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (2**31 - 1, "Failed")
@@ -74,7 +75,7 @@ def test_limits_of_the_user_are_kept() -> None:
 def test_rules_for_other_failures_come_after_ours() -> None:
     rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
     rules = contracted(job(podFailurePolicy={"rules": [rule]}))["spec"]["podFailurePolicy"]["rules"]
-    assert rules[2:] == [rule]
+    assert rules[3:] == [rule]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,20 @@ import pytest
 
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
-from gracepoint_operator.webhooks.contracts import DEFAULT_GRACE_PERIOD_S, DEFAULT_MAX_RESTARTS
-from gracepoint_operator.webhooks.release_contract import RULE_NAME
+from gracepoint_operator.webhooks.contracts import DEFAULT_GRACE_PERIOD_S, DEFAULT_MAX_RESTARTS, NO_LIMIT
+from gracepoint_operator.webhooks.release_contract import RULE_NAME, InstalledApi
+from gracepoint_operator.workloads import JobFailure, action_at, failure_rules
 from tests.unit.operator.fakes.samples import Json, by_jobset, job_of, jobset, pod_of, policy_spec, replicated_job
 
 POLICY = policy_spec()
 DISRUPTION = [{"type": "DisruptionTarget", "status": "True"}]
+PROGRAM_FAILED = {"action": "FailIndex", "onExitCodes": {"operator": "NotIn", "values": [0]}}
+#: How the Job of a failed program fails, by Kubernetes 1.30 to 1.37 (pkg/controller/job/job_controller.go).
+CRASH = JobFailure("MaxFailedIndexesExceeded", "Job has exceeded the specified maximal number of failed indexes")
+
+
+def on_codes(action: str, *codes: int) -> Json:
+    return {"action": action, "onExitCodes": {"containerName": "train", "operator": "In", "values": list(codes)}}
 
 
 def contracted(body: Json, policy: CheckpointPolicySpec = POLICY) -> Json:
@@ -35,13 +43,13 @@ def test_bare_jobset_gets_everything_to_exit_and_restart() -> None:
     job = job_of(made)
     assert pod_of(made)["restartPolicy"] == "Never"
     assert pod_of(made)["terminationGracePeriodSeconds"] == DEFAULT_GRACE_PERIOD_S
-    assert (job["backoffLimit"], job["completionMode"]) == (0, "Indexed")
+    assert (job["backoffLimit"], job["backoffLimitPerIndex"], job["maxFailedIndexes"]) == (NO_LIMIT, NO_LIMIT, 0)
+    assert job["completionMode"] == "Indexed"
     assert job["podFailurePolicy"]["rules"] == [
-        {
-            "action": "FailJob",
-            "onExitCodes": {"containerName": "train", "operator": "In", "values": [77, 78]},
-        },
+        on_codes("FailJob", 77, 78),
         {"action": "FailJob", "onPodConditions": DISRUPTION},
+        on_codes("Ignore", 79),
+        PROGRAM_FAILED,
     ]
     failure_policy = made["spec"]["failurePolicy"]
     assert failure_policy["maxRestarts"] == DEFAULT_MAX_RESTARTS
@@ -122,7 +130,97 @@ def test_the_users_rules_on_other_exit_codes_stay_behind_ours() -> None:
     ignoring = {"action": "Count", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}}
     body = jobset(replicated_job(podFailurePolicy={"rules": [own, ignoring]}))
     rules = job_of(contracted(body))["podFailurePolicy"]["rules"]
-    assert rules[2:] == [own, ignoring]
+    assert rules[3:] == [own, ignoring, PROGRAM_FAILED]
+
+
+def test_a_limit_of_zero_is_the_users_word_for_what_the_rule_for_programs_does() -> None:
+    body = jobset(replicated_job(backoffLimit=0))
+    assert contracted(body) == contracted(jobset())
+
+
+def test_what_users_count_for_the_job_fails_it_at_once_as_a_single_pod_cannot_come_back() -> None:
+    counting = {"action": "Count", "onExitCodes": {"operator": "In", "values": [42]}}
+    made = contracted(jobset(replicated_job(podFailurePolicy={"rules": [counting]})))
+    job = job_of(made)
+    assert (job["backoffLimit"], job["backoffLimitPerIndex"], job["maxFailedIndexes"]) == (NO_LIMIT, 0, 0)
+    assert contracted(made) == made
+
+
+@pytest.mark.parametrize(
+    ("rules", "action"),
+    [
+        pytest.param([], "RestartJobSet", id="no rules"),
+        pytest.param(
+            [{"action": "FailJobSet", "onJobFailureReasons": ["BackoffLimitExceeded"]}],
+            "FailJobSet",
+            id="crashes end it",
+        ),
+        pytest.param([{"action": "FailJobSet"}], "FailJobSet", id="everything ends it"),
+        pytest.param(
+            [{"action": "FailJobSet", "onJobFailureMessagePatterns": ["specified backoff limit"]}],
+            "FailJobSet",
+            id="by the message",
+        ),
+        pytest.param(
+            [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            "RestartJobSet",
+            id="a rule for their own FailJob rules",
+        ),
+        pytest.param(
+            [{"action": "FailJobSet", "onJobFailureReasons": ["MaxFailedIndexesExceeded"]}],
+            "RestartJobSet",
+            id="a rule for what did not exist",
+        ),
+        pytest.param(
+            [
+                {
+                    "action": "RestartJobSetAndIgnoreMaxRestarts",
+                    "onJobFailureReasons": ["BackoffLimitExceeded"],
+                    "targetReplicatedJobs": ["workers"],
+                },
+                {"action": "FailJobSet"},
+            ],
+            "RestartJobSetAndIgnoreMaxRestarts",
+            id="the first that matched",
+        ),
+    ],
+)
+def test_a_failed_program_is_handled_as_the_users_rules_say_for_the_backoff_limit(
+    rules: list[Json], action: str
+) -> None:
+    made = contracted(jobset(failurePolicy={"maxRestarts": 4, "rules": rules}))
+    kept = made["spec"]["failurePolicy"]["rules"]
+    assert [rule for rule in kept if not str(rule.get("name")).startswith("gracepoint_")] == rules
+    assert action_at(failure_rules(made["spec"]), "workers", CRASH) == action
+    assert contracted(made) == made
+    for rule in kept:
+        assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule.get("name", "theirs"))
+
+
+def test_members_may_be_treated_differently() -> None:
+    rules = [{"action": "FailJobSet", "onJobFailureReasons": ["BackoffLimitExceeded"], "targetReplicatedJobs": ["b"]}]
+    spec = contracted(jobset(replicated_job("a"), replicated_job("b"), failurePolicy={"rules": rules}))["spec"]
+    found = [action_at(failure_rules(spec), name, CRASH) for name in ("a", "b")]
+    assert found == ["RestartJobSet", "FailJobSet"]
+
+
+def test_where_jobset_knows_no_messages_failed_programs_count_all_the_same() -> None:
+    spec = contracted(jobset())["spec"]
+    for rule in spec["failurePolicy"]["rules"]:
+        del rule["onJobFailureMessagePatterns"]  # as the API server does
+    assert action_at(failure_rules(spec), "workers", CRASH) == "RestartJobSet"
+    assert InstalledApi(by_message=False).refusal(contracted(jobset()), POLICY) is None
+
+
+def test_the_policys_code_for_a_process_that_did_not_get_in_is_replaced_alone() -> None:
+    made = contracted(jobset(), policy_spec(startup={"notJoinedExitCode": 99}))
+    assert on_codes("Ignore", 99) in job_of(made)["podFailurePolicy"]["rules"]
+
+
+def test_a_rule_of_the_users_for_that_code_is_refused() -> None:
+    rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42, 79]}}
+    message = refusal(jobset(replicated_job(podFailurePolicy={"rules": [rule]})))
+    assert "podFailurePolicy.rules[0].action: found FailJob for exit codes [42, 79], expected Ignore" in message
 
 
 def test_values_that_the_user_has_set_rightly_are_kept() -> None:
