@@ -37,7 +37,7 @@ async def until(holds: Callable[[], object], what: str) -> None:
 
 def writes_under_way(what: str) -> list[str]:
     """The names of the tasks that have to write something of that sort, of all replicas of this loop."""
-    return [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith(f"scribe {what} ")]
+    return [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith(f"write {what} ")]
 
 
 def kept_of(replica: Replica, key: object, part: object = None) -> list[object]:

@@ -21,12 +21,12 @@ async def test_many_touches_become_few_writes_and_the_last_is_never_lost() -> No
         await asyncio.sleep(0)
         written.append(state)
 
-    scribe = WriteQueue("test", write, Metrics(), interval_s=0.01)
+    queue = WriteQueue("test", write, Metrics(), interval_s=0.01)
     for state in range(100):
-        scribe.touch(KEY)
+        queue.touch(KEY)
         if state % 40 == 0:
             await asyncio.sleep(0.02)
-    await scribe.close(5)
+    await queue.close(5)
     assert written[-1] == 99
     assert len(written) < 10
 
@@ -43,10 +43,10 @@ async def test_busy_api_is_retried_and_a_refused_write_is_counted() -> None:
         if errors:
             raise errors.pop(0)
 
-    scribe = WriteQueue("test", write, metrics, interval_s=0.01)
-    scribe.touch(KEY)
+    queue = WriteQueue("test", write, metrics, interval_s=0.01)
+    queue.touch(KEY)
     await until(lambda: not errors, "three attempts")
-    await scribe.close(5)
+    await queue.close(5)
     assert b"gracepoint_status_write_failures_total 1.0" in metrics.text()
 
 
@@ -57,10 +57,10 @@ async def test_refused_write_is_retried_until_accepted_and_logged_once(caplog: p
         if len(refusals) < 4:
             raise client.Refused("the quota is used up")
 
-    scribe = WriteQueue("test", write, Metrics(), 0.005, lambda key, why: refusals.append(why))
-    scribe.touch(KEY)
+    queue = WriteQueue("test", write, Metrics(), 0.005, lambda key, why: refusals.append(why))
+    queue.touch(KEY)
     await until(lambda: refusals[-1:] == [None], "the write to be taken")
-    await scribe.close(5)
+    await queue.close(5)
     assert refusals == ["the quota is used up"] * 4 + [None]
     assert len([record for record in caplog.records if "refuses" in record.message]) == 1
 
@@ -69,11 +69,11 @@ async def test_a_refused_write_does_not_hold_up_the_end() -> None:
     async def write(key: Key) -> None:
         raise client.Refused("the quota is used up")
 
-    scribe = WriteQueue("test", write, Metrics(), interval_s=60)
-    scribe.touch(KEY)
+    queue = WriteQueue("test", write, Metrics(), interval_s=60)
+    queue.touch(KEY)
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
-        await scribe.close(60)
+        await queue.close(60)
     assert not writes_under_way("test")
 
 
@@ -85,11 +85,11 @@ async def test_a_key_that_cannot_be_written_does_not_hold_up_another() -> None:
             raise client.Unavailable("busy")
         written.append(key)
 
-    scribe = WriteQueue("test", write, Metrics(), interval_s=0.01)
-    scribe.touch(KEY)
-    scribe.touch(("team-a", "two"))
+    queue = WriteQueue("test", write, Metrics(), interval_s=0.01)
+    queue.touch(KEY)
+    queue.touch(("team-a", "two"))
     await until(lambda: written, "the other key")
-    await scribe.close(0.01)
+    await queue.close(0.01)
 
 
 async def test_an_api_that_cannot_be_asked_ends_no_refusal() -> None:
@@ -119,18 +119,18 @@ async def test_the_wait_before_a_first_write_ends_early(how: str) -> None:
     async def write(key: Key) -> None:
         written.append(key)
 
-    scribe = WriteQueue("test", write, Metrics(), interval_s=0.01)
-    scribe.touch(KEY, urgent=True, after_s=600)
+    queue = WriteQueue("test", write, Metrics(), interval_s=0.01)
+    queue.touch(KEY, urgent=True, after_s=600)
     for _ in range(10):
         await asyncio.sleep(0)
-    scribe.touch(KEY)
-    await scribe.settled(KEY, 0.01)
+    queue.touch(KEY)
+    await queue.settled(KEY, 0.01)
     assert written == []
     if how == "urgent":
-        scribe.touch(KEY, urgent=True)
-        await scribe.settled(KEY, 30)
+        queue.touch(KEY, urgent=True)
+        await queue.settled(KEY, 30)
         assert written == [KEY]
-    await scribe.close(30)
+    await queue.close(30)
     assert written == [KEY]
 
 
@@ -140,8 +140,8 @@ async def test_what_waits_is_not_settled_before_it_is_written() -> None:
     async def write(key: Key) -> None:
         written.append(key)
 
-    scribe = WriteQueue("test", write, Metrics(), interval_s=60)
-    scribe.touch(KEY, urgent=True, after_s=0.01)
-    await scribe.settled(KEY, 30)
+    queue = WriteQueue("test", write, Metrics(), interval_s=60)
+    queue.touch(KEY, urgent=True, after_s=0.01)
+    await queue.settled(KEY, 30)
     assert written == [KEY]
-    await scribe.close(30)
+    await queue.close(30)
