@@ -24,11 +24,12 @@ from gracepoint_cli.options import (
     Watch,
 )
 from gracepoint_cli.output import OutputFormat, put, put_data, put_table, say
+from gracepoint_operator.decisions.waiting import in_words
 from gracepoint_operator.kube.objects import parse_time, read_labels
-from gracepoint_operator.model.preemption_record import PreemptionRecord, kept_policy
+from gracepoint_operator.model.preemption_record import CONDITION_STARTED, PreemptionRecord, kept_policy
 from gracepoint_operator.read_errors import Unreadable, reading
 from gracepoint_operator.recording.replica_lease import STALE_S
-from gracepoint_operator.resources import CheckpointPolicy, Training
+from gracepoint_operator.resources import CheckpointPolicy, StartWaitStatus, Training
 from gracepoint_operator.webhooks.training_jobs import Problems, gang
 from gracepoint_operator.workloads import BY_NAME, membership_of
 
@@ -132,6 +133,7 @@ def _show(tables: _Seen, where: str | None, output: OutputFormat) -> None:
     else:
         put(f"No {ANY_NAME} has the label {LABEL_POLICY}.")
     problems = [(f"policy {p.name}", text) for p in policies for text in (*p.problems, *([p.error] if p.error else []))]
+    problems += [(job.called, f"waits for: {in_words(wait, time.time())}") for job in jobs for wait in job.waits]
     problems += [(job.called, text) for job in jobs for text in job.problems if not job.finished]
     problems += unmade
     if problems:
@@ -212,6 +214,7 @@ class JobOverview:
             cannot be read.
         finished: Whether it has ended. None if it cannot be read.
         last: Name and phase of its newest Preemption. None if there is none.
+        waits: What it waits for before all its processes run.
         problems: What is wrong, and what to do.
     """
 
@@ -230,6 +233,7 @@ class JobOverview:
     finished: bool | None
     last: tuple[str, str] | None
     problems: tuple[str, ...]
+    waits: tuple[StartWaitStatus, ...] = ()
 
     @property
     def fits(self) -> bool | None:
@@ -259,6 +263,7 @@ class JobOverview:
             "restarts": self.restarts,
             "finished": self.finished,
             "lastPreemption": None if self.last is None else {"name": self.last[0], "phase": self.last[1]},
+            "waitsFor": [wait.to_json() for wait in self.waits],
             "problems": list(self.problems),
         }
 
@@ -367,6 +372,7 @@ def _policy(body: Json) -> PolicyOverview:
         f"{item.type}: {item.message}"
         for item in conditions.values()
         if str(item.status) == ("True" if item.type == "Stalled" else "False")
+        and item.type != CONDITION_STARTED  # each workload says for itself what it waits for
     ]
     ready = conditions.get("Ready")
     if ready is not None and str(ready.status) == "True" and ready.reason != "Watching":
@@ -432,7 +438,12 @@ def _job(
         finished=workload.finished,
         last=_last(newest),
         problems=tuple(problems),
+        waits=() if policy is None or workload.finished else _waits(policy, workload.uid),
     )
+
+
+def _waits(policy: CheckpointPolicy, uid: str) -> tuple[StartWaitStatus, ...]:
+    return tuple(wait for entry in policy.status.waits or () if entry.uid == uid for wait in entry.waits)
 
 
 def _read_records(newest: Json | None) -> list[PreemptionRecord]:

@@ -66,6 +66,7 @@ from gracepoint_operator.recording.policy_writer import ConnectionWriter, Policy
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.replica_lease import ReplicaLease
 from gracepoint_operator.recording.trouble_recorder import MissingPolicies, StallRecorder, TroubleRecorder
+from gracepoint_operator.recording.wait_recorder import WaitRecorder
 from gracepoint_operator.recording.writers import Writers
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionSpec
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
@@ -272,8 +273,9 @@ class Reconciler:
                 extra=about(workload_uid=uid),
             )
         observe_at = self._writers.policies.goodput.observe(gang)  # last, so that no notice waits for it
+        look_at = self._writers.waits.observe(gang)
         decided = dataclasses.replace(gang, preemptions=tuple(self._cache.preemptions.of_workload(uid)))
-        times = (next_decision_at(decided, now), observe_at, self._writers.pods.protect(decided))
+        times = (next_decision_at(decided, now), observe_at, look_at, self._writers.pods.protect(decided))
         return min((at for at in times if at is not None), default=None)
 
     def notify_hints(self, uid: str) -> None:
@@ -395,12 +397,14 @@ class Controller:
         interval_s, protects_pods = settings.write_interval_s, settings.protects_pods
         acknowledgements = AcknowledgementLog()
         policies = PolicyWriter(api, cache, lease, metrics, clock, interval_s, protects_pods=protects_pods)
+        preemptions = PreemptionWriter(api, cache, acknowledgements, policies, events, metrics, interval_s)
         return Writers(
             acknowledgements=acknowledgements,
-            preemptions=PreemptionWriter(api, cache, acknowledgements, policies, events, metrics, interval_s),
+            preemptions=preemptions,
             policies=policies,
             stalls=StallRecorder(cache, policies, events, metrics, clock, interval_s),
             troubles=TroubleRecorder(cache, policies, events, metrics, clock, interval_s),
+            waits=WaitRecorder(api, cache, policies, preemptions, events, metrics, clock, interval_s),
             requests=RequestWriter(api, metrics, interval_s),
             pods=PodProtector(api, cache, metrics, clock, interval_s, allowed=protects_pods),
             first_seen=FirstSeenWriter(api, cache, settings.first_seen_place, metrics, clock, interval_s),

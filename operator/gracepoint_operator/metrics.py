@@ -111,6 +111,18 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
+        self.waiting = prometheus.Gauge(
+            "gracepoint_waiting_workloads",
+            "Gangs that wait before all their processes run, by what for. Each replica shows all of them.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.waiting_s = prometheus.Gauge(
+            "gracepoint_waiting_seconds",
+            "For how long the gang has waited that waits longest for this kind. 0: none does.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.evictions = prometheus.Counter(
             "gracepoint_evictions_answered",
             "Attempts to evict a pod of a gang, by what this replica answered: wait (429) or go.",

@@ -215,6 +215,8 @@ class Workload(WorkloadIdentity):
         failure_rules: What it does when one of its Jobs fails.
         created_with: Spec of the policy that it was created with, as JSON. Empty if it does not say.
         in_place: Whether a pod that is made anew restarts all others in place.
+        suspended: Whether it makes no pods now.
+        job_count: How many Jobs it makes.
     """
 
     policy: str
@@ -228,6 +230,8 @@ class Workload(WorkloadIdentity):
     failure_rules: tuple[FailureRule, ...] = ()
     created_with: str = ""
     in_place: bool = False
+    suspended: bool = False
+    job_count: int = 0
 
     @property
     def queued_as(self) -> tuple[str, ...]:
@@ -252,6 +256,8 @@ class Job:
         completions: Number of its pods, whose indices are smaller. None if the Job does not say.
         failed: Whether it has failed, or is being brought to that end.
         failures: How it may fail when one more of its pods is disrupted. Empty if it makes another pod.
+        pod_count: How many pods it has at a time.
+        suspended: Whether it makes no pods now.
     """
 
     namespace: str
@@ -263,6 +269,8 @@ class Job:
     completions: int | None
     failed: bool = False
     failures: tuple[JobFailure, ...] = ()
+    pod_count: int = 1
+    suspended: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -345,6 +353,7 @@ def read_member_job(body: Mapping[str, Any], membership: Membership) -> Job:
         meta, status = body["metadata"], body.get("status") or {}
         spec = body.get("spec") or {}
         completions = optional_number(spec.get("completions"), None)
+        parallel = int(optional_number(spec.get("parallelism"), 1 if completions is None else completions))
         failed_pods, conditions = int(optional_number(status.get("failed"), 0)), true_conditions(status).keys()
         return Job(
             namespace=text(meta["namespace"]),
@@ -356,6 +365,8 @@ def read_member_job(body: Mapping[str, Any], membership: Membership) -> Job:
             completions=None if completions is None else int(completions),
             failed=bool(_FAILED_JOB & conditions),
             failures=shared(tuple(item for item in failures_at_disruption(spec, failed_pods) if item is not None)),
+            pod_count=parallel if completions is None else min(parallel, int(completions)),
+            suspended=spec.get("suspend") is True,
         )
 
 
@@ -395,6 +406,7 @@ class JobType:
                 created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
                 job=job,
                 created_with=created_with(meta),
+                suspended=job.suspended,
             )
 
     def membership(self, labels: Mapping[str, str]) -> Membership | None:
@@ -451,6 +463,8 @@ class JobSetType:
                 failure_rules=failure_rules(spec),
                 created_with=created_with(meta),
                 in_place=restarts_in_place(spec),
+                suspended=spec.get("suspend") is True,
+                job_count=sum(int(optional_number(item.get("replicas"), 1)) for item in replicated_jobs or ()),
             )
 
     def membership(self, labels: Mapping[str, str]) -> Membership | None:
@@ -461,6 +475,7 @@ class JobSetType:
             uid,
             label_number(labels.get(names.JOBSET_LABEL_RESTART_ATTEMPT, "0"), -1),
             labels.get(names.JOBSET_LABEL_REPLICATED_JOB, ""),
+            label_number(labels.get(names.JOBSET_LABEL_JOB_INDEX, "0"), 0),
         )
 
     def name_in(self, labels: Mapping[str, str]) -> str | None:

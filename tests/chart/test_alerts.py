@@ -141,6 +141,13 @@ CASES: dict[str, Case] = {
         30,
         value="2",
     ),
+    "GracepointGangWaits": Case(
+        {f'gracepoint_waiting_seconds{{{_A},kind="Node"}}': "0+60x14 0x45"},
+        {f'gracepoint_waiting_seconds{{{_A},kind="Node"}}': "0+60x60"},
+        17,
+        {"kind": "Node"},
+        value="17m 0s",
+    ),
     "GracepointSavesFail": Case(
         {f'gracepoint_troubled_workloads{{{_A},kind="Saves"}}': "0x60"},
         {f'gracepoint_troubled_workloads{{{_A},kind="Saves"}}': "0x5 2x55"},

@@ -16,20 +16,26 @@ import datetime
 import math
 
 from gracepoint_operator.goodput.life import (
+    BLOCKABLE,
     RUNNING,
+    BlockedTimes,
     Category,
     Life,
     Moment,
     PodsObservation,
     ProcessTimes,
+    Spans,
     StallTimes,
     StepMark,
     TimeSpent,
     added,
     joined,
+    spent_in,
     total_ms,
+    with_span,
 )
 from gracepoint_operator.resources import (
+    BlockedSpan,
     GangLife,
     PassedStep,
     SaveSuggestion,
@@ -38,6 +44,8 @@ from gracepoint_operator.resources import (
 )
 from gracepoint_operator.workloads import WorkloadIdentity
 
+#: At most this number of times at which a gang was blocked is kept.
+_SPANS = 16
 #: The clock of the API server, which dates pods, may differ by this much from the one by which starts are reported.
 _CLOCKS_MS = 1000
 
@@ -55,6 +63,8 @@ class GoodputLedger:
         losses: How many of the settled disruptions lost steps.
         saves: Number of periodic saves in the settled lives.
         saves_ms: For how long they stopped the training.
+        blocked: When the gang was blocked in the lives that are open, or before the first.
+        blocked_since_ms: Since when it is blocked now. None: it is not.
     """
 
     since_ms: int
@@ -65,6 +75,8 @@ class GoodputLedger:
     losses: int = 0
     saves: int = 0
     saves_ms: int = 0
+    blocked: Spans = ()
+    blocked_since_ms: int | None = None
 
     @property
     def current(self) -> Life | None:
@@ -75,18 +87,21 @@ class GoodputLedger:
         """Returns where the time went, from ``since_ms`` until now, or until the workload had finished."""
         now_ms = max(self.since_ms, now_ms if self.finished_ms is None else self.finished_ms)
         if self.current is None:
-            return {Category.WAITING: now_ms - self.since_ms} if now_ms > self.since_ms else {}
+            return spent_in(Category.WAITING, self.since_ms, now_ms, self._blocked(now_ms))
         spent = self.settled
         for number, life in enumerate(self.lives):
             spent = added(spent, self._spent_by(number, life, now_ms))
         gone_ms = self.current.gone_ms
-        return spent if gone_ms is None or gone_ms >= now_ms else added(spent, {Category.WAITING: now_ms - gone_ms})
+        if gone_ms is None or gone_ms >= now_ms:
+            return spent
+        return added(spent, spent_in(Category.WAITING, gone_ms, now_ms, self._blocked(now_ms)))
 
     def state(self) -> Category | None:
         """Returns what the time goes into now. None if the workload has finished."""
         if self.finished_ms is not None:
             return None
-        return Category.WAITING if self.current is None else self.current.state()
+        state = Category.WAITING if self.current is None else self.current.state()
+        return Category.BLOCKED if self.blocked_since_ms is not None and state in BLOCKABLE else state
 
     @property
     def all_losses(self) -> int:
@@ -107,7 +122,7 @@ class GoodputLedger:
 
     # Changes.
 
-    def with_observation(self, observed: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
+    def with_observation(self, observed: PodsObservation | ProcessTimes | StallTimes | BlockedTimes) -> GoodputLedger:
         """Returns the ledger after what was observed, whatever kind that is."""
         match observed:
             case PodsObservation():
@@ -116,6 +131,8 @@ class GoodputLedger:
                 return self.with_process_times(observed)
             case StallTimes():
                 return self.with_stall(observed)
+            case BlockedTimes():
+                return self.with_block(observed)
 
     def with_pods(self, observation: PodsObservation) -> GoodputLedger:
         """Returns the ledger after an observation of the pods."""
@@ -157,6 +174,25 @@ class GoodputLedger:
         if any(stalled.has_passed_stall(mark, 0) for mark in life.marks):
             return self  # of a stall that is over
         return self._with(len(self.lives) - 1, stalled)
+
+    def with_block(self, seen: BlockedTimes) -> GoodputLedger:
+        """Returns the ledger after the gang was seen to be blocked, or to be blocked no more."""
+        if self.finished_ms is not None:
+            return self
+        since_ms = max(self.since_ms, seen.since_ms)
+        if seen.until_ms is None:
+            if any(begin <= since_ms < end for begin, end in self.blocked):
+                return self  # another replica has seen its end
+            known = since_ms if self.blocked_since_ms is None else self.blocked_since_ms
+            return dataclasses.replace(self, blocked_since_ms=min(since_ms, known))
+        spans = with_span(self.blocked, since_ms, seen.until_ms)[-_SPANS:]
+        still = self.blocked_since_ms is not None and self.blocked_since_ms >= seen.until_ms
+        return dataclasses.replace(self, blocked=spans, blocked_since_ms=self.blocked_since_ms if still else None)
+
+    def _blocked(self, until_ms: int) -> Spans:
+        """When the gang was blocked, up to that time."""
+        since_ms = self.blocked_since_ms
+        return self.blocked if since_ms is None else with_span(self.blocked, since_ms, until_ms)
 
     def with_end(self, now_ms: int) -> GoodputLedger:
         """Returns the ledger of a workload that has finished by itself."""
@@ -214,9 +250,11 @@ class GoodputLedger:
         return ledger
 
     def _settled(self, life: Life, *, lost_ms: int | None, lives: tuple[Life, ...]) -> GoodputLedger:
+        end_ms = life.began_ms if life.gone_ms is None else life.gone_ms
+        spent = life.spent(life.began_ms, self._blocked(end_ms))
         return dataclasses.replace(
             self,
-            settled=added(self.settled, _moved(life.spent(life.began_ms), lost_ms or 0)),
+            settled=added(self.settled, _moved(spent, lost_ms or 0)),
             lives=lives,
             losses=self.losses + bool(lost_ms),
             saves=self.saves + life.saves,
@@ -224,7 +262,7 @@ class GoodputLedger:
         )
 
     def _spent_by(self, number: int, life: Life, now_ms: int) -> TimeSpent:
-        spent = life.spent(now_ms)
+        spent = life.spent(now_ms, self._blocked(now_ms))
         if number + 1 == len(self.lives):
             return spent
         return _moved(spent, self._lost_ms(life, self.lives[number + 1]))
@@ -296,7 +334,7 @@ def stages(ledger: GoodputLedger) -> tuple[object, ...]:
         for life in ledger.lives
     )
     spent = None if ledger.finished_ms is None else (ledger.all_saves, sum(life.saving_ms for life in ledger.lives))
-    return ledger.disruptions, ledger.all_losses, spent, lives
+    return ledger.disruptions, ledger.all_losses, spent, lives, ledger.blocked_since_ms is None
 
 
 def is_later(life: Life, created_ms: int) -> bool:
@@ -425,6 +463,8 @@ def written(ledger: GoodputLedger, workload: WorkloadIdentity, now_ms: int, *, s
         settled_save_seconds=ledger.saves_ms / 1000,
         finished=_optional(ledger.finished_ms),
         lives=[_life(life) for life in ledger.lives],
+        blocked=[BlockedSpan(began=_time(begin), ended=_time(end)) for begin, end in ledger.blocked] or None,
+        blocked_since=_optional(ledger.blocked_since_ms),
     )
 
 
@@ -439,6 +479,8 @@ def read(entry: WorkloadGoodput) -> GoodputLedger:
         losses=entry.settled_losses,
         saves=entry.settled_saves,
         saves_ms=round(entry.settled_save_seconds * 1000),
+        blocked=tuple((_ms(span.began), _ms(span.ended)) for span in entry.blocked or ()),
+        blocked_since_ms=_optional_ms(entry.blocked_since),
     )
 
 

@@ -22,6 +22,7 @@ class Category(StrEnum):
     SAVING = "saving"  # training was stopped by a save: periodic, at a preemption, or at a drill
     RECOMPUTATION = "recomputation"  # steps whose results were lost, so that they had to be computed again
     LEAVING = "leaving"  # from the end of training until the last process has ended
+    BLOCKED = "blocked"  # no process can run, as something is missing or refused: see ``decisions.waiting``
     WAITING = "waiting"  # there are no pods: the workload is queued, suspended, or about to be created again
     SCHEDULING = "scheduling"  # pods exist, and some are not bound to a node
     IMAGE = "image"  # all pods are bound, and some containers do not run: images, volumes, init containers
@@ -34,6 +35,7 @@ class Category(StrEnum):
 #: The parts of a restart, in their order.
 RESTART = (
     Category.LEAVING,
+    Category.BLOCKED,
     Category.WAITING,
     Category.SCHEDULING,
     Category.IMAGE,
@@ -41,6 +43,8 @@ RESTART = (
     Category.RESTORE,
     Category.COMPILE,
 )
+#: Of these, the part in which the gang was blocked counts as that.
+BLOCKABLE = frozenset({Category.LEAVING, Category.WAITING, Category.SCHEDULING, Category.IMAGE})
 #: While these last, processes run, so that they can be disrupted.
 RUNNING = (
     Category.TRAINING,
@@ -54,6 +58,28 @@ RUNNING = (
 
 #: Milliseconds by category. A category without an entry has none.
 TimeSpent = Mapping[Category, int]
+#: Times from one moment to another, in their order, which do not overlap.
+Spans = tuple[tuple[int, int], ...]
+
+
+def with_span(spans: Spans, begin_ms: int, end_ms: int) -> Spans:
+    """Returns the spans and one more, as spans that do not overlap."""
+    if end_ms <= begin_ms:
+        return spans
+    apart = [span for span in spans if span[1] < begin_ms or span[0] > end_ms]
+    touching = [(begin_ms, end_ms), *(span for span in spans if span not in apart)]
+    return tuple(sorted([*apart, (min(span[0] for span in touching), max(span[1] for span in touching))]))
+
+
+def spent_in(category: Category, begin_ms: int, end_ms: int, blocked: Spans) -> TimeSpent:
+    """Returns the time from one moment to another, which went into a category, but for what was blocked."""
+    if end_ms <= begin_ms:
+        return {}
+    if not blocked or category not in BLOCKABLE:
+        return {category: end_ms - begin_ms}
+    held_ms = sum(max(0, min(end, end_ms) - max(begin, begin_ms)) for begin, end in blocked)
+    spent = {Category.BLOCKED: held_ms, category: end_ms - begin_ms - held_ms}
+    return {part: ms for part, ms in spent.items() if ms}
 
 
 def added(one: TimeSpent, other: TimeSpent) -> TimeSpent:
@@ -160,21 +186,28 @@ class Life:
             ends.append(self.stalled_ms)
         return min(ends, default=None)
 
-    def spent(self, now_ms: int) -> TimeSpent:
+    def spent(self, now_ms: int, blocked: Spans = ()) -> TimeSpent:
         """Returns where the time from ``began_ms`` to its end went, or to now if it has not ended.
 
         Steps count as kept; see ``lost_ms``.
+
+        Args:
+            now_ms: The time.
+            blocked: When the gang was blocked.
         """
         end = max(self.began_ms, now_ms if self.gone_ms is None else self.gone_ms)
         stop = end if self.stopped_ms is None else min(end, max(self.began_ms, self.stopped_ms))
         spent: dict[Category, int] = {}
         at = self.began_ms
 
+        def add(category: Category, begin: int, end: int) -> None:
+            for part, ms in spent_in(category, begin, end, blocked).items():
+                spent[part] = spent.get(part, 0) + ms
+
         def until(moment: int, category: Category) -> None:
             nonlocal at
             later = min(max(at, moment), stop)
-            if later > at:
-                spent[category] = spent.get(category, 0) + later - at
+            add(category, at, later)
             at = later
 
         stages = (
@@ -191,15 +224,11 @@ class Life:
                 until(moment, category)
         if self.has_trained:
             saving = min(self.saving_ms, stop - at)
-            if saving:
-                spent[Category.SAVING] = saving
-            if stop - at > saving:
-                spent[Category.TRAINING] = stop - at - saving
-        elif stop > at:
-            category = self._next(last_stage)
-            spent[category] = spent.get(category, 0) + stop - at
-        if end > stop:
-            spent[Category.LEAVING] = end - stop
+            add(Category.SAVING, at, at + saving)
+            add(Category.TRAINING, at + saving, stop)
+        else:
+            add(self._next(last_stage), at, stop)
+        add(Category.LEAVING, stop, end)
         return spent
 
     def unseen_end_ms(self, next_ms: int) -> int:
@@ -347,6 +376,19 @@ class StallTimes:
     attempt: int
     created_ms: int
     stalled_ms: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockedTimes:
+    """That a gang is blocked, or was.
+
+    Attributes:
+        since_ms: Since when.
+        until_ms: Until when. None: it still is.
+    """
+
+    since_ms: int
+    until_ms: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ import urllib3.exceptions
 from kubernetes.client.exceptions import ApiException
 from pydantic_core import core_schema
 
-from gracepoint_operator.kube.objects import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Kind
+from gracepoint_operator.kube.objects import EVENTS, SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Kind
 
 JsonObject = dict[str, Any]
 
@@ -360,6 +360,12 @@ class KubeClient:
             yield page
             if not query["continue"]:
                 return
+
+    async def events_about(self, namespace: str, uid: str) -> Sequence[JsonObject]:
+        """Returns Events on one object, a few dozen at most."""
+        query = {"limit": str(_FIRST_PAGE), "fieldSelector": f"regarding.uid={uid}"}
+        page = await self._call("GET", EVENTS.path(namespace), query=query)
+        return page.get("items") or ()
 
     async def count(self, kind: Kind, namespace: str) -> int:
         """Returns the number of objects of the kind in one namespace. The API server sends only one of them."""

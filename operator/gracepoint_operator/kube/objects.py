@@ -14,6 +14,7 @@ import datetime
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from gracepoint.wire import names
@@ -117,6 +118,21 @@ def changes(present: Mapping[str, str], *, protect: bool) -> dict[str, str | Non
     return {**to_add, SET_BY_US: ",".join(sorted(set_by_operator | to_add.keys()))}
 
 
+#: Of what the scheduler and the kubelet say of a pod that waits, so many characters are kept.
+LONGEST_SAID = 300
+
+
+class HeldUp(StrEnum):
+    """Where a pod is held up before its program runs, or after it has ended."""
+
+    UNSCHEDULED = "unscheduled"  # no node was found yet
+    GATED = "gated"  # it has scheduling gates
+    REFUSED = "refused"  # it has failed without having run a container
+    INIT = "init"  # an init container runs, or waits
+    CONTAINER = "container"  # a container waits
+    SIDECAR = "sidecar"  # a container has ended, and another one runs
+
+
 #: The label that the API server gives to every namespace: its name.
 LABEL_NAMESPACE_NAME = "kubernetes.io/metadata.name"
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"
@@ -192,11 +208,32 @@ class Membership:
         restart_attempt: How often the workload had restarted when the pod was made. -1 if the label is not a number:
             such a pod belongs to no attempt.
         replicated_job: Name of the part of the workload that makes it. Empty if the workload has no parts.
+        job_index: Number of its Job within that part.
     """
 
     workload_uid: str = ""
     restart_attempt: int = 0
     replicated_job: str = ""
+    job_index: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Holdup:
+    """What holds up a pod, as the scheduler and the kubelet say.
+
+    Attributes:
+        at: Where it is held up.
+        reason: Theirs, in one word. Empty if they say none.
+        message: Theirs, cut to ``LONGEST_SAID`` characters.
+        container: The container that it is about. Empty: none.
+        exit_code: Of ``HeldUp.SIDECAR``: the exit code of a container that has ended while others run.
+    """
+
+    at: HeldUp
+    reason: str = ""
+    message: str = ""
+    container: str = ""
+    exit_code: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,6 +254,7 @@ class Pod:
         ended_at: When the last of its containers ended. None while one has not.
         membership: The workload to which it belongs.
         protection: Its annotations that autoscalers look at, and the operator's note about them.
+        holdup: What holds it up. None if all its containers run or have ended, and if its program has failed.
     """
 
     namespace: str
@@ -236,6 +274,7 @@ class Pod:
     ended_at: float | None
     membership: Membership
     protection: tuple[tuple[str, str], ...] = ()
+    holdup: Holdup | None = None
 
     @property
     def finished(self) -> bool:
@@ -365,7 +404,76 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
             ended_at=_last([_time_of(state, "finishedAt", "terminated") for state in containers]),
             membership=shared(membership_of(labels)),
             protection=_protection(meta.get("annotations") or {}),
+            holdup=_read_holdup(spec, status),
         )
+
+
+def _read_holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup | None:
+    """Reads what holds up a pod. Equal ones are in memory once: a thousand pods may wait for the same."""
+    found = _holdup(spec, status)
+    return None if found is None else shared(found)
+
+
+def _holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup | None:
+    phase = status.get("phase") or "Pending"
+    main, init = status.get("containerStatuses") or (), status.get("initContainerStatuses") or ()
+    if phase == "Failed":
+        ran = any(_has_run(entry) for entry in (*main, *init))
+        return None if ran else _said(HeldUp.REFUSED, status)
+    if phase == "Succeeded" or any(_has_failed(entry) for entry in init):
+        return None
+    if any(_has_run(entry) for entry in main):
+        return _beside(main) if phase == "Running" else None
+    if not spec.get("nodeName"):
+        scheduled = _condition(status, "PodScheduled")
+        return _said(HeldUp.GATED if scheduled.get("reason") == "SchedulingGated" else HeldUp.UNSCHEDULED, scheduled)
+    sidecars = {item.get("name") for item in spec.get("initContainers") or () if item.get("restartPolicy") == "Always"}
+    for entry in init:
+        if (waits := _waits_in_init(entry, is_sidecar=entry.get("name") in sidecars)) is not None:
+            return waits
+    for entry in main:
+        if (state := (entry.get("state") or {}).get("waiting")) is not None:
+            return _said(HeldUp.CONTAINER, state, text(entry.get("name") or ""))
+    return None if main or phase == "Running" else Holdup(HeldUp.CONTAINER)  # its kubelet has not looked at it
+
+
+def _has_run(entry: Mapping[str, Any]) -> bool:
+    """True if a container has ended, or has been started again: its program, or the start of that, has failed."""
+    states = ((entry.get("state") or {}).get("terminated"), (entry.get("lastState") or {}).get("terminated"))
+    return any(states) or bool(entry.get("restartCount"))
+
+
+def _has_failed(entry: Mapping[str, Any]) -> bool:
+    """True if an init container has failed: that is a program's error, too."""
+    states = ((entry.get("state") or {}).get("terminated"), (entry.get("lastState") or {}).get("terminated"))
+    return any(state and state.get("exitCode") for state in states)
+
+
+def _waits_in_init(entry: Mapping[str, Any], *, is_sidecar: bool) -> Holdup | None:
+    """What an init container waits for, or that it runs. None if it has ended, or is a sidecar that was started."""
+    state = entry.get("state") or {}
+    if state.get("terminated") or (is_sidecar and entry.get("started")):
+        return None
+    return _said(HeldUp.INIT, state.get("waiting") or {}, text(entry.get("name") or ""))
+
+
+def _beside(main: Sequence[Mapping[str, Any]]) -> Holdup | None:
+    """The container that runs on beside one that has ended. None if there is none, or if one was started again."""
+    ended = [state for entry in main if (state := (entry.get("state") or {}).get("terminated"))]
+    running = [text(entry.get("name") or "") for entry in main if (entry.get("state") or {}).get("running")]
+    if not (ended and running) or any(entry.get("restartCount") for entry in main):
+        return None
+    return Holdup(HeldUp.SIDECAR, container=running[0], exit_code=int(optional_number(ended[0].get("exitCode"), 0)))
+
+
+def _said(at: HeldUp, said: Mapping[str, Any], container: str = "") -> Holdup:
+    reason, message = text(said.get("reason") or ""), text(said.get("message") or "")
+    return Holdup(at, reason[:LONGEST_NAME], " ".join(message.split())[:LONGEST_SAID], container[:LONGEST_NAME])
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """A condition, whatever its status is. Empty if there is none."""
+    return next((item for item in status.get("conditions") or () if item.get("type") == kind), {})
 
 
 def _protection(annotations: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

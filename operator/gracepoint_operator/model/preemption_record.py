@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import json
 import math
@@ -39,6 +40,10 @@ from gracepoint_operator.workloads import Workload, WorkloadIdentity
 CONDITION_ENDED = "Ended"
 #: Condition of a policy or a Preemption. False: processes make no progress. In a Preemption, it may change again.
 CONDITION_PROGRESSING = "Progressing"
+#: False while the gang waits for infrastructure before all its processes run.
+CONDITION_STARTED = "Started"
+#: The conditions that come and go.
+_PASSING = frozenset({CONDITION_PROGRESSING, CONDITION_STARTED})
 
 #: A record that is made so many seconds after its deadline, without a status, was restored from a backup.
 RESTORED_AFTER_S = 60.0
@@ -251,8 +256,8 @@ def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> Preemptio
     Expired or Retracted. The figures come from the status that is further on. Of two entries of a stage, that over more
     processes wins, else that of ``theirs``, which was written first; of ``firstAck`` the earlier one. The number of
     receipts never decreases.
-    Of two conditions Progressing, the one that changed later wins. Lists keep the order of ``theirs``: if each replica
-    wrote its own order, the replicas would write the same record in turn for ever.
+    Of two conditions Progressing or Started, the one that changed later wins. Lists keep the order of ``theirs``: if
+    each replica wrote its own order, the replicas would write the same record in turn for ever.
     """
     ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
     figures = {**_given(behind), **_given(ahead)}
@@ -302,12 +307,17 @@ def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:
 
 def _joined_conditions(behind: Iterable[Condition] | None, ahead: Iterable[Condition] | None) -> list[Condition] | None:
     joined = _union(behind, ahead, lambda item: item.type)
-    progressing = [item for item in (*(behind or ()), *(ahead or ())) if item.type == CONDITION_PROGRESSING]
-    if joined is None or not progressing:
-        return joined
-    # Times are whole seconds; a stall ends after it has begun.
-    latest = max(progressing, key=lambda item: (item.last_transition_time, item.status, item.message))
-    return [latest if item.type == CONDITION_PROGRESSING else item for item in joined]
+    latest: dict[str, Condition] = {}
+    for item in (*(behind or ()), *(ahead or ())):
+        # Times are whole seconds; a stall ends after it has begun.
+        if item.type in _PASSING and (item.type not in latest or _age(item) > _age(latest[item.type])):
+            latest[item.type] = item
+    return None if joined is None else [latest.get(item.type, item) for item in joined]
+
+
+def _age(condition: Condition) -> tuple[datetime.datetime, str, str]:
+    """The greater, the later the condition was written."""
+    return condition.last_transition_time, condition.status, condition.message
 
 
 def _joined_receipts(ours: Acknowledgements | None, theirs: Acknowledgements | None) -> Acknowledgements | None:

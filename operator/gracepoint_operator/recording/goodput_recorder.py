@@ -19,6 +19,7 @@ from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.goodput import accounts, pods_seen
 from gracepoint_operator.goodput.accounts import GoodputLedger, stages, suggested
 from gracepoint_operator.goodput.life import (
+    BlockedTimes,
     Category,
     PodsObservation,
     ProcessTimes,
@@ -58,7 +59,7 @@ class _End:
     at_ms: int
 
 
-_Change = PodsObservation | ProcessTimes | StallTimes | _End
+_Change = PodsObservation | ProcessTimes | StallTimes | BlockedTimes | _End
 
 
 @dataclasses.dataclass
@@ -164,6 +165,23 @@ class GoodputRecorder:
         """Takes that a process of a pod has passed no step for so many seconds. None: it does not stall."""
         if stalled_s is not None:
             self._take(pod, stall_times(stalled_s, pod, self._clock()), stalled_s)
+
+    def blocked(self, workload_uid: str, since: float, until: float | None) -> None:
+        """Takes that a gang is blocked since a time, or was until another. In seconds since the epoch."""
+        account, (workload, policy) = self._accounts.get(workload_uid), self._workload(workload_uid)
+        if account is not None and workload is not None and policy is not None:
+            until_ms = None if until is None else round(until * 1000)
+            change = BlockedTimes(since_ms=round(since * 1000), until_ms=until_ms)
+            self._change(account, workload, self._ledger(account, policy, workload_uid), change)
+
+    def unblocked(self, workload_uid: str, until: float) -> None:
+        """Takes that a gang is not blocked, whatever the replica before has written."""
+        account, (_, policy) = self._accounts.get(workload_uid), self._workload(workload_uid)
+        since_ms = (
+            None if account is None or policy is None else self._ledger(account, policy, workload_uid).blocked_since_ms
+        )
+        if since_ms is not None:
+            self.blocked(workload_uid, since_ms / 1000, until)
 
     def _take(self, pod: Pod, said: ProcessTimes | StallTimes | None, words: object) -> None:
         if said is None:

@@ -24,7 +24,7 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions import policy_conditions, preemption_status
+from gracepoint_operator.decisions import policy_conditions, preemption_status, waiting
 from gracepoint_operator.decisions.policy_conditions import GangConnection
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import stages
@@ -34,7 +34,7 @@ from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.model.preemption_record import CONDITION_PROGRESSING
+from gracepoint_operator.model.preemption_record import CONDITION_PROGRESSING, CONDITION_STARTED
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.goodput_recorder import GoodputRecorder
@@ -49,6 +49,7 @@ from gracepoint_operator.resources import (
     PolicyWorkloads,
     WorkloadForecast,
     WorkloadGoodput,
+    WorkloadWaits,
 )
 from gracepoint_operator.workloads import Workload
 
@@ -117,6 +118,7 @@ def _facts(status: CheckpointPolicyStatus) -> object:
     }
     return (
         (status.observed_generation, status.workloads, status.last_save, status.replicas, conditions),
+        status.waits,
         {item.uid for item in status.forecasts or ()},
         {entry.uid: (entry.suggestion is None, *stages(accounts.read(entry))) for entry in status.goodput or ()},
     )
@@ -142,6 +144,8 @@ def _is_far(new: float, old: float) -> bool:
 
 log = logging.getLogger(__name__)
 
+#: Entries of waits in a policy's status; the limit in its schema.
+_WAITS = 50
 #: Figures that have moved far are written at most this often, in seconds.
 FIGURES_S = 300.0
 
@@ -186,6 +190,7 @@ class PolicyWriter:
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
         self._troubles: dict[tuple[Key, TroubleKind], dict[str, str]] = {}  # likewise, of each kind
+        self._waits: dict[Key, tuple[WorkloadWaits, ...]] = {}
         self.goodput = GoodputRecorder(cache, self._changed, metrics, clock)
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
 
@@ -241,6 +246,7 @@ class PolicyWriter:
         # A stall that lasts is written if the policy comes back. None is nothing.
         self._stalls = {key: kept for key, kept in self._stalls.items() if kept or not is_gone(key)}
         self._troubles = {key: kept for key, kept in self._troubles.items() if kept or not is_gone(key[0])}
+        self._waits = {key: kept for key, kept in self._waits.items() if kept or not is_gone(key)}
 
     def _changed(self, namespace: str, name: str, news: bool) -> None:
         """Something in the policy's status has changed. ``news``: it is more than a figure."""
@@ -287,6 +293,11 @@ class PolicyWriter:
         self._troubles[policy, kind] = dict(failing)
         self.touch(*policy)
 
+    def waits(self, policy: Key, entries: Sequence[WorkloadWaits]) -> None:
+        """As ``stalls``, for what the policy's gangs wait for before they run."""
+        self._waits[policy] = tuple(sorted(entries, key=lambda entry: entry.name)[:_WAITS])
+        self.touch(*policy)
+
     async def write_own_entry(self, policy: Key, entry: PolicyReplica) -> None:
         """Writes this replica's entry into a policy's status now, and nothing else.
 
@@ -323,9 +334,9 @@ class PolicyWriter:
         try:
             policy = CheckpointPolicy.of(body)
         except Unreadable as error:
-            changes, workloads, stalls, told = self._unreadable(body, str(error)), [], None, {}
+            changes, workloads, stalls, told, waits = self._unreadable(body, str(error)), [], None, {}, None
         else:
-            stalls = self._stalls.get(key)
+            stalls, waits = self._stalls.get(key), self._waits.get(key)
             told = {kind: self._troubles[key, kind] for kind in TroubleKind if (key, kind) in self._troubles}
             workloads = self._workloads(key)
             status = self._status(policy, workloads)
@@ -338,6 +349,8 @@ class PolicyWriter:
             self.goodput.written(workloads)
         if stalls == {} and self._stalls.get(key) is stalls:
             del self._stalls[key]
+        if waits == () and self._waits.get(key) is waits:
+            del self._waits[key]
         for kind, failing in told.items():
             if not failing and self._troubles.get((key, kind)) is failing:
                 del self._troubles[key, kind]
@@ -450,6 +463,10 @@ class PolicyWriter:
             for kind in TroubleKind
             if (key, kind) in self._troubles
         ]
+        uids = {item.uid for item in workloads}
+        waits = [entry for entry in self._waits.get(key, policy.status.waits or ()) if entry.uid in uids]
+        if key in self._waits or any(item.type == CONDITION_STARTED for item in before):
+            conditions.append(waiting.start_condition(policy, waits, now))
         # While a workload restarts it has no pods. Then the condition stays.
         if worst is not None or not forecasts:
             conditions.append(policy_conditions.fit(policy, worst, now))
@@ -460,6 +477,7 @@ class PolicyWriter:
             forecasts=forecasts,
             goodput=self.goodput.entries(policy, workloads, forecasts),
             last_save=policy_conditions.last_save(preemptions, policy.status.last_save),
+            waits=waits if waits or policy.status.waits is not None else None,
             replicas=None if policy.status.replicas is None else self._living(policy.status.replicas),
         )
 

@@ -14,6 +14,7 @@ from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtect
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.trouble_recorder import StallRecorder, TroubleRecorder
+from gracepoint_operator.recording.wait_recorder import WaitRecorder
 from gracepoint_operator.resources import CheckpointPolicy
 
 
@@ -27,6 +28,7 @@ class Writers:
         policies: The statuses of policies.
         stalls: The gangs that make no progress.
         troubles: The gangs that train while something fails.
+        waits: What gangs wait for before they run.
         requests: The answers to requests.
         pods: The annotations that protect pods from autoscalers.
         first_seen: When marks were first seen.
@@ -37,6 +39,7 @@ class Writers:
     policies: PolicyWriter
     stalls: StallRecorder
     troubles: TroubleRecorder
+    waits: WaitRecorder
     requests: RequestWriter
     pods: PodProtector
     first_seen: FirstSeenWriter
@@ -57,6 +60,7 @@ class Writers:
         self.policies.forget(uid)  # a workload
         self.stalls.forget(uid)
         self.troubles.forget(uid)
+        self.waits.forget(uid)
         self.pods.forget(uid)
         if place is not None and place[0] is PREEMPTIONS:
             self.acknowledgements.forget(place[1:])
@@ -71,6 +75,7 @@ class Writers:
             self.policies,
             self.stalls,
             self.troubles,
+            self.waits,
             self.requests,
             self.pods,
             self.first_seen,

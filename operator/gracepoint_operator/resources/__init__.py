@@ -22,6 +22,7 @@ from gracepoint_operator.resources.policy import (
     why_no_default,
 )
 from gracepoint_operator.resources.policy_status import (
+    BlockedSpan,
     CheckpointPolicyStatus,
     GangLife,
     LastSave,
@@ -30,9 +31,11 @@ from gracepoint_operator.resources.policy_status import (
     PolicyWorkloads,
     SaveSuggestion,
     SecondsByCategory,
+    StartWaitStatus,
     WorkloadConnections,
     WorkloadForecast,
     WorkloadGoodput,
+    WorkloadWaits,
 )
 from gracepoint_operator.resources.preemption import (
     Acknowledgements,
@@ -57,6 +60,7 @@ __all__ = [
     "WORKLOAD_KIND",
     "Acknowledgements",
     "AfterSave",
+    "BlockedSpan",
     "Checkpoint",
     "CheckpointPolicy",
     "CheckpointPolicySpec",
@@ -87,11 +91,13 @@ __all__ = [
     "SecondsByCategory",
     "SignalKind",
     "StageTime",
+    "StartWaitStatus",
     "Training",
     "WorkloadConnections",
     "WorkloadForecast",
     "WorkloadGoodput",
     "WorkloadReference",
+    "WorkloadWaits",
     "default_of",
     "made_from",
     "why_no_default",

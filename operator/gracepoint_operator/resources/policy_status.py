@@ -14,6 +14,7 @@ from gracepoint_operator.resources.base import (
     ObjectName,
     OfWorkload,
     Seconds,
+    Text,
     Time,
     Uid,
     list_map,
@@ -40,6 +41,9 @@ class SecondsByCategory(Model):
     """Steps whose results were lost, so that they had to be computed again."""
     leaving: Seconds | None = None
     """From the end of training until the last process of the gang has ended."""
+    blocked: Seconds | None = None
+    """Something was missing or refused, so that not all processes could run: a node, a pod that a kubelet or a quota
+    refused, an image or a volume that failed, the end of a pod before."""
     waiting: Seconds | None = None
     """There are no pods: the JobSet is queued or suspended, or its pods are about to be created again."""
     scheduling: Seconds | None = None
@@ -54,6 +58,15 @@ class SecondsByCategory(Model):
     """The state is restored, and the first step is not done."""
     unknown: Seconds | None = None
     """Containers run, and no process has said what it does, as with older versions of the library."""
+
+
+class BlockedSpan(Model):
+    """A time in which a gang was blocked."""
+
+    began: Time
+    """When it began."""
+    ended: Time
+    """When it ended."""
 
 
 class PassedStep(Model):
@@ -162,6 +175,10 @@ class WorkloadGoodput(OfWorkload):
     lives: list[GangLife] = Field(default=[], max_length=2)
     """The current life of the gang, after the one before as long as it is not known how much of it was lost. From these
     and settledSeconds, the rest is computed."""
+    blocked: Annotated[list[BlockedSpan], Field(max_length=16)] | None = None
+    """When the gang was blocked, in these lives. Absent: never."""
+    blocked_since: Time | None = None
+    """Since when it is blocked. Absent: it is not."""
 
 
 class PolicyWorkloads(Model):
@@ -208,6 +225,35 @@ class WorkloadForecast(OfWorkload):
         return (self.drain_seconds + self.save_seconds) * self.margin
 
 
+class StartWaitStatus(Model):
+    """One thing that a JobSet waits for before all its processes run."""
+
+    kind: Annotated[str, Field(min_length=1, max_length=32)]
+    """What it is, in one word: Suspended, Deletion, Pods, Gate, Node, Kubelet, Device, Volume, Network, InitContainer,
+    Image, Container, Start or Sidecar."""
+    what: Annotated[str, Field(min_length=1, max_length=512)]
+    """The same in a few words, with the processes that it is about."""
+    since: Time
+    """Since when it is waited for."""
+    message: Text | None = None
+    """What the scheduler, the kubelet or a controller said last. Absent: nothing."""
+    pod: ObjectName | None = None
+    """The pod that it is about, or the first of them. Absent: there is none."""
+    node: ObjectName | None = None
+    """The node of that pod. Absent: it has none."""
+
+
+class WorkloadWaits(OfWorkload):
+    """What one JobSet waits for before all its processes run."""
+
+    name: ObjectName
+    """Name of the JobSet."""
+    uid: Uid
+    """UID of the JobSet."""
+    waits: Annotated[list[StartWaitStatus], Field(max_length=8)]
+    """What it waits for, in the order in which starts come past it."""
+
+
 class WorkloadConnections(Model):
     """How many pods of one JobSet are connected to one replica."""
 
@@ -246,11 +292,15 @@ class CheckpointPolicyStatus(Model):
     False with its message if a quota or an admission policy refuses them, and gangs get notices all the same.
     Connected: every running pod of the JobSets is connected to the operator; False if a pod has not been connected for
     three minutes. Progressing: False while the processes of a JobSet make no progress; its message names the process
-    that holds up the others. Absent: no JobSet has stalled. Stalled: True while the policy cannot be read."""
+    that holds up the others. Absent: no JobSet has stalled. Started: False while a JobSet waits for infrastructure
+    before all its processes run; its message says for what. Absent: none has waited for long. Stalled: True while the
+    policy cannot be read."""
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """The newest predictions, at most 50. FitsGrace is computed from them."""
     goodput: Annotated[list[WorkloadGoodput], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """Where the time of each JobSet went; at most 50 JobSets. Those that have finished make room for others."""
+    waits: Annotated[list[WorkloadWaits], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
+    """What JobSets wait for before all their processes run; at most 50 JobSets. Started is computed from these."""
     last_save: LastSave | None = None
     """The newest emergency save. Absent: none was committed yet."""
     replicas: Annotated[list[PolicyReplica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None

@@ -245,7 +245,8 @@ class PreemptionStatus(Model):
     conditions: Conditions | None = None
     """Ended: the preemption is over; the reason says why in one word. Exits=False: the gang is told to save and to
     continue to train. Progressing=False: the gang has stalled within the preemption; the message names the process that
-    holds up the others."""
+    holds up the others. Started=False: the gang has left, and its next start waits for infrastructure; the message says
+    for what."""
     replicas: Annotated[list[Replica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None
     """One entry for each replica of the operator that took part."""
 

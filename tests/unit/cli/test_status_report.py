@@ -11,6 +11,7 @@ import pytest
 from gracepoint_cli import status as status_report
 from gracepoint_cli.cluster import WorkloadMatch
 from gracepoint_cli.errors import CommandError
+from gracepoint_operator.decisions.waiting import in_words
 from gracepoint_operator.kube import objects
 from gracepoint_operator.workloads import BY_NAME, JOBSETS
 from tests.command_line import command
@@ -71,6 +72,22 @@ def test_a_connected_job_whose_save_fits_has_no_problems() -> None:
     found = one(stored(), [a_policy(**connected(2), **forecast(9))], running(2))
     assert (found.connected, found.running, found.needed_s, found.fits) == (2, 2, 20.0, True)
     assert found.problems == ()
+
+
+def test_what_a_job_waits_for_is_in_its_row() -> None:
+    wait = {
+        "kind": "Node",
+        "what": "node for process 1",
+        "since": NOW.isoformat(),
+        "message": "0/12 nodes are available",
+    }
+    waits = [{"name": "llm", "uid": "u", "waits": [wait]}, {"name": "other", "uid": "v", "waits": []}]
+    found = one(stored(), [a_policy(waits=waits)], running(1))
+    (shown,) = found.to_json()["waitsFor"]
+    assert shown == wait | {"since": "2026-03-01T12:00:00Z"}
+    assert in_words(found.waits[0], NOW.timestamp() + 720) == (
+        "node for process 1, since 12 min; last: 0/12 nodes are available"
+    )
 
 
 @pytest.mark.parametrize(

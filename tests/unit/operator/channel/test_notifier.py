@@ -12,7 +12,7 @@ import kubernetes.client
 import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
-from gracepoint_operator.decisions import policy_conditions, preemption_status
+from gracepoint_operator.decisions import policy_conditions, preemption_status, waiting
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.metrics import Metrics
@@ -299,5 +299,6 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
     beside = {policy_conditions.REASON_NOT_CONNECTED, policy_conditions.REASON_CONNECTED}
     beside |= {trouble_recorder.REASON_MISSING, trouble_recorder.REASON_FOUND}
+    beside |= {waiting.REASON_WAITING, waiting.REASON_WAIT_ENDED}
     beside |= {*policy_conditions.REASONS_FAIL.values(), *policy_conditions.REASONS_SUCCEED.values()}
     assert listed == reasons | beside

@@ -110,6 +110,8 @@ class MemoryApi(client.KubeClient):
             prefix = path.removesuffix(f"/{plural}")
             selector = query.get("labelSelector", "")
             items = [body for body in self.of(objects.Kind(prefix, plural)) if _selects(selector, body)]
+            if wanted := query.get("fieldSelector", "").removeprefix("regarding.uid="):
+                items = [body for body in items if body.get("regarding", {}).get("uid") == wanted]
             if query["limit"] == "1":
                 return {"items": items[:1], "metadata": {"remainingItemCount": max(len(items) - 1, 0)}}
             return {"items": items, "metadata": {}}

@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from gracepoint_operator.goodput.accounts import GoodputLedger, is_later
+from gracepoint_operator.goodput.accounts import GoodputLedger, is_later, read, written
 from gracepoint_operator.goodput.life import (
+    BlockedTimes,
     Category,
     Moment,
     PodsObservation,
@@ -17,6 +18,7 @@ from gracepoint_operator.goodput.life import (
     StepMark,
     total_ms,
 )
+from gracepoint_operator.workloads import WorkloadIdentity
 
 NEW = GoodputLedger(since_ms=0)
 
@@ -67,7 +69,7 @@ FIRST = (
 )
 
 
-def ledger_of(*changes: PodsObservation | ProcessTimes | StallTimes) -> GoodputLedger:
+def ledger_of(*changes: PodsObservation | ProcessTimes | StallTimes | BlockedTimes) -> GoodputLedger:
     ledger = NEW
     for change in changes:
         ledger = ledger.with_observation(change)
@@ -91,6 +93,51 @@ def test_each_second_of_a_life_is_in_one_category() -> None:
         Category.SAVING: 1000,
         Category.LEAVING: 2000,
     }
+
+
+def blocked(since_ms: int, until_ms: int | None = None) -> BlockedTimes:
+    return BlockedTimes(since_ms=since_ms, until_ms=until_ms)
+
+
+def test_what_blocks_a_start_is_taken_from_the_stages_that_it_is_in() -> None:
+    ledger = ledger_of(*FIRST, blocked(1000), blocked(1000, 5500))
+    spent = ledger.spent(40_000)
+    assert spent[Category.BLOCKED] == 4500
+    assert (spent[Category.WAITING], spent.get(Category.SCHEDULING), spent[Category.IMAGE]) == (1000 + 2000, None, 1500)
+    assert total_ms(spent) == 40_000
+
+
+def test_what_blocks_while_processes_join_or_train_is_not_counted() -> None:
+    plain = ledger_of(*FIRST).spent(40_000)
+    assert ledger_of(*FIRST, blocked(8000), blocked(8000, 30_000)).spent(40_000) == plain
+
+
+def test_a_gang_that_is_blocked_now_is_so_until_the_end_is_seen() -> None:
+    ledger = ledger_of(blocked(1000))
+    assert (ledger.state(), ledger.spent(9000)) == (Category.BLOCKED, {Category.WAITING: 1000, Category.BLOCKED: 8000})
+    ended = ledger.with_observation(blocked(1000, 9000))
+    assert (ended.state(), ended.spent(10_000)[Category.BLOCKED]) == (Category.WAITING, 8000)
+
+
+def test_two_replicas_may_tell_the_same_block_in_any_order() -> None:
+    changes = [blocked(1000), blocked(1000, 5000), blocked(1000), blocked(1000, 5040)]
+    ledger = ledger_of(*FIRST, *changes)
+    assert (ledger.blocked, ledger.blocked_since_ms) == (((1000, 5040),), None)
+    assert ledger.with_observation(changes[-1]) == ledger
+
+
+def test_blocked_times_stay_with_the_lives_that_are_settled() -> None:
+    ledger = ledger_of(
+        pods(0, 2000), blocked(2500), blocked(2500, 6000), pods(0, 2000, broke=8000, gone=8000), pods(1, 10_000)
+    )
+    assert ledger.settled[Category.BLOCKED] == 3500
+    assert total_ms(ledger.spent(20_000)) == 20_000
+
+
+def test_blocked_times_are_written_and_read() -> None:
+    ledger = ledger_of(*FIRST, blocked(1000, 5500), blocked(39_000))
+    workload = WorkloadIdentity("JobSet", "team", "train", "uid")
+    assert read(written(ledger, workload, 40_000)) == ledger
 
 
 def test_no_step_is_lost_if_the_newest_one_is_restored() -> None:

@@ -307,7 +307,7 @@ async def test_pods_that_do_not_run_need_not_be_connected(api: MemoryApi, clock:
         clock.move(policy_conditions.GRACE_S)
         await look(replica)
         await said(api, "Unknown", "NoPods")
-        assert replica.reasons == []
+        assert "PodsNotConnected" not in replica.reasons
 
 
 async def test_an_unreadable_policy_is_stalled_until_it_is_corrected(api: MemoryApi, clock: Clock) -> None:
@@ -407,7 +407,7 @@ async def test_a_policy_that_cannot_be_written_does_not_hold_up_others(
             clock.move(EVERY_S)
         assert connected(first.api)[:2] == ("True", "PodsConnected")
         assert not_connected(*replicas) == [0, 0]
-        assert first.reasons == []
+        assert "PodsNotConnected" not in first.reasons
     said = [record for record in caplog.records if record.message.startswith("connections not recorded")]
     assert len(said) == 2, "once by each replica"
 
@@ -454,4 +454,4 @@ async def test_missing_pods_are_noticed_while_another_policy_cannot_be_written(c
             clock.move(EVERY_S)
         await said(first.api, "False", "PodsNotConnected")
         assert not_connected(first) == [1]
-        assert first.reasons == ["PodsNotConnected"]
+        assert first.reasons.count("PodsNotConnected") == 1

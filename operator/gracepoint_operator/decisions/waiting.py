@@ -1,0 +1,495 @@
+"""What a gang waits for before all its processes run, and what is said of it. Pure.
+
+A gang waits for infrastructure: a node, a kubelet that admits its pods, an image, a volume, pods that a quota or a
+webhook refuses, the end of a pod of its last attempt. A container that has ended or was started again is never a wait:
+that is its program's error, which counts. ``docs/restarts.md`` has the table.
+
+Most is in the pods' statuses. Why a volume cannot be mounted, or why a Job cannot make pods, only Events say: a wait
+names the objects whose Events may say more (``StartWait.ask``), and ``explained`` takes these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+
+from gracepoint_operator.decisions.preemption_status import Note
+from gracepoint_operator.kube.objects import LONGEST_SAID, HeldUp, Holdup, Pod
+from gracepoint_operator.model.gang_snapshot import GangSnapshot, place_of
+from gracepoint_operator.model.preemption_record import CONDITION_STARTED, PreemptionRecord, joined_status
+from gracepoint_operator.resources import (
+    CheckpointPolicy,
+    Condition,
+    ConditionStatus,
+    PreemptionStatus,
+    StartWaitStatus,
+    WorkloadWaits,
+)
+from gracepoint_operator.signals import On
+from gracepoint_operator.workloads import ANY_PLURAL, Job, Workload, WorkloadIdentity
+
+#: A wait is named once it has lasted for so many seconds. Every start waits for a moment.
+NAMED_AFTER_S = 15.0
+#: So many waits of one gang are shown.
+_SHOWN = 8
+_NAMED = 5
+
+
+class WaitKind(StrEnum):
+    """What a gang waits for, in the order in which starts come past it."""
+
+    SUSPENDED = "Suspended"
+    DELETION = "Deletion"
+    PODS = "Pods"
+    GATE = "Gate"
+    NODE = "Node"
+    KUBELET = "Kubelet"
+    DEVICE = "Device"
+    VOLUME = "Volume"
+    NETWORK = "Network"
+    INIT_CONTAINER = "InitContainer"
+    IMAGE = "Image"
+    CONTAINER = "Container"
+    START = "Start"
+    SIDECAR = "Sidecar"
+
+
+#: In these nothing is missing: a queue, and images and init containers that take their time.
+ORDINARY = frozenset({WaitKind.SUSPENDED, WaitKind.START, WaitKind.INIT_CONTAINER})
+_ORDER = {kind: number for number, kind in enumerate(WaitKind)}
+
+#: Reasons with which a container waits (pkg/kubelet/images, kuberuntime and container of Kubernetes).
+_IMAGE = frozenset(
+    {
+        *("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "ErrImageNeverPull", "InvalidImageName"),
+        *("RegistryUnavailable", "SignatureValidationFailed"),
+    }
+)
+_CREATED = frozenset({"", "ContainerCreating", "PodInitializing"})
+#: A container waits with these only after it has run.
+_PROGRAM = frozenset({"CrashLoopBackOff"})
+#: Reasons of Events on a pod (pkg/kubelet/events of Kubernetes) that say what its start waits for.
+_OF_EVENT = {
+    **dict.fromkeys(("FailedMount", "FailedAttachVolume", "FailedMapVolume"), WaitKind.VOLUME),
+    **dict.fromkeys(("FailedCreatePodSandBox", "NetworkNotReady", "FailedPodSandBoxStatus"), WaitKind.NETWORK),
+    "FailedPrepareDynamicResources": WaitKind.DEVICE,
+    **dict.fromkeys(("Pulling", "Pulled", "Created"), WaitKind.START),
+}
+#: Those of Events on a Job or a workload that makes no pods or Jobs.
+_REFUSED = frozenset({"FailedCreate", "JobCreationFailed", "HeadlessServiceCreationFailed"})
+#: The condition in which Kueue says why it does not admit a workload.
+QUOTA_RESERVED = "QuotaReserved"
+
+
+@dataclasses.dataclass(frozen=True)
+class StartWait:
+    """One thing that a gang waits for.
+
+    Attributes:
+        what: What it waits for, in a few words.
+        since: Since when, in seconds since the epoch. None if the objects do not say.
+        message: What the scheduler, the kubelet or a controller said last. Empty if they said nothing.
+        pod: The pod, or the first of them. Empty if there is none.
+        node: Its node. Empty if it has none.
+        ask: UIDs of the objects whose Events may say more.
+    """
+
+    kind: WaitKind
+    what: str
+    since: float | None
+    message: str = ""
+    pod: str = ""
+    node: str = ""
+    ask: tuple[str, ...] = ()
+
+    def in_words(self, now: float) -> str:
+        """Returns the wait in one sentence, for people."""
+        return in_words(self.to_status(now), now)
+
+    def to_status(self, now: float) -> StartWaitStatus:
+        """Returns the wait as a policy's status keeps it."""
+        return StartWaitStatus(
+            kind=str(self.kind),
+            what=self.what[:512],
+            since=_time(now if self.since is None else self.since),
+            message=self.message[:1024] or None,
+            pod=self.pod or None,
+            node=self.node or None,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """An Event on one object."""
+
+    reason: str
+    message: str
+    at: float
+
+
+def waits(gang: GangSnapshot, now: float) -> tuple[StartWait, ...]:
+    """Returns what a gang waits for, in the order in which starts come past it. Empty if it waits for nothing.
+
+    Args:
+        gang: The gang.
+        now: Seconds since the epoch.
+    """
+    workload = gang.workload
+    if workload is None or workload.deleted or workload.finished:
+        return ()
+    held = any(pod.holdup is not None or pod.deletion_at is not None for pod in gang.pods)
+    if not (held or workload.suspended or _lacks_pods(gang, workload)):
+        return ()  # as nearly always
+    found = list(_deletions(gang, now))
+    if workload.suspended:
+        found.append(StartWait(WaitKind.SUSPENDED, f"the admission of the {workload.kind}: it is suspended", None))
+    else:
+        if all(pod.deletion_at is None for pod in gang.pods):  # what takes their place is made after their end
+            found += _missing(gang, workload)
+        found += _grouped(gang, _of_pods(gang, workload, now))
+    return tuple(sorted(found, key=lambda wait: _ORDER[wait.kind])[:_SHOWN])
+
+
+def in_words(wait: StartWaitStatus, now: float) -> str:
+    """Returns an entry of a policy's status in one sentence, for people. ``now``: seconds since the epoch."""
+    said = f"; last: {wait.message}" if wait.message else ""
+    return f"{wait.what}, since {_duration(now - wait.since.timestamp())}{said}"
+
+
+def lasting(found: Iterable[StartWait], now: float) -> tuple[StartWait, ...]:
+    """Returns those that have lasted long enough to be named. Each has a time since which it lasts."""
+    return tuple(wait for wait in found if wait.since is not None and now - wait.since >= NAMED_AFTER_S)
+
+
+def blocked_since(shown: Iterable[StartWait]) -> float | None:
+    """Returns since when something is missing or refused. None: nothing is, and the gang only takes its time."""
+    return min((wait.since for wait in shown if wait.kind not in ORDINARY and wait.since is not None), default=None)
+
+
+def explained(wait: StartWait, events: Iterable[Said]) -> StartWait:
+    """Returns the wait with what the newest Event says of it that is about a failure to start.
+
+    Args:
+        wait: The wait.
+        events: The Events on the objects that it asks.
+    """
+    wanted = {WaitKind.PODS: _REFUSED, WaitKind.SUSPENDED: {QUOTA_RESERVED}}.get(wait.kind, _OF_EVENT.keys())
+    newest = max((event for event in events if event.reason in wanted), key=lambda event: event.at, default=None)
+    if newest is None:
+        return wait
+    message = _one_line(newest.message)
+    if newest.reason not in _OF_EVENT:
+        return dataclasses.replace(wait, message=message)
+    kind = _OF_EVENT[newest.reason]
+    if kind is WaitKind.START and wait.kind is not kind:
+        return wait
+    what = f"{_WORDS[kind]} {wait.what.removeprefix(_WORDS[wait.kind]).strip()}"
+    return dataclasses.replace(wait, kind=kind, what=what, message=message)
+
+
+# The pods of the last attempt that do not end.
+
+
+def _deletions(gang: GangSnapshot, now: float) -> Iterator[StartWait]:
+    for pod in gang.pods:
+        if pod.deletion_at is None or pod.deletion_at > now or not pod.node:
+            continue
+        if pod.node not in gang.nodes:
+            message = "its node is gone"
+        else:
+            taints = [mark.text for mark in gang.marks.get(pod.uid, ()) if mark.taint is not None]
+            node_marks = [mark.text for mark in gang.marks.get(pod.uid, ()) if mark.row.match.kind is On.NODE]
+            told = taints or node_marks
+            message = f"its node has the {told[0]}" if told else "its kubelet has not said that the containers ended"
+        what = f"{_WORDS[WaitKind.DELETION]} {pod.name} on the node {pod.node}"
+        yield StartWait(WaitKind.DELETION, what, pod.deletion_at, message, pod.name, pod.node)
+
+
+# Pods and Jobs that were not made.
+
+
+def _lacks_pods(gang: GangSnapshot, workload: Workload) -> bool:
+    """True if there may be fewer Jobs or pods than there should be."""
+    jobs = [job for job in gang.jobs.values() if not job.deleted]
+    wanted = sum(job.pod_count for job in jobs if not (job.finished or job.suspended))
+    return len(jobs) < workload.job_count or len(gang.pods) < wanted
+
+
+def _missing(gang: GangSnapshot, workload: Workload) -> Iterator[StartWait]:
+    jobs = [job for job in gang.jobs.values() if not job.deleted]
+    if len(jobs) < workload.job_count:
+        what = f"Jobs: {len(jobs)} of {workload.job_count} exist"
+        yield StartWait(WaitKind.PODS, what, None, ask=(workload.uid,))
+        return
+    there: dict[str, set[int]] = {}
+    for pod in gang.pods:
+        if pod.restart_attempt == workload.restarts and pod.deletion_at is None:
+            there.setdefault(pod.job_name, set()).add(pod.completion_index)
+    for job in sorted(jobs, key=lambda job: job.name):
+        if (lacking := _lacks(job, len(there.get(job.name, ())))) is not None:
+            yield StartWait(WaitKind.PODS, lacking, None, ask=(job.uid,))
+
+
+def _lacks(job: Job, there: int) -> str | None:
+    if job.finished or job.suspended or there >= job.pod_count:
+        return None
+    return f"pods of the Job {job.name}: {there} of {job.pod_count} exist"
+
+
+# The pods that are there.
+
+_Held = tuple[WaitKind, Pod, Holdup, float | None]
+
+
+def _of_pods(gang: GangSnapshot, workload: Workload, now: float) -> Iterator[_Held]:
+    """Yields what holds up each process, with its pod and since when."""
+    current = [
+        pod
+        for pod in gang.pods
+        if pod.restart_attempt == workload.restarts and pod.policy and not pod.helps and pod.deletion_at is None
+    ]
+    at: dict[tuple[str, int], list[Pod]] = {_process(pod): [] for pod in current if pod.holdup is not None}
+    for pod in current if at else ():
+        if (pods := at.get(_process(pod))) is not None:
+            pods.append(pod)
+    for pods in at.values():
+        if (held := _of_process(gang, sorted(pods, key=lambda pod: (pod.created_at, pod.uid)), now)) is not None:
+            yield held
+
+
+def _process(pod: Pod) -> tuple[str, int]:
+    return pod.job_name, pod.completion_index
+
+
+def _of_process(gang: GangSnapshot, pods: Sequence[Pod], now: float) -> _Held | None:
+    """What holds up one process. ``pods``: all that were made for it in this attempt, oldest first."""
+    newest = pods[-1]
+    if newest.holdup is None:
+        return None
+    refused = [pod for pod in pods if pod.holdup is not None and pod.holdup.at is HeldUp.REFUSED]
+    kind = _kind(gang, newest, newest.holdup)
+    since = _since(newest, newest.holdup)
+    # A pod that a kubelet refuses is replaced at once, and its successor waits for a moment only.
+    if refused and (kind is WaitKind.KUBELET or kind is WaitKind.DEVICE or _is_young(since, now)):
+        last = refused[-1]
+        assert last.holdup is not None
+        return _refusal(last.holdup), last, last.holdup, refused[0].created_at or None
+    return None if kind is None else (kind, newest, newest.holdup, since)
+
+
+def _is_young(since: float | None, now: float) -> bool:
+    return since is not None and now - since < NAMED_AFTER_S
+
+
+def _since(pod: Pod, holdup: Holdup) -> float | None:
+    if holdup.at is HeldUp.SIDECAR:
+        return None
+    if holdup.at in (HeldUp.INIT, HeldUp.CONTAINER) and pod.bound_at is not None:
+        return pod.bound_at
+    return pod.created_at or None
+
+
+def _kind(gang: GangSnapshot, pod: Pod, holdup: Holdup) -> WaitKind | None:
+    """None: it is no wait, but the error of a program."""
+    match holdup.at:
+        case HeldUp.UNSCHEDULED:
+            return WaitKind.NODE
+        case HeldUp.GATED:
+            return WaitKind.GATE
+        case HeldUp.REFUSED:
+            return _refusal(holdup)
+        case HeldUp.SIDECAR:
+            return WaitKind.SIDECAR if _has_left(gang, holdup.exit_code) else None
+    if holdup.reason in _PROGRAM:
+        return None
+    if holdup.reason in _IMAGE:
+        return WaitKind.IMAGE
+    if holdup.at is HeldUp.INIT:
+        return WaitKind.INIT_CONTAINER
+    return WaitKind.START if holdup.reason in _CREATED else WaitKind.CONTAINER
+
+
+def _refusal(holdup: Holdup) -> WaitKind:
+    """A kubelet refuses a pod. Resources with a slash in their names are devices."""
+    lacks = holdup.reason.removeprefix("OutOf")
+    device = "/" in lacks or (holdup.reason == "UnexpectedAdmissionError" and "device" in holdup.message.lower())
+    return WaitKind.DEVICE if device else WaitKind.KUBELET
+
+
+def _has_left(gang: GangSnapshot, exit_code: int | None) -> bool:
+    """True if a process has ended as it should: another exit code is a program's error."""
+    codes = set() if gang.policy is None else set(gang.policy.spec.after_save.model_dump().values())
+    return exit_code == 0 or exit_code in codes
+
+
+_WORDS = {
+    WaitKind.DELETION: "the end of the pod",
+    WaitKind.GATE: "scheduling gates of",
+    WaitKind.NODE: "node for",
+    WaitKind.KUBELET: "the kubelet to admit",
+    WaitKind.DEVICE: "a device for",
+    WaitKind.VOLUME: "a volume of",
+    WaitKind.NETWORK: "the network of",
+    WaitKind.INIT_CONTAINER: "an init container of",
+    WaitKind.IMAGE: "the image of",
+    WaitKind.CONTAINER: "a container of",
+    WaitKind.START: "the start of",
+    WaitKind.SIDECAR: "the end of a sidecar of",
+}
+
+
+def _grouped(gang: GangSnapshot, held: Iterable[_Held]) -> Iterator[StartWait]:
+    """Yields one wait for all processes that are held up by the same kind."""
+    by_kind: dict[WaitKind, list[_Held]] = {}
+    for item in held:
+        by_kind.setdefault(item[0], []).append(item)
+    for kind, items in by_kind.items():
+        _, pod, holdup, _ = first = min(items, key=lambda item: (item[3] or 0.0, item[1].name))
+        who = _who(gang, [item[1] for item in items])
+        what = f"{_WORDS[kind]} {who}" + (f" on {pod.node}" if kind in (WaitKind.KUBELET, WaitKind.DEVICE) else "")
+        message = _told(holdup)
+        ask = (pod.uid,) if kind in (WaitKind.START, WaitKind.INIT_CONTAINER) and holdup.reason in _CREATED else ()
+        if holdup.at is HeldUp.INIT and not holdup.reason:  # it runs
+            ask = ()
+        yield StartWait(kind, what, first[3], message, pod.name, pod.node, ask)
+
+
+def _told(holdup: Holdup) -> str:
+    container = f"container {holdup.container}: " if holdup.container else ""
+    if holdup.at is HeldUp.SIDECAR:
+        return f"container {holdup.container} runs on after the others ended with exit code {holdup.exit_code}"
+    if holdup.at in (HeldUp.UNSCHEDULED, HeldUp.GATED):
+        return holdup.message
+    said = ": ".join(part for part in (holdup.reason, holdup.message) if part and part not in _CREATED)
+    if not said:
+        return f"container {holdup.container} has not ended" if holdup.at is HeldUp.INIT and holdup.container else ""
+    return _one_line(container + said)
+
+
+def _who(gang: GangSnapshot, pods: Sequence[Pod]) -> str:
+    """Returns which processes these pods are. By their numbers, if one replicatedJob trains."""
+    if len({pod.replicated_job for pod in gang.processes}) > 1:
+        names = sorted(place_of(pod) for pod in pods)
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return ", ".join(names[:_NAMED]) + more
+    numbers = sorted(_number(gang, pod) for pod in pods)
+    return f"process {numbers[0]}" if len(numbers) == 1 else f"processes {_ranges(numbers)}"
+
+
+def _number(gang: GangSnapshot, pod: Pod) -> int:
+    job = gang.jobs.get(pod.job_name)
+    of_each = 1 if job is None or job.completions is None else job.completions
+    return pod.membership.job_index * of_each + pod.completion_index
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``0-3, 7`` of sorted numbers."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number <= spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    return ", ".join(texts[:_NAMED]) + (", ..." if len(texts) > _NAMED else "")
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())[:LONGEST_SAID]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(0.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _time(at: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).replace(microsecond=0)
+
+
+# What is said of it: the condition Started, Events, and the list in a policy's status.
+
+REASON_WAITING = "WaitingToStart"
+REASON_WAIT_ENDED = "WaitEnded"
+
+
+def note(found: Sequence[StartWait], now: float) -> Note:
+    """Returns the Event on a workload that waits."""
+    said = "; ".join(wait.in_words(now) for wait in found[:_NAMED])
+    is_ordinary = all(wait.kind in ORDINARY for wait in found)
+    return Note(REASON_WAITING, f"waits for: {said}. No restart is counted for it", warning=not is_ordinary)
+
+
+def ended_note() -> Note:
+    """Returns the Event on a workload that waits for nothing any more."""
+    return Note(REASON_WAIT_ENDED, "what it waited for is there")
+
+
+def in_status(workload: WorkloadIdentity, found: Sequence[StartWait], now: float) -> WorkloadWaits:
+    """Returns the entry of a workload in the status of its policy."""
+    return WorkloadWaits(
+        name=workload.name,
+        uid=workload.uid,
+        workload_kind=WorkloadWaits.named(workload.kind),
+        waits=[wait.to_status(now) for wait in found],
+    )
+
+
+def start_condition(policy: CheckpointPolicy, entries: Sequence[WorkloadWaits], now: float) -> Condition:
+    """Returns the condition Started of a policy. A workload that is suspended is not meant to start."""
+    held = [entry for entry in entries if any(wait.kind != WaitKind.SUSPENDED for wait in entry.waits)]
+    if not held:
+        return _condition(None, f"no {ANY_PLURAL} of this policy wait for infrastructure", now, policy.generation)
+    first = held[0]
+    names = ", ".join(entry.name for entry in held[:_NAMED])
+    said = f"{len(held)} {ANY_PLURAL} wait to start ({names}). {first.name} waits for: {_sentence(first.waits)}"
+    return _condition(first.waits[0].kind, said, now, policy.generation)
+
+
+def of_preemption(status: PreemptionStatus, found: Sequence[StartWait], now: float) -> PreemptionStatus:
+    """Returns the status of a Preemption while the gang that it restarts waits, or waits no more."""
+    before = next((item for item in status.conditions or () if item.type == CONDITION_STARTED), None)
+    if not found and (before is None or before.status is ConditionStatus.TRUE):
+        return status
+    entries = [wait.to_status(now) for wait in found]
+    if found:
+        after = _condition(str(found[0].kind), f"the restart waits for: {_sentence(entries)}", now, None)
+    else:
+        after = _condition(None, "what the restart waited for is there", now, None)
+    if before is not None and (before.status, before.message) == (after.status, after.message):
+        return status
+    return joined_status(PreemptionStatus(conditions=[after]), status)
+
+
+def restarting(preemptions: Sequence[PreemptionRecord]) -> PreemptionRecord | None:
+    """Returns the Preemption whose gang has left and does not train again yet. None if there is none.
+
+    Args:
+        preemptions: Those of one workload, oldest first.
+    """
+    newest = next((item for item in reversed(preemptions) if not item.is_rehearsal), None)
+    if newest is None or not newest.leaves or newest.timing("training") is not None:
+        return None
+    return newest
+
+
+def _sentence(entries: Sequence[StartWaitStatus]) -> str:
+    """What is waited for, without figures that move."""
+    return "; ".join(
+        f"{item.what}, since {item.since:%Y-%m-%dT%H:%M:%SZ}" + (f"; last: {item.message}" if item.message else "")
+        for item in entries
+    )
+
+
+def _condition(kind: str | None, message: str, now: float, generation: int | None) -> Condition:
+    return Condition(
+        type=CONDITION_STARTED,
+        status=ConditionStatus.TRUE if kind is None else ConditionStatus.FALSE,
+        reason="NothingAwaited" if kind is None else f"WaitingFor{kind}",
+        message=message[:4096],
+        last_transition_time=_time(now),
+        observed_generation=generation,
+    )

@@ -1,0 +1,270 @@
+"""Records what gangs wait for before all their processes run: in statuses, Events and metrics.
+
+``observe`` is called on the controller's event loop whenever a workload is decided about, and does not wait. It says
+when to look again, since time alone turns a moment into a wait. A task of a write queue then asks for the Events on the
+one pod or Job that waits, at most once in ``LOOK_S`` for each gang, and posts an Event on the workload. ``close`` ends
+the queue. Both replicas see the same objects, and write the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.decisions import waiting
+from gracepoint_operator.decisions.waiting import NAMED_AFTER_S, Said, StartWait, WaitKind
+from gracepoint_operator.kube import client, objects
+from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.objects import parse_time, text
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.logs import about, seldom
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.read_errors import Unreadable, reading
+from gracepoint_operator.recording.event_recorder import EventRecorder
+from gracepoint_operator.recording.policy_writer import PolicyWriter
+from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.workloads import Workload
+
+log = logging.getLogger(__name__)
+
+#: What a gang waits for is read again after so many seconds.
+LOOK_S = 30.0
+#: A wait that lasts has another Event after this time: Events are deleted after an hour.
+AGAIN_S = 1800.0
+#: A large gang is looked at less often: after this many seconds for each of its pods.
+_PER_POD_S = 0.0005
+_AT_ONCE_S = 0.01
+#: Of so many waits of one gang, Events are asked for.
+_ASKED = 3
+
+
+@dataclasses.dataclass
+class _Known:
+    """What is known of one gang that waits.
+
+    Attributes:
+        workload: The workload.
+        first_at: When this replica first saw a wait whose objects do not say since when it lasts.
+        named: The waits that have lasted long enough, as the objects show them.
+        said: What Events have told of a wait, by its kind in ``named``.
+        asked_at: When these were asked for.
+        shown: What is shown now: ``named`` with what Events have told.
+        told: Which Event was posted last. Empty: none, or what it said is over.
+        rests_until: Until when the pods are not looked at again, in seconds since the epoch.
+    """
+
+    workload: Workload
+    first_at: dict[WaitKind, float] = dataclasses.field(default_factory=dict)
+    named: tuple[StartWait, ...] = ()
+    said: dict[WaitKind, tuple[Said, ...]] = dataclasses.field(default_factory=dict)
+    asked_at: float = 0.0
+    shown: tuple[StartWait, ...] = ()
+    told: str = ""
+    rests_until: float = 0.0
+
+
+class WaitRecorder:
+    """Records what gangs wait for before all their processes run.
+
+    Args:
+        api: The API server, which is asked for Events.
+        cache: What is known of the cluster.
+        policy_writer: Writes the statuses of policies.
+        preemption_writer: Writes the Preemptions.
+        events: Posts Events.
+        metrics: Shows how many gangs wait, and for how long.
+        clock: Seconds since the epoch.
+        interval_s: Seconds between two Events of one workload.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        cache: ClusterCache,
+        policy_writer: PolicyWriter,
+        preemption_writer: PreemptionWriter,
+        events: EventRecorder,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        interval_s: float,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._policy_writer = policy_writer
+        self._preemption_writer = preemption_writer
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._known: dict[str, _Known] = {}  # by the workload's UID
+        self._ended: dict[str, tuple[Workload, str]] = {}  # of what an Event has to say that it is over
+        self._oldest: dict[WaitKind, float] = {}  # since when the gang waits that waits longest
+        for kind in WaitKind:
+            metrics.waiting.labels(kind)
+            metrics.waiting_s.labels(kind).set_function(functools.partial(self._longest_s, kind))
+        self._write_queue = WriteQueue("wait", self._write, metrics, interval_s)
+
+    def observe(self, gang: GangSnapshot) -> float | None:
+        """Looks at a gang. Returns when to look again even if nothing changes. None: there is no need."""
+        workload, now = gang.workload, self._clock()
+        known = self._known.get(gang.workload_uid)
+        if known is not None and now < known.rests_until:
+            return known.rests_until
+        found = waiting.waits(gang, now)
+        if workload is None or not found:
+            self._end(gang, known)
+            return None
+        if known is None:
+            known = self._known[workload.uid] = _Known(workload)
+        known.workload = workload
+        pause_s = len(gang.pods) * _PER_POD_S
+        known.rests_until = now + pause_s if pause_s > _AT_ONCE_S else 0.0
+        for kind in known.first_at.keys() - {wait.kind for wait in found}:
+            del known.first_at[kind]
+        dated = [wait if wait.since is not None else self._dated(wait, known, now) for wait in found]
+        known.named = waiting.lasting(dated, now)
+        self._show(known)
+        if known.named:
+            self._write_queue.touch((workload.namespace, workload.uid))
+            return now + LOOK_S
+        return min(wait.since for wait in dated if wait.since is not None) + NAMED_AFTER_S
+
+    def forget(self, uid: str) -> None:
+        """A workload is gone."""
+        self._ended.pop(uid, None)
+        if (known := self._known.pop(uid, None)) is not None and known.shown:
+            self._tell(known.workload)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    def _dated(self, wait: StartWait, known: _Known, now: float) -> StartWait:
+        return dataclasses.replace(wait, since=known.first_at.setdefault(wait.kind, now))
+
+    def _end(self, gang: GangSnapshot, known: _Known | None) -> None:
+        """The gang waits for nothing. What another replica wrote, which is gone by now, may say otherwise."""
+        workload, uid = gang.workload, gang.workload_uid
+        if known is not None:
+            if workload is None or workload.deleted or workload.finished:
+                known.told = ""  # nothing has come: it is over
+            known.named = ()
+            self._show(known)
+            self._known.pop(uid, None)
+        elif workload is not None:
+            if any(item.uid == uid for item in (gang.policy and gang.policy.status.waits) or ()):
+                self._tell(workload)
+                self._policy_writer.goodput.unblocked(uid, self._clock())
+            self._put_on_preemption(workload, ())
+
+    def _show(self, known: _Known) -> None:
+        """Shows the waits that are named, and no others."""
+        for kind in known.said.keys() - {wait.kind for wait in known.named}:
+            del known.said[kind]
+        shown = tuple(waiting.explained(wait, known.said.get(wait.kind, ())) for wait in known.named)
+        if shown == known.shown:
+            return
+        self._account(known.workload.uid, waiting.blocked_since(known.shown), waiting.blocked_since(shown))
+        known.shown = shown
+        if not shown and known.told:
+            self._ended[known.workload.uid] = (known.workload, known.told)
+            known.told = ""
+            self._write_queue.touch((known.workload.namespace, known.workload.uid))
+        self._tell(known.workload)
+        self._put_on_preemption(known.workload, shown)
+
+    def _account(self, uid: str, before: float | None, now: float | None) -> None:
+        """Tells the account since when the gang is blocked, or that it is blocked no more."""
+        goodput = self._policy_writer.goodput
+        if before is not None and now is None:
+            goodput.blocked(uid, before, self._clock())
+        elif now is not None and now != before:
+            goodput.blocked(uid, now, None)
+
+    def _tell(self, workload: Workload) -> None:
+        """Tells the policy's writer and the metrics."""
+        key, now = (workload.namespace, workload.policy), self._clock()
+        waits = [known for known in self._known.values() if known.shown]
+        mine = [known for known in waits if (known.workload.namespace, known.workload.policy) == key]
+        self._policy_writer.waits(key, [waiting.in_status(known.workload, known.shown, now) for known in mine])
+        numbers, oldest = dict.fromkeys(WaitKind, 0), dict[WaitKind, float]()
+        for known in waits:
+            first = known.shown[0]
+            since = now if first.since is None else first.since
+            numbers[first.kind] += 1
+            oldest[first.kind] = min(since, oldest.get(first.kind, since))
+        self._oldest = oldest
+        for kind, number in numbers.items():
+            self._metrics.waiting.labels(kind).set(number)
+
+    def _longest_s(self, kind: WaitKind) -> float:
+        """Called by whichever thread reads the metrics."""
+        since = self._oldest.get(kind)
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    def _put_on_preemption(self, workload: Workload, shown: Sequence[StartWait]) -> None:
+        preemption = waiting.restarting(self._cache.preemptions.of_workload(workload.uid, workload.namespace))
+        if preemption is None:
+            return
+        status = waiting.of_preemption(preemption.status, shown, self._clock())
+        if status != preemption.status:
+            preemption = dataclasses.replace(preemption, status=status)
+            self._cache.preemptions.put(preemption)
+            self._preemption_writer.touch(preemption)
+
+    async def _write(self, key: Key) -> None:
+        """Asks what Events say of the waits, and posts one on the workload."""
+        namespace, uid = key
+        if (ended := self._ended.pop(uid, None)) is not None:
+            await self._events.post_on(ended[0], waiting.ended_note(), ended[1])
+        known = self._known.get(uid)
+        if known is None or not known.named:
+            return
+        if self._clock() - known.asked_at >= LOOK_S:
+            known.asked_at = self._clock()
+            for wait in known.named[:_ASKED]:
+                known.said[wait.kind] = await self._asked(namespace, uid, wait)
+            self._show(known)
+        if not known.shown:  # it has ended meanwhile
+            return
+        first, now = known.shown[0], self._clock()
+        since = now if first.since is None else first.since
+        episode = f"{known.workload.restarts} {first.kind} {since:.0f} {(now - since) // AGAIN_S:.0f}"
+        if known.told != episode:
+            known.told = episode
+            log.info(
+                "a gang waits to start",
+                extra=about(workload=known.workload.name, namespace=namespace, why=first.in_words(now)),
+            )
+            await self._events.post_on(known.workload, waiting.note(known.shown, now), episode)
+
+    async def _asked(self, namespace: str, uid: str, wait: StartWait) -> tuple[Said, ...]:
+        """What Events say of a wait, or Kueue of a suspension. Empty: nothing, or they cannot be read."""
+        try:
+            if wait.kind is WaitKind.SUSPENDED:
+                return await self._queued(uid)
+            found = [event for asked in wait.ask for event in await self._api.events_about(namespace, asked)]
+            with reading("an Event"):
+                return tuple(map(_said, found))
+        except (client.KubeError, Unreadable) as error:
+            log.warning("could not read why a gang waits", extra=seldom(wait.kind, workload_uid=uid, error=str(error)))
+            return ()
+
+    async def _queued(self, uid: str) -> tuple[Said, ...]:
+        """Why Kueue does not admit a workload."""
+        for namespace, name in self._cache.suspensions.queue_entries(uid):
+            body = await self._api.get(await self._api.preferred(objects.KUEUE_WORKLOADS), namespace, name)
+            with reading("a Workload of Kueue"):
+                for item in (body.get("status") or {}).get("conditions") or ():
+                    if item.get("type") == waiting.QUOTA_RESERVED and item.get("status") == "False":
+                        return (Said(waiting.QUOTA_RESERVED, text(item.get("message") or ""), 0.0),)
+        return ()
+
+
+def _said(event: JsonObject) -> Said:
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
+    at = max((parse_time(time) or 0.0 for time in times if time), default=0.0)
+    return Said(text(event.get("reason") or ""), text(event.get("note") or ""), at)
