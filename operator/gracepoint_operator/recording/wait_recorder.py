@@ -126,7 +126,8 @@ class WaitRecorder:
             del known.first_at[kind]
         dated = [wait if wait.since is not None else self._dated(wait, known, now) for wait in found]
         known.named = waiting.lasting(dated, now)
-        self._show(known)
+        if known.asked_at or not any(wait.ask or wait.kind is WaitKind.SUSPENDED for wait in known.named):
+            self._show(known)  # else once Events have been asked for
         if known.named:
             self._write_queue.touch((workload.namespace, workload.uid))
             return now + LOOK_S
